@@ -1,0 +1,340 @@
+"""The numeric codes of NNAPI: operand and operation types, statuses, lifetimes, enums of arguments.
+
+Source of the numbers: the NN HAL `types.hal` of 1.0 to 1.3, the AIDL interface for later ones, and the NDK header.
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.levels import FL6, FL7, V1_0, V1_1, V1_2, V1_3, Level
+
+EXTENSION_SHIFT = 16  # an extension type is (prefix << 16) | type within the extension
+MAX_COPIED_CONSTANT = 128  # bytes; larger constants live in pools
+MAX_RANK = 8
+LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
+LOOP_TIMEOUT_MAXIMUM_NS = 15_000_000_000
+MAX_OPERANDS = 4_294_967_294
+MAX_OPERAND_BYTES = 4_294_967_295
+
+
+class OperandType(IntEnum):
+    """The type of an operand; scalars have no dimensions, TENSOR_ types have any rank."""
+
+    FLOAT32 = 0
+    INT32 = 1
+    UINT32 = 2
+    TENSOR_FLOAT32 = 3
+    TENSOR_INT32 = 4
+    TENSOR_QUANT8_ASYMM = 5
+    BOOL = 6
+    TENSOR_QUANT16_SYMM = 7
+    TENSOR_FLOAT16 = 8
+    TENSOR_BOOL8 = 9
+    FLOAT16 = 10
+    TENSOR_QUANT8_SYMM_PER_CHANNEL = 11
+    TENSOR_QUANT16_ASYMM = 12
+    TENSOR_QUANT8_SYMM = 13
+    TENSOR_QUANT8_ASYMM_SIGNED = 14
+    SUBGRAPH = 15
+    OEM = 10000
+    TENSOR_OEM_BYTE = 10001
+
+
+class _TypeFacts(NamedTuple):
+    dtype: np.dtype[np.generic] | None  # None: the element size is the extension's or OEM's business
+    tensor: bool
+    since: Level
+    zero_points: tuple[int, int] | None  # None: not quantised
+
+
+def _facts(dtype: str | None, tensor: bool, since: Level, zero_points: tuple[int, int] | None = None) -> _TypeFacts:
+    return _TypeFacts(np.dtype(dtype) if dtype else None, tensor, since, zero_points)
+
+
+_T = OperandType
+TYPE_FACTS: dict[int, _TypeFacts] = {
+    _T.FLOAT32: _facts("<f4", False, V1_0),
+    _T.INT32: _facts("<i4", False, V1_0),
+    _T.UINT32: _facts("<u4", False, V1_0),
+    _T.TENSOR_FLOAT32: _facts("<f4", True, V1_0),
+    _T.TENSOR_INT32: _facts("<i4", True, V1_0),
+    _T.TENSOR_QUANT8_ASYMM: _facts("u1", True, V1_0, (0, 255)),
+    _T.BOOL: _facts("?", False, V1_2),
+    _T.TENSOR_QUANT16_SYMM: _facts("<i2", True, V1_2, (0, 0)),
+    _T.TENSOR_FLOAT16: _facts("<f2", True, V1_2),
+    _T.TENSOR_BOOL8: _facts("?", True, V1_2),
+    _T.FLOAT16: _facts("<f2", False, V1_2),
+    _T.TENSOR_QUANT8_SYMM_PER_CHANNEL: _facts("i1", True, V1_2, (0, 0)),
+    _T.TENSOR_QUANT16_ASYMM: _facts("<u2", True, V1_2, (0, 65535)),
+    _T.TENSOR_QUANT8_SYMM: _facts("i1", True, V1_2, (0, 0)),
+    _T.TENSOR_QUANT8_ASYMM_SIGNED: _facts("i1", True, V1_3, (-128, 127)),
+    _T.SUBGRAPH: _facts(None, False, V1_3),
+    _T.OEM: _facts(None, False, V1_0),
+    _T.TENSOR_OEM_BYTE: _facts("u1", True, V1_0),
+}
+
+
+def type_name(code: int) -> str:
+    """The name of an operand type, also of extension types and of codes that do not exist."""
+    if code in OperandType.__members__.values():
+        return OperandType(code).name
+    return _foreign("operand type", code)
+
+
+def operation_name(code: int) -> str:
+    """The name of an operation type, also of extension types and of codes that do not exist."""
+    if code in OperationType.__members__.values():
+        return OperationType(code).name
+    return _foreign("operation", code)
+
+
+def _foreign(kind: str, code: int) -> str:
+    prefix, within = code >> EXTENSION_SHIFT, code & ((1 << EXTENSION_SHIFT) - 1)
+    return f"extension {kind} {prefix}:{within}" if prefix else f"unknown {kind} {code}"
+
+
+class OperationType(IntEnum):
+    """The operations, in the order of their codes."""
+
+    ADD = 0
+    AVERAGE_POOL_2D = 1
+    CONCATENATION = 2
+    CONV_2D = 3
+    DEPTHWISE_CONV_2D = 4
+    DEPTH_TO_SPACE = 5
+    DEQUANTIZE = 6
+    EMBEDDING_LOOKUP = 7
+    FLOOR = 8
+    FULLY_CONNECTED = 9
+    HASHTABLE_LOOKUP = 10
+    L2_NORMALIZATION = 11
+    L2_POOL_2D = 12
+    LOCAL_RESPONSE_NORMALIZATION = 13
+    LOGISTIC = 14
+    LSH_PROJECTION = 15
+    LSTM = 16
+    MAX_POOL_2D = 17
+    MUL = 18
+    RELU = 19
+    RELU1 = 20
+    RELU6 = 21
+    RESHAPE = 22
+    RESIZE_BILINEAR = 23
+    RNN = 24
+    SOFTMAX = 25
+    SPACE_TO_DEPTH = 26
+    SVDF = 27
+    TANH = 28
+    BATCH_TO_SPACE_ND = 29
+    DIV = 30
+    MEAN = 31
+    PAD = 32
+    SPACE_TO_BATCH_ND = 33
+    SQUEEZE = 34
+    STRIDED_SLICE = 35
+    SUB = 36
+    TRANSPOSE = 37
+    ABS = 38
+    ARGMAX = 39
+    ARGMIN = 40
+    AXIS_ALIGNED_BBOX_TRANSFORM = 41
+    BIDIRECTIONAL_SEQUENCE_LSTM = 42
+    BIDIRECTIONAL_SEQUENCE_RNN = 43
+    BOX_WITH_NMS_LIMIT = 44
+    CAST = 45
+    CHANNEL_SHUFFLE = 46
+    DETECTION_POSTPROCESSING = 47
+    EQUAL = 48
+    EXP = 49
+    EXPAND_DIMS = 50
+    GATHER = 51
+    GENERATE_PROPOSALS = 52
+    GREATER = 53
+    GREATER_EQUAL = 54
+    GROUPED_CONV_2D = 55
+    HEATMAP_MAX_KEYPOINT = 56
+    INSTANCE_NORMALIZATION = 57
+    LESS = 58
+    LESS_EQUAL = 59
+    LOG = 60
+    LOGICAL_AND = 61
+    LOGICAL_NOT = 62
+    LOGICAL_OR = 63
+    LOG_SOFTMAX = 64
+    MAXIMUM = 65
+    MINIMUM = 66
+    NEG = 67
+    NOT_EQUAL = 68
+    PAD_V2 = 69
+    POW = 70
+    PRELU = 71
+    QUANTIZE = 72
+    QUANTIZED_16BIT_LSTM = 73
+    RANDOM_MULTINOMIAL = 74
+    REDUCE_ALL = 75
+    REDUCE_ANY = 76
+    REDUCE_MAX = 77
+    REDUCE_MIN = 78
+    REDUCE_PROD = 79
+    REDUCE_SUM = 80
+    ROI_ALIGN = 81
+    ROI_POOLING = 82
+    RSQRT = 83
+    SELECT = 84
+    SIN = 85
+    SLICE = 86
+    SPLIT = 87
+    SQRT = 88
+    TILE = 89
+    TOPK_V2 = 90
+    TRANSPOSE_CONV_2D = 91
+    UNIDIRECTIONAL_SEQUENCE_LSTM = 92
+    UNIDIRECTIONAL_SEQUENCE_RNN = 93
+    RESIZE_NEAREST_NEIGHBOR = 94
+    QUANTIZED_LSTM = 95
+    IF = 96
+    WHILE = 97
+    ELU = 98
+    HARD_SWISH = 99
+    FILL = 100
+    RANK = 101
+    BATCH_MATMUL = 102
+    PACK = 103
+    MIRROR_PAD = 104
+    REVERSE = 105
+    OEM_OPERATION = 10000
+
+    @property
+    def since(self) -> Level:
+        """The first level that has this operation."""
+        for first, level in _OPERATIONS_SINCE:
+            if self >= first:
+                return level
+        return V1_0
+
+
+_OPERATIONS_SINCE = (
+    (OperationType.OEM_OPERATION, V1_0),
+    (OperationType.MIRROR_PAD, FL7),
+    (OperationType.BATCH_MATMUL, FL6),
+    (OperationType.QUANTIZED_LSTM, V1_3),
+    (OperationType.ABS, V1_2),
+    (OperationType.BATCH_TO_SPACE_ND, V1_1),
+)
+
+
+class Lifetime(IntEnum):
+    """Where an operand's value comes from."""
+
+    TEMPORARY_VARIABLE = 0
+    SUBGRAPH_INPUT = 1
+    SUBGRAPH_OUTPUT = 2
+    CONSTANT_COPY = 3
+    CONSTANT_REFERENCE = 4
+    NO_VALUE = 5
+    SUBGRAPH = 6
+
+
+class ErrorStatus(IntEnum):
+    """Outcome of a HAL call."""
+
+    NONE = 0
+    DEVICE_UNAVAILABLE = 1
+    GENERAL_FAILURE = 2
+    OUTPUT_INSUFFICIENT_SIZE = 3
+    INVALID_ARGUMENT = 4
+    MISSED_DEADLINE_TRANSIENT = 5
+    MISSED_DEADLINE_PERSISTENT = 6
+    RESOURCE_EXHAUSTED_TRANSIENT = 7
+    RESOURCE_EXHAUSTED_PERSISTENT = 8
+    DEAD_OBJECT = 10000
+
+
+class ResultCode(IntEnum):
+    """Outcome of an NDK call."""
+
+    NO_ERROR = 0
+    OUT_OF_MEMORY = 1
+    INCOMPLETE = 2
+    UNEXPECTED_NULL = 3
+    BAD_DATA = 4
+    OP_FAILED = 5
+    BAD_STATE = 6
+    UNMAPPABLE = 7
+    OUTPUT_INSUFFICIENT_SIZE = 8
+    UNAVAILABLE_DEVICE = 9
+    MISSED_DEADLINE_TRANSIENT = 10
+    MISSED_DEADLINE_PERSISTENT = 11
+    RESOURCE_EXHAUSTED_TRANSIENT = 12
+    RESOURCE_EXHAUSTED_PERSISTENT = 13
+    DEAD_OBJECT = 14
+
+
+class DeviceType(IntEnum):
+    """What a device is."""
+
+    OTHER = 1
+    CPU = 2
+    GPU = 3
+    ACCELERATOR = 4
+
+
+class Preference(IntEnum):
+    """What an application wants most from its compilation."""
+
+    LOW_POWER = 0
+    FAST_SINGLE_ANSWER = 1
+    SUSTAINED_SPEED = 2
+
+
+class Priority(IntEnum):
+    """Relative priority among one client's prepared models on one device."""
+
+    LOW = 0
+    MEDIUM = 1
+    HIGH = 2
+
+
+class Activation(IntEnum):
+    """Activation fused into an operation."""
+
+    NONE = 0
+    RELU = 1
+    RELU1 = 2
+    RELU6 = 3
+
+
+class RecurrentActivation(IntEnum):
+    """Activation of the recurrent operations."""
+
+    NONE = 0
+    RELU = 1
+    RELU1 = 2
+    RELU6 = 3
+    TANH = 4
+    SIGN_BIT = 5
+    SIGMOID = 6
+
+
+class Padding(IntEnum):
+    """Implicit padding scheme."""
+
+    SAME = 1
+    VALID = 2
+
+
+class LshProjection(IntEnum):
+    """Output form of LSH_PROJECTION."""
+
+    SPARSE_DEPRECATED = 1
+    DENSE = 2
+    SPARSE = 3
+
+
+class MirrorPad(IntEnum):
+    """Mode of MIRROR_PAD: whether the border element is repeated."""
+
+    REFLECT = 0
+    SYMMETRIC = 1

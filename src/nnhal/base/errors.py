@@ -1,0 +1,137 @@
+"""The exception tree. Every error carries the HAL ErrorStatus and the NDK ResultCode it stands for.
+
+    NnhalError                      GENERAL_FAILURE          OP_FAILED
+    ├── InvalidArgument             INVALID_ARGUMENT         BAD_DATA          (also a ValueError)
+    │   ├── InvalidModel            a model, operand or operation breaks a rule of its definition
+    │   │   └── UnsupportedModel    well formed, but holds what NNAPI or no given device can do
+    │   ├── InvalidRequest          inputs, outputs or memories of one execution
+    │   └── BadFile                 a model file that lies or is damaged
+    ├── BadState                    INVALID_ARGUMENT         BAD_STATE         (also a RuntimeError)
+    │   └── Closed                  use after close, or in a process that was forked
+    ├── OperationFailed             GENERAL_FAILURE          OP_FAILED         a kernel or driver failed
+    ├── Cancelled                   GENERAL_FAILURE          OP_FAILED
+    ├── OutputInsufficientSize      OUTPUT_INSUFFICIENT_SIZE OUTPUT_INSUFFICIENT_SIZE
+    ├── DeviceUnavailable           DEVICE_UNAVAILABLE       UNAVAILABLE_DEVICE
+    ├── Unmappable                  GENERAL_FAILURE          UNMAPPABLE
+    ├── OutOfMemory                 GENERAL_FAILURE          OUT_OF_MEMORY     (also a MemoryError)
+    ├── MissedDeadline              MISSED_DEADLINE_TRANSIENT or _PERSISTENT   (also a TimeoutError)
+    │   └── LoopTimeout             a WHILE ran past its loop time-out
+    ├── ResourceExhausted           RESOURCE_EXHAUSTED_TRANSIENT or _PERSISTENT
+    └── DeadObject                  DEAD_OBJECT              DEAD_OBJECT       the driver's process died
+
+Messages have one grammar: *where* is *what*, *must be* rule, and the alternatives.
+"""
+
+from collections.abc import Sequence
+
+from nnhal.base.codes import ErrorStatus, ResultCode
+
+
+class NnhalError(Exception):
+    """Base of all errors that nnhal raises on purpose."""
+
+    status = ErrorStatus.GENERAL_FAILURE
+    code = ResultCode.OP_FAILED
+
+
+class InvalidArgument(NnhalError, ValueError):
+    """An argument breaks a rule; the message says where, what, which rule."""
+
+    status = ErrorStatus.INVALID_ARGUMENT
+    code = ResultCode.BAD_DATA
+
+
+class InvalidModel(InvalidArgument):
+    """A model, operand or operation is not valid by its definition."""
+
+
+class UnsupportedModel(InvalidModel):
+    """A well-formed model with something that cannot be expressed or placed; lists all of it."""
+
+
+class InvalidRequest(InvalidArgument):
+    """The inputs, outputs or memories of an execution do not fit the model."""
+
+
+class BadFile(InvalidArgument):
+    """A model file is damaged or lies; the message names the place in the file."""
+
+
+class BadState(NnhalError, RuntimeError):
+    """An object was used in a state that does not allow it."""
+
+    status = ErrorStatus.INVALID_ARGUMENT
+    code = ResultCode.BAD_STATE
+
+
+class Closed(BadState):
+    """The object was closed, or belongs to the process that this one was forked from."""
+
+
+class OperationFailed(NnhalError):
+    """An operation failed while it ran."""
+
+
+class Cancelled(NnhalError):
+    """The execution was cancelled by its owner."""
+
+
+class OutputInsufficientSize(NnhalError):
+    """An output buffer is too small. `shapes` holds the true shape of every output as far as known."""
+
+    status = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
+    code = ResultCode.OUTPUT_INSUFFICIENT_SIZE
+
+    def __init__(self, message: str, shapes: Sequence[tuple[int, ...] | None] = ()) -> None:
+        super().__init__(message)
+        self.shapes = tuple(shapes)
+
+
+class DeviceUnavailable(NnhalError):
+    """The device is gone, offline or quarantined."""
+
+    status = ErrorStatus.DEVICE_UNAVAILABLE
+    code = ResultCode.UNAVAILABLE_DEVICE
+
+
+class Unmappable(NnhalError):
+    """A memory cannot be mapped by the side that needs its contents."""
+
+    code = ResultCode.UNMAPPABLE
+
+
+class OutOfMemory(NnhalError, MemoryError):
+    """An allocation was refused."""
+
+    code = ResultCode.OUT_OF_MEMORY
+
+
+class MissedDeadline(NnhalError, TimeoutError):
+    """The deadline passed. `persistent` says that the same call would miss it again."""
+
+    def __init__(self, message: str, *, persistent: bool = False) -> None:
+        super().__init__(message)
+        kind = "PERSISTENT" if persistent else "TRANSIENT"
+        self.status = ErrorStatus[f"MISSED_DEADLINE_{kind}"]
+        self.code = ResultCode[f"MISSED_DEADLINE_{kind}"]
+
+
+class LoopTimeout(MissedDeadline):
+    """A WHILE ran longer than its loop time-out; never retried on another device."""
+
+
+class ResourceExhausted(NnhalError):
+    """Memory, descriptors or another resource ran out."""
+
+    def __init__(self, message: str, *, persistent: bool = False) -> None:
+        super().__init__(message)
+        kind = "PERSISTENT" if persistent else "TRANSIENT"
+        self.status = ErrorStatus[f"RESOURCE_EXHAUSTED_{kind}"]
+        self.code = ResultCode[f"RESOURCE_EXHAUSTED_{kind}"]
+
+
+class DeadObject(NnhalError):
+    """The process that held the object died."""
+
+    status = ErrorStatus.DEAD_OBJECT
+    code = ResultCode.DEAD_OBJECT

@@ -1,0 +1,114 @@
+"""What is known about one operand: type, shape, quantisation and, where known, its value."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nnhal.base.codes import TYPE_FACTS, OperandType, type_name
+from nnhal.base.errors import InvalidModel
+
+Array = npt.NDArray[Any]
+Shape = tuple[int | None, ...]  # None: unknown until execution
+
+
+class Unknown(Exception):
+    """A rule asked for a value, dimension or rank that is only known at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelQuant:
+    """Per-channel scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension `axis`."""
+
+    scales: tuple[float, ...]
+    axis: int
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One operand as an operation sees it.
+
+    `shape` is () for scalars, None where even the rank is unknown, and holds None for single unknown dimensions.
+    `data` is a read-only array of that shape (a `SubgraphFacts` for SUBGRAPH operands), None while unknown.
+    """
+
+    type: int
+    shape: Shape | None = ()
+    scale: float = 0.0
+    zero_point: int = 0
+    channel: ChannelQuant | None = None
+    data: Any = None
+    name: str = ""
+
+    @property
+    def dims(self) -> Shape:
+        """The shape; Unknown where the rank is not known."""
+        if self.shape is None:
+            raise Unknown
+        return self.shape
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The shape; Unknown where any dimension is not known."""
+        dims = self.dims
+        if None in dims:
+            raise Unknown
+        return dims  # type: ignore[return-value]
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions; Unknown where it is not known."""
+        return len(self.dims)
+
+    @property
+    def array(self) -> Array:
+        """The value; Unknown until it is there."""
+        if self.data is None:
+            raise Unknown
+        value: Array = self.data
+        return value
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The element type in memory."""
+        return dtype_of(self.type)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether real = (q - zero_point) * scale holds for the elements."""
+        facts = TYPE_FACTS.get(self.type)
+        return facts is not None and facts.zero_points is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphFacts:
+    """What a control-flow operation may know of the subgraph that an operand refers to."""
+
+    index: int
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+def dtype_of(code: int) -> np.dtype[Any]:
+    """The numpy element type of an operand type; InvalidModel for types whose elements nnhal does not know."""
+    facts = TYPE_FACTS.get(code)
+    if facts is None or facts.dtype is None:
+        raise InvalidModel(f"{type_name(code)} has no element type of its own")
+    dtype: np.dtype[Any] = facts.dtype
+    return dtype
+
+
+def is_tensor(code: int) -> bool:
+    """Whether an operand of this type has dimensions (extension types are taken for tensors)."""
+    facts = TYPE_FACTS.get(code)
+    return True if facts is None else bool(facts.tensor)
+
+
+def quantised(code: int) -> bool:
+    """Whether this type carries a scale."""
+    facts = TYPE_FACTS.get(code)
+    return facts is not None and facts.zero_points is not None
+
+
+TENSOR_TYPES = tuple(t for t in OperandType if TYPE_FACTS[t].tensor)

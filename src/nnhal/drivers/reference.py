@@ -1,0 +1,179 @@
+"""The reference device: runs every operation of `ops` with its reference kernel, in numpy. Always there."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnhal import ops
+from nnhal.base.codes import DeviceType, operation_name
+from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed, OutOfMemory
+from nnhal.base.operands import Array, Unknown, Value
+from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.graph import CONSTANTS, Model, Operation
+from nnhal.model.validate import Facts, validate
+from nnhal.ops.schema import Bound, agree, bind, show
+
+
+class Reference(Device):
+    """The CPU that results are measured against."""
+
+    name = "reference"
+    version = "1"
+    type = DeviceType.CPU
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(1.0)
+
+    def supports(self, model: Model) -> list[Verdict]:
+        validate(model)
+        return each_operation(model, _verdict)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return Interpreter(model)
+
+
+def _verdict(model: Model, operation: Operation) -> Verdict:
+    if operation_name(operation.type) in ops.OPS:
+        return YES
+    return Verdict(False, f"no reference kernel for {operation_name(operation.type)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation, ready to run. `last`: operands that nobody reads afterwards."""
+
+    bound: Bound
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What kernels of control flow and random operations need: calls of subgraphs, time, randomness."""
+
+    call: Callable[[int, Sequence[Array | None]], list[Array]]
+    control: Control
+
+
+class Interpreter(Prepared):
+    """Runs a bound model operation by operation. Keeps no state between runs, so many may run at once."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.facts: Facts = validate(model)
+        self.steps = [self._plan(i) for i in range(len(model.subgraphs))]
+        self.constants = [
+            {i: model.constant(o) for i, o in enumerate(g.operands) if o.lifetime in CONSTANTS} for g in model.subgraphs
+        ]
+
+    def _plan(self, number: int) -> list[Step]:
+        subgraph, binding = self.model.subgraphs[number], self.facts.subgraphs[number]
+        last_use = {
+            i: n for n, operation in enumerate(subgraph.operations) for i in (*operation.inputs, *operation.outputs)
+        }
+        kept = set(subgraph.outputs)
+        steps = []
+        for n, (operation, bound) in enumerate(zip(subgraph.operations, binding.operations, strict=True)):
+            if bound is None:
+                raise InvalidModel(f"{operation_name(operation.type)} #{n}: the reference device has no kernel for it")
+            last = tuple(i for i, at in last_use.items() if at == n and i not in kept)
+            steps.append(Step(bound, operation.inputs, operation.outputs, last))
+        return steps
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        start = time.monotonic_ns()
+        with np.errstate(all="ignore"):
+            results = self.call(0, request.inputs, control)
+        for index, result in enumerate(results):
+            request.write(index, result)
+        spent = time.monotonic_ns() - start
+        return Timing(spent, spent) if control.measure else None
+
+    def call(
+        self,
+        number: int,
+        inputs: Sequence[Array | None],
+        control: Control,
+        observe: Callable[[int, Array], None] | None = None,
+    ) -> list[Array]:
+        """Run subgraph `number`; `observe(operand, array)` sees every value that an operation writes."""
+        subgraph, values = self.model.subgraphs[number], self.facts.subgraphs[number].values
+        arrays: dict[int, Any] = dict(self.constants[number])
+        arrays.update(zip(subgraph.inputs, inputs, strict=True))
+        rebind = any(x is None for x in inputs)
+        context = Context(lambda index, xs: self.call(index + 1, xs, control, None), control)
+        for step in self.steps[number]:
+            control.check()
+            given = [arrays.get(i) for i in step.inputs]
+            bound = step.bound
+            if rebind or bound.deferred:
+                bound = _rebind(step, [values[i] for i in step.inputs], given)
+            for index, array in zip(step.outputs, _apply(bound, given, context), strict=True):
+                arrays[index] = array
+                if observe is not None:
+                    observe(index, array)
+            for index in step.last:
+                arrays.pop(index, None)
+        return [arrays[i] for i in subgraph.outputs]
+
+
+def _rebind(step: Step, values: Sequence[Value | None], given: Sequence[Array | None]) -> Bound:
+    """Bind again with everything known; what is wrong now is an error of the execution."""
+    known = [
+        v
+        if v is None or (x is None and v.data is not None)
+        else None
+        if x is None
+        else replace(v, shape=x.shape, data=x)
+        for v, x in zip(values, given, strict=True)
+    ]
+    try:
+        return bind(step.bound.op, known, step.bound.outs, step.bound.name)
+    except InvalidModel as error:
+        raise OperationFailed(str(error)) from error
+
+
+def _apply(a: Bound, given: Sequence[Array | None], context: Context) -> list[Array]:
+    try:
+        extra = (context,) if a.op.context else ()
+        results = a.op.kernel(a, *extra, *_tensors(a, given))
+    except NnhalError as error:
+        if isinstance(error, InvalidModel):
+            raise OperationFailed(str(error)) from error
+        raise
+    except MemoryError as error:
+        raise OutOfMemory(f"{a.name}: {error}") from error
+    except Unknown as error:
+        raise OperationFailed(f"{a.name}: needs the value of {error}, which it was not given") from error
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:
+        raise OperationFailed(f"{a.name}: {error}") from error
+    outputs = list(results) if isinstance(results, tuple | list) else [results]
+    for value, shape, output in zip(a.outs, a.shapes, outputs, strict=False):
+        if value is not None and (
+            output.dtype != value.dtype or (shape is not None and not agree(shape, output.shape))
+        ):
+            raise OperationFailed(
+                f"{a.name}: made {output.dtype}{show(output.shape)}, must be {value.dtype}{show(shape)}"
+            )
+    return outputs[: len(a.outs)]
+
+
+def _tensors(a: Bound, given: Sequence[Array | None]) -> list[Any]:
+    """The tensor arguments in the record's order, variadic ones as lists."""
+    tensors: list[Any] = []
+    for argument, start, end in a.form.slots(len(given)):
+        if argument.many is not None:
+            tensors.append(list(given[start:end]))
+        elif not argument.scalar:
+            tensors.append(given[start] if end > start else None)
+    return tensors
+
+
+def device() -> Device:
+    """The driver's entry point."""
+    return Reference()

@@ -1,0 +1,121 @@
+"""What a driver is. The runtime sees these classes only, whether the driver is in this process or in another.
+
+A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`; all else has a default.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nnhal.base.codes import DeviceType, OperandType, Preference, Priority
+from nnhal.base.levels import FL8, Level
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.graph import Model, Operation
+
+
+class Verdict(NamedTuple):
+    """Whether a device can run an operation of a model, and why (not)."""
+
+    ok: bool
+    reason: str = ""
+
+
+YES = Verdict(True)
+
+
+class Performance(NamedTuple):
+    """Stated performance against the CPU reference, which is 1.0; less is faster, or needs less power."""
+
+    exec_time: float = 1.0
+    power_usage: float = 1.0
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Stated performance by operand type; types that are not listed are unsupported as far as performance goes."""
+
+    operands: Mapping[int, Performance] = field(default_factory=dict)
+    relaxed_scalar: Performance = Performance()
+    relaxed_tensor: Performance = Performance()
+    if_performance: Performance = Performance()
+    while_performance: Performance = Performance()
+
+    @classmethod
+    def uniform(cls, exec_time: float, power_usage: float = 1.0) -> "Capabilities":
+        """The same performance for everything."""
+        each = Performance(exec_time, power_usage)
+        return cls(dict.fromkeys(OperandType, each), each, each, each, each)
+
+    def of(self, type: int, *, relaxed: bool = False) -> Performance | None:
+        """Performance for an operand type, float32 ones relaxed where asked; None where none is stated."""
+        if relaxed and type == OperandType.TENSOR_FLOAT32:
+            return self.relaxed_tensor
+        if relaxed and type == OperandType.FLOAT32:
+            return self.relaxed_scalar
+        return self.operands.get(type)
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the application wants of a compilation.
+
+    threads: how many the engine may use, 0 for its own choice. deadline: monotonic nanoseconds, None for no limit.
+    options: the device's own, as given in `driver_options`.
+    """
+
+    preference: Preference = Preference.FAST_SINGLE_ANSWER
+    priority: Priority = Priority.MEDIUM
+    threads: int = 0
+    deadline: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Prepared(ABC):
+    """A model that a device has prepared. `run` may be called by several threads at once."""
+
+    @abstractmethod
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Execute: read `request.inputs`, fill the outputs, with `request.write` or in place where the shape is known.
+
+        Raises an NnhalError whose status says what failed. Returns what was measured, if `control.measure` asks for it.
+        """
+
+    def close(self) -> None:
+        """Give resources back. Called once, after the last run has ended."""
+
+
+class Device(ABC):
+    """A device and its driver. Answers to queries may not change while it lives."""
+
+    name: str = "unnamed"
+    version: str = "0"
+    type: DeviceType = DeviceType.OTHER
+    level: Level = FL8
+    extensions: Sequence[str] = ()
+
+    def capabilities(self) -> Capabilities:
+        """Stated performance; that of the CPU by default."""
+        return Capabilities.uniform(1.0)
+
+    @abstractmethod
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        """One verdict for each operation of the main subgraph; "ok" means that it also prepares and runs."""
+
+    @abstractmethod
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Compile a model all of whose operations have a good verdict. Raises an NnhalError where that fails."""
+
+    def close(self) -> None:
+        """Give resources back."""
+
+
+def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:
+    """Verdicts made operation by operation; `judge` returns a Verdict, a bool, or the reason why not ("" for yes)."""
+    verdicts = []
+    for operation in model.main.operations:
+        answer = judge(model, operation)
+        if isinstance(answer, str):
+            answer = Verdict(not answer, answer)
+        verdicts.append(answer if isinstance(answer, Verdict) else Verdict(answer))
+    return verdicts

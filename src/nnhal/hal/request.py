@@ -1,0 +1,75 @@
+"""One execution as a driver sees it: inputs, outputs, and the control it runs under."""
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
+from nnhal.base.errors import Cancelled, MissedDeadline
+from nnhal.base.operands import Array
+
+
+class Timing(NamedTuple):
+    """Durations in nanoseconds; None where not measured. Time on the device is part of the time in the driver."""
+
+    on_device: int | None = None
+    in_driver: int | None = None
+
+
+@dataclass(slots=True)
+class Control:
+    """How long an execution may take, whether it is still wanted, what is to be measured.
+
+    deadline: a point on the monotonic clock in nanoseconds, None for no limit. loop_timeout: nanoseconds for each WHILE.
+    """
+
+    deadline: int | None = None
+    loop_timeout: int = LOOP_TIMEOUT_DEFAULT_NS
+    measure: bool = False
+    cancelled: threading.Event | None = None
+
+    def check(self) -> None:
+        """Raise Cancelled or MissedDeadline where the execution should end; drivers call it between operations."""
+        if self.cancelled is not None and self.cancelled.is_set():
+            raise Cancelled("execution: cancelled by its owner")
+        if self.deadline is not None and time.monotonic_ns() > self.deadline:
+            raise MissedDeadline("execution: the deadline has passed")
+
+
+UNLIMITED = Control()
+
+
+@dataclass(slots=True)
+class Request:
+    """Inputs and outputs of one execution as arrays over the caller's memory.
+
+    inputs: one array an input, with the operand's element type and its shape of this execution; None for an omitted one.
+    outputs: where results go: an array of the output's shape, an array of bytes where only the room is known, or None where
+    the driver provides the array. `write` fills them; `shapes` and `sufficient` tell what became of each.
+    """
+
+    inputs: Sequence[Array | None]
+    outputs: list[Array | None]
+    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
+    sufficient: list[bool] = field(default_factory=list)
+
+    def write(self, index: int, value: Array) -> None:
+        """Give output `index` its value; where its room is too small, only the shape is kept."""
+        while len(self.shapes) <= index:
+            self.shapes.append(None)
+            self.sufficient.append(True)
+        self.shapes[index] = value.shape
+        target = self.outputs[index]
+        if target is None:
+            self.outputs[index] = value
+        elif target.shape == value.shape and target.dtype == value.dtype:
+            np.copyto(target, value)
+        elif target.nbytes < value.nbytes:
+            self.sufficient[index] = False
+        else:
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            target.reshape(-1).view(np.uint8)[: data.size] = data

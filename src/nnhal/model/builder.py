@@ -1,0 +1,201 @@
+"""The one mutable thing on the way to a model: operands and operations are added, `finish` freezes them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import MAX_COPIED_CONSTANT, Lifetime, OperationType
+from nnhal.base.errors import BadState, InvalidModel
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
+from nnhal.model.graph import Location, Model, Operand, Operation, State, Subgraph
+
+ALIGNMENT = 64  # of constants within the builder's own pool
+
+
+class ModelBuilder:
+    """Builds the main subgraph, or with `subgraph()` a referenced one, of a model.
+
+    Constants of up to 128 bytes are copied into the model, larger ones go to one shared pool, or stay where they are in a
+    pool that `add_pool` named.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        self._operands: list[Operand] = []
+        self._operations: list[Operation] = []
+        self._shared = _Shared()
+        self._inputs: tuple[int, ...] = ()
+        self._outputs: tuple[int, ...] = ()
+        self._main: ModelBuilder | None = None
+
+    def operand(
+        self,
+        type: int,
+        dimensions: Sequence[int] = (),
+        scale: float = 0.0,
+        zero_point: int = 0,
+        *,
+        channel: ChannelQuant | None = None,
+        extension: bytes | None = None,
+        lifetime: Lifetime = Lifetime.TEMPORARY_VARIABLE,
+        name: str = "",
+    ) -> int:
+        """Add an operand; returns its index. `finish` makes inputs and outputs of those it is given."""
+        location = Location()
+        scale = float(np.float32(scale))
+        dims = tuple(int(d) for d in dimensions)
+        self._operands.append(
+            Operand(int(type), dims, scale, int(zero_point), lifetime, location, channel, extension, name)
+        )
+        return len(self._operands) - 1
+
+    def constant(
+        self,
+        type: int,
+        value: Any,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        *,
+        channel: ChannelQuant | None = None,
+        name: str = "",
+    ) -> int:
+        """Add a constant operand with the given value (array or number); returns its index."""
+        array = np.ascontiguousarray(value, dtype_of(type)).reshape(np.shape(value))
+        if not array.size:
+            raise InvalidModel(f"constant {name!r} has no elements, must have at least one")
+        index = self.operand(
+            type, array.shape if is_tensor(type) else (), scale, zero_point, channel=channel, name=name
+        )
+        lifetime, location = self._shared.store(array)
+        self._place(index, lifetime, location)
+        return index
+
+    def reference(
+        self,
+        type: int,
+        dimensions: Sequence[int],
+        pool: int,
+        offset: int,
+        length: int,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        *,
+        channel: ChannelQuant | None = None,
+        name: str = "",
+    ) -> int:
+        """Add a constant whose bytes stay where they are in pool `pool`; returns its index."""
+        index = self.operand(type, dimensions, scale, zero_point, channel=channel, name=name)
+        self._place(index, Lifetime.CONSTANT_REFERENCE, Location(pool, offset, length))
+        return index
+
+    def no_value(self, type: int) -> int:
+        """Add an operand that stands for an omitted optional argument."""
+        return self.operand(type, lifetime=Lifetime.NO_VALUE)
+
+    def subgraph_operand(self, type: int, index: int) -> int:
+        """Add a SUBGRAPH operand that refers to referenced subgraph `index`."""
+        at = self.operand(type)
+        self._place(at, Lifetime.SUBGRAPH, Location(0, index, 0))
+        return at
+
+    def operation(self, type: "int | str", inputs: Sequence[int], outputs: Sequence[int], name: str = "") -> int:
+        """Add an operation; returns its place in the execution order."""
+        code = OperationType[type] if isinstance(type, str) else type
+        self._operations.append(Operation(int(code), tuple(map(int, inputs)), tuple(map(int, outputs)), name))
+        return len(self._operations) - 1
+
+    def add_pool(self, memory: Memory) -> int:
+        """Make a memory a pool of the model; returns its number."""
+        return self._shared.add(memory)
+
+    def subgraph(self) -> "ModelBuilder":
+        """A builder for a referenced subgraph that shares this one's constants; end it with `finish_subgraph`."""
+        other = ModelBuilder()
+        other._shared, other._main = self._shared, self._main or self
+        return other
+
+    def finish_subgraph(self, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        """Freeze a referenced subgraph; returns its index for `subgraph_operand`."""
+        if self._main is None:
+            raise BadState("finish_subgraph: this is the main subgraph's builder, must be one made by subgraph()")
+        self._shared.referenced.append(self._freeze(inputs, outputs))
+        return len(self._shared.referenced) - 1
+
+    def finish(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        *,
+        relaxed: bool = False,
+        states: Sequence[State] = (),
+        extensions: Sequence[tuple[str, int]] = (),
+    ) -> Model:
+        """Freeze the model. It is not validated here: `model.validate` does, and every compilation."""
+        if self._main is not None:
+            raise BadState("finish: this builder is a subgraph's, must end with finish_subgraph")
+        main = self._freeze(inputs, outputs)
+        return Model(
+            main,
+            tuple(self._shared.referenced),
+            bytes(self._shared.values),
+            self._shared.pools(),
+            relaxed,
+            tuple(extensions),
+            tuple(states),
+            self._name,
+        )
+
+    def _place(self, index: int, lifetime: Lifetime, location: Location) -> None:
+        self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
+
+    def _freeze(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
+        for indices, lifetime in ((inputs, Lifetime.SUBGRAPH_INPUT), (outputs, Lifetime.SUBGRAPH_OUTPUT)):
+            for index in indices:
+                if not 0 <= index < len(self._operands):
+                    raise InvalidModel(f"{lifetime.name} is operand {index}, must be 0 to {len(self._operands) - 1}")
+                if self._operands[index].lifetime != Lifetime.TEMPORARY_VARIABLE:
+                    raise InvalidModel(f"operand {index} is {self._operands[index].lifetime.name} and {lifetime.name}")
+                self._place(index, lifetime, Location())
+        return Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
+
+
+class _Shared:
+    """Constants, pools and referenced subgraphs of one model under construction."""
+
+    def __init__(self) -> None:
+        self.values = bytearray()
+        self.memories: list[Memory] = []
+        self.own: int | None = None  # number of the builder's own pool
+        self.large: list[Array] = []
+        self.size = 0
+        self.referenced: list[Subgraph] = []
+
+    def add(self, memory: Memory) -> int:
+        self.memories.append(memory)
+        return len(self.memories) - 1
+
+    def store(self, array: Array) -> tuple[Lifetime, Location]:
+        if array.nbytes <= MAX_COPIED_CONSTANT:
+            offset = -(-len(self.values) // 8) * 8
+            self.values.extend(bytes(offset - len(self.values)) + array.tobytes())
+            return Lifetime.CONSTANT_COPY, Location(0, offset, array.nbytes)
+        if self.own is None:
+            self.own = self.add(Memory.wrap(np.zeros(1, np.uint8)))  # replaced by the real pool in `pools`
+        offset = -(-self.size // ALIGNMENT) * ALIGNMENT
+        self.size = offset + array.nbytes
+        self.large.append(array)
+        return Lifetime.CONSTANT_REFERENCE, Location(self.own, offset, array.nbytes)
+
+    def pools(self) -> tuple[Memory, ...]:
+        if self.own is not None and self.large:
+            pool, offset = Memory.allocate(self.size, "nnhal-constants"), 0
+            for array in self.large:
+                offset = -(-offset // ALIGNMENT) * ALIGNMENT
+                pool.bytes()[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
+                offset += array.nbytes
+            self.memories[self.own] = pool
+            self.large.clear()
+        return tuple(self.memories)

@@ -1,0 +1,131 @@
+"""The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array, ChannelQuant, dtype_of
+
+CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Bytes of a pool, or of the model's `values` (CONSTANT_COPY), or the number of a subgraph (in `offset`)."""
+
+    pool: int = 0
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand. A dimension of 0, or no dimensions on a tensor, means unknown until execution.
+
+    name: a label for people, no part of the model's identity.
+    """
+
+    type: int
+    dimensions: tuple[int, ...] = ()
+    scale: float = 0.0
+    zero_point: int = 0
+    lifetime: Lifetime = Lifetime.TEMPORARY_VARIABLE
+    location: Location = Location()
+    channel: ChannelQuant | None = None
+    extension: bytes | None = None
+    name: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: its type and the indices of its operands in the subgraph."""
+
+    type: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    name: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subgraph:
+    """A graph; operations stand in execution order."""
+
+    operands: tuple[Operand, ...]
+    operations: tuple[Operation, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A value carried from call to call: model input and output by their place, and the bytes it starts with."""
+
+    input: int
+    output: int
+    initial: Array = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A whole model: the main subgraph, the ones it refers to, and where constants lie.
+
+    values: the bytes of CONSTANT_COPY operands. pools: memories of CONSTANT_REFERENCE operands.
+    relaxed: float32 may be computed with float16's range and precision. extensions: (name, prefix) pairs.
+    states: inputs and outputs of `main` that the API carries; the application neither gives nor gets them.
+    """
+
+    main: Subgraph
+    referenced: tuple[Subgraph, ...] = ()
+    values: bytes = b""
+    pools: tuple[Memory, ...] = ()
+    relaxed: bool = False
+    extensions: tuple[tuple[str, int], ...] = ()
+    states: tuple[State, ...] = field(default=(), compare=False)
+    name: str = field(default="", compare=False)
+    memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+
+    @property
+    def subgraphs(self) -> tuple[Subgraph, ...]:
+        """The main subgraph, then the referenced ones."""
+        return self.main, *self.referenced
+
+    def constant(self, operand: Operand) -> Array:
+        """The value of a constant operand as a read-only array over the bytes where they lie."""
+        at = operand.location
+        if operand.lifetime == Lifetime.CONSTANT_COPY:
+            data = np.frombuffer(self.values, np.uint8, at.length, at.offset)
+        else:
+            data = self.pools[at.pool].view(at.offset, at.length)
+        array = data.view(dtype_of(operand.type)).reshape(operand.dimensions)
+        array.flags.writeable = False
+        return array
+
+
+def consumers(subgraph: Subgraph) -> list[int]:
+    """For each operand, how many operation inputs read it."""
+    counts = [0] * len(subgraph.operands)
+    for operation in subgraph.operations:
+        for index in operation.inputs:
+            counts[index] += 1
+    return counts
+
+
+def describe(model: Model, subgraph: Subgraph, index: int) -> str:
+    """An operand for messages: `%3 "conv1/weights" TENSOR_FLOAT32[8,3,3,3]`."""
+    operand = subgraph.operands[index]
+    label = f' "{operand.name}"' if operand.name else ""
+    shape = f"[{','.join(str(d) if d else '?' for d in operand.dimensions)}]" if operand.dimensions else ""
+    return f"%{index}{label} {type_name(operand.type)}{shape}"
+
+
+def operation_label(operation: Operation, index: int) -> str:
+    """An operation for messages: `CONV_2D #3`."""
+    return f"{operation_name(operation.type)} #{index}"
+
+
+def constant_or_none(model: Model, operand: Operand) -> Any:
+    """The value of a constant, None for all other operands."""
+    return model.constant(operand) if operand.lifetime in CONSTANTS else None

@@ -1,0 +1,346 @@
+"""Whole-graph validation: structure, operands, every operation against its record; shapes and level fall out.
+
+Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetworksModel_finish`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nnhal.base.codes import (
+    EXTENSION_SHIFT,
+    MAX_OPERAND_BYTES,
+    MAX_RANK,
+    TYPE_FACTS,
+    Lifetime,
+    OperandType,
+    OperationType,
+    operation_name,
+    type_name,
+)
+from nnhal.base.errors import InvalidArgument, InvalidModel
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.base.operands import Shape, SubgraphFacts, Value
+from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph, describe, operation_label
+from nnhal.ops import OPS
+from nnhal.ops.schema import Bound, bind
+
+MAX_DEPTH = 64  # of subgraphs within subgraphs
+
+
+@dataclass(frozen=True, slots=True)
+class SubgraphBinding:
+    """One subgraph, bound: an entry for each operation (None for extension and OEM operations) and each operand."""
+
+    operations: tuple[Bound | None, ...]
+    values: tuple[Value | None, ...]  # None: no value
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What validation found out: the bound subgraphs (main first), the level and the reasons for it."""
+
+    subgraphs: tuple[SubgraphBinding, ...]
+    level: Level
+    reasons: tuple[str, ...]
+
+
+def validate(model: Model) -> Facts:
+    """Check everything that can be known before execution; InvalidModel names operand or operation and the rule."""
+    if "facts" not in model.memo:
+        model.memo["facts"] = _validate(model)
+    facts: Facts = model.memo["facts"]
+    return facts
+
+
+def level_of(model: Model) -> Level:
+    """The least level whose drivers can be given this model."""
+    return validate(model).level
+
+
+def _validate(model: Model) -> Facts:
+    for index, subgraph in enumerate(model.subgraphs):
+        where = "main" if index == 0 else f"subgraph {index - 1}"
+        _check_operands(model, subgraph, where)
+        _check_structure(model, subgraph, where)
+    bindings: dict[int, SubgraphBinding] = {}
+    for index in _innermost_first(model):
+        bindings[index] = _bind(model, index, bindings)
+    ordered = tuple(bindings[i] for i in range(len(model.subgraphs)))
+    level, reasons = _level(model, ordered)
+    return Facts(ordered, level, reasons)
+
+
+# ------------------------------------------------------------------------------------------------------------ operands
+
+
+def _check_operands(model: Model, subgraph: Subgraph, where: str) -> None:
+    for index, operand in enumerate(subgraph.operands):
+        try:
+            _check_operand(model, operand)
+        except InvalidArgument as error:
+            raise InvalidModel(f"{where}: operand {describe(model, subgraph, index)}: {error}") from error
+
+
+def _check_operand(model: Model, operand: Operand) -> None:
+    if operand.type >> EXTENSION_SHIFT:
+        known = {prefix for _, prefix in model.extensions}
+        _must(
+            operand.type >> EXTENSION_SHIFT in known, f"type is {type_name(operand.type)}, must be of a named extension"
+        )
+    else:
+        _must(
+            operand.type in TYPE_FACTS,
+            f"type is {operand.type}, must be one of {', '.join(t.name for t in OperandType)}",
+        )
+        _check_type(operand)
+    _must(operand.lifetime in Lifetime.__members__.values(), f"lifetime is {operand.lifetime}, must be 0 to 6")
+    _check_location(model, operand)
+
+
+def _must(condition: Any, message: str) -> None:
+    if not condition:
+        raise InvalidModel(message)
+
+
+def _check_type(operand: Operand) -> None:
+    facts = TYPE_FACTS[OperandType(operand.type)]
+    dims = operand.dimensions
+    _must(facts.tensor or not dims, f"has dimensions {list(dims)}, must have none: it is a scalar")
+    _must(len(dims) <= MAX_RANK, f"has rank {len(dims)}, must be at most {MAX_RANK}")
+    _must(all(0 <= d < 2**32 for d in dims), f"has dimensions {list(dims)}, must be 0 (unknown) to 2**32 - 1")
+    if facts.dtype is not None:
+        size = math.prod(d for d in dims if d) * facts.dtype.itemsize
+        _must(size <= MAX_OPERAND_BYTES, f"has {size} bytes, must be at most {MAX_OPERAND_BYTES}")
+    if operand.type in (OperandType.OEM, OperandType.TENSOR_OEM_BYTE) or operand.lifetime == Lifetime.NO_VALUE:
+        return
+    _check_quantisation(operand)
+
+
+def _check_quantisation(operand: Operand) -> None:
+    zero_points = TYPE_FACTS[OperandType(operand.type)].zero_points
+    scale, zero = operand.scale, operand.zero_point
+    _must(math.isfinite(scale) and scale >= 0, f"scale is {scale}, must be a finite number, at least 0")
+    if operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
+        _must(scale == 0, f"scale is {scale}, must be 0: the scales are per channel")
+        _check_channels(operand)
+        return
+    _must(operand.channel is None, f"has per-channel scales, only {OperandType(11).name} may")
+    if zero_points is not None:
+        _must(scale > 0, f"scale is {scale}, must be greater than 0")
+        low, high = zero_points
+        _must(low <= zero <= high, f"zero point is {zero}, must be {low} to {high}")
+    elif operand.type == OperandType.TENSOR_INT32:
+        _must(zero == 0, f"zero point is {zero}, must be 0")
+    else:
+        _must(
+            scale == 0 and zero == 0, f"scale is {scale:g} and zero point {zero}, must be 0: the type is not quantised"
+        )
+
+
+def _check_channels(operand: Operand) -> None:
+    channel, dims = operand.channel, operand.dimensions
+    if channel is None:
+        raise InvalidModel("has no per-channel scales, must have one for each channel")
+    _must(0 <= channel.axis < len(dims), f"channel dimension is {channel.axis}, must be 0 to {len(dims) - 1}")
+    count = dims[channel.axis]
+    _must(count == len(channel.scales), f"has {len(channel.scales)} scales, must be {count}, one for each channel")
+    bad = next((s for s in channel.scales if not (math.isfinite(s) and s > 0)), None)
+    _must(bad is None, f"has the channel scale {bad}, must be finite and greater than 0")
+    _must(operand.zero_point == 0, f"zero point is {operand.zero_point}, must be 0")
+
+
+def _check_location(model: Model, operand: Operand) -> None:
+    at, lifetime = operand.location, operand.lifetime
+    if lifetime == Lifetime.SUBGRAPH or operand.type == OperandType.SUBGRAPH:
+        _must(
+            lifetime == Lifetime.SUBGRAPH and operand.type == OperandType.SUBGRAPH,
+            f"lifetime is {lifetime.name}; type SUBGRAPH and lifetime SUBGRAPH must go together",
+        )
+        count = len(model.referenced)
+        _must(0 <= at.offset < count, f"refers to subgraph {at.offset}, must be less than {count}")
+    elif lifetime in CONSTANTS:
+        if lifetime == Lifetime.CONSTANT_COPY:
+            limit = len(model.values)
+        else:
+            _must(0 <= at.pool < len(model.pools), f"refers to pool {at.pool}, must be less than {len(model.pools)}")
+            limit = model.pools[at.pool].size
+        inside = at.offset >= 0 and at.length > 0 and at.offset + at.length <= limit
+        _must(inside, f"value lies at bytes {at.offset} to {at.offset + at.length}, must lie within {limit}")
+        _check_constant_size(operand)
+
+
+def _check_constant_size(operand: Operand) -> None:
+    facts = TYPE_FACTS.get(operand.type)
+    if facts is None or facts.dtype is None:
+        return
+    known = not facts.tensor or (operand.dimensions and 0 not in operand.dimensions)
+    _must(known, f"is constant with dimensions {list(operand.dimensions)}, must have every dimension known")
+    size = math.prod(operand.dimensions) * facts.dtype.itemsize
+    _must(operand.location.length == size, f"value has {operand.location.length} bytes, must have {size}")
+
+
+# ----------------------------------------------------------------------------------------------------------- structure
+
+
+def _check_structure(model: Model, subgraph: Subgraph, where: str) -> None:
+    count = len(subgraph.operands)
+    _must(subgraph.operations, f"{where}: has no operations, must have at least one")
+    for kind, indices, lifetime in (
+        ("input", subgraph.inputs, Lifetime.SUBGRAPH_INPUT),
+        ("output", subgraph.outputs, Lifetime.SUBGRAPH_OUTPUT),
+    ):
+        _check_interface(model, subgraph, where, kind, indices, lifetime)
+    ready = [o.lifetime not in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT) for o in subgraph.operands]
+    for number, operation in enumerate(subgraph.operations):
+        label = f"{where}: {operation_label(operation, number)}"
+        _check_type_of(model, operation.type, label)
+        for kind, indices in (("input", operation.inputs), ("output", operation.outputs)):
+            for place, index in enumerate(indices):
+                _must(0 <= index < count, f"{label}: {kind} {place} is operand {index}, must be 0 to {count - 1}")
+        _must(operation.outputs, f"{label}: has no outputs, must have at least one")
+        for index in operation.inputs:
+            _must(ready[index], f"{label}: reads operand {describe(model, subgraph, index)} before it is written")
+        for index in operation.outputs:
+            name = describe(model, subgraph, index)
+            written = subgraph.operands[index].lifetime
+            _must(
+                written in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT),
+                f"{label}: writes operand {name} of lifetime {written.name}, must be a temporary or an output",
+            )
+            _must(not ready[index], f"{label}: writes operand {name}, which is already written, must have one writer")
+            ready[index] = True
+    for index, there in enumerate(ready):
+        _must(there, f"{where}: operand {describe(model, subgraph, index)} is never written, must be by one operation")
+
+
+def _check_interface(
+    model: Model, subgraph: Subgraph, where: str, kind: str, indices: Sequence[int], lifetime: Lifetime
+) -> None:
+    count = len(subgraph.operands)
+    for place, index in enumerate(indices):
+        _must(0 <= index < count, f"{where}: {kind} {place} is operand {index}, must be 0 to {count - 1}")
+        actual = subgraph.operands[index].lifetime
+        _must(
+            actual == lifetime,
+            f"{where}: {kind} {place} is operand {describe(model, subgraph, index)} of lifetime {actual.name}, "
+            f"must be {lifetime.name}",
+        )
+    _must(len(set(indices)) == len(indices), f"{where}: the {kind}s {list(indices)} name an operand twice")
+    listed = set(indices)
+    for index, operand in enumerate(subgraph.operands):
+        if operand.lifetime == lifetime:
+            name = describe(model, subgraph, index)
+            _must(index in listed, f"{where}: operand {name} is {lifetime.name}, must be listed among the {kind}s")
+    if kind == "output":
+        _must(indices, f"{where}: has no outputs, must have at least one")
+
+
+def _check_type_of(model: Model, code: int, label: str) -> None:
+    if code >> EXTENSION_SHIFT:
+        known = {prefix for _, prefix in model.extensions}
+        _must(code >> EXTENSION_SHIFT in known, f"{label}: its extension is not among the model's {sorted(known)}")
+    elif code != OperationType.OEM_OPERATION:
+        _must(
+            operation_name(code) in OPS, f"{label}: must be one of the {len(OPS)} operations known, or of an extension"
+        )
+
+
+def _innermost_first(model: Model) -> list[int]:
+    """Subgraph numbers so that each comes after those it refers to; a cycle or too deep a nesting is an error."""
+    refers = [
+        sorted({o.location.offset + 1 for o in subgraph.operands if o.lifetime == Lifetime.SUBGRAPH})
+        for subgraph in model.subgraphs
+    ]
+    depth: dict[int, int] = {}
+    pending: list[tuple[int, bool]] = [(i, False) for i in reversed(range(len(refers)))]
+    open_now: set[int] = set()
+    order = []
+    while pending:
+        at, done = pending.pop()
+        if done:
+            open_now.discard(at)
+            depth[at] = 1 + max((depth[r] for r in refers[at]), default=0)
+            _must(depth[at] <= MAX_DEPTH, f"subgraphs are nested deeper than {MAX_DEPTH}")
+            order.append(at)
+        elif at not in depth:
+            _must(at not in open_now, f"subgraph {at - 1} refers to itself, directly or through others")
+            open_now.add(at)
+            pending.append((at, True))
+            for other in refers[at]:
+                _must(other not in open_now, f"subgraph {other - 1} refers to itself, directly or through others")
+                pending.append((other, False))
+    return order
+
+
+# ------------------------------------------------------------------------------------------------------------- binding
+
+
+def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> SubgraphBinding:
+    subgraph = model.subgraphs[number]
+    values = [_value(model, operand, done) for operand in subgraph.operands]
+    bounds: list[Bound | None] = []
+    for index, operation in enumerate(subgraph.operations):
+        record = OPS.get(operation_name(operation.type))
+        if record is None:
+            bounds.append(None)
+            continue
+        label = operation_label(operation, index) + (f" of subgraph {number - 1}" if number else "")
+        a = bind(record, [values[i] for i in operation.inputs], [values[i] for i in operation.outputs], label)
+        bounds.append(a)
+        for place, shape in zip(operation.outputs, a.shapes, strict=True):
+            value = values[place]
+            if shape is not None and value is not None:
+                values[place] = replace(value, shape=_merge(shape, value.shape))
+    return SubgraphBinding(tuple(bounds), tuple(values))
+
+
+def _merge(inferred: Shape, declared: Shape | None) -> Shape:
+    if declared is None:
+        return inferred
+    return tuple(d if i is None else i for i, d in zip(inferred, declared, strict=True))
+
+
+def _value(model: Model, operand: Operand, done: dict[int, SubgraphBinding]) -> Value | None:
+    if operand.lifetime == Lifetime.NO_VALUE:
+        return None
+    data: Any = None
+    if operand.lifetime == Lifetime.SUBGRAPH:
+        data = _subgraph_facts(model, operand.location.offset, done)
+    elif operand.lifetime in CONSTANTS and operand.type in TYPE_FACTS and operand.type < OperandType.OEM:
+        data = model.constant(operand)
+    name = operand.name
+    return Value(operand.type, shape_of(operand), operand.scale, operand.zero_point, operand.channel, data, name)
+
+
+def shape_of(operand: Operand) -> Shape | None:
+    """The declared shape: None for an unknown rank, None within it for an unknown dimension."""
+    facts = TYPE_FACTS.get(operand.type)
+    if facts is not None and not facts.tensor:
+        return ()
+    return tuple(d or None for d in operand.dimensions) or None
+
+
+def _subgraph_facts(model: Model, index: int, done: dict[int, SubgraphBinding]) -> SubgraphFacts:
+    subgraph, values = model.referenced[index], done[index + 1].values
+    inputs, outputs = ([values[i] for i in indices] for indices in (subgraph.inputs, subgraph.outputs))
+    return SubgraphFacts(index, tuple(v for v in inputs if v), tuple(v for v in outputs if v))
+
+
+def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tuple[str, ...]]:
+    found: list[tuple[Level, str]] = [(V1_0, "")]
+    if model.relaxed:
+        found.append((V1_1, "relaxed float32 exists since 1.1"))
+    if model.extensions:
+        found.append((V1_2, "extensions exist since 1.2"))
+    if model.referenced:
+        found.append((V1_3, "referenced subgraphs exist since 1.3"))
+    for subgraph, binding in zip(model.subgraphs, bindings, strict=True):
+        for operand in subgraph.operands:
+            facts = TYPE_FACTS.get(operand.type)
+            if facts is not None:
+                found.append((facts.since, f"{type_name(operand.type)} exists since {facts.since}"))
+        found.extend((a.level, f"{a.name}: {a.reasons[-1]}") for a in binding.operations if a is not None)
+    level = max(entry[0] for entry in found)
+    return level, tuple(dict.fromkeys(reason for at, reason in found if at == level and reason))

@@ -1,0 +1,194 @@
+"""What kernels and rules share: real and stored values, layouts, activations, windows, broadcasting."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import Activation, OperandType, Padding
+from nnhal.base.operands import Array, Shape, Unknown, Value, dtype_of
+from nnhal.ops.schema import Bound, show
+
+ACTIVATION_RANGE = {
+    Activation.NONE: (-np.inf, np.inf),
+    Activation.RELU: (0.0, np.inf),
+    Activation.RELU1: (-1.0, 1.0),
+    Activation.RELU6: (0.0, 6.0),
+}
+
+# ------------------------------------------------------------------------------------------------ stored and real values
+
+
+def decode(value: Value, x: Array) -> Array:
+    """The real values of a tensor: float16 widened, quantised elements as (q - zero_point) * scale, in float32."""
+    if value.channel is not None:
+        shape = [1] * x.ndim
+        shape[value.channel.axis] = -1
+        return x.astype(np.float32) * np.asarray(value.channel.scales, np.float32).reshape(shape)
+    if value.quantised:
+        return (x.astype(np.float32) - np.float32(value.zero_point)) * np.float32(value.scale)
+    return x.astype(np.float32) if value.type == OperandType.TENSOR_FLOAT16 else x
+
+
+def encode(value: Value, real: Array) -> Array:
+    """Real values as the tensor stores them: rounded half away from zero, saturated."""
+    if not value.quantised:
+        return real.astype(value.dtype, copy=False)
+    limits = np.iinfo(value.dtype)
+    steps = real / np.float32(value.scale)
+    steps = np.trunc(steps + np.copysign(np.float32(0.5), steps))
+    return np.clip(steps + value.zero_point, limits.min, limits.max).astype(value.dtype)
+
+
+def centred(value: Value, x: Array) -> Array:
+    """q - zero_point of a quantised tensor as float32, exact for 8 and 16 bits."""
+    return x.astype(np.float32) - np.float32(value.zero_point)
+
+
+def activate(a: Bound, x: Array) -> Array:
+    """Apply the fused activation of `a`, where it has one, to real values."""
+    low, high = ACTIVATION_RANGE[a.__dict__.get("activation", Activation.NONE)]
+    return x if (low, high) == (-np.inf, np.inf) else np.clip(x, np.float32(low), np.float32(high))
+
+
+def real(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel on real values: tensors are decoded before it; activation and encoding follow it."""
+
+    @wraps(function)
+    def kernel(a: Bound, *tensors: Any) -> Any:
+        results = function(a, *[_each(decode, v, x) for (_, v), x in zip(a.inputs, tensors, strict=True)])
+        if isinstance(results, tuple):
+            return tuple(encode(v, activate(a, y)) for v, y in zip(a.outs, results, strict=False))
+        return encode(a.out, activate(a, results))
+
+    return kernel
+
+
+def _each(convert: Callable[[Value, Array], Array], value: Any, x: Any) -> Any:
+    if x is None:
+        return None
+    return [convert(v, y) for v, y in zip(value, x, strict=True)] if isinstance(value, tuple) else convert(value, x)
+
+
+def lowest(x: Array) -> Any:
+    """The least finite value of an array's type."""
+    return np.finfo(x.dtype).min if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+
+
+# ------------------------------------------------------------------------------------------------------------- layouts
+
+
+def nhwc(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel written for NHWC: arguments and outputs marked `layout` are permuted where `nchw` is true."""
+
+    @wraps(function)
+    def kernel(a: Bound, *tensors: Any) -> Any:
+        if not a.nchw:
+            return function(a, *tensors)
+        marked = [argument.layout for argument, _ in a.inputs]
+        moved = [np.moveaxis(x, 1, -1) if m and x is not None else x for m, x in zip(marked, tensors, strict=True)]
+        result = function(a, *moved)
+        return np.moveaxis(result, -1, 1) if a.op.outputs[0].layout else result
+
+    return kernel
+
+
+# ------------------------------------------------------------------------------------------------- windows that slide
+
+
+def padding(a: Bound, axis: str) -> tuple[int, int]:
+    """Padding before and after `axis` ("h" or "w"), from the scheme or stated explicitly."""
+    if not a.form_has("scheme"):
+        return (a.pad_top, a.pad_bottom) if axis == "h" else (a.pad_left, a.pad_right)
+    if a.scheme == Padding.VALID:
+        return 0, 0
+    size, stride = _size(a, axis), getattr(a, f"stride_{axis}")
+    total = max(0, (-(-size // stride) - 1) * stride + _reach(a, axis) - size)
+    return total // 2, total - total // 2
+
+
+def _size(a: Bound, axis: str) -> int:
+    size: int = a.height if axis == "h" else a.width
+    return size
+
+
+def _dilation(a: Bound, axis: str) -> int:
+    name = f"dilation_{axis}"
+    return int(getattr(a, name)) if a.form_has(name) else 1
+
+
+def _reach(a: Bound, axis: str) -> int:
+    """How far a filter reaches over the input, dilation counted."""
+    return (int(getattr(a, f"filter_{axis}")) - 1) * _dilation(a, axis) + 1
+
+
+def out_size(axis: str) -> Callable[[Bound], int]:
+    """Shape rule: how many positions a window takes along `axis`."""
+
+    def rule(a: Bound) -> int:
+        size = _size(a, axis) + sum(padding(a, axis))
+        reach = _reach(a, axis)
+        a.require(size >= reach, f"filter_{axis} reaches over {reach}, must be at most the padded input's {size}")
+        return (size - reach) // int(getattr(a, f"stride_{axis}")) + 1
+
+    return rule
+
+
+WINDOWED = {"out_h": out_size("h"), "out_w": out_size("w")}
+
+
+def pad_spatial(a: Bound, x: Array, fill: float = 0.0) -> Array:
+    """An NHWC array with the padding of `a` around height and width."""
+    pads = padding(a, "h"), padding(a, "w")
+    if pads == ((0, 0), (0, 0)):
+        return x
+    return np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=fill)
+
+
+def taps(a: Bound, x: Array, fill: float = 0.0) -> Iterator[tuple[int, int, Array]]:
+    """For each position (i, j) of the filter, the padded NHWC input it meets: an array [n, out_h, out_w, c]."""
+    out_h, out_w = out_size("h")(a), out_size("w")(a)
+    padded = pad_spatial(a, x, fill)
+    for i in range(a.filter_h):
+        rows = slice(top := i * _dilation(a, "h"), top + (out_h - 1) * a.stride_h + 1, a.stride_h)
+        for j in range(a.filter_w):
+            columns = slice(left := j * _dilation(a, "w"), left + (out_w - 1) * a.stride_w + 1, a.stride_w)
+            yield i, j, padded[:, rows, columns, :]
+
+
+# ------------------------------------------------------------------------------------------------ shapes and attributes
+
+
+def broadcast(a: Bound, *values: Value) -> Shape:
+    """Shape that results from broadcasting, where every dimension is equal, 1 or unknown."""
+    shapes = [v.dims for v in values]
+    rank = max(map(len, shapes))
+    result: list[int | None] = []
+    for sizes in zip(*[(1,) * (rank - len(s)) + s for s in shapes], strict=True):
+        known = {s for s in sizes if s not in (1, None)}
+        if len(known) > 1:
+            a.fail(f"shapes {' and '.join(map(show, shapes))} must be equal or 1 in every dimension from the last")
+        result.append(known.pop() if known else None if None in sizes else 1)
+    return tuple(result)
+
+
+def axis_of(a: Bound, name: str, rank: int) -> int:
+    """The scalar argument `name` as an axis of 0 to rank - 1; negative ones count from the end."""
+    axis: int = getattr(a, name)
+    a.require(-rank <= axis < rank, f"{name} = {axis}, must be from {-rank} to {rank - 1}")
+    return axis % rank
+
+
+def same_as_input(a: Bound) -> Sequence[Shape | None]:
+    """Shape rule: the output has the shape of the first tensor."""
+    first = a.inputs[0][1]
+    if not isinstance(first, Value):
+        raise Unknown
+    return [first.shape]
+
+
+def type_range(code: int) -> tuple[int, int]:
+    """Least and greatest stored value of an integer type."""
+    limits = np.iinfo(dtype_of(code))
+    return int(limits.min), int(limits.max)

@@ -1,0 +1,51 @@
+"""AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D: reduce a window that slides over height and width."""
+
+from functools import partial, reduce
+
+import numpy as np
+
+from nnhal.base.codes import Activation, Padding
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.common import WINDOWED, lowest, nhwc, padding, real, taps
+from nnhal.ops.schema import BOOL, F16, F32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, out, register
+
+x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
+pads = args("pad_left pad_right pad_top pad_bottom", INT32, at_least=0)
+window = args("stride_w stride_h filter_w filter_h", INT32, at_least=1)
+tail = arg("activation", Activation), arg("nchw", BOOL, since=V1_2, default=False)
+FORMS = Form(x, *pads, *window, *tail), Form(x, arg("scheme", Padding), *window, *tail)
+OUTPUT = (out("output", T, "batch out_h out_w depth", layout=True, quant=SAME),)
+FLOAT, QUANT = {F32: V1_0, F16: V1_2}, {Q8: V1_0, Q8S: V1_3}
+
+
+def narrow(a: Bound) -> None:
+    for axis in "wh":
+        size = getattr(a, f"filter_{axis}")
+        a.require(
+            max(padding(a, axis)) < size, f"padding {padding(a, axis)} must be smaller than filter_{axis} = {size}"
+        )
+
+
+def mean(a: Bound, x: Array) -> Array:
+    """Over the real elements: padding does not count."""
+    ones = np.ones((1, *x.shape[1:3], 1), x.dtype)
+    total, count = (reduce(np.add, (t for _, _, t in taps(a, values))) for values in (x, ones))
+    return total / count
+
+
+def peak(a: Bound, x: Array) -> Array:
+    return reduce(np.maximum, (t for _, _, t in taps(a, x, lowest(x))))
+
+
+def l2(a: Bound, x: Array) -> Array:
+    return np.sqrt(mean(a, x * x))
+
+
+pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(narrow,), where=WINDOWED)
+
+register(
+    pool("AVERAGE_POOL_2D", FLOAT | QUANT, kernel=nhwc(real(mean)), doc="Mean of each window."),
+    pool("MAX_POOL_2D", FLOAT | QUANT, kernel=nhwc(real(peak)), doc="Greatest element of each window."),
+    pool("L2_POOL_2D", FLOAT, kernel=nhwc(real(l2)), doc="Root of the mean of squares of each window."),
+)

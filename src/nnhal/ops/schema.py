@@ -1,0 +1,537 @@
+"""The schema language: one `Op` record says all there is to know of an operation.
+
+A record lists the *forms* in which the operation may be called; a form is a list of `arg`s. `bind` matches the operands
+of one operation against the record: it chooses the form, checks types, ranks, dimensions, ranges and the record's own
+rules, and returns a `Bound` whose attributes are the *decoded* arguments. Whatever touches a value that is only known at
+run time is deferred: `bind` is called again by the executor when the value is there. The level of the operation falls out
+on the way. Documentation, validation, shape inference and random graphs are all read off the same record.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+
+from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType, type_name
+from nnhal.base.errors import InvalidModel
+from nnhal.base.levels import V1_0, Level
+from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
+
+FLOAT32, FLOAT16, INT32 = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32
+UINT32, BOOL, SUBGRAPH = OperandType.UINT32, OperandType.BOOL, OperandType.SUBGRAPH
+F32, F16, I32 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_FLOAT16, OperandType.TENSOR_INT32
+B8, Q8, Q8S = OperandType.TENSOR_BOOL8, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+Q8SYMM, Q8PC = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+Q16S, Q16A = OperandType.TENSOR_QUANT16_SYMM, OperandType.TENSOR_QUANT16_ASYMM
+
+Allowed: TypeAlias = Mapping[OperandType, Level]
+Kernel = Callable[..., Any]
+Check = Callable[["Bound"], None]
+
+
+class _Var:
+    """The operation's own type: one type that all operands marked `T` share, out of `Op.types`."""
+
+    def __repr__(self) -> str:
+        return "T"
+
+
+T = _Var()
+
+
+@dataclass(frozen=True)
+class Per:
+    """Types that follow from the operation's own type, as in: the bias of a quantised convolution is TENSOR_INT32."""
+
+    table: Mapping[OperandType, Allowed]
+
+
+Spec: TypeAlias = _Var | Per | Allowed
+Loose: TypeAlias = OperandType | Allowed | Sequence[OperandType]
+
+
+def _allowed(types: Loose) -> Allowed:
+    if isinstance(types, OperandType):
+        return {types: TYPE_FACTS[types].since}
+    if isinstance(types, Mapping):
+        return types
+    return {t: TYPE_FACTS[t].since for t in types}
+
+
+def per(table: Mapping[OperandType, Loose]) -> Per:
+    """Types by the operation's own type: `per({F32: F32, Q8: I32})`."""
+    return Per({own: _allowed(types) for own, types in table.items()})
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "required"
+
+
+REQUIRED = _Missing()
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument of a form, or one output. Made by `arg`, `args` and `out`."""
+
+    name: str
+    spec: Spec  # the operand types allowed
+    dims: tuple[str, ...] | None = None  # one name a dimension; equal names must have equal sizes; "_" is any size
+    rank: tuple[int, int] | None = None  # least and most
+    layout: bool = False  # `dims` is written for NHWC and permuted where the argument `nchw` is true
+    optional: bool = False  # may be omitted (lifetime NO_VALUE, or an input without a value)
+    since: Level = V1_0  # a trailing argument that earlier levels do not have
+    default: Any = REQUIRED  # value of a trailing argument that is not there
+    at_least: float | None = None
+    at_most: float | None = None
+    enum: type[IntEnum] | None = None
+    many: int | None = None  # variadic: the least number of operands
+    quant: "Quant | None" = None
+    doc: str = ""
+
+    @property
+    def scalar(self) -> bool:
+        """Whether the argument is decoded to a Python value rather than handed to the kernel as an array."""
+        if isinstance(self.spec, _Var):
+            return False
+        tables = self.spec.table.values() if isinstance(self.spec, Per) else (self.spec,)
+        return not any(TYPE_FACTS[t].tensor for table in tables for t in table)
+
+
+@dataclass(frozen=True)
+class Quant:
+    """Rule for an output's quantisation: that of the first `T` argument, or fixed values by type."""
+
+    same: bool = False
+    fixed: Mapping[OperandType, tuple[float, int]] = field(default_factory=dict)
+
+
+SAME = Quant(same=True)
+
+
+def fixed(table: Mapping[OperandType, tuple[float, int]]) -> Quant:
+    """Output scale and zero point stated by the definition, for each type."""
+    return Quant(fixed=table)
+
+
+def arg(
+    name: str, spec: Spec | Loose | type[IntEnum], dims: str | None = None, *, rank: Any = None, **more: Any
+) -> Arg:
+    """An argument: `arg("input", T, "batch height width depth")`, `arg("axis", INT32)`, `arg("activation", Activation)`.
+
+    rank: an int or (least, most), where no `dims` are given. A scalar INT32 with an enum class is decoded to its member.
+    """
+    if isinstance(spec, type):
+        more["enum"], spec = spec, INT32
+    kind: Spec = spec if isinstance(spec, _Var | Per) else _allowed(spec)
+    ranks = (rank, rank) if isinstance(rank, int) else rank
+    return Arg(name, kind, tuple(dims.split()) if dims is not None else None, ranks, **more)
+
+
+def args(names: str, spec: Spec | Loose | type[IntEnum], dims: str | None = None, **more: Any) -> tuple[Arg, ...]:
+    """Several arguments of one kind: `args("stride_w stride_h", INT32, at_least=1)`."""
+    return tuple(arg(name, spec, dims, **more) for name in names.split())
+
+
+out = arg  # outputs are described with the same words
+
+
+class Form(tuple[Arg, ...]):
+    """One way to call an operation: its arguments in order."""
+
+    def __new__(cls, *arguments: Arg) -> "Form":  # noqa: D102
+        return super().__new__(cls, arguments)
+
+    def counts(self) -> tuple[list[int], int | None]:
+        """The numbers of inputs this form takes, and the least number where it is variadic."""
+        least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
+        trailing = sum(1 for a in self if a.default is not REQUIRED)
+        return list(range(least, least + trailing + 1)), (least if any(a.many is not None for a in self) else None)
+
+    def takes(self, count: int) -> bool:
+        """Whether `count` inputs can fit this form."""
+        counts, least = self.counts()
+        return count in counts or (least is not None and count >= least)
+
+    def slots(self, count: int) -> list[tuple[Arg, int, int]]:
+        """For each argument the half-open range of inputs that it takes, out of `count`."""
+        singles = sum(1 for a in self if a.many is None)
+        variadic = any(a.many is not None for a in self)
+        at, result = 0, []
+        for a in self:
+            size = count - singles if a.many is not None else 1
+            end = min(at + size, count)
+            result.append((a, at, end))
+            at = end
+        if variadic and at != count:
+            raise AssertionError("a variadic form takes all inputs")
+        return result
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|actual - expected| <= atol + rtol * |expected|."""
+
+    atol: float
+    rtol: float
+
+
+@dataclass(frozen=True)
+class Op:
+    """The record of one operation.
+
+    types: the operation's own types `T`, each with the level that introduced it.
+    where: for names in an output's `dims` that no input binds, how to compute them from the bound arguments.
+    infer: computes all output shapes at once, where `dims` cannot say it; returns one shape an output.
+    checks: each a rule of its own; it calls `a.require`, and may raise the level with `a.since`.
+    kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
+        output array or a tuple of them. A control-flow or random kernel (`context=True`) gets the execution context too.
+    """
+
+    name: str
+    types: Allowed
+    forms: tuple[Form, ...]
+    outputs: tuple[Arg, ...]
+    kernel: Kernel
+    checks: tuple[Check, ...] = ()
+    infer: Callable[["Bound"], Sequence[Shape | None]] | None = None
+    where: Mapping[str, Callable[["Bound"], int]] = field(default_factory=dict)
+    context: bool = False
+    tolerance: Tolerance | None = None
+    doc: str = ""
+
+    @property
+    def code(self) -> OperationType:
+        """The numeric code."""
+        return OperationType[self.name]
+
+
+_RESERVED = frozenset(("op", "form", "name", "level", "reasons", "inputs", "out", "outs", "shapes", "deferred", "T"))
+
+
+class Bound:
+    """One operation with its arguments decoded: each argument is an attribute, and so is each named dimension.
+
+    Scalars are Python values or enum members, tensors are `Value`s, variadic arguments are tuples of `Value`s, omitted ones
+    None. Asking for what is not known yet raises Unknown, which defers the rule that asked.
+    """
+
+    def __init__(self, op: Op, form: Form, name: str, outs: Sequence[Value | None]) -> None:
+        self.op, self.form, self.name = op, form, name
+        self.T: OperandType | None = None
+        self.inputs: list[tuple[Arg, Value | tuple[Value, ...] | None]] = []  # the tensor arguments, for the kernel
+        if missing := [i for i, value in enumerate(outs) if value is None]:
+            self.fail(f"output {missing[0]} is omitted, must be given")
+        self.outs = tuple(value for value in outs if value is not None)
+        self.shapes: list[Shape | None] = []
+        self.level: Level = op.code.since
+        self.reasons: list[str] = [f"{op.name} exists since {self.level}"]
+        self.deferred = False  # something has to be checked or computed at run time
+
+    def __getattr__(self, name: str) -> Any:
+        raise Unknown(name)
+
+    @property
+    def out(self) -> Value:
+        """The first output."""
+        return self.outs[0]
+
+    def form_has(self, name: str) -> bool:
+        """Whether the chosen form has an argument or dimension of this name."""
+        return name in self.__dict__ or any(a.name == name for a in self.form)
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise InvalidModel for this operation."""
+        raise InvalidModel(f"{self.name}: {message}")
+
+    def require(self, condition: Any, message: str) -> None:
+        """Fail with `message` unless the condition holds."""
+        if not condition:
+            self.fail(message)
+
+    def since(self, level: Level, reason: str) -> None:
+        """The operation needs at least `level`, because of `reason`."""
+        if level > self.level:
+            self.level = level
+            self.reasons.append(reason)
+
+
+OPS: dict[str, Op] = {}
+
+
+def register(*records: Op) -> None:
+    """Add records to the table of operations; a record that contradicts itself is a programming error."""
+    for record in records:
+        if record.name in OPS:
+            raise ValueError(f"{record.name} is registered twice")
+        for form in record.forms:
+            names = [a.name for a in form]
+            dims = {d for a in form for d in a.dims or ()}
+            clash = (set(names) & dims) | ((set(names) | dims) & (_RESERVED | set(dir(Bound))))
+            if clash or len(set(names)) != len(names):
+                raise ValueError(f"{record.name}: names {sorted(clash) or names} are used twice or reserved")
+        OPS[record.name] = record
+
+
+# ---------------------------------------------------------------------------------------------------------------- binding
+
+
+def bind(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None], name: str = "") -> Bound:
+    """Match operands against the record of an operation.
+
+    inputs, outputs: what is known of each operand; None for an omitted one. name: for messages, `ADD #3`.
+    Raises InvalidModel in the grammar of errors. `shapes` of the result holds the inferred output shapes.
+    """
+    name = name or op.name
+    a = _choose(op, inputs, outputs, name)
+    slots = a.form.slots(len(inputs))
+    for argument, start, end in slots:
+        _decode(a, argument, start, inputs[start:end])
+    for argument, start, end in slots:
+        for index in range(start, end):
+            value = inputs[index]
+            if value is not None and not argument.scalar:
+                _unify(a, argument, f"input {index} ({argument.name})", value)
+    for check in op.checks:
+        _attempt(a, check)
+    _finish(a)
+    return a
+
+
+def _attempt(a: Bound, rule: Callable[[Bound], Any]) -> Any:
+    try:
+        return rule(a)
+    except Unknown:
+        a.deferred = True
+        return None
+
+
+def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None], name: str) -> Bound:
+    """The first form whose count and types fit; else the error of the form that fitted furthest."""
+    best: tuple[int, str] = (-1, "")
+    for form in op.forms:
+        if not form.takes(len(inputs)):
+            continue
+        a = Bound(op, form, name, outputs)
+        matched, problem = _match_types(a, inputs)
+        if not problem:
+            _match_outputs(a)
+            return a
+        best = max(best, (matched, problem), key=lambda entry: entry[0])
+    if best[0] >= 0:
+        raise InvalidModel(f"{name}: {best[1]}")
+    counts = sorted({c for form in op.forms for c in form.counts()[0]})
+    variadic = [least for form in op.forms if (least := form.counts()[1]) is not None]
+    takes = f"{min(variadic)} or more" if variadic else " or ".join(map(str, counts))
+    raise InvalidModel(f"{name}: got {len(inputs)} inputs, takes {takes}")
+
+
+def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
+    matched = 0
+    for argument, start, end in a.form.slots(len(inputs)):
+        for index in range(start, end):
+            value, label = inputs[index], f"input {index} ({argument.name})"
+            if value is None:
+                if not argument.optional:
+                    return matched, f"{label} is omitted, must be given"
+            elif problem := _match_type(a, argument, label, value):
+                return matched, problem
+            if argument.since > V1_0:
+                a.since(argument.since, f"{label} exists since {argument.since}")
+            matched += 1
+    return matched, ""
+
+
+def _match_type(a: Bound, argument: Arg, label: str, value: Value) -> str:
+    allowed = types_for(a.op, argument, a.T)
+    if isinstance(argument.spec, _Var) and a.T is not None and value.type != a.T:
+        return f"{label} is {type_name(value.type)}, must be {a.T.name} like the operands before it"
+    if value.type not in allowed:
+        choices = ", ".join(f"{t.name} since {level}" for t, level in allowed.items())
+        return f"{label} is {type_name(value.type)}; allowed: {choices}"
+    kind = OperandType(value.type)
+    if isinstance(argument.spec, _Var):
+        a.T = kind
+    a.since(allowed[kind], f"{label} may be {kind.name} since {allowed[kind]}")
+    return ""
+
+
+def types_for(op: Op, argument: Arg, own: OperandType | None) -> Allowed:
+    """The types an argument may have, given the operation's own type where it is known."""
+    if isinstance(argument.spec, _Var):
+        return op.types
+    if isinstance(argument.spec, Per):
+        if own is not None:
+            return argument.spec.table[own]
+        return {t: level for allowed in argument.spec.table.values() for t, level in allowed.items()}
+    return argument.spec
+
+
+def _match_outputs(a: Bound) -> None:
+    variadic = any(o.many is not None for o in a.op.outputs)
+    least = sum(1 for o in a.op.outputs if o.default is REQUIRED and o.many is None)
+    count = len(a.outs)
+    if not variadic and not least <= count <= len(a.op.outputs):
+        numbers = sorted({least, len(a.op.outputs)})
+        a.fail(f"got {count} outputs, gives {' or '.join(map(str, numbers))}")
+    for index, value in enumerate(a.outs):
+        output = output_at(a.op, index)
+        if problem := _match_type(a, output, f"output {index} ({output.name})", value):
+            a.fail(problem)
+        if output.since > V1_0:
+            a.since(output.since, f"output {index} ({output.name}) exists since {output.since}")
+
+
+def output_at(op: Op, index: int) -> Arg:
+    """The record of output `index`; a variadic output takes all from its place on."""
+    return op.outputs[min(index, len(op.outputs) - 1)]
+
+
+def _decode(a: Bound, argument: Arg, start: int, values: Sequence[Value | None]) -> None:
+    if argument.many is not None:
+        setattr(a, argument.name, tuple(values))
+        a.inputs.append((argument, tuple(v for v in values if v is not None)))
+    elif not values:
+        setattr(a, argument.name, argument.default)
+        if not argument.scalar:
+            a.inputs.append((argument, None))
+    elif not argument.scalar:
+        setattr(a, argument.name, values[0])
+        a.inputs.append((argument, values[0]))
+    elif values[0] is None:
+        setattr(a, argument.name, None)
+    elif values[0].data is None:
+        a.deferred = True
+    else:
+        setattr(a, argument.name, _scalar(a, argument, start, values[0]))
+
+
+def _scalar(a: Bound, argument: Arg, index: int, value: Value) -> Any:
+    if isinstance(value.data, SubgraphFacts):
+        return value.data
+    number = np.asarray(value.data).reshape(-1)[0].item()
+    label = f"input {index} ({argument.name}) = {number}"
+    if argument.enum is not None:
+        if number not in argument.enum.__members__.values():
+            choices = ", ".join(f"{int(m)} ({m.name})" for m in argument.enum)
+            a.fail(f"{label}, must be one of {choices}")
+        return argument.enum(number)
+    if argument.at_least is not None and not number >= argument.at_least:
+        a.fail(f"{label}, must be at least {argument.at_least}")
+    if argument.at_most is not None and not number <= argument.at_most:
+        a.fail(f"{label}, must be at most {argument.at_most}")
+    return number
+
+
+def _unify(a: Bound, argument: Arg, label: str, value: Value) -> None:
+    """Check rank and dimensions of a tensor against its pattern; bind the names."""
+    if value.shape is None:
+        a.deferred = True
+        return
+    rank = len(value.shape)
+    if argument.dims is None:
+        low, high = argument.rank or (0, rank)
+        if not low <= rank <= high:
+            must = str(low) if low == high else f"{low} to {high}"
+            a.fail(f"{label} has shape {show(value.shape)}, must have rank {must}")
+        a.deferred |= None in value.shape
+        return
+    if rank != len(argument.dims):
+        a.fail(f"{label} has shape {show(value.shape)}, must be [{', '.join(argument.dims)}]")
+    try:
+        names = pattern(a, argument)
+    except Unknown:
+        a.deferred = True
+        return
+    known: dict[str, Any] = a.__dict__
+    for axis, (name, size) in enumerate(zip(names, value.shape, strict=True)):
+        if size is None:
+            a.deferred = True
+        elif name != "_":
+            wanted = int(name) if name.isdigit() else known.setdefault(name, size)
+            if size != wanted:
+                rule = "" if name.isdigit() else f"{name} = "
+                a.fail(f"{label} has dimension {axis} = {size}, must be {rule}{wanted}")
+
+
+def pattern(a: Bound, argument: Arg) -> tuple[str, ...]:
+    """The dimension names of an argument in the order of its layout."""
+    names = argument.dims or ()
+    if argument.layout and a.nchw:
+        return (names[0], names[-1], *names[1:-1])
+    return names
+
+
+def _finish(a: Bound) -> None:
+    """Infer the output shapes; check them and the quantisation against what the outputs declare."""
+    a.shapes = _infer(a)
+    first = next((v for argument, v in a.inputs if isinstance(argument.spec, _Var) and isinstance(v, Value)), None)
+    for index, (value, shape) in enumerate(zip(a.outs, a.shapes, strict=True)):
+        output = output_at(a.op, index)
+        label = f"output {index} ({output.name})"
+        if shape is None or None in shape:
+            a.deferred = True
+        if shape is not None and value.shape is not None and not agree(shape, value.shape):
+            a.fail(f"{label} has shape {show(value.shape)}, must be {show(shape)}")
+        rule = output.quant
+        if rule is None or not value.quantised:
+            continue
+        if rule.same and first is not None and (value.scale, value.zero_point) != (first.scale, first.zero_point):
+            a.fail(
+                f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "
+                f"must be those of the input, {first.scale:g} and {first.zero_point}"
+            )
+        wanted = rule.fixed.get(OperandType(value.type))
+        if wanted is not None and (np.float32(value.scale), value.zero_point) != (np.float32(wanted[0]), wanted[1]):
+            a.fail(
+                f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "
+                f"must be {wanted[0]:g} and {wanted[1]}"
+            )
+
+
+def _infer(a: Bound) -> list[Shape | None]:
+    if a.op.infer is not None:
+        shapes = _attempt(a, a.op.infer)
+        return [None] * len(a.outs) if shapes is None else list(shapes)[: len(a.outs)]
+    shapes = []
+    for index in range(len(a.outs)):
+        output = output_at(a.op, index)
+        if output.dims is not None:
+            shapes.append(_attempt(a, partial(_sizes, output=output)))
+        else:
+            first = a.inputs[0][1]
+            shapes.append(first.shape if isinstance(first, Value) else None)
+    return shapes
+
+
+def _sizes(a: Bound, output: Arg) -> Shape:
+    sizes: list[int | None] = []
+    for name in pattern(a, output):
+        if name.isdigit():
+            sizes.append(int(name))
+        else:
+            sizes.append(a.__dict__[name] if name in a.__dict__ else _attempt(a, a.op.where.get(name, _not_known)))
+    return tuple(sizes)
+
+
+def _not_known(a: Bound) -> int:
+    raise Unknown
+
+
+def agree(one: Shape, other: Shape) -> bool:
+    """Whether two shapes can be the same, unknown dimensions taken as any size."""
+    return len(one) == len(other) and all(m is None or n is None or m == n for m, n in zip(one, other, strict=True))
+
+
+def show(shape: Sequence[int | None] | None) -> str:
+    """A shape for people: `[1, ?, 3]`, `[?...]` where the rank is unknown."""
+    return "[?...]" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
+
+
+def with_data(value: Value, data: Any) -> Value:
+    """The same operand, its run-time shape and value known."""
+    return replace(value, shape=tuple(np.shape(data)), data=data)
