@@ -1,0 +1,102 @@
+"""nnhal: the Neural Networks API (NNAPI runtime and NN HAL) for Linux hosts.
+
+    model = nnhal.load("model.tflite")
+    compiled = nnhal.compile(model)
+    y = compiled(x)
+
+Importing this package imports neither an engine nor a file format; each comes with the first call that needs it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "load": "nnhal.api",
+    "compile": "nnhal.api",
+    "devices": "nnhal.api",
+    "load_driver": "nnhal.runtime.discovery",
+    "level_of": "nnhal.model.validate",
+    "validate": "nnhal.model.validate",
+    "Builder": "nnhal.frontends.python",
+    "Compiled": "nnhal.runtime.compiled",
+    "Execution": "nnhal.runtime.inflight",
+    "Stream": "nnhal.runtime.compiled",
+    "Memory": "nnhal.base.memory",
+    "Model": "nnhal.model.graph",
+    "Level": "nnhal.base.levels",
+    "Preference": "nnhal.base.codes",
+    "Priority": "nnhal.base.codes",
+    "FallbackWarning": "nnhal.runtime.compilation",
+    **dict.fromkeys(
+        (
+            "BadFile",
+            "BadState",
+            "Cancelled",
+            "Closed",
+            "DeadObject",
+            "DeviceUnavailable",
+            "InvalidArgument",
+            "InvalidModel",
+            "InvalidRequest",
+            "LoopTimeout",
+            "MissedDeadline",
+            "NnhalError",
+            "OperationFailed",
+            "OutOfMemory",
+            "OutputInsufficientSize",
+            "ResourceExhausted",
+            "Unmappable",
+            "UnsupportedModel",
+        ),
+        "nnhal.base.errors",
+    ),
+}
+
+if TYPE_CHECKING:
+    from nnhal.api import compile, devices, load
+    from nnhal.base.codes import Preference, Priority
+    from nnhal.base.errors import (
+        BadFile,
+        BadState,
+        Cancelled,
+        Closed,
+        DeadObject,
+        DeviceUnavailable,
+        InvalidArgument,
+        InvalidModel,
+        InvalidRequest,
+        LoopTimeout,
+        MissedDeadline,
+        NnhalError,
+        OperationFailed,
+        OutOfMemory,
+        OutputInsufficientSize,
+        ResourceExhausted,
+        Unmappable,
+        UnsupportedModel,
+    )
+    from nnhal.base.levels import Level
+    from nnhal.base.memory import Memory
+    from nnhal.frontends.python import Builder
+    from nnhal.model.graph import Model
+    from nnhal.model.validate import level_of, validate
+    from nnhal.runtime.compilation import FallbackWarning
+    from nnhal.runtime.compiled import Compiled, Stream
+    from nnhal.runtime.discovery import load_driver
+    from nnhal.runtime.inflight import Execution
+
+__all__ = sorted(_EXPORTS)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'nnhal' has no attribute {name!r}")
+    value = getattr(import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -1,0 +1,97 @@
+"""The Python API: `load`, `compile`, `devices`. Everything here is an edge: arguments are checked, then passed on."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, get_args
+
+from nnhal.base.codes import Preference, Priority
+from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.hal.device import Device
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery
+from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
+from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.discovery import Found
+
+Path = str | os.PathLike[str]
+
+
+def load(
+    path: Path | bytes,
+    *,
+    signature: str | None = None,
+    shapes: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
+) -> Model:
+    """Read a `.tflite` file (or its bytes) as a model; weights stay in the mapped file.
+
+    signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
+    Raises BadFile for a damaged file, UnsupportedModel listing every operation that NNAPI cannot express.
+    """
+    from nnhal.frontends import tflite
+
+    if not isinstance(path, bytes) and not os.path.isfile(path):
+        raise BadFile(f"{os.fspath(path)}: is no file, must be a .tflite model")
+    return tflite.load(path, signature=signature, shapes=shapes)
+
+
+def compile(
+    model: Model | Path,
+    *,
+    devices: Sequence[str | Device] | str | Device | None = None,
+    preference: Preference | str = Preference.FAST_SINGLE_ANSWER,
+    priority: Priority | str = Priority.MEDIUM,
+    fallback: Fallback | None = None,
+    threads: int = 0,
+    relaxed: bool | None = None,
+    deadline: float | None = None,
+    driver_options: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Compiled:
+    """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
+
+    fallback: "allow", "warn" (a FallbackWarning) or "forbid"; where devices are named, "forbid" is the default.
+    threads: how many an engine may use, 0 for its own choice. relaxed: float32 may be computed as float16; None leaves it
+    as the model says. deadline: seconds from now. driver_options: a mapping for each device name.
+    Raises InvalidModel, UnsupportedModel, DeviceUnavailable, MissedDeadline, or what a driver raised.
+    """
+    if not isinstance(model, Model):
+        model = load(model)
+    named = [devices] if isinstance(devices, str | Device) else devices
+    chosen = discovery.select(named)
+    fallback = fallback or ("allow" if devices is None else "forbid")
+    if fallback not in get_args(Fallback):
+        raise InvalidArgument(f"fallback is {fallback!r}, must be one of {', '.join(get_args(Fallback))}")
+    if threads < 0:
+        raise InvalidArgument(f"threads is {threads}, must be at least 0")
+    options = driver_options or {}
+    for name in options:
+        if name not in [device.name for device in chosen]:
+            there = ", ".join(device.name for device in chosen)
+            raise InvalidArgument(f"driver_options: {name!r} is none of the devices, must be one of {there}")
+    if relaxed is not None and relaxed != model.relaxed:
+        model = replace(model, relaxed=relaxed)
+    wishes = Wishes(
+        tuple(chosen),
+        fallback,
+        _member(Preference, preference, "preference"),
+        _member(Priority, priority, "priority"),
+        threads,
+        None if deadline is None else time.monotonic_ns() + int(deadline * 1e9),
+        options,
+    )
+    return Compiled(compile_plan(model, wishes))
+
+
+def _member(kind: Any, value: Any, label: str) -> Any:
+    """An enum member given as such, by name or by number."""
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    if value in kind.__members__.values():
+        return kind(value)
+    raise InvalidArgument(f"{label} is {value!r}, must be one of {', '.join(m.lower() for m in kind.__members__)}")
+
+
+def devices() -> list[Found]:
+    """Every device there is, and every driver that does not load, with the reason."""
+    return discovery.found()

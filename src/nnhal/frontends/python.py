@@ -1,0 +1,261 @@
+"""The Python builder: a method for every operation, read off its record.
+
+b = Builder()
+x = b.input((1, 224, 224, 3))
+y = b.conv_2d(x, filter, bias, padding="same", stride=2, activation="relu6")
+model = b.finish([x], [y])
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import TYPE_FACTS, Activation, OperandType
+from nnhal.base.errors import InvalidModel
+from nnhal.base.operands import ChannelQuant, Shape, SubgraphFacts, Value
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
+from nnhal.model.validate import validate
+from nnhal.ops import OPS
+from nnhal.ops.schema import REQUIRED, Arg, Form, Op, bind, output_at, types_for
+
+PLAIN = {
+    np.dtype("f4"): OperandType.TENSOR_FLOAT32,
+    np.dtype("f2"): OperandType.TENSOR_FLOAT16,
+    np.dtype("i4"): OperandType.TENSOR_INT32,
+    np.dtype("?"): OperandType.TENSOR_BOOL8,
+}
+HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # where nothing is said
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An operand of a model under construction."""
+
+    index: int
+    value: Value
+    owner: "Builder"
+
+    @property
+    def shape(self) -> Shape | None:
+        """Its shape as far as it is known."""
+        return self.value.shape
+
+
+class Builder:
+    """Builds a model operation by operation; every operation is checked, and its output's shape known, at once.
+
+    Every operation is a method of its name in lower case, and takes its arguments in the definition's order or by name.
+    Arrays and numbers become constants. `padding` ("same", "valid" or ((top, bottom), (left, right))), `stride`,
+    `filter_size` and `dilation` stand for their pairs. For outputs whose quantisation no rule gives: `scale`, `zero_point`.
+    `out_type` chooses among several output types, `outputs` the number of outputs where it varies, `name` labels.
+    """
+
+    def __init__(self, name: str = "", *, _under: ModelBuilder | None = None) -> None:
+        self._model = _under or ModelBuilder(name)
+        self._facts: dict[int, SubgraphFacts] = {}
+
+    def input(
+        self,
+        shape: Sequence[int | None],
+        type: OperandType | str = OperandType.TENSOR_FLOAT32,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        name: str = "",
+    ) -> Tensor:
+        """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time."""
+        kind = OperandType[type] if isinstance(type, str) else type
+        index = self._model.operand(kind, [d or 0 for d in shape], scale, zero_point, name=name)
+        return Tensor(index, Value(kind, tuple(d or None for d in shape), scale, zero_point, name=name), self)
+
+    def constant(
+        self,
+        value: Any,
+        type: OperandType | str | None = None,
+        scale: float = 0.0,
+        zero_point: int = 0,
+        *,
+        channel: ChannelQuant | None = None,
+        name: str = "",
+    ) -> Tensor:
+        """Add a constant. The type follows from the array's; quantised ones are named, with scale and zero point."""
+        array = np.asarray(value)
+        if type is None:
+            if array.dtype not in PLAIN:
+                known = ", ".join(map(str, PLAIN))
+                raise InvalidModel(f"constant {name!r} is {array.dtype}, must be one of {known}, or be given a type")
+            type = PLAIN[array.dtype]
+        kind = OperandType[type] if isinstance(type, str) else type
+        array = np.ascontiguousarray(array, TYPE_FACTS[kind].dtype).reshape(array.shape)
+        index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=name)
+        return Tensor(index, Value(kind, array.shape, scale, zero_point, channel, array, name), self)
+
+    def subgraph(self) -> "Builder":
+        """A builder for a referenced subgraph; end it with `finish_subgraph` and hand the result to `if_` or `while_`."""
+        return Builder(_under=self._model.subgraph())
+
+    def finish_subgraph(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> SubgraphFacts:
+        """Freeze a referenced subgraph."""
+        index = self._model.finish_subgraph([t.index for t in inputs], [t.index for t in outputs])
+        return SubgraphFacts(index, tuple(t.value for t in inputs), tuple(t.value for t in outputs))
+
+    def finish(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, relaxed: bool = False) -> Model:
+        """Freeze and validate the model."""
+        model = self._model.finish([t.index for t in inputs], [t.index for t in outputs], relaxed=relaxed)
+        validate(model)
+        return model
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        record = OPS.get(name.rstrip("_").upper())
+        if record is None:
+            raise AttributeError(f"Builder has no operation {name!r}, must be one of {', '.join(sorted(OPS)).lower()}")
+
+        def operation(*arguments: Any, **named: Any) -> Any:
+            return self.operation(record.name, *arguments, **named)
+
+        return operation
+
+    def operation(self, type: str, *arguments: Any, **named: Any) -> Any:
+        """Add an operation by name; returns its output, or a tuple of them. InvalidModel says what is wrong with it."""
+        record = OPS[type]
+        options = {key: named.pop(key, None) for key in ("scale", "zero_point", "out_type", "outputs", "name")}
+        form, given = _choose(record, arguments, _expand(named))
+        tensors = self._operands(record, form, given)
+        outs = _outputs(record, tensors, options)
+        values = [t.value if t is not None else None for t in tensors]
+        bound = bind(record, values, outs)
+        results = []
+        for value, shape in zip(outs, bound.shapes, strict=True):
+            index = self._model.operand(
+                value.type, [d or 0 for d in shape or ()], value.scale, value.zero_point, name=options["name"] or ""
+            )
+            results.append(Tensor(index, replace(value, shape=shape), self))
+        kinds = _omitted_types(record, form, bound.T)
+        indices = [self._model.no_value(k) if t is None else t.index for t, k in zip(tensors, kinds, strict=False)]
+        self._model.operation(record.code, indices, [r.index for r in results], options["name"] or "")
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _operands(self, record: Op, form: Form, given: Mapping[str, Any]) -> list[Tensor | None]:
+        """The inputs of an operation as operands, in the form's order; None for an omitted one."""
+        own: OperandType | None = None
+        tensors: list[Tensor | None] = []
+        last = max((n for n, a in enumerate(form) if a.name in given or a.default is REQUIRED), default=-1)
+        for argument in form[: last + 1]:
+            value = given.get(argument.name, HABITS.get(argument.name, _default(argument)))
+            for each in value if argument.many is not None else [value]:
+                tensor = self._operand(record, argument, each, own)
+                tensors.append(tensor)
+                if own is None and tensor is not None and repr(argument.spec) == "T":
+                    own = OperandType(tensor.value.type)
+        return tensors
+
+    def _operand(self, record: Op, argument: Arg, value: Any, own: OperandType | None) -> Tensor | None:
+        if isinstance(value, Tensor):
+            if value.owner is not self:
+                raise InvalidModel(f"{record.name}: {argument.name} belongs to another builder, must be of this one")
+            return value
+        if value is None:
+            return None
+        kinds = types_for(record, argument, own)
+        if isinstance(value, SubgraphFacts):
+            index = self._model.subgraph_operand(OperandType.SUBGRAPH, value.index)
+            return Tensor(index, Value(OperandType.SUBGRAPH, data=value), self)
+        if argument.scalar:
+            kind = next(iter(kinds))
+            array = np.asarray(_number(record, argument, value), TYPE_FACTS[kind].dtype)
+            return Tensor(self._model.constant(kind, array), Value(kind, data=array), self)
+        array = np.asarray(value)
+        fitting = [k for k in kinds if k in PLAIN.values()]
+        if array.dtype.kind in "if" and not isinstance(value, np.ndarray | np.generic) and fitting:
+            array = array.astype(TYPE_FACTS[own if own in fitting else fitting[0]].dtype)
+        return self.constant(array, name=argument.name)
+
+
+def _default(argument: Arg) -> Any:
+    return None if argument.default is REQUIRED else argument.default
+
+
+def _number(record: Op, argument: Arg, value: Any) -> Any:
+    """A scalar argument: a number, or the name of an enum's member."""
+    if isinstance(value, str):
+        members: Mapping[str, IntEnum] = argument.enum.__members__ if argument.enum else {}
+        if value.upper() not in members:
+            choices = ", ".join(m.lower() for m in members) or "a number"
+            raise InvalidModel(f"{record.name}: {argument.name} is {value!r}, must be one of {choices}")
+        return members[value.upper()]
+    return value
+
+
+def _expand(named: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with pairs written out: padding, stride, filter_size, dilation."""
+    for short, parts in (("stride", "stride"), ("filter_size", "filter"), ("dilation", "dilation")):
+        if short in named:
+            pair = named.pop(short)
+            height, width = pair if isinstance(pair, Sequence) else (pair, pair)
+            named[f"{parts}_h"], named[f"{parts}_w"] = height, width
+    if "padding" in named:
+        padding = named.pop("padding")
+        if isinstance(padding, str):
+            named["scheme"] = padding
+        else:
+            (named["pad_top"], named["pad_bottom"]), (named["pad_left"], named["pad_right"]) = padding
+    return named
+
+
+def _choose(record: Op, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
+    """The form that has all the names and needs nothing more; arguments by name."""
+    problems = []
+    for form in record.forms:
+        names = [a.name for a in form]
+        given = dict(zip(names, arguments, strict=False)) | dict(named)
+        unknown = [n for n in named if n not in names]
+        twice = [n for n in names[: len(arguments)] if n in named]
+        optional = [a.name for a in form if a.optional or a.default is not REQUIRED]
+        missing = [n for n in names if n not in given and n not in optional and n not in HABITS]
+        if not (unknown or twice or missing) and len(arguments) <= len(names):
+            return form, given
+        wrong = (
+            [f"no argument {n}" for n in unknown]
+            + [f"{n} given twice" for n in twice]
+            + [f"{n} missing" for n in missing]
+        )
+        problems.append(f"({', '.join(names)}): {', '.join(wrong) or 'too many arguments'}")
+    raise InvalidModel(f"{record.name}: " + "; or ".join(problems))
+
+
+def _outputs(record: Op, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
+    """The outputs as far as they are known before binding: type and quantisation."""
+    count = options["outputs"] or sum(1 for o in record.outputs if o.default is REQUIRED)
+    first = next((t.value for t in tensors if t is not None and t.value.type in record.types), None)
+    own = OperandType(first.type) if first is not None else None
+    outs = []
+    for index in range(count):
+        output = output_at(record, index)
+        kinds = types_for(record, output, own)
+        kind = own if own in kinds and options["out_type"] is None else next(iter(kinds))
+        if options["out_type"] is not None:
+            wish = options["out_type"]
+            kind = OperandType[wish] if isinstance(wish, str) else wish
+        assert kind is not None
+        outs.append(_quantised(record, output, Value(kind, None), first, options))
+    return outs
+
+
+def _quantised(record: Op, output: Arg, value: Value, first: Value | None, options: Mapping[str, Any]) -> Value:
+    if not value.quantised:
+        return value
+    if options["scale"] is not None:
+        return replace(value, scale=float(np.float32(options["scale"])), zero_point=options["zero_point"] or 0)
+    if output.quant is not None and value.type in output.quant.fixed:
+        scale, zero = output.quant.fixed[OperandType(value.type)]
+        return replace(value, scale=scale, zero_point=zero)
+    if output.quant is not None and first is not None:
+        return replace(value, scale=first.scale, zero_point=first.zero_point)
+    raise InvalidModel(f"{record.name}: the output's scale is not given, must be: scale=..., zero_point=...")
+
+
+def _omitted_types(record: Op, form: Form, own: OperandType | None) -> list[int]:
+    return [int(next(iter(types_for(record, argument, own)))) for argument in form]
