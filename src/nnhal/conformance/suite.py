@@ -24,8 +24,9 @@ class Outcome:
     id: str
     verdict: str
     reason: str = ""
-    operations: frozenset[str] = frozenset()
     variant: str = ""
+    primary: str = ""  # the operation under test
+    nanoseconds: int = 0
 
 
 def variants(vector: Vector, flags: Iterable[str]) -> Iterator[str]:
@@ -39,10 +40,9 @@ def variants(vector: Vector, flags: Iterable[str]) -> Iterator[str]:
 
 def run_vector(vector: Vector, device: Device, variant: str = "") -> Outcome:
     """Build, prepare, execute and compare one vector on one device."""
-    operations = frozenset(vector.operations)
 
     def outcome(verdict: str, reason: str = "") -> Outcome:
-        return Outcome(vector.id, verdict, reason, operations, variant)
+        return Outcome(vector.id, verdict, reason, variant)
 
     try:
         model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
@@ -51,12 +51,14 @@ def run_vector(vector: Vector, device: Device, variant: str = "") -> Outcome:
             return outcome("unsupported", refused[0])
         prepared = device.prepare(model, Hints())
         request = Request(vector.inputs(signed=variant == "signed"), [None] * len(model.main.outputs))
-        endless = vector.expect_failure and "WHILE" in operations
+        endless = vector.expect_failure and "WHILE" in vector.operations
         prepared.run(request, Control(loop_timeout=ENDLESS_LOOP_TIMEOUT_NS) if endless else Control())
     except NnhalError as error:
         if vector.expect_failure and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id):
             return outcome("passed", f"fails as it must: {error}")
         return outcome("failed", f"{type(error).__name__}: {error}")
+    except Exception as error:  # a driver's bug is a failed vector, not the end of the run
+        return outcome("failed", f"{type(error).__name__} escaped: {error}")
     if vector.expect_failure:
         return outcome("failed", "ran, must end in an error")
     if vector.multinomial:

@@ -146,22 +146,36 @@ def _type(operand: dict[str, Any], signed: bool) -> OperandType:
     return kind
 
 
-def flags(path: Path) -> dict[str, set[str]]:
-    """For each test id the flags of the corpus' index: which further ways there are to run it."""
-    document = json.loads((path / "index.json").read_text())
-    return {entry["id"]: set(entry.get("flags", ())) for entry in document["tests"]}
+def index(path: Path) -> dict[str, dict[str, Any]]:
+    """The corpus' index by test id: primary operation, and flags that say which further ways there are to run it."""
+    file = path / "index.json"
+    if not file.is_file():
+        raise InvalidArgument(f"vectors: {file} is not there, must be a folder of published test vectors")
+    return {entry["id"]: entry for entry in json.loads(file.read_text())["tests"]}
 
 
-def read(path: Path) -> Iterator[Vector]:
-    """All vectors of a folder of zips, in the order of the zips."""
+def members(path: Path) -> list[tuple[Path, str]]:
+    """Every (archive, specification) of a folder of zips, in the order of the zips."""
     archives = sorted(path.glob("*.zip"))
     if not archives:
         raise InvalidArgument(f"vectors: {path} holds no .zip files, must be a folder of published test vectors")
+    found = []
     for archive in archives:
         with zipfile.ZipFile(archive) as z:
-            for name in z.namelist():
-                if name.endswith(".json"):
-                    document = json.loads(z.read(name))
-                    blob = z.read(document["blob"])
-                    for test in document["tests"]:
-                        yield Vector(f"{document['version']}/{document['spec']}/{test['name']}", test, blob)
+            found += [(archive, name) for name in z.namelist() if name.endswith(".json")]
+    return found
+
+
+def read_member(archive: Path, name: str) -> Iterator[Vector]:
+    """The vectors of one specification."""
+    with zipfile.ZipFile(archive) as z:
+        document = json.loads(z.read(name))
+        blob = z.read(document["blob"])
+    for test in document["tests"]:
+        yield Vector(f"{document['version']}/{document['spec']}/{test['name']}", test, blob)
+
+
+def read(path: Path) -> Iterator[Vector]:
+    """All vectors of a folder."""
+    for archive, name in members(path):
+        yield from read_member(archive, name)

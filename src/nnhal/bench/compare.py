@@ -1,0 +1,92 @@
+"""Compares devices: every intermediate of a model, or each operation by itself on another device's intermediates."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Array, quantised
+from nnhal.hal.device import Device, Hints
+from nnhal.hal.request import UNLIMITED, Request
+from nnhal.model.graph import Model, operation_label
+from nnhal.model.parts import cut
+
+FLOAT_TOLERANCE = 5e-4  # of the greatest expected magnitude, for whole models: correct engines drift apart
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one operand is off. `worst` is in steps of a quantised type, else relative to the greatest magnitude."""
+
+    operation: int
+    label: str
+    operand: int
+    name: str
+    type: OperandType
+    worst: float
+    differing: int
+    size: int
+    spread: int  # distinct expected values: a comparison of constants proves nothing
+
+    def within(self, float_tolerance: float, steps: float) -> bool:
+        """Whether it is within the tolerance of its kind."""
+        return self.worst <= (steps if quantised(self.type) else float_tolerance)
+
+
+def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) -> dict[int, Array]:
+    """Every value that an operation of the main subgraph writes, from one run on the device; keys are operands."""
+    written = [i for operation in model.main.operations for i in operation.outputs]
+    part = cut(model, range(len(model.main.operations)), also=written)
+    by_operand = dict(zip(model.main.inputs, inputs, strict=True))
+    outputs = execute(part.model, device, [by_operand[i] for i in part.inputs])
+    return dict(zip(part.outputs, outputs, strict=True))
+
+
+def execute(model: Model, device: Device, inputs: Sequence[Array | None]) -> list[Array]:
+    """Prepare and run once, without the runtime around it."""
+    prepared = device.prepare(model, Hints())
+    try:
+        request = Request(inputs, [None] * len(model.main.outputs))
+        prepared.run(request, UNLIMITED)
+    finally:
+        prepared.close()
+    return [x for x in request.outputs if x is not None]
+
+
+def compare(model: Model, actual: Mapping[int, Array], expected: Mapping[int, Array]) -> Iterator[Difference]:
+    """The difference of each operand that both have, in the order of the operations."""
+    for n, operation in enumerate(model.main.operations):
+        for index in operation.outputs:
+            if index in actual and index in expected:
+                yield difference(model, n, index, actual[index], expected[index])
+
+
+def each_operation(
+    model: Model, device: Device, inputs: Sequence[Array | None], values: Mapping[int, Array]
+) -> Iterator[Difference]:
+    """Run every operation by itself on `device`, fed with `values` (another device's intermediates), and compare."""
+    known: dict[int, Array | None] = {**dict(zip(model.main.inputs, inputs, strict=True)), **values}
+    for n in range(len(model.main.operations)):
+        part = cut(model, [n], also=model.main.operations[n].outputs)
+        outputs = execute(part.model, device, [known[i] for i in part.inputs])
+        for index, array in zip(part.outputs, outputs, strict=True):
+            yield difference(model, n, index, array, values[index])
+
+
+def difference(model: Model, operation: int, index: int, actual: Array, expected: Array) -> Difference:
+    """How far `actual` is from `expected`."""
+    operand = model.main.operands[index]
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
+    label = operation_label(model.main.operations[operation], operation)
+    if a.shape != e.shape:
+        worst, differing = float("inf"), e.size
+    else:
+        off = np.where(a == e, 0.0, np.abs(a - e))
+        off = np.where(np.isnan(a) & np.isnan(e), 0.0, off)
+        scale = 1.0 if quantised(operand.type) else max(float(np.nanmax(np.abs(e), initial=0.0)), 1e-30)
+        worst = float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)) / scale
+        differing = int((off != 0).sum())
+    spread = int(np.unique(e).size)
+    kind = OperandType(operand.type)
+    return Difference(operation, label, index, operand.name, kind, worst, differing, e.size, spread)

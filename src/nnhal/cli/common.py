@@ -1,0 +1,146 @@
+"""What verbs share: options, opening models, output for people and for programs."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from nnhal import api
+from nnhal.base.errors import BadFile, NnhalError
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery
+
+WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+status = Console(stderr=True, highlight=False)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
+device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
+driver_option = click.option(
+    "--driver", "drivers", multiple=True, type=click.Path(), help="Load a driver under development from a Python file."
+)
+fallback_option = click.option(
+    "--fallback",
+    type=click.Choice(["allow", "warn", "forbid"]),
+    help="Whether the CPU takes over what a device fails at (default: forbid where --device is given, else allow).",
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(0), default=0, help="Threads an engine may use; 0: its choice."
+)
+shape_option = click.option(
+    "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Shape of an input, by name or in order."
+)
+signature_option = click.option("--signature", help="Which entry point of a model with several.")
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """MODEL, --shape and --signature."""
+    return click.argument("model")(shape_option(signature_option(command)))
+
+
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--device, --driver, --fallback and --threads."""
+    return device_option(driver_option(fallback_option(threads_option(command))))
+
+
+def resolve(name: str) -> Path:
+    """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
+    if os.path.exists(name):
+        return Path(name)
+    from nnhal.bench import maker, zoo
+
+    try:
+        if name in zoo.names():
+            return zoo.path(name, progress=say)
+        if name in maker.names():
+            return maker.path(name, progress=say)
+    except RuntimeError as error:
+        raise NnhalError(str(error)) from error
+    raise BadFile(
+        f"{name}: is no file and no model of the zoo, must be a .tflite file or one that `nnhal models` lists"
+    )
+
+
+def say(text: str) -> None:
+    """A line of progress, on stderr."""
+    status.print(f"[dim]{text}[/]")
+
+
+def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
+    """Load a model by path or zoo name, with shapes given as text."""
+    return api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
+
+
+def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:
+    """`1,224,224,3` in order, or `input=1,224,224,3` by name; not both."""
+    named: dict[str, list[int]] = {}
+    listed: list[list[int]] = []
+    for text in texts:
+        name, equals, numbers = text.rpartition("=")
+        try:
+            shape = [int(n) for n in numbers.split(",")]
+        except ValueError:
+            raise click.BadParameter(f"{text!r}: must be [NAME=]N,N,..", param_hint="--shape") from None
+        if equals:
+            named[name] = shape
+        else:
+            listed.append(shape)
+    if named and listed:
+        raise click.BadParameter("some have names, some not: must be all or none", param_hint="--shape")
+    return named or listed or None
+
+
+def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | None:
+    """Load drivers under development; the devices to use (a driver's own where none is named), None for all."""
+    loaded = [discovery.load_driver(path).name for path in paths]
+    return list(devices) or loaded or None
+
+
+def emit(document: Any) -> None:
+    """Print JSON; numpy values as numbers and lists, what JSON has no number for (NaN, infinity) as a string."""
+    click.echo(json.dumps(_plain(document), indent=2))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a table; columns whose name starts with '>' are aligned to the right."""
+    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    for row in rows:
+        drawn.add_row(*[str(cell) for cell in row])
+    console.print(drawn)
+
+
+def progress(quiet: bool) -> Progress:
+    """A progress bar on stderr."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    return Progress(*columns, console=status, disable=quiet, transient=True)
+
+
+def milliseconds(nanoseconds: float) -> str:
+    """A duration for people."""
+    return f"{nanoseconds / 1e6:.3g} ms" if nanoseconds >= 1e6 else f"{nanoseconds / 1e3:.3g} us"

@@ -1,0 +1,62 @@
+"""`nnhal devices`: every device, what it is and states; drivers that do not load, and why."""
+
+from typing import Any
+
+import click
+
+from nnhal import api
+from nnhal.base.codes import OperandType
+from nnhal.cli import common
+from nnhal.hal.device import Device
+from nnhal.runtime.discovery import Found
+
+SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
+
+
+@click.command("devices")
+@common.driver_option
+@common.json_option
+def command(drivers: tuple[str, ...], as_json: bool) -> None:
+    """List devices: type, version, level, extensions, stated performance; say why a driver does not load."""
+    common.load_drivers(drivers, ())
+    found = api.devices()
+    if as_json:
+        common.emit([_document(entry) for entry in found])
+        return
+    rows = [_row(entry.device) for entry in found if entry.device is not None]
+    columns = ["device", "type", "version", "level", "float32", "relaxed", "quant8", "quant8 signed", "extensions"]
+    common.table(columns, rows)
+    common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
+    for entry in found:
+        if entry.device is None:
+            common.console.print(f"{entry.name} ({entry.origin}) does not load: {entry.problem}", markup=False)
+
+
+def _row(device: Device) -> list[str]:
+    stated = device.capabilities()
+    figures = [stated.of(t) for t in SHOWN]
+    figures.insert(1, stated.of(OperandType.TENSOR_FLOAT32, relaxed=True))
+    cells = ["-" if f is None else f"{f.exec_time:g} / {f.power_usage:g}" for f in figures]
+    extensions = ", ".join(device.extensions) or "none"
+    return [device.name, device.type.name, device.version, str(device.level), *cells, extensions]
+
+
+def _document(entry: Found) -> dict[str, Any]:
+    device = entry.device
+    if device is None:
+        return {"name": entry.name, "origin": entry.origin, "loads": False, "problem": entry.problem}
+    stated = device.capabilities()
+    performance = {
+        OperandType(t).name: {"exec_time": p.exec_time, "power_usage": p.power_usage}
+        for t, p in stated.operands.items()
+    }
+    return {
+        "name": device.name,
+        "origin": entry.origin,
+        "loads": True,
+        "type": device.type.name,
+        "version": device.version,
+        "level": str(device.level),
+        "extensions": list(device.extensions),
+        "performance": performance,
+    }

@@ -1,0 +1,121 @@
+"""`nnhal doctor`: what this machine offers, and what is missing for what."""
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from nnhal import api
+from nnhal.base.errors import NnhalError
+from nnhal.base.memory import Memory
+from nnhal.cli import common
+
+FEATURES = "sse4_1 avx avx2 fma f16c avx512f avx512_vnni avx_vnni amx_int8 asimd asimddp i8mm sve"
+PACKAGES = {
+    "numpy": "the reference kernels",
+    "tflite": "reading .tflite files",
+    "ai-edge-litert": "the litert device: pip install 'nnhal[litert]'",
+    "pillow": "pictures as inputs: pip install 'nnhal[pictures]'",
+}
+SYS_LANDLOCK_CREATE_RULESET, LANDLOCK_VERSION_FLAG = 444, 1
+SYS_FUTEX_WAITV = 449
+ENOSYS, EINVAL = 38, 22
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for. needed_for: what does not work without it."""
+
+    what: str
+    there: bool
+    detail: str
+    needed_for: str
+
+
+@click.command("doctor")
+@common.json_option
+def command(as_json: bool) -> None:
+    """Show what this machine offers: engines, processor, kernel; and what is missing for what."""
+    findings = list(examine())
+    if as_json:
+        common.emit([asdict(f) for f in findings])
+        return
+    rows = [["yes" if f.there else "NO", f.what, f.detail, "" if f.there else f.needed_for] for f in findings]
+    common.table(["", "what", "found", "missing for"], rows)
+
+
+def examine() -> Iterator[Finding]:
+    """Everything looked for, in the order it is shown."""
+    yield Finding("Python", sys.version_info >= (3, 11), platform.python_version(), "nnhal needs 3.11")
+    yield Finding(
+        "kernel", sys.platform == "linux", f"{platform.system()} {platform.release()}", "everything but reading models"
+    )
+    yield from _processor()
+    for package, purpose in PACKAGES.items():
+        yield _package(package, purpose)
+    for entry in api.devices():
+        yield Finding(
+            f"device {entry.name}", entry.device is not None, entry.problem or "loads", "running models on it"
+        )
+    yield _memfd()
+    yield from _kernel_calls()
+    yield _dot()
+
+
+def _processor() -> Iterator[Finding]:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = dict(line.split(":", 1) for line in reversed(info.splitlines()) if ":" in line)
+    table = {key.strip(): value.strip() for key, value in lines.items()}
+    usable = len(os.sched_getaffinity(0))
+    name = table.get("model name", platform.machine())
+    yield Finding("processor", True, f"{name}, {usable} cores usable", "")
+    flags = (table.get("flags") or table.get("Features", "")).split()
+    there = [f for f in FEATURES.split() if f in flags]
+    fast = "avx2" in there or "asimd" in there
+    yield Finding("vector units", fast, " ".join(there) or "none known", "fast float and quantised kernels")
+    dots = [f for f in there if "vnni" in f or f in ("asimddp", "i8mm", "amx_int8")]
+    yield Finding("int8 dot products", bool(dots), " ".join(dots) or "none", "the fastest quantised kernels")
+
+
+def _package(name: str, purpose: str) -> Finding:
+    try:
+        return Finding(f"package {name}", True, version(name), purpose)
+    except PackageNotFoundError:
+        return Finding(f"package {name}", False, "not installed", purpose)
+
+
+def _memfd() -> Finding:
+    purpose = "constants and shared memory (ashmem pools)"
+    try:
+        Memory.allocate(4096).close()
+    except NnhalError as error:
+        return Finding("memfd with seals", False, str(error), purpose)
+    return Finding("memfd with seals", True, "works", purpose)
+
+
+def _kernel_calls() -> Iterator[Finding]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    abi = libc.syscall(SYS_LANDLOCK_CREATE_RULESET, None, 0, LANDLOCK_VERSION_FLAG)
+    detail = f"ABI {abi}" if abi > 0 else os.strerror(ctypes.get_errno())
+    yield Finding("landlock", abi > 0, detail, "keeping drivers away from files")
+    libc.syscall(SYS_FUTEX_WAITV, None, 0, 0, None, 0)
+    error = ctypes.get_errno()
+    there = error != ENOSYS
+    yield Finding("futex_waitv", there, "works" if there else os.strerror(error), "seeing at once that a driver died")
+    seccomp = "Seccomp:" in Path("/proc/self/status").read_text()
+    yield Finding("seccomp", seccomp, "works" if seccomp else "not in this kernel", "keeping drivers off the network")
+
+
+def _dot() -> Finding:
+    import shutil
+
+    path = shutil.which("dot")
+    return Finding(
+        "Graphviz", path is not None, "works" if path else "not installed", "nnhal show --svg: install graphviz"
+    )

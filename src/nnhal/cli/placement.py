@@ -1,0 +1,35 @@
+"""Placement for people: neighbours with the same device and reasons in one line."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from nnhal.runtime.partition import Choice
+from nnhal.runtime.placement import Placement
+
+
+def placement_lines(placement: Placement) -> Iterator[str]:
+    """Lines that say for every operation where it runs and why, and why not elsewhere."""
+    group: list[Choice] = []
+    for choice in [*placement.choices, None]:
+        if group and (choice is None or _why(choice) != _why(group[0])):
+            yield from _lines(group)
+            group = []
+        if choice is not None:
+            group.append(choice)
+    plural = "" if len(placement.steps) == 1 else "s"
+    yield f"       {len(placement.steps)} step{plural}, {placement.transfers} tensors cross between devices"
+    yield from (f"       {event}" for event in placement.events)
+
+
+def _why(choice: Choice) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+    return choice.device, choice.reason, tuple(choice.others.items())
+
+
+def _lines(group: list[Choice]) -> Iterator[str]:
+    first, last = group[0], group[-1]
+    span = f"#{first.operation}" if first is last else f"#{first.operation} to #{last.operation}"
+    kinds = Counter(choice.label.split(" #")[0] for choice in group)
+    what = ", ".join(f"{n} {kind}" if n > 1 else kind for kind, n in kinds.most_common())
+    yield f"where  {span} on {first.device}: {first.reason} ({what})"
+    for device, why in first.others.items():
+        yield f"       not {device}: {why}"

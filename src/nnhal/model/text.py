@@ -1,0 +1,113 @@
+"""Models for people: a stable text form, and Graphviz DOT."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
+from nnhal.model.validate import Facts, validate
+from nnhal.ops.schema import show
+
+SHORT = {"TENSOR_FLOAT32": "f32", "TENSOR_FLOAT16": "f16", "TENSOR_INT32": "i32", "TENSOR_BOOL8": "bool8"}
+VALUES_SHOWN = 8  # elements of a small constant
+
+
+def text(model: Model, notes: Mapping[int, str] | None = None) -> str:
+    """The model as text, one operation a line; equal models give equal texts.
+
+    notes: for operations of the main subgraph, what stands behind their line (where it runs, and why).
+    """
+    facts = validate(model)
+    lines = [f"model {model.name or '(unnamed)'}: level {facts.level}, {len(model.main.operations)} operations"]
+    lines += [f"  level {facts.level} because {reason}" for reason in facts.reasons[:3]]
+    if model.relaxed:
+        lines.append("  relaxed: float32 may be computed as float16")
+    for number, subgraph in enumerate(model.subgraphs):
+        lines.append("main" if number == 0 else f"subgraph {number - 1}")
+        lines += (f"  {line}" for line in _subgraph(model, subgraph, facts, number, notes or {}))
+    for state in model.states:
+        lines.append(f"state: input {state.input} from output {state.output}, {state.initial.nbytes} bytes at first")
+    return "\n".join(lines) + "\n"
+
+
+def _subgraph(model: Model, subgraph: Subgraph, facts: Facts, number: int, notes: Mapping[int, str]) -> Iterator[str]:
+    values = facts.subgraphs[number].values
+
+    def label(index: int) -> str:
+        value, operand = values[index], subgraph.operands[index]
+        return f"%{index}: {_type(operand)}{show(value.shape if value else ())}{_quant(operand)}"
+
+    for kind, indices in (("input", subgraph.inputs), ("output", subgraph.outputs)):
+        for index in indices:
+            yield f"{kind} {label(index)}{_name(subgraph.operands[index])}"
+    for index, operand in enumerate(subgraph.operands):
+        if operand.lifetime in CONSTANTS:
+            yield f"constant {label(index)} = {_constant(model, operand)}{_name(operand)}"
+        elif operand.lifetime == Lifetime.SUBGRAPH:
+            yield f"constant %{index}: subgraph {operand.location.offset}"
+    for at, operation in enumerate(subgraph.operations):
+        inputs = ", ".join(f"%{i}" if values[i] is not None else "none" for i in operation.inputs)
+        note = f"  # {notes[at]}" if number == 0 and at in notes else ""
+        yield f"#{at} {', '.join(map(label, operation.outputs))} = {operation_name(operation.type)}({inputs}){note}"
+
+
+def _type(operand: Operand) -> str:
+    name = type_name(operand.type)
+    return SHORT.get(name, name.removeprefix("TENSOR_").lower())
+
+
+def _quant(operand: Operand) -> str:
+    if operand.channel is not None:
+        return f" scales*{len(operand.channel.scales)} axis {operand.channel.axis}"
+    return f" scale {operand.scale:.9g} zero {operand.zero_point}" if operand.scale else ""
+
+
+def _name(operand: Operand) -> str:
+    return f'  "{operand.name}"' if operand.name else ""
+
+
+def _constant(model: Model, operand: Operand) -> str:
+    at = operand.location
+    if operand.lifetime == Lifetime.CONSTANT_COPY and operand.type < 10000:  # noqa: PLR2004
+        array = model.constant(operand).reshape(-1)
+        more = ", ..." if array.size > VALUES_SHOWN else ""
+        return f"[{', '.join(f'{x:g}' for x in array[:VALUES_SHOWN].tolist())}{more}]"
+    return f"{at.length} bytes at pool {at.pool}+{at.offset}"
+
+
+def dot(model: Model, colours: Mapping[int, str] | None = None) -> str:
+    """The main subgraph as Graphviz DOT. colours: fill colours of operations, by place."""
+    subgraph, values = model.main, validate(model).subgraphs[0].values
+    writer = {i: f"op{n}" for n, operation in enumerate(subgraph.operations) for i in operation.outputs}
+    lines = ["digraph model {", '  node [shape=box style="rounded,filled" fillcolor=white fontname=sans fontsize=10];']
+    lines.append("  edge [fontname=sans fontsize=8];")
+    for index in subgraph.inputs:
+        writer[index] = f"in{index}"
+        title = _escape(subgraph.operands[index].name or f"input %{index}")
+        lines.append(f'  in{index} [label="{title}\\n{_shape(values[index])}" shape=ellipse];')
+    for n, operation in enumerate(subgraph.operations):
+        weights = [f"{_shape(values[i])}" for i in operation.inputs if _weight(subgraph.operands[i])]
+        extra = f"\\n{' '.join(weights)}" if weights else ""
+        colour = f' fillcolor="{colours[n]}"' if colours and n in colours else ""
+        lines.append(f'  op{n} [label="#{n} {operation_name(operation.type)}{extra}"{colour}];')
+        for index in dict.fromkeys(i for i in operation.inputs if i in writer):
+            lines.append(f'  {writer[index]} -> op{n} [label="{_shape(values[index])}"];')
+    for index in subgraph.outputs:
+        title = _escape(subgraph.operands[index].name or f"output %{index}")
+        lines.append(f'  out{index} [label="{title}" shape=ellipse];')
+        lines.append(f'  {writer[index]} -> out{index} [label="{_shape(values[index])}"];')
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _weight(operand: Operand) -> bool:
+    return operand.lifetime == Lifetime.CONSTANT_REFERENCE
+
+
+def _shape(value: Any) -> str:
+    return (
+        "none" if value is None or value.shape is None else "x".join("?" if d is None else str(d) for d in value.shape)
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')
