@@ -1,0 +1,20 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Path:
+    """The folder of published test vectors: NNHAL_VECTORS, or beside the checkout. Missing: a failure under CI."""
+    path = Path(os.environ.get("NNHAL_VECTORS", DEFAULT_VECTORS))
+    if not (path / "index.json").is_file():
+        message = f"no test vectors at {path}; set NNHAL_VECTORS"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return path

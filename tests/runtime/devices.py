@@ -1,0 +1,54 @@
+"""Devices for tests: the reference kernels behind a driver that misbehaves on request."""
+
+from collections.abc import Callable, Sequence
+
+from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery
+
+
+class Wrapped(Prepared):
+    def __init__(self, inner: Prepared, before: Callable[[], None]) -> None:
+        self.inner, self.before, self.closed = inner, before, False
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        self.before()
+        return self.inner.run(request, control)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Fake(Device):
+    """Fast by its own words; `takes` picks operations by place, `on_prepare` and `on_run` may raise."""
+
+    name = "fake"
+
+    def __init__(
+        self,
+        takes: Callable[[int], bool] = lambda n: True,
+        on_prepare: Callable[[], None] = lambda: None,
+        on_run: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.takes, self.on_prepare, self.on_run = takes, on_prepare, on_run
+        self.prepared: list[Wrapped] = []
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(0.1)
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        places = iter(range(len(model.main.operations)))
+        return each_operation(model, lambda *_: YES if self.takes(next(places)) else "not this one")
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        self.on_prepare()
+        self.prepared.append(Wrapped(discovery.cpu().prepare(model, hints), self.on_run))
+        return self.prepared[-1]
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail

@@ -1,0 +1,332 @@
+"""A compiled model as applications use it: calls, outputs, streams, fallback, threads, forks, the end."""
+
+import asyncio
+import os
+import pickle
+import select
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import State
+from tests.runtime.devices import Fake, failing
+
+SHAPE = (1, 4, 4, 2)
+
+
+def pooled(times: int = 1, shape=SHAPE) -> nnhal.Model:
+    b = nnhal.Builder("pooled")
+    x = y = b.input(shape, name="x")
+    for _ in range(times):
+        y = b.max_pool_2d(y, padding="same", filter_size=2, name="y")
+    return b.finish([x], [y])
+
+
+def expected(x: np.ndarray, times: int = 1) -> np.ndarray:
+    for _ in range(times):
+        padded = np.pad(x, ((0, 0), (0, 1), (0, 1), (0, 0)), constant_values=-np.inf)
+        x = np.maximum.reduce([padded[:, i : i + 4, j : j + 4] for i in (0, 1) for j in (0, 1)])
+    return x
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=SHAPE).astype(np.float32)
+
+
+def test_arrays_in_arrays_out(x):
+    y = nnhal.compile(pooled(), devices="reference")(x)
+    assert (y == expected(x)).all()
+
+
+def test_a_mapping_in_gives_a_mapping_out(x):
+    result = nnhal.compile(pooled(), devices="reference")({"x": x})
+    assert list(result) == ["y"] and (result["y"] == expected(x)).all()
+
+
+def test_each_call_gives_a_fresh_array(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    assert not np.may_share_memory(compiled(x), compiled(x))
+
+
+def test_out_is_written_and_returned(x):
+    out = np.empty(SHAPE, np.float32)
+    assert nnhal.compile(pooled(), devices="reference")(x, out=out) is out
+    assert (out == expected(x)).all()
+
+
+def test_out_given_as_bytes_that_are_too_few_tells_the_true_shape(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    with pytest.raises(nnhal.OutputInsufficientSize, match=r"output 0 needs shape \[1, 4, 4, 2\]") as caught:
+        compiled(x, out=np.empty(3, np.uint8))
+    assert caught.value.shapes == (SHAPE,)
+
+
+def test_an_output_that_overlaps_an_input_is_refused(x):
+    with pytest.raises(nnhal.InvalidRequest, match="overlaps"):
+        nnhal.compile(pooled(), devices="reference")(x, out=x)
+
+
+def test_bound_arrays_are_read_and_written_in_place(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    out = np.empty(SHAPE, np.float32)
+    run = compiled.bind(x, out=out)
+    x[:] = 7
+    assert run() is out and (out == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((), r"got 0, must be 1: x: TENSOR_FLOAT32\[1, 4, 4, 2\]"),
+        ((np.zeros(SHAPE),), r"input 0 \(x\) is float64, must be float32"),
+        ((np.zeros((1, 4, 4, 3), np.float32),), r"has shape \[1, 4, 4, 3\], must be \[1, 4, 4, 2\]"),
+        (({"z": 1},), "'z', no 'x', must be exactly 'x'"),
+        ((["a"],), "must be an array of float32"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(given, message):
+    with pytest.raises(nnhal.InvalidRequest, match=message):
+        nnhal.compile(pooled(), devices="reference")(*given)
+
+
+def test_unknown_dimensions_are_known_with_each_call():
+    compiled = nnhal.compile(pooled(shape=(None, 4, 4, 2)), devices="reference")
+    for batch in (1, 3):
+        assert compiled(np.zeros((batch, 4, 4, 2), np.float32)).shape == (batch, 4, 4, 2)
+
+
+def test_devices_split_a_model_and_agree_with_one(x):
+    compiled = nnhal.compile(pooled(5), devices=[Fake(takes=lambda n: n % 2 == 0), "reference"])
+    assert compiled.placement.devices() == {"fake": 3, "reference": 2}
+    assert compiled.placement.transfers == 4
+    assert (compiled(x) == expected(x, 5)).all()
+
+
+def test_eight_threads_see_what_one_sees():
+    compiled = nnhal.compile(pooled(4), devices=[Fake(takes=lambda n: n % 2 == 0), "reference"])
+    inputs = np.random.default_rng(2).normal(size=(8000, *SHAPE)).astype(np.float32)
+    with ThreadPoolExecutor(8) as pool:
+        results = np.stack(list(pool.map(compiled, inputs)))
+    assert (results[:, 0] == expected(inputs[:, 0], 4)).all()
+
+
+def test_the_report_times_each_step(x):
+    compiled = nnhal.compile(pooled(3), devices=[Fake(takes=lambda n: n == 1), "reference"])
+    _, report = compiled.run(x, measure=True)
+    assert [s.device for s in report.steps] == ["reference", "fake", "reference"]
+    assert all(s.driver is not None and 0 < s.driver.on_device <= s.driver.in_driver <= s.total for s in report.steps)
+
+
+# ---------------------------------------------------------------------------------------------------------- fallback
+
+
+def test_a_part_that_does_not_prepare_goes_elsewhere_and_says_so(x):
+    compiled = nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))], fallback="allow")
+    assert compiled.placement.devices() == {"reference": 1}
+    assert "no memory" in compiled.placement.events[0]
+    assert "failed to prepare" in compiled.placement.choices[0].others["fake"]
+    assert (compiled(x) == expected(x)).all()
+
+
+def test_named_devices_do_not_fall_back_unless_asked():
+    with pytest.raises(nnhal.OperationFailed, match="device fake: RuntimeError: no memory"):
+        nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))])
+
+
+def test_fallback_can_warn():
+    with pytest.warns(nnhal.FallbackWarning, match="no memory"):
+        nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))], fallback="warn")
+
+
+def test_a_step_that_fails_runs_on_the_cpu(x):
+    device = Fake(takes=lambda n: n == 0, on_run=failing(RuntimeError("burnt out")))
+    compiled = nnhal.compile(pooled(2), devices=[device, "reference"], fallback="allow")
+    y, report = compiled.run(x, measure=True)
+    assert (y == expected(x, 2)).all()
+    assert "burnt out" in report.fallbacks[0]
+
+
+def test_a_single_step_that_fails_runs_on_the_cpu(x):
+    compiled = nnhal.compile(pooled(), devices=[Fake(on_run=failing(RuntimeError("burnt out")))], fallback="allow")
+    assert (compiled(x) == expected(x)).all()
+
+
+def test_a_failure_without_fallback_names_the_device(x):
+    compiled = nnhal.compile(pooled(), devices=[Fake(on_run=failing(RuntimeError("burnt out")))])
+    with pytest.raises(nnhal.OperationFailed, match="device fake: RuntimeError: burnt out"):
+        compiled(x)
+
+
+def test_a_loop_timeout_is_never_tried_again(x):
+    compiled = nnhal.compile(pooled(), devices=[Fake(on_run=failing(nnhal.LoopTimeout("WHILE #0")))], fallback="allow")
+    with pytest.raises(nnhal.LoopTimeout):
+        compiled(x)
+
+
+def test_a_driver_that_lies_about_its_verdicts_takes_nothing():
+    device = Fake()
+    device.supports = lambda model: []
+    with pytest.raises(nnhal.UnsupportedModel, match="gave 0 verdicts, must be 1, one an operation"):
+        nnhal.compile(pooled(), devices=[device])
+
+
+def test_a_compilation_past_its_deadline_ends_in_missed_deadline():
+    with pytest.raises(nnhal.MissedDeadline, match="past the deadline"):
+        nnhal.compile(pooled(), devices=[Fake(on_prepare=lambda: time.sleep(0.05))], deadline=0.01)
+
+
+# ------------------------------------------------------------------------------------------------ executions in flight
+
+
+def test_submitted_executions_can_be_waited_for(x):
+    assert (nnhal.compile(pooled(), devices="reference").submit(x).result(10) == expected(x)).all()
+
+
+def test_submitted_executions_can_be_awaited(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+
+    async def both():
+        return await asyncio.gather(*(_wait(compiled.submit(x)) for _ in range(2)))
+
+    async def _wait(execution):
+        return await execution
+
+    assert all((y == expected(x)).all() for y in asyncio.run(both()))
+
+
+def test_submitted_executions_can_be_selected_on(x):
+    gate = threading.Event()
+    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(10))]).submit(x)
+    assert select.select([execution], [], [], 0.01)[0] == []
+    gate.set()
+    assert select.select([execution], [], [], 10)[0] == [execution]
+    assert execution.done()
+
+
+def test_a_cancelled_execution_raises_cancelled(x):
+    gate = threading.Event()
+    compiled = nnhal.compile(pooled(2), devices=[Fake(takes=lambda n: n == 0, on_run=lambda: gate.wait(10)), "reference"])
+    execution = compiled.submit(x)
+    execution.cancel()
+    gate.set()
+    with pytest.raises(nnhal.Cancelled):
+        execution.result(10)
+
+
+def test_a_deadline_ends_the_wait_for_a_device_that_hangs(x):
+    gate = threading.Event()
+    execution = nnhal.compile(pooled(), devices=[Fake(on_run=lambda: gate.wait(10))]).submit(x, deadline=0.05)
+    with pytest.raises(nnhal.MissedDeadline):
+        execution.result()
+    gate.set()
+
+
+def test_a_deadline_that_has_passed_ends_the_execution(x):
+    with pytest.raises(nnhal.MissedDeadline):
+        nnhal.compile(pooled(), devices="reference").run(x, deadline=0.0)
+
+
+# ------------------------------------------------------------------------------------------------------------ streams
+
+
+def counter() -> nnhal.Model:
+    """y = max(x, state), and the state becomes y."""
+    builder = ModelBuilder("running maximum")
+    x, s = (builder.operand(3, SHAPE, name=n) for n in ("x", "state"))
+    y, kept = (builder.operand(3, SHAPE, name=n) for n in ("y", "state_out"))
+    builder.operation("MAXIMUM", [x, s], [y])
+    builder.operation("MAXIMUM", [s, y], [kept])
+    return builder.finish([x, s], [y, kept], states=[State(1, 1, np.zeros(SHAPE, np.float32))])
+
+
+def test_a_stream_carries_the_state_and_a_call_does_not():
+    compiled = nnhal.compile(counter(), devices="reference")
+    one, three = (np.full(SHAPE, v, np.float32) for v in (1, 3))
+    stream = compiled.stream()
+    assert [stream(v).max() for v in (one, three, one)] == [1, 3, 3]
+    assert compiled(one).max() == 1
+    stream.reset()
+    assert stream(one).max() == 1
+
+
+def test_two_streams_do_not_see_each_other():
+    compiled = nnhal.compile(counter(), devices="reference")
+    first, second = compiled.stream(), compiled.stream()
+    first(np.full(SHAPE, 9, np.float32))
+    assert second(np.full(SHAPE, 1, np.float32)).max() == 1
+
+
+def test_state_is_neither_asked_for_nor_given_out():
+    compiled = nnhal.compile(counter(), devices="reference")
+    assert [s.name for s in compiled.inputs] == ["x"] and [s.name for s in compiled.outputs] == ["y"]
+
+
+# ------------------------------------------------------------------------------------------------------------ the end
+
+
+def test_use_after_close_is_an_error_and_closing_twice_is_not(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    compiled.close()
+    compiled.close()
+    for use in (compiled, compiled.submit, compiled.run):
+        with pytest.raises(nnhal.Closed, match="was closed; compile it again"):
+            use(x)
+
+
+def test_close_waits_for_what_is_running(x):
+    gate, device = threading.Event(), Fake()
+    device.on_run = lambda: gate.wait(10)
+    compiled = nnhal.compile(pooled(), devices=[device])
+    execution = compiled.submit(x)
+    closer = threading.Thread(target=compiled.close)
+    closer.start()
+    time.sleep(0.05)
+    assert not device.prepared[0].closed
+    gate.set()
+    closer.join(10)
+    assert device.prepared[0].closed and (execution.result() == expected(x)).all()
+
+
+def test_a_forked_child_gets_closed_not_a_hang(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    read, write = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if not child:
+        try:
+            compiled(x)
+        except nnhal.Closed as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"compiled before this process was forked" in os.read(read, 1000)
+    assert (compiled(x) == expected(x)).all()
+
+
+def test_a_compiled_model_cannot_be_pickled():
+    with pytest.raises(nnhal.BadState, match="send the model's file"):
+        pickle.dumps(nnhal.compile(pooled(), devices="reference"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": "abacus"}, "device 'abacus' is not known, must be one of"),
+        ({"fallback": "maybe"}, "must be one of allow, warn, forbid"),
+        ({"preference": "luck"}, "must be one of low_power, fast_single_answer, sustained_speed"),
+        ({"priority": 7}, "must be one of low, medium, high"),
+        ({"threads": -1}, "must be at least 0"),
+        ({"devices": "reference", "driver_options": {"x": {}}}, "'x' is none of the devices, must be one of reference"),
+    ],
+)
+def test_wrong_arguments_are_named_with_the_alternatives(arguments, message):
+    with pytest.raises((nnhal.InvalidArgument, nnhal.DeviceUnavailable), match=message):
+        nnhal.compile(pooled(), **arguments)
