@@ -9,6 +9,7 @@ from typing import Any, get_args
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.hal.device import Device
+from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
@@ -74,22 +75,13 @@ def compile(
     wishes = Wishes(
         tuple(chosen),
         fallback,
-        _member(Preference, preference, "preference"),
-        _member(Priority, priority, "priority"),
+        validate_preference(preference),
+        validate_priority(priority),
         threads,
         None if deadline is None else time.monotonic_ns() + int(deadline * 1e9),
         options,
     )
     return Compiled(compile_plan(model, wishes))
-
-
-def _member(kind: Any, value: Any, label: str) -> Any:
-    """An enum member given as such, by name or by number."""
-    if isinstance(value, str) and value.upper() in kind.__members__:
-        return kind[value.upper()]
-    if value in kind.__members__.values():
-        return kind(value)
-    raise InvalidArgument(f"{label} is {value!r}, must be one of {', '.join(m.lower() for m in kind.__members__)}")
 
 
 def devices() -> list[Found]:

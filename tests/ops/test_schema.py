@@ -89,7 +89,10 @@ def test_nchw_permutes_the_dimensions():
             lambda: pool(result=Value(Type.TENSOR_FLOAT32, (1, 4, 5, 3))),
             r"output 0 \(output\) has shape \[1, 4, 5, 3\], must be \[1, 4, 4, 3\]",
         ),
-        (lambda: pool(result=Value(Type.TENSOR_FLOAT16, None)), r"output 0 \(output\) is TENSOR_FLOAT16, must be TENSOR_FLOAT32"),
+        (
+            lambda: pool(result=Value(Type.TENSOR_FLOAT16, None)),
+            r"output 0 \(output\) is TENSOR_FLOAT16, must be TENSOR_FLOAT32",
+        ),
     ],
 )
 def test_errors_say_where_what_and_which_rule(call, message):
@@ -99,7 +102,7 @@ def test_errors_say_where_what_and_which_rule(call, message):
 
 def test_output_quantisation_must_follow_the_rule():
     picture = Value(Type.TENSOR_QUANT8_ASYMM, (1, 8, 8, 3), 0.5, 3)
-    with pytest.raises(InvalidModel, match="scale 0.25 and zero point 3, must be those of the input, 0.5 and 3"):
+    with pytest.raises(InvalidModel, match=r"scale 0.25 and zero point 3, must be those of the input, 0.5 and 3"):
         pool(picture=picture, result=replace(picture, shape=None, scale=0.25))
 
 
@@ -121,7 +124,7 @@ def test_filter_larger_than_the_picture_is_rejected():
 
 def test_a_record_cannot_use_a_name_twice():
     clashing = Op("ADD", {F32: V1_0}, (Form(arg("input", T, "input")),), (out("output", T),), lambda a, x: x)
-    with pytest.raises(ValueError, match="registered twice|used twice"):
+    with pytest.raises(ValueError, match=r"registered twice|used twice"):
         register(clashing)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-import pickle
+import pickle  # noqa: TID251
 import select
 import threading
 import time
@@ -212,7 +212,9 @@ def test_submitted_executions_can_be_selected_on(x):
 
 def test_a_cancelled_execution_raises_cancelled(x):
     gate = threading.Event()
-    compiled = nnhal.compile(pooled(2), devices=[Fake(takes=lambda n: n == 0, on_run=lambda: gate.wait(10)), "reference"])
+    compiled = nnhal.compile(
+        pooled(2), devices=[Fake(takes=lambda n: n == 0, on_run=lambda: gate.wait(10)), "reference"]
+    )
     execution = compiled.submit(x)
     execution.cancel()
     gate.set()

@@ -58,7 +58,9 @@ def test_a_device_below_the_level_of_an_operation_does_not_get_it():
 
 
 def test_operations_that_nobody_takes_are_all_listed():
-    with pytest.raises(UnsupportedModel, match=r"no device takes 2 of 3 operations: .*#0: d: too small; .*#2: d: too small"):
+    with pytest.raises(
+        UnsupportedModel, match=r"no device takes 2 of 3 operations: .*#0: d: too small; .*#2: d: too small"
+    ):
         partition(chain(3), [offer("d", 1.0, "nyn")])
 
 

@@ -49,45 +49,50 @@ class _TypeFacts(NamedTuple):
     zero_points: tuple[int, int] | None  # None: not quantised
 
 
-def _facts(dtype: str | None, tensor: bool, since: Level, zero_points: tuple[int, int] | None = None) -> _TypeFacts:
+def type_facts(dtype: str | None, tensor: bool, since: Level, zero_points: tuple[int, int] | None = None) -> _TypeFacts:
+    """What is known of an operand type; dtype is numpy's name of the element type."""
     return _TypeFacts(np.dtype(dtype) if dtype else None, tensor, since, zero_points)
 
 
 _T = OperandType
 TYPE_FACTS: dict[int, _TypeFacts] = {
-    _T.FLOAT32: _facts("<f4", False, V1_0),
-    _T.INT32: _facts("<i4", False, V1_0),
-    _T.UINT32: _facts("<u4", False, V1_0),
-    _T.TENSOR_FLOAT32: _facts("<f4", True, V1_0),
-    _T.TENSOR_INT32: _facts("<i4", True, V1_0),
-    _T.TENSOR_QUANT8_ASYMM: _facts("u1", True, V1_0, (0, 255)),
-    _T.BOOL: _facts("?", False, V1_2),
-    _T.TENSOR_QUANT16_SYMM: _facts("<i2", True, V1_2, (0, 0)),
-    _T.TENSOR_FLOAT16: _facts("<f2", True, V1_2),
-    _T.TENSOR_BOOL8: _facts("?", True, V1_2),
-    _T.FLOAT16: _facts("<f2", False, V1_2),
-    _T.TENSOR_QUANT8_SYMM_PER_CHANNEL: _facts("i1", True, V1_2, (0, 0)),
-    _T.TENSOR_QUANT16_ASYMM: _facts("<u2", True, V1_2, (0, 65535)),
-    _T.TENSOR_QUANT8_SYMM: _facts("i1", True, V1_2, (0, 0)),
-    _T.TENSOR_QUANT8_ASYMM_SIGNED: _facts("i1", True, V1_3, (-128, 127)),
-    _T.SUBGRAPH: _facts(None, False, V1_3),
-    _T.OEM: _facts(None, False, V1_0),
-    _T.TENSOR_OEM_BYTE: _facts("u1", True, V1_0),
+    _T.FLOAT32: type_facts("<f4", False, V1_0),
+    _T.INT32: type_facts("<i4", False, V1_0),
+    _T.UINT32: type_facts("<u4", False, V1_0),
+    _T.TENSOR_FLOAT32: type_facts("<f4", True, V1_0),
+    _T.TENSOR_INT32: type_facts("<i4", True, V1_0),
+    _T.TENSOR_QUANT8_ASYMM: type_facts("u1", True, V1_0, (0, 255)),
+    _T.BOOL: type_facts("?", False, V1_2),
+    _T.TENSOR_QUANT16_SYMM: type_facts("<i2", True, V1_2, (0, 0)),
+    _T.TENSOR_FLOAT16: type_facts("<f2", True, V1_2),
+    _T.TENSOR_BOOL8: type_facts("?", True, V1_2),
+    _T.FLOAT16: type_facts("<f2", False, V1_2),
+    _T.TENSOR_QUANT8_SYMM_PER_CHANNEL: type_facts("i1", True, V1_2, (0, 0)),
+    _T.TENSOR_QUANT16_ASYMM: type_facts("<u2", True, V1_2, (0, 65535)),
+    _T.TENSOR_QUANT8_SYMM: type_facts("i1", True, V1_2, (0, 0)),
+    _T.TENSOR_QUANT8_ASYMM_SIGNED: type_facts("i1", True, V1_3, (-128, 127)),
+    _T.SUBGRAPH: type_facts(None, False, V1_3),
+    _T.OEM: type_facts(None, False, V1_0),
+    _T.TENSOR_OEM_BYTE: type_facts("u1", True, V1_0),
 }
+
+
+FOREIGN_TYPES: dict[int, str] = {}  # names of the types and operations of registered extensions
+FOREIGN_OPERATIONS: dict[int, str] = {}
 
 
 def type_name(code: int) -> str:
     """The name of an operand type, also of extension types and of codes that do not exist."""
     if code in OperandType.__members__.values():
         return OperandType(code).name
-    return _foreign("operand type", code)
+    return FOREIGN_TYPES.get(code) or _foreign("operand type", code)
 
 
 def operation_name(code: int) -> str:
     """The name of an operation type, also of extension types and of codes that do not exist."""
     if code in OperationType.__members__.values():
         return OperationType(code).name
-    return _foreign("operation", code)
+    return FOREIGN_OPERATIONS.get(code) or _foreign("operation", code)
 
 
 def _foreign(kind: str, code: int) -> str:

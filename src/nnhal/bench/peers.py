@@ -33,7 +33,12 @@ class LiteRT:
             self._engine.resize_tensor_input(index, list(shape))
         self._engine.allocate_tensors()
 
+    def reset(self) -> None:
+        """Variable tensors and resource variables as at first."""
+        self._engine.reset_all_variables()
+
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        """Set, invoke, get."""
         for index, array in zip(self._in, inputs, strict=True):
             self._engine.set_tensor(index, array)
         self._engine.invoke()

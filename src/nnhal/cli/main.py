@@ -81,3 +81,7 @@ def _report(error: NnhalError, as_json: bool) -> None:
         click.echo(json.dumps({"error": {**facts, "message": str(error)}}, indent=2))
     else:
         click.echo(f"nnhal: {error}", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -83,7 +83,7 @@ def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
         if path.suffix == ".npy" and len(outputs) == 1:
             np.save(path, outputs[0])
         elif path.suffix == ".npz":
-            np.savez(path, allow_pickle=False, **{s.name: x for s, x in zip(specs, outputs, strict=True)})  # type: ignore[arg-type]
+            np.savez(path, allow_pickle=False, **{s.name: x for s, x in zip(specs, outputs, strict=True)})
         elif path.suffix == ".json":
             path.write_text(json.dumps({s.name: x.tolist() for s, x in zip(specs, outputs, strict=True)}))
         else:

@@ -10,6 +10,7 @@ import numpy as np
 from nnhal import ops
 from nnhal.base.codes import DeviceType, operation_name
 from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed, OutOfMemory
+from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.operands import Array, Unknown, Value
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.request import Control, Request, Timing
@@ -25,6 +26,11 @@ class Reference(Device):
     version = "1"
     type = DeviceType.CPU
 
+    @property
+    def extensions(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Those whose operations have records, with kernels, in this process."""
+        return tuple(EXTENSIONS)
+
     def capabilities(self) -> Capabilities:
         return Capabilities.uniform(1.0)
 
@@ -37,7 +43,7 @@ class Reference(Device):
 
 
 def _verdict(model: Model, operation: Operation) -> Verdict:
-    if operation_name(operation.type) in ops.OPS:
+    if operation_name(canonical(operation.type, model.extensions)) in ops.OPS:
         return YES
     return Verdict(False, f"no reference kernel for {operation_name(operation.type)}")
 
@@ -154,12 +160,11 @@ def _apply(a: Bound, given: Sequence[Array | None], context: Context) -> list[Ar
         raise OperationFailed(f"{a.name}: {error}") from error
     outputs = list(results) if isinstance(results, tuple | list) else [results]
     for value, shape, output in zip(a.outs, a.shapes, outputs, strict=False):
-        if value is not None and (
-            output.dtype != value.dtype or (shape is not None and not agree(shape, output.shape))
-        ):
-            raise OperationFailed(
-                f"{a.name}: made {output.dtype}{show(output.shape)}, must be {value.dtype}{show(shape)}"
-            )
+        # What a loop or branch makes has to fit the declared shape too: nothing could be inferred before.
+        wrong = [s for s in (shape, value.shape or None) if s is not None and not agree(s, output.shape)]
+        if output.dtype != value.dtype or wrong:
+            wanted = show(wrong[0] if wrong else shape)
+            raise OperationFailed(f"{a.name}: made {output.dtype}{show(output.shape)}, must be {value.dtype}{wanted}")
     return outputs[: len(a.outs)]
 
 

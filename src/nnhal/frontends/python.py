@@ -15,6 +15,7 @@ import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, Activation, OperandType
 from nnhal.base.errors import InvalidModel
+from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.operands import ChannelQuant, Shape, SubgraphFacts, Value
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -104,7 +105,9 @@ class Builder:
 
     def finish(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, relaxed: bool = False) -> Model:
         """Freeze and validate the model."""
-        model = self._model.finish([t.index for t in inputs], [t.index for t in outputs], relaxed=relaxed)
+        named = [(e.name, e.prefix) for e in EXTENSIONS.values() if e.prefix in self._model.prefixes()]
+        indices = [t.index for t in inputs], [t.index for t in outputs]
+        model = self._model.finish(*indices, relaxed=relaxed, extensions=named)
         validate(model)
         return model
 
@@ -120,6 +123,8 @@ class Builder:
 
     def operation(self, type: str, *arguments: Any, **named: Any) -> Any:
         """Add an operation by name; returns its output, or a tuple of them. InvalidModel says what is wrong with it."""
+        if type not in OPS:
+            raise InvalidModel(f"operation is {type!r}, must be one of {', '.join(sorted(OPS))}")
         record = OPS[type]
         options = {key: named.pop(key, None) for key in ("scale", "zero_point", "out_type", "outputs", "name")}
         form, given = _choose(record, arguments, _expand(named))
@@ -140,7 +145,7 @@ class Builder:
 
     def _operands(self, record: Op, form: Form, given: Mapping[str, Any]) -> list[Tensor | None]:
         """The inputs of an operation as operands, in the form's order; None for an omitted one."""
-        own: OperandType | None = None
+        own: int | None = None
         tensors: list[Tensor | None] = []
         last = max((n for n, a in enumerate(form) if a.name in given or a.default is REQUIRED), default=-1)
         for argument in form[: last + 1]:
@@ -149,10 +154,10 @@ class Builder:
                 tensor = self._operand(record, argument, each, own)
                 tensors.append(tensor)
                 if own is None and tensor is not None and repr(argument.spec) == "T":
-                    own = OperandType(tensor.value.type)
+                    own = tensor.value.type
         return tensors
 
-    def _operand(self, record: Op, argument: Arg, value: Any, own: OperandType | None) -> Tensor | None:
+    def _operand(self, record: Op, argument: Arg, value: Any, own: int | None) -> Tensor | None:
         if isinstance(value, Tensor):
             if value.owner is not self:
                 raise InvalidModel(f"{record.name}: {argument.name} belongs to another builder, must be of this one")
@@ -170,7 +175,7 @@ class Builder:
         array = np.asarray(value)
         fitting = [k for k in kinds if k in PLAIN.values()]
         if array.dtype.kind in "if" and not isinstance(value, np.ndarray | np.generic) and fitting:
-            array = array.astype(TYPE_FACTS[own if own in fitting else fitting[0]].dtype)
+            array = array.astype(TYPE_FACTS[next((k for k in fitting if k == own), fitting[0])].dtype)
         return self.constant(array, name=argument.name)
 
 
@@ -230,7 +235,7 @@ def _outputs(record: Op, tensors: Sequence[Tensor | None], options: Mapping[str,
     """The outputs as far as they are known before binding: type and quantisation."""
     count = options["outputs"] or sum(1 for o in record.outputs if o.default is REQUIRED)
     first = next((t.value for t in tensors if t is not None and t.value.type in record.types), None)
-    own = OperandType(first.type) if first is not None else None
+    own = first.type if first is not None else None
     outs = []
     for index in range(count):
         output = output_at(record, index)
@@ -239,7 +244,6 @@ def _outputs(record: Op, tensors: Sequence[Tensor | None], options: Mapping[str,
         if options["out_type"] is not None:
             wish = options["out_type"]
             kind = OperandType[wish] if isinstance(wish, str) else wish
-        assert kind is not None
         outs.append(_quantised(record, output, Value(kind, None), first, options))
     return outs
 
@@ -250,12 +254,12 @@ def _quantised(record: Op, output: Arg, value: Value, first: Value | None, optio
     if options["scale"] is not None:
         return replace(value, scale=float(np.float32(options["scale"])), zero_point=options["zero_point"] or 0)
     if output.quant is not None and value.type in output.quant.fixed:
-        scale, zero = output.quant.fixed[OperandType(value.type)]
+        scale, zero = output.quant.fixed[value.type]
         return replace(value, scale=scale, zero_point=zero)
     if output.quant is not None and first is not None:
         return replace(value, scale=first.scale, zero_point=first.zero_point)
     raise InvalidModel(f"{record.name}: the output's scale is not given, must be: scale=..., zero_point=...")
 
 
-def _omitted_types(record: Op, form: Form, own: OperandType | None) -> list[int]:
+def _omitted_types(record: Op, form: Form, own: int | None) -> list[int]:
     return [int(next(iter(types_for(record, argument, own)))) for argument in form]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import MAX_COPIED_CONSTANT, Lifetime, OperationType
+from nnhal.base.codes import EXTENSION_SHIFT, MAX_COPIED_CONSTANT, Lifetime, OperationType
 from nnhal.base.errors import BadState, InvalidModel
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
@@ -110,6 +110,11 @@ class ModelBuilder:
     def add_pool(self, memory: Memory) -> int:
         """Make a memory a pool of the model; returns its number."""
         return self._shared.add(memory)
+
+    def prefixes(self) -> set[int]:
+        """Prefixes of the extensions whose types or operations were added so far."""
+        codes = [o.type for o in self._operands] + [o.type for o in self._operations]
+        return {code >> EXTENSION_SHIFT for code in codes} - {0}
 
     def subgraph(self) -> "ModelBuilder":
         """A builder for a referenced subgraph that shares this one's constants; end it with `finish_subgraph`."""

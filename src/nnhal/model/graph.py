@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 
@@ -99,7 +100,7 @@ class Model:
             data = np.frombuffer(self.values, np.uint8, at.length, at.offset)
         else:
             data = self.pools[at.pool].view(at.offset, at.length)
-        array = data.view(dtype_of(operand.type)).reshape(operand.dimensions)
+        array = data.view(dtype_of(canonical(operand.type, self.extensions))).reshape(operand.dimensions)
         array.flags.writeable = False
         return array
 

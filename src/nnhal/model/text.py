@@ -68,7 +68,7 @@ def _name(operand: Operand) -> str:
 
 def _constant(model: Model, operand: Operand) -> str:
     at = operand.location
-    if operand.lifetime == Lifetime.CONSTANT_COPY and operand.type < 10000:  # noqa: PLR2004
+    if operand.lifetime == Lifetime.CONSTANT_COPY and operand.type < 10000:
         array = model.constant(operand).reshape(-1)
         more = ", ..." if array.size > VALUES_SHOWN else ""
         return f"[{', '.join(f'{x:g}' for x in array[:VALUES_SHOWN].tolist())}{more}]"
@@ -90,8 +90,8 @@ def dot(model: Model, colours: Mapping[int, str] | None = None) -> str:
         extra = f"\\n{' '.join(weights)}" if weights else ""
         colour = f' fillcolor="{colours[n]}"' if colours and n in colours else ""
         lines.append(f'  op{n} [label="#{n} {operation_name(operation.type)}{extra}"{colour}];')
-        for index in dict.fromkeys(i for i in operation.inputs if i in writer):
-            lines.append(f'  {writer[index]} -> op{n} [label="{_shape(values[index])}"];')
+        sources = dict.fromkeys(i for i in operation.inputs if i in writer)
+        lines += [f'  {writer[i]} -> op{n} [label="{_shape(values[i])}"];' for i in sources]
     for index in subgraph.outputs:
         title = _escape(subgraph.operands[index].name or f"output %{index}")
         lines.append(f'  out{index} [label="{title}" shape=ellipse];')

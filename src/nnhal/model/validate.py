@@ -20,6 +20,7 @@ from nnhal.base.codes import (
     type_name,
 )
 from nnhal.base.errors import InvalidArgument, InvalidModel
+from nnhal.base.extensions import canonical, extension_name
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Value
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph, describe, operation_label
@@ -85,9 +86,9 @@ def _check_operands(model: Model, subgraph: Subgraph, where: str) -> None:
 
 def _check_operand(model: Model, operand: Operand) -> None:
     if operand.type >> EXTENSION_SHIFT:
-        known = {prefix for _, prefix in model.extensions}
         _must(
-            operand.type >> EXTENSION_SHIFT in known, f"type is {type_name(operand.type)}, must be of a named extension"
+            extension_name(operand.type, model.extensions),
+            f"type is {type_name(operand.type)}, must be of an extension that the model names",
         )
     else:
         _must(
@@ -168,11 +169,11 @@ def _check_location(model: Model, operand: Operand) -> None:
             limit = model.pools[at.pool].size
         inside = at.offset >= 0 and at.length > 0 and at.offset + at.length <= limit
         _must(inside, f"value lies at bytes {at.offset} to {at.offset + at.length}, must lie within {limit}")
-        _check_constant_size(operand)
+        _check_constant_size(model, operand)
 
 
-def _check_constant_size(operand: Operand) -> None:
-    facts = TYPE_FACTS.get(operand.type)
+def _check_constant_size(model: Model, operand: Operand) -> None:
+    facts = TYPE_FACTS.get(canonical(operand.type, model.extensions))
     if facts is None or facts.dtype is None:
         return
     known = not facts.tensor or (operand.dimensions and 0 not in operand.dimensions)
@@ -239,8 +240,9 @@ def _check_interface(
 
 def _check_type_of(model: Model, code: int, label: str) -> None:
     if code >> EXTENSION_SHIFT:
-        known = {prefix for _, prefix in model.extensions}
-        _must(code >> EXTENSION_SHIFT in known, f"{label}: its extension is not among the model's {sorted(known)}")
+        named = sorted(name for name, _ in model.extensions)
+        found = extension_name(code, model.extensions)
+        _must(found, f"{label}: must be of an extension that the model names: {', '.join(named) or 'it names none'}")
     elif code != OperationType.OEM_OPERATION:
         _must(
             operation_name(code) in OPS, f"{label}: must be one of the {len(OPS)} operations known, or of an extension"
@@ -282,7 +284,7 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
     values = [_value(model, operand, done) for operand in subgraph.operands]
     bounds: list[Bound | None] = []
     for index, operation in enumerate(subgraph.operations):
-        record = OPS.get(operation_name(operation.type))
+        record = OPS.get(operation_name(canonical(operation.type, model.extensions)))
         if record is None:
             bounds.append(None)
             continue
@@ -308,10 +310,15 @@ def _value(model: Model, operand: Operand, done: dict[int, SubgraphBinding]) -> 
     data: Any = None
     if operand.lifetime == Lifetime.SUBGRAPH:
         data = _subgraph_facts(model, operand.location.offset, done)
-    elif operand.lifetime in CONSTANTS and operand.type in TYPE_FACTS and operand.type < OperandType.OEM:
+    elif operand.lifetime in CONSTANTS and _element_type_known(model, operand):
         data = model.constant(operand)
-    name = operand.name
-    return Value(operand.type, shape_of(operand), operand.scale, operand.zero_point, operand.channel, data, name)
+    kind = canonical(operand.type, model.extensions)
+    return Value(kind, shape_of(operand), operand.scale, operand.zero_point, operand.channel, data, operand.name)
+
+
+def _element_type_known(model: Model, operand: Operand) -> bool:
+    facts = TYPE_FACTS.get(canonical(operand.type, model.extensions))
+    return facts is not None and facts.dtype is not None and operand.type != OperandType.TENSOR_OEM_BYTE
 
 
 def shape_of(operand: Operand) -> Shape | None:

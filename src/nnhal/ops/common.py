@@ -65,6 +65,11 @@ def real(function: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel on real values by a function that needs only them: `elementwise(np.exp)`."""
+    return real(lambda a, *tensors: function(*tensors))
+
+
 def _each(convert: Callable[[Value, Array], Array], value: Any, x: Any) -> Any:
     if x is None:
         return None
@@ -171,6 +176,11 @@ def broadcast(a: Bound, *values: Value) -> Shape:
             a.fail(f"shapes {' and '.join(map(show, shapes))} must be equal or 1 in every dimension from the last")
         result.append(known.pop() if known else None if None in sizes else 1)
     return tuple(result)
+
+
+def broadcast_shape(a: Bound) -> Sequence[Shape | None]:
+    """Shape rule: the output has the shape that the tensors broadcast to."""
+    return [broadcast(a, *[v for _, v in a.inputs if isinstance(v, Value)])]
 
 
 def axis_of(a: Bound, name: str, rank: int) -> int:

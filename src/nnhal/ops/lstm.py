@@ -11,94 +11,117 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import real
+from nnhal.ops.recurrent import (
+    ACTIVATIONS,
+    States,
+    Step,
+    activation_among,
+    all_or_none,
+    batch_agrees,
+    given,
+    named,
+    sequence_shapes,
+    sigmoid,
+    size,
+    time_first,
+    unroll,
+)
 from nnhal.ops.schema import BOOL, F16, F32, FLOAT16, FLOAT32, Arg, Bound, Form, Op, T, arg, args, out, per, register
 
-ACTIVATIONS: dict[RecurrentActivation, Callable[[Array], Array]] = {
-    RecurrentActivation.NONE: lambda x: x,
-    RecurrentActivation.RELU: lambda x: np.maximum(x, 0),
-    RecurrentActivation.RELU1: lambda x: np.clip(x, -1, 1),
-    RecurrentActivation.RELU6: lambda x: np.clip(x, 0, 6),
-    RecurrentActivation.TANH: np.tanh,
-    RecurrentActivation.SIGN_BIT: lambda x: np.signbit(x).astype(x.dtype),
-    RecurrentActivation.SIGMOID: lambda x: 0.5 * (np.tanh(0.5 * x) + 1),
-}
-GATES = ("input", "forget", "cell", "output")
 EPSILON = 1e-8  # of the layer normalisation
 SCALAR = per({F32: FLOAT32, F16: FLOAT16})
 
 
-def sigmoid(x: Array) -> Array:
-    return 0.5 * (np.tanh(0.5 * x) + 1)  # does not overflow
+def group(names: str, dims: str, prefix: str = "", optional: str = "", types: Any = T, **more: Any) -> tuple[Arg, ...]:
+    """Weights of one type and shape; those among `optional` may be omitted."""
+    return tuple(arg(prefix + n, types, dims, optional=n in optional.split(), **more) for n in names.split())
 
 
-def cell_args(prefix: str = "") -> tuple[Arg, ...]:
-    """The weights of one cell, in the order in which all LSTM operations take them."""
-
-    def group(names: str, dims: str, optional: str = "") -> tuple[Arg, ...]:
-        return tuple(arg(prefix + n, T, dims, optional=n in optional.split()) for n in names.split())
-
+def cell_args(
+    prefix: str = "", source: str = "input_size", *, weight: Any = T, peephole: Any = T, bias: Any = T
+) -> tuple[Arg, ...]:
+    """The weights of one cell, in the order in which all LSTM operations take them; `source` is what it reads."""
+    units, state = f"{prefix}units", f"{prefix}output_size"
+    inputs = "input_to_input input_to_forget input_to_cell input_to_output"
+    states = "state_to_input state_to_forget state_to_cell state_to_output"
+    peepholes = "peep_input peep_forget peep_output"
+    biases = "bias_input bias_forget bias_cell bias_output"
     return (
-        *group("input_to_input input_to_forget input_to_cell input_to_output", "units input_size", "input_to_input"),
-        *group("state_to_input state_to_forget state_to_cell state_to_output", "units output_size", "state_to_input"),
-        *group(peepholes := "peep_input peep_forget peep_output", "units", peepholes),
-        *group("bias_input bias_forget bias_cell bias_output", "units", "bias_input"),
-        *group("projection", "output_size units", "projection"),
-        *group("projection_bias", "output_size", "projection_bias"),
+        *group(inputs, f"{units} {source}", prefix, "input_to_input", weight),
+        *group(states, f"{units} {state}", prefix, "state_to_input", weight),
+        *group(peepholes, units, prefix, peepholes, peephole),
+        *group(biases, units, prefix, "bias_input", bias),
+        *group("projection", f"{state} {units}", prefix, "projection", weight),
+        *group("projection_bias", state, prefix, "projection_bias", bias),
     )
 
 
-def norm_args(**more: Any) -> tuple[Arg, ...]:
+def norm_args(prefix: str = "", **more: Any) -> tuple[Arg, ...]:
     """Weights of the layer normalisation of each gate."""
-    return args("norm_input norm_forget norm_cell norm_output", T, "units", optional=True, **more)
+    names = "norm_input norm_forget norm_cell norm_output"
+    return group(names, f"{prefix}units", prefix, optional=names, **more)
 
 
-STATES = (
-    arg("state", T, "batch output_size", doc="output of the step before"),
-    arg("cell_state", T, "batch units"),
-)
+def state_args(prefix: str = "") -> tuple[Arg, ...]:
+    """Output and cell state of the step before."""
+    return arg(f"{prefix}state", T, f"batch {prefix}output_size"), arg(f"{prefix}cell_state", T, f"batch {prefix}units")
+
+
 SETTINGS = arg("activation_kind", RecurrentActivation), *args("cell_clip projection_clip", SCALAR, at_least=0)
+K = RecurrentActivation
+cell_activation = activation_among(K.NONE, K.RELU, K.RELU6, K.TANH, K.SIGMOID)
 
 
-def together(names: str, unless: str = "") -> Callable[[Bound], None]:
-    """Rule: these optional arguments are given all or none."""
+def together(names: str, prefix: str = "") -> Callable[[Bound], None]:
+    """Rule: these optional arguments are given all or none; the first, for the input gate, only where there is that gate."""
 
     def check(a: Bound) -> None:
-        given = [n for n in names.split() if getattr(a, n) is not None]
-        missing = [n for n in names.split() if getattr(a, n) is None and not (n == unless and a.input_to_input is None)]
-        a.require(not given or not missing, f"{', '.join(given)} is given, so {', '.join(missing)} must be given too")
+        first, *others = (prefix + n for n in names.split())
+        gate = f"{prefix}input_to_input"
+        if not a.form_has(first):
+            return
+        if given(a, gate):
+            all_or_none(a, [first, *others])
+        else:
+            a.require(not given(a, first), f"{first} is given, must be omitted as {gate} is (CIFG)")
+            all_or_none(a, others)
 
     return check
 
 
-def projected(a: Bound) -> None:
-    if a.projection is None:
-        a.require(a.projection_bias is None, "projection_bias is given, so projection must be given too")
-        a.require(
-            a.units == a.output_size, f"output_size = {a.output_size}, must be units = {a.units} without projection"
-        )
+def input_gate(prefix: str = "") -> Callable[[Bound], None]:
+    """Rule: what the input gate needs is given all or none."""
+
+    def check(a: Bound) -> None:
+        all_or_none(a, [f"{prefix}{n}" for n in ("input_to_input", "state_to_input", "bias_input")])
+
+    return check
 
 
-def coupled(a: Bound) -> None:
-    a.require(
-        a.input_to_input is not None or a.peep_input is None,
-        "peep_input is given, must be omitted where the input gate is coupled (input_to_input omitted)",
+def projected(prefix: str = "") -> Callable[[Bound], None]:
+    """Rule: without projection there is no bias for it, and the output has the size of the cell."""
+
+    def check(a: Bound) -> None:
+        if not given(a, f"{prefix}projection"):
+            bias = f"{prefix}projection_bias"
+            a.require(not given(a, bias), f"{bias} is given, so {prefix}projection must be given too")
+            output, units = (f"{prefix}{n}" for n in ("output_size", "units"))
+            sizes = getattr(a, output), getattr(a, units)
+            a.require(sizes[0] == sizes[1], f"{output} = {sizes[0]}, must be {units} = {sizes[1]} without projection")
+
+    return check
+
+
+def cell_checks(prefix: str = "") -> tuple[Callable[[Bound], None], ...]:
+    """The rules of one cell's optional parts."""
+    return (
+        input_gate(prefix),
+        together("peep_input peep_forget peep_output", prefix),
+        together("norm_input norm_forget norm_cell norm_output", prefix),
+        projected(prefix),
     )
-
-
-CHECKS = (
-    together("input_to_input state_to_input bias_input"),
-    together("peep_input peep_forget peep_output", unless="peep_input"),
-    together("norm_input norm_forget norm_cell norm_output", unless="norm_input"),
-    projected,
-    coupled,
-)
-
-
-def named(a: Bound, tensors: tuple[Any, ...]) -> SimpleNamespace:
-    """The tensors of a kernel call by the names of their arguments."""
-    return SimpleNamespace(**{argument.name: x for (argument, _), x in zip(a.inputs, tensors, strict=True)})
 
 
 def normalise(x: Array, weight: Array) -> Array:
@@ -106,80 +129,75 @@ def normalise(x: Array, weight: Array) -> Array:
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + EPSILON) * weight
 
 
-def step(
-    a: Bound, w: SimpleNamespace, x: Array, state: Array, cell: Array, aux: Array | None = None
-) -> tuple[Array, Array]:
-    """One time step: input [batch, input_size], state [batch, output_size], cell [batch, units] -> state, cell.
+def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
+    """One time step, and the states [batch, output_size] and [batch, units] that it starts from.
 
     The definition is Hochreiter and Schmidhuber's with peepholes (Gers), projection (Sak) and layer normalisation (Ba).
     """
     activation = ACTIVATIONS[a.activation_kind]
 
-    def gate(name: str, peep: Array | None, memory: Array) -> Array:
-        total = x @ getattr(w, f"input_to_{name}").T + state @ getattr(w, f"state_to_{name}").T
-        if aux is not None:
-            total = total + aux @ getattr(w, f"aux_to_{name}").T
-        if peep is not None:
-            total = total + memory * peep
-        norm = getattr(w, f"norm_{name}")
-        return (total if norm is None else normalise(total, norm)) + getattr(w, f"bias_{name}")
+    def step(states: States, x: Array, aux: Array | None = None) -> States:
+        state, memory = states
 
-    forget = sigmoid(gate("forget", w.peep_forget, cell))
-    admit = 1 - forget if w.input_to_input is None else sigmoid(gate("input", w.peep_input, cell))
-    cell = forget * cell + admit * activation(gate("cell", None, cell))
-    if a.cell_clip > 0:
-        cell = np.clip(cell, -a.cell_clip, a.cell_clip)
-    state = sigmoid(gate("output", w.peep_output, cell)) * activation(cell)
-    if w.projection is not None:
-        state = state @ w.projection.T + (0 if w.projection_bias is None else w.projection_bias)
-        if a.projection_clip > 0:
-            state = np.clip(state, -a.projection_clip, a.projection_clip)
-    return state, cell
+        def gate(name: str, peep: Array | None = None) -> Array:
+            total = x @ getattr(w, f"input_to_{name}").T + state @ getattr(w, f"state_to_{name}").T
+            if aux is not None:
+                total = total + aux @ getattr(w, f"aux_to_{name}").T
+            if peep is not None:
+                total = total + memory * peep
+            norm = getattr(w, f"norm_{name}", None)
+            return (total if norm is None else normalise(total, norm)) + getattr(w, f"bias_{name}")
+
+        forget = sigmoid(gate("forget", w.peep_forget))
+        admit = 1 - forget if w.input_to_input is None else sigmoid(gate("input", w.peep_input))
+        memory = forget * memory + admit * activation(gate("cell"))
+        if a.cell_clip > 0:
+            memory = np.clip(memory, -a.cell_clip, a.cell_clip)
+        output = sigmoid(gate("output", w.peep_output)) * activation(memory)
+        if w.projection is not None:
+            output = output @ w.projection.T + (0 if w.projection_bias is None else w.projection_bias)
+            if a.projection_clip > 0:
+                output = np.clip(output, -a.projection_clip, a.projection_clip)
+        return output, memory
+
+    return step, (w.state, w.cell_state)
 
 
 def one_step(a: Bound, *tensors: Any) -> tuple[Array, ...]:
     w = named(a, tensors)
-    state, cell = step(a, w, w.input, w.state, w.cell_state)
-    return np.zeros((len(cell), scratch(a)), np.float32), state, cell, state
+    step, states = cell(a, w)
+    state, memory = step(states, w.input, None)
+    return np.zeros((len(memory), scratch(a)), np.float32), state, memory, state
 
 
 def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
     w = named(a, tensors)
-    state, cell, results = w.state, w.cell_state, []
-    for x in w.input if a.time_major else w.input.swapaxes(0, 1):
-        state, cell = step(a, w, x, state, cell)
-        results.append(state)
-    return np.stack(results, 0 if a.time_major else 1), state, cell
+    outputs, states = unroll(*cell(a, w), time_first(a, w.input))
+    return time_first(a, outputs), *states
 
 
 def scratch(a: Bound) -> int:
-    """As declared, since its contents are undefined; else what the definition asks for."""
+    """Room for four gates, for three with a coupled one. Its weights may yet be left out at run time: both will do."""
+    sizes = [int(a.units) * count for count in ((4, 3) if given(a, "input_to_input") else (3, 4))]
     declared = a.out.shape
-    if declared and len(declared) == 2 and declared[1]:
-        return declared[1]
-    return int(a.units) * (3 if a.input_to_input is None else 4)
+    return sizes[1] if declared and declared[-1] == sizes[1] else sizes[0]
 
 
-def steps_first(a: Bound) -> None:
-    """The batch is dimension 1 of a time-major input, else 0."""
-    shape = a.input.dims
-    batch = shape[1 if a.time_major else 0]
-    a.require(batch in (None, a.batch), f"input 0 (input) has a batch of {batch}, must be batch = {a.batch}")
+def outputs_counted(a: Bound) -> None:
+    a.require(len(a.outs) != 2, "got 2 outputs, gives 1 or 3: both last states or none")
 
 
-def sequence_shapes(a: Bound) -> list[tuple[int | None, ...]]:
-    first, second, _ = a.input.dims
-    sizes = a.__dict__.get("batch"), a.__dict__.get("output_size"), a.__dict__.get("units")
-    return [(first, second, sizes[1]), (sizes[0], sizes[1]), (sizes[0], sizes[2])]
+def one_way_shapes(a: Bound) -> list[Shape | None]:
+    return sequence_shapes(a, size(a, "output_size"), "output_size", "units")
 
 
-LSTM_STEP = arg("input", T, "batch input_size"), *cell_args(), *STATES, *SETTINGS
+LSTM_STEP = arg("input", T, "batch input_size"), *cell_args(), *state_args(), *SETTINGS
 
 register(
     Op(
         "LSTM",
         {F32: V1_0, F16: V1_2},
-        (Form(*LSTM_STEP, *norm_args(since=V1_2, default=None)),),
+        (Form(*LSTM_STEP), Form(*LSTM_STEP, *norm_args(since=V1_2))),
         (
             out("scratch", T, "batch scratch_size", doc="working memory, contents undefined"),
             out("state_out", T, "batch output_size"),
@@ -187,7 +205,7 @@ register(
             out("output", T, "batch output_size"),
         ),
         real(one_step),
-        CHECKS,
+        (cell_activation, *cell_checks()),
         where={"scratch_size": scratch},
         doc="One step of an LSTM cell.",
     ),
@@ -196,13 +214,13 @@ register(
         {F32: V1_2, F16: V1_2},
         (Form(arg("input", T, "_ _ input_size"), *LSTM_STEP[1:], arg("time_major", BOOL), *norm_args()),),
         (
-            out("output", T, rank=3),
+            out("output", T),
             out("state_out", T, "batch output_size", since=V1_3, default=None),
             out("cell_state_out", T, "batch units", since=V1_3, default=None),
         ),
         real(sequence),
-        (*CHECKS, steps_first),
-        infer=sequence_shapes,
+        (cell_activation, *cell_checks(), batch_agrees, outputs_counted),
+        infer=one_way_shapes,
         doc="An LSTM over a sequence, forwards.",
     ),
 )

@@ -15,9 +15,9 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType, type_name
+from nnhal.base.codes import FOREIGN_OPERATIONS, TYPE_FACTS, OperandType, OperationType, type_name
 from nnhal.base.errors import InvalidModel
-from nnhal.base.levels import V1_0, Level
+from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
 
 FLOAT32, FLOAT16, INT32 = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32
@@ -27,7 +27,7 @@ B8, Q8, Q8S = OperandType.TENSOR_BOOL8, OperandType.TENSOR_QUANT8_ASYMM, Operand
 Q8SYMM, Q8PC = OperandType.TENSOR_QUANT8_SYMM, OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 Q16S, Q16A = OperandType.TENSOR_QUANT16_SYMM, OperandType.TENSOR_QUANT16_ASYMM
 
-Allowed: TypeAlias = Mapping[OperandType, Level]
+Allowed: TypeAlias = Mapping[Any, Level]  # an OperandType, or the code of an extension's type
 Kernel = Callable[..., Any]
 Check = Callable[["Bound"], None]
 
@@ -46,22 +46,22 @@ T = _Var()
 class Per:
     """Types that follow from the operation's own type, as in: the bias of a quantised convolution is TENSOR_INT32."""
 
-    table: Mapping[OperandType, Allowed]
+    table: Mapping[Any, Allowed]
 
 
 Spec: TypeAlias = _Var | Per | Allowed
-Loose: TypeAlias = OperandType | Allowed | Sequence[OperandType]
+Loose: TypeAlias = int | Allowed | Sequence[int]
 
 
 def _allowed(types: Loose) -> Allowed:
-    if isinstance(types, OperandType):
+    if isinstance(types, int):
         return {types: TYPE_FACTS[types].since}
     if isinstance(types, Mapping):
         return types
     return {t: TYPE_FACTS[t].since for t in types}
 
 
-def per(table: Mapping[OperandType, Loose]) -> Per:
+def per(table: Mapping[Any, Loose]) -> Per:
     """Types by the operation's own type: `per({F32: F32, Q8: I32})`."""
     return Per({own: _allowed(types) for own, types in table.items()})
 
@@ -107,13 +107,13 @@ class Quant:
     """Rule for an output's quantisation: that of the first `T` argument, or fixed values by type."""
 
     same: bool = False
-    fixed: Mapping[OperandType, tuple[float, int]] = field(default_factory=dict)
+    fixed: Mapping[Any, tuple[float, int]] = field(default_factory=dict)
 
 
 SAME = Quant(same=True)
 
 
-def fixed(table: Mapping[OperandType, tuple[float, int]]) -> Quant:
+def fixed(table: Mapping[Any, tuple[float, int]]) -> Quant:
     """Output scale and zero point stated by the definition, for each type."""
     return Quant(fixed=table)
 
@@ -205,9 +205,16 @@ class Op:
     doc: str = ""
 
     @property
-    def code(self) -> OperationType:
-        """The numeric code."""
-        return OperationType[self.name]
+    def code(self) -> int:
+        """The numeric code: NNAPI's own, or the registered extension's."""
+        if self.name in OperationType.__members__:
+            return OperationType[self.name]
+        return next(code for code, name in FOREIGN_OPERATIONS.items() if name == self.name)
+
+    @property
+    def since(self) -> Level:
+        """The first level that has the operation."""
+        return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
 
 
 _RESERVED = frozenset(("op", "form", "name", "level", "reasons", "inputs", "out", "outs", "shapes", "deferred", "T"))
@@ -222,13 +229,13 @@ class Bound:
 
     def __init__(self, op: Op, form: Form, name: str, outs: Sequence[Value | None]) -> None:
         self.op, self.form, self.name = op, form, name
-        self.T: OperandType | None = None
+        self.T: int | None = None
         self.inputs: list[tuple[Arg, Value | tuple[Value, ...] | None]] = []  # the tensor arguments, for the kernel
         if missing := [i for i, value in enumerate(outs) if value is None]:
             self.fail(f"output {missing[0]} is omitted, must be given")
         self.outs = tuple(value for value in outs if value is not None)
         self.shapes: list[Shape | None] = []
-        self.level: Level = op.code.since
+        self.level: Level = op.since
         self.reasons: list[str] = [f"{op.name} exists since {self.level}"]
         self.deferred = False  # something has to be checked or computed at run time
 
@@ -266,7 +273,7 @@ OPS: dict[str, Op] = {}
 def register(*records: Op) -> None:
     """Add records to the table of operations; a record that contradicts itself is a programming error."""
     for record in records:
-        if record.name in OPS:
+        if record.name in OPS and record.name in OperationType.__members__:  # a driver's file may be loaded again
             raise ValueError(f"{record.name} is registered twice")
         for form in record.forms:
             names = [a.name for a in form]
@@ -349,18 +356,18 @@ def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
 def _match_type(a: Bound, argument: Arg, label: str, value: Value) -> str:
     allowed = types_for(a.op, argument, a.T)
     if isinstance(argument.spec, _Var) and a.T is not None and value.type != a.T:
-        return f"{label} is {type_name(value.type)}, must be {a.T.name} like the operands before it"
+        return f"{label} is {type_name(value.type)}, must be {type_name(a.T)} like the operands before it"
     if value.type not in allowed:
-        choices = ", ".join(f"{t.name} since {level}" for t, level in allowed.items())
+        choices = ", ".join(f"{type_name(t)} since {level}" for t, level in allowed.items())
         return f"{label} is {type_name(value.type)}; allowed: {choices}"
-    kind = OperandType(value.type)
+    kind = value.type
     if isinstance(argument.spec, _Var):
         a.T = kind
-    a.since(allowed[kind], f"{label} may be {kind.name} since {allowed[kind]}")
+    a.since(allowed[kind], f"{label} may be {type_name(kind)} since {allowed[kind]}")
     return ""
 
 
-def types_for(op: Op, argument: Arg, own: OperandType | None) -> Allowed:
+def types_for(op: Op, argument: Arg, own: int | None) -> Allowed:
     """The types an argument may have, given the operation's own type where it is known."""
     if isinstance(argument.spec, _Var):
         return op.types
@@ -429,7 +436,7 @@ def _scalar(a: Bound, argument: Arg, index: int, value: Value) -> Any:
 
 def _unify(a: Bound, argument: Arg, label: str, value: Value) -> None:
     """Check rank and dimensions of a tensor against its pattern; bind the names."""
-    if value.shape is None:
+    if value.shape is None or (argument.optional and perhaps_omitted(value)):
         a.deferred = True
         return
     rank = len(value.shape)
@@ -456,6 +463,11 @@ def _unify(a: Bound, argument: Arg, label: str, value: Value) -> None:
             if size != wanted:
                 rule = "" if name.isdigit() else f"{name} = "
                 a.fail(f"{label} has dimension {axis} = {size}, must be {rule}{wanted}")
+
+
+def perhaps_omitted(value: Value) -> bool:
+    """Whether an operand is declared as [0], of whatever rank: so are inputs that may be left out at run time."""
+    return value.data is None and value.shape is not None and not any(value.shape)
 
 
 def pattern(a: Bound, argument: Arg) -> tuple[str, ...]:
@@ -485,7 +497,7 @@ def _finish(a: Bound) -> None:
                 f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "
                 f"must be those of the input, {first.scale:g} and {first.zero_point}"
             )
-        wanted = rule.fixed.get(OperandType(value.type))
+        wanted = rule.fixed.get(value.type)
         if wanted is not None and (np.float32(value.scale), value.zero_point) != (np.float32(wanted[0]), wanted[1]):
             a.fail(
                 f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "

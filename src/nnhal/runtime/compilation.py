@@ -11,6 +11,7 @@ from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, Opera
 from nnhal.base.log import logger
 from nnhal.base.operands import dtype_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
+from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import validate
@@ -73,9 +74,10 @@ def compile_plan(model: Model, wishes: Wishes) -> Plan:
     validate(model)
     devices = list(wishes.devices)
     cpu = discovery.cpu()
+    offers = [_offer(device, model) for device in devices]
     if wishes.fallback != "forbid" and cpu not in devices:
         devices.append(cpu)
-    offers = [_offer(device, model) for device in devices]
+        offers.append(_cpu_offer(cpu, model))
     events: list[str] = []
     plan = _attempt(model, wishes, offers, devices, events)
     if isinstance(plan, Plan):
@@ -95,7 +97,7 @@ def compile_plan(model: Model, wishes: Wishes) -> Plan:
     if isinstance(plan, Plan):
         return plan
     _note(wishes, events, f"{plan[0]} failed to prepare as well: {plan[2]}; the whole model goes to the CPU")
-    whole = _attempt(model, wishes, [_offer(cpu, model)], [cpu], events)
+    whole = _attempt(model, wishes, [_cpu_offer(cpu, model)], [cpu], events)
     if isinstance(whole, Plan):
         return whole
     raise whole[2]
@@ -122,7 +124,13 @@ def _offer(device: Device, model: Model) -> Offer:
     except Exception as error:
         _log.warning("device %s: %s", device.name, error)
         verdicts = [Verdict(False, f"the driver failed to say: {error}")] * count
-    return Offer(device.name, device.level, device.capabilities(), verdicts)
+    return Offer(device.name, device.level, device.capabilities(), verdicts, tuple(device.extensions))
+
+
+def _cpu_offer(cpu: Device, model: Model) -> Offer:
+    """What falls back to the CPU: everything but the operations of extensions."""
+    own = frozenset(n for n, o in enumerate(model.main.operations) if is_extension(o.type))
+    return replace(_offer(cpu, model), excluded=own, excluded_why="operations of extensions never fall back")
 
 
 def _attempt(

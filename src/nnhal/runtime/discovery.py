@@ -10,6 +10,7 @@ from pathlib import Path
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.hal.device import Device
+from nnhal.hal.utilities import validate_capabilities
 
 GROUP = "nnhal.drivers"
 CPU = "reference"  # the device that everything can fall back to
@@ -60,15 +61,10 @@ def _load(name: str, origin: str, load: object) -> Found:
 
 def check(device: Device) -> None:
     """Refuse a device whose statements cannot be true: InvalidArgument names the statement."""
-    capabilities = device.capabilities()
-    stated = [*capabilities.operands.items(), ("relaxed scalars", capabilities.relaxed_scalar)]
-    stated += [("relaxed tensors", capabilities.relaxed_tensor), ("IF", capabilities.if_performance)]
-    for what, performance in [*stated, ("WHILE", capabilities.while_performance)]:
-        for value in performance:
-            if not 0 < value < float("inf"):
-                raise InvalidArgument(
-                    f"device {device.name}: performance of {what} is {value}, must be finite and above 0"
-                )
+    try:
+        validate_capabilities(device.capabilities())
+    except InvalidArgument as error:
+        raise InvalidArgument(f"device {device.name}: {error}") from None
 
 
 def load_driver(path: str | Path) -> Device:

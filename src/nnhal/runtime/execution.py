@@ -20,6 +20,7 @@ from nnhal.base.errors import (
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.utilities import is_extension
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import FallbackWarning, Plan, Step, as_nnhal, prepare
@@ -136,7 +137,7 @@ class Runner:
         except NEVER_RETRIED:
             raise
         except Exception as error:
-            if self.plan.wishes.fallback == "forbid" or device == discovery.CPU:
+            if not self._may_fall_back([step]):
                 raise as_nnhal(error, f"device {device}") from error
             self._note(report, f"step {number} failed on {device}: {error}; trying it on the CPU")
             spare = self._prepared_on_cpu(number)
@@ -144,6 +145,12 @@ class Runner:
             timing = spare.prepared.run(request, control)
             device = spare.device.name
         return request, timing, time.monotonic_ns() - start, device
+
+    def _may_fall_back(self, steps: Sequence[Step]) -> bool:
+        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions."""
+        if self.plan.wishes.fallback == "forbid" or all(s.device.name == discovery.CPU for s in steps):
+            return False
+        return not any(is_extension(o.type) for s in steps for o in s.part.model.main.operations)
 
     def _prepared_on_cpu(self, number: int) -> Step:
         with self._lock:
@@ -164,7 +171,7 @@ class Runner:
     ) -> list[Array | None]:
         """The last resort of a failed execution; raises `error` where there is none."""
         device = self.plan.steps[0].device.name if self._single else "a step"
-        if self.plan.wishes.fallback == "forbid" or all(s.device.name == discovery.CPU for s in self.plan.steps):
+        if not self._may_fall_back(self.plan.steps):
             raise as_nnhal(error, f"device {device}") from error
         self._note(report, f"execution failed on {device}: {error}; trying the whole model on the CPU")
         request = Request(inputs, outputs)

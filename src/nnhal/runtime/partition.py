@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
 from nnhal.base.errors import UnsupportedModel
+from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.model.graph import Model, operation_label
@@ -23,6 +24,7 @@ class Offer:
     level: Level
     capabilities: Capabilities
     verdicts: Sequence[Verdict]
+    extensions: Sequence[str] = ()
     excluded: frozenset[int] = frozenset()  # operations taken from it after it failed to prepare them
     excluded_why: str = ""
 
@@ -30,6 +32,9 @@ class Offer:
         """The device's verdict on an operation, levels and exclusions counted."""
         if index in self.excluded:
             return Verdict(False, self.excluded_why)
+        extension = extension_name(model.main.operations[index].type, model.extensions)
+        if extension and extension not in self.extensions:
+            return Verdict(False, f"does not support the extension {extension}")
         bound = validate(model).subgraphs[0].operations[index]
         if bound is not None and bound.level > self.level:
             return Verdict(False, f"needs level {bound.level}, the device is at {self.level}")

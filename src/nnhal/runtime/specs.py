@@ -52,7 +52,7 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
         raise InvalidRequest(f"{label} ({spec.name}) is {value.dtype}, must be {spec.dtype}")
     if spec.shape is not None and not agree(value.shape, spec.shape):
         raise InvalidRequest(f"{label} ({spec.name}) has shape {show(value.shape)}, must be {show(spec.shape)}")
-    return np.ascontiguousarray(value).reshape(value.shape)
+    return value if value.flags.c_contiguous else value.copy()
 
 
 def writable(array: Any, spec: Spec, label: str) -> Array:

@@ -1,0 +1,207 @@
+"""Every model of the zoo and of the model maker on every device, against LiteRT run directly on the file.
+
+    python benchmarks/models.py --agree [--json] [--markdown FILE] [NAME ...]
+
+For each model: does it import, its level and operations, where operations ran, and how far outputs are from LiteRT's:
+floats relative to the greatest magnitude, quantised outputs in steps. For quantised models each operation of `reference` is
+also run by itself on LiteRT's own intermediates. Streaming models run 12 steps with their state carried on.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import nnhal
+from nnhal.base.operands import quantised
+from nnhal.bench import maker, zoo
+from nnhal.bench.compare import each_operation, intermediates
+from nnhal.bench.peers import LiteRT
+from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.runtime import discovery
+from nnhal.runtime.specs import spec_of
+
+REFERENCE_FLOAT, LITERT_FLOAT = 5e-4, 1e-6
+STEPS = 12  # of a streaming model
+LEAST_SPREAD = 8  # distinct expected values over all runs, for outputs that have so many elements
+
+
+@dataclass
+class Row:
+    """What was found of one model."""
+
+    name: str
+    source: str = ""
+    refused: str = ""
+    level: str = ""
+    operations: int = 0
+    kinds: int = 0
+    quantised: bool = False
+    states: int = 0
+    placement: dict = field(default_factory=dict)
+    reference: float = 0.0
+    litert: float = 0.0
+    each: float | None = None  # worst single operation of reference on LiteRT's intermediates, in steps
+    spread: int = 0
+    problems: list = field(default_factory=list)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it imports and every figure is as promised."""
+        return not self.problems and not self.refused
+
+
+def sources() -> dict[str, str]:
+    """Names of all models, and where each comes from."""
+    found = {n: f"{zoo.entry(n).package} {zoo.entry(n).version}" for n in zoo.names()}
+    return found | dict.fromkeys(maker.names(), "made, fixed seed")
+
+
+def examine(name: str, source: str) -> Row:
+    """Import, compile and compare one model."""
+    row = Row(name, source)
+    path = Path(zoo.path(name) if name in zoo.names() else maker.path(name))
+    try:
+        model = nnhal.load(path)
+    except nnhal.UnsupportedModel as error:
+        row.refused = str(error).split(": ", 1)[-1]
+        return row
+    facts = nnhal.validate(model)
+    row.level, row.operations, row.states = str(facts.level), len(model.main.operations), len(model.states)
+    row.kinds = len({o.type for g in model.subgraphs for o in g.operations})
+    outputs = [model.main.operands[i] for i in model.main.outputs]
+    row.quantised = any(quantised(o.type) for o in outputs)
+    runs = inputs_of(name, model)
+    expected = direct(path, runs, streaming=bool(model.states))
+    spread = [len(np.unique(np.concatenate([run[i].reshape(-1) for run in expected]))) for i in range(len(expected[0]))]
+    row.spread = min(spread)
+    for at, distinct in enumerate(spread):
+        if distinct < min(LEAST_SPREAD, len(runs) * expected[0][at].size):
+            row.problems.append(f"output {at} has only {distinct} distinct values: the comparison would prove nothing")
+    for device in ("reference", "litert"):
+        compiled = nnhal.compile(model, devices=device, fallback="allow", threads=2)
+        call = compiled.stream() if model.states else compiled
+        worst = max(compare(call(*run), wanted) for run, wanted in zip(runs, expected, strict=True))
+        setattr(row, device, worst)
+        row.placement[device] = compiled.placement.devices()
+    each(row, model, runs[0])
+    judge(row)
+    return row
+
+
+def each(row: Row, model: nnhal.Model, run: list[np.ndarray]) -> None:
+    """For quantised models: every operation of reference on LiteRT's own intermediates."""
+    litert, reference = discovery.select(["litert"])[0], discovery.cpu()
+    if not row.quantised or not all(v.ok for v in litert.supports(model)):
+        return
+    inputs = [*run, *(state.initial for state in model.states)]
+    values = intermediates(model, litert, inputs)
+    worst = [d for d in each_operation(model, reference, inputs, values) if quantised(d.type)]
+    row.each = max(d.worst for d in worst)
+    row.problems += [f"{d.label} of reference is {d.worst:g} steps off" for d in worst if d.worst > 1]
+
+
+def judge(row: Row) -> None:
+    """Hold the figures against what is promised."""
+    if row.quantised:
+        if row.litert != 0 and row.placement["litert"] == {"litert": row.operations}:
+            row.problems.append(f"litert is {row.litert:g} steps off, must be exact")
+        return
+    if row.reference > REFERENCE_FLOAT:
+        row.problems.append(f"reference is {row.reference:.2g} off, must be within {REFERENCE_FLOAT}")
+    if row.litert > LITERT_FLOAT and row.placement["litert"] == {"litert": row.operations}:
+        row.problems.append(f"litert is {row.litert:.2g} off, must be within {LITERT_FLOAT}")
+
+
+def inputs_of(name: str, model: nnhal.Model) -> list[list[np.ndarray]]:
+    """Runs: a real picture where the model takes one, and seeded random data."""
+    carried = {state.input for state in model.states}
+    specs = [spec_of(model, i) for n, i in enumerate(model.main.inputs) if n not in carried]
+    seeds = range(STEPS if model.states else 2)
+    runs = [[g.array for g in read_inputs(specs, (), seed, PictureOptions())] for seed in seeds]
+    if name in zoo.names() and zoo.entry(name).kind == "picture":
+        low, high = zoo.entry(name).values or (0.0, 1.0)
+        photo = str(zoo.path("picture_person"))
+        runs.append([g.array for g in read_inputs(specs, [photo], 0, PictureOptions(low, high))])
+    return runs
+
+
+def direct(path: Path, runs: list[list[np.ndarray]], *, streaming: bool) -> list[list[np.ndarray]]:
+    """What LiteRT gives: one interpreter for a stream, a fresh state for each call else."""
+    engine = LiteRT(path, 2)
+    results = []
+    for run in runs:
+        if not streaming:
+            engine.reset()
+        results.append(engine(run))
+    return results
+
+
+def compare(outputs: object, expected: list[np.ndarray]) -> float:
+    """The worst difference: steps for integers, else relative to the greatest magnitude."""
+    given = outputs if isinstance(outputs, tuple) else (outputs,)
+    worst = 0.0
+    for a, e in zip(given, expected, strict=True):
+        if a.size != e.size:
+            return float("inf")
+        off = np.abs(a.reshape(-1).astype(np.float64) - e.reshape(-1).astype(np.float64)).max(initial=0.0)
+        scale = max(float(np.abs(e).max(initial=0.0)), 1e-30) if e.dtype.kind == "f" else 1.0
+        worst = max(worst, float(off) / scale)
+    return worst
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table for the documentation."""
+    lines = [
+        "| model | from | level | operations | on litert | litert off by | reference off by | single operation |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        if not row.refused:
+            unit = " steps" if row.quantised else ""
+            on = row.placement["litert"].get("litert", 0)
+            single = "" if row.each is None else f"{row.each:g} steps"
+            cells = (
+                row.name,
+                row.source,
+                row.level,
+                f"{row.operations} ({row.kinds} kinds)",
+                f"{on} of {row.operations}",
+            )
+            lines.append(f"| {' | '.join(cells)} | {row.litert:.2g}{unit} | {row.reference:.2g}{unit} | {single} |")
+    lines += ["", "Not expressible in NNAPI:", ""]
+    lines += [f"- {row.name} ({row.source}): {row.refused}" for row in rows if row.refused]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="only these models")
+    parser.add_argument("--agree", action="store_true", help="compare with LiteRT (the only thing there is to do)")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
+    arguments = parser.parse_args()
+    found = sources()
+    rows = []
+    for number, name in enumerate(arguments.names or found, 1):
+        print(f"[{number}/{len(arguments.names or found)}] {name}", file=sys.stderr, flush=True)
+        rows.append(examine(name, found[name]))
+        for problem in rows[-1].problems:
+            print(f"    {problem}", file=sys.stderr)
+    if arguments.markdown:
+        arguments.markdown.write_text(markdown(rows))
+    if arguments.json:
+        print(json.dumps([asdict(row) | {"agrees": row.agrees} for row in rows], indent=2))
+    else:
+        print(markdown(rows))
+    verdicts = Counter("refused" if r.refused else "agrees" if r.agrees else "differs" for r in rows)
+    print(", ".join(f"{n} {what}" for what, n in verdicts.items()), file=sys.stderr)
+    return 1 if verdicts["differs"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

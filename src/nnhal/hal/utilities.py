@@ -1,0 +1,210 @@
+"""The utilities that driver authors know from NNAPI: queries on types, capabilities, conversion to a level, checks."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, Lifetime, OperandType, Preference, Priority, type_name
+from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.base.operands import dtype_of
+from nnhal.hal.device import Capabilities, Performance
+from nnhal.hal.request import Request
+from nnhal.model.graph import Model, Operand
+from nnhal.model.validate import Facts, shape_of, validate
+from nnhal.ops.schema import agree, show
+
+FLOATS = OperandType.FLOAT32, OperandType.TENSOR_FLOAT32
+
+
+class LossWarning(UserWarning):
+    """A conversion to a lower level dropped something."""
+
+
+# -------------------------------------------------------------------------------------------------------------- queries
+
+
+def is_extension(code: int) -> bool:
+    """Whether an operand or operation type belongs to a vendor extension (its high 16 bits are a prefix)."""
+    return code >> EXTENSION_SHIFT > 0
+
+
+def is_scalar(code: int) -> bool:
+    """Whether operands of a type of NNAPI's own have no dimensions; InvalidArgument for other codes."""
+    return not _own(code).tensor
+
+
+def is_tensor(code: int) -> bool:
+    """Whether operands of a type of NNAPI's own have dimensions; InvalidArgument for other codes."""
+    return bool(_own(code).tensor)
+
+
+def _own(code: int) -> Any:
+    if code not in TYPE_FACTS:
+        raise InvalidArgument(f"operand type is {type_name(code)}, must be one of NNAPI's own")
+    return TYPE_FACTS[code]
+
+
+def size_of_data(code: int, dimensions: tuple[int, ...] = ()) -> int:
+    """Bytes of an operand's value, 0 where a dimension or the rank is unknown. InvalidArgument past 2**32 - 1 bytes."""
+    facts = _own(code)
+    if facts.tensor and (not dimensions or 0 in dimensions):
+        return 0
+    size = math.prod(dimensions) * dtype_of(code).itemsize
+    if size >= 2**32:
+        raise InvalidArgument(f"{type_name(code)}{list(dimensions)} has {size} bytes, must be less than 2**32")
+    return size
+
+
+def has_unspecified_dimensions(operand: Operand) -> bool:
+    """Whether a tensor's rank or any dimension is unknown until execution."""
+    if operand.type in TYPE_FACTS and not TYPE_FACTS[operand.type].tensor:
+        return False
+    if operand.lifetime == Lifetime.NO_VALUE:
+        return False
+    return not operand.dimensions or 0 in operand.dimensions
+
+
+# --------------------------------------------------------------------------------------------------------- capabilities
+
+
+def non_extension_performance(performance: Performance) -> dict[int, Performance]:
+    """The same performance for every operand type of NNAPI's own that carries data, to start a table from."""
+    return {t: performance for t in OperandType if t != OperandType.SUBGRAPH}
+
+
+def lookup(capabilities: Capabilities, code: int) -> Performance:
+    """Stated performance of an operand type; infinitely slow where none is stated, as the definition has it."""
+    return capabilities.operands.get(code, Performance(math.inf, math.inf))
+
+
+def update(capabilities: Capabilities, code: int, performance: Performance) -> Capabilities:
+    """Capabilities with another performance for one operand type."""
+    return replace(capabilities, operands={**capabilities.operands, code: performance})
+
+
+@dataclass(frozen=True)
+class OldCapabilities:
+    """Capabilities as 1.0 and 1.1 have them. relaxed: None at 1.0."""
+
+    float32: Performance
+    quantised8: Performance
+    relaxed: Performance | None = None
+
+
+def upgrade(old: OldCapabilities) -> Capabilities:
+    """Old capabilities as the table they stand for: types they do not name are slow as infinity, IF and WHILE too."""
+    table: dict[int, Performance] = dict.fromkeys(FLOATS, old.float32)
+    table[OperandType.TENSOR_QUANT8_ASYMM] = old.quantised8
+    table |= dict.fromkeys((OperandType.INT32, OperandType.UINT32, OperandType.TENSOR_INT32), old.float32)
+    relaxed = old.relaxed or old.float32
+    never = Performance(math.inf, math.inf)
+    return Capabilities(table, relaxed, relaxed, never, never)
+
+
+def convert_capabilities(capabilities: Capabilities, level: Level) -> Capabilities | OldCapabilities:
+    """Capabilities in the form of a level; a LossWarning says what the form cannot hold."""
+    if level >= V1_3:
+        return capabilities
+    if level == V1_2:
+        if {capabilities.if_performance, capabilities.while_performance} != {Performance()}:
+            _lost("performance of IF and WHILE", level)
+        kept = {t: p for t, p in capabilities.operands.items() if t in TYPE_FACTS and TYPE_FACTS[t].since <= level}
+        if len(kept) < len(capabilities.operands):
+            _lost("performance of operand types since 1.3", level)
+        return Capabilities(kept, capabilities.relaxed_scalar, capabilities.relaxed_tensor)
+    float32, quantised8 = (
+        lookup(capabilities, t) for t in (OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM)
+    )
+    if set(capabilities.operands.values()) - {float32, quantised8}:
+        _lost("performance of other operand types than float32 and quant8", level)
+    if level == V1_0 and capabilities.relaxed_tensor != float32:
+        _lost("performance of relaxed float32", level)
+    return OldCapabilities(float32, quantised8, capabilities.relaxed_tensor if level == V1_1 else None)
+
+
+def _lost(what: str, level: Level) -> None:
+    warnings.warn(f"{what} is lost at level {level}", LossWarning, stacklevel=4)
+
+
+# --------------------------------------------------------------------------------------------------------------- levels
+
+
+def compliant_with(model: Model, level: Level) -> bool:
+    """Whether a driver of this level can be given the model."""
+    return validate(model).level <= level
+
+
+def convert_to(model: Model, level: Level) -> Model:
+    """The model for a driver of this level. Relaxed precision is dropped below 1.1, with a LossWarning: results then are
+    at least as precise. InvalidModel says what else the level lacks."""
+    if model.relaxed and level < V1_1:
+        _lost("relaxed float32", level)
+        model = replace(model, relaxed=False)
+    facts = validate(model)
+    if facts.level > level:
+        raise InvalidModel(f"model needs level {facts.level}, must be at most {level}: {'; '.join(facts.reasons)}")
+    return model
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def validate_model(model: Model) -> Facts:
+    """Check a whole model; InvalidModel names operand or operation and the rule."""
+    return validate(model)
+
+
+def validate_request(request: Request, model: Model) -> None:
+    """Check a request against its model: counts, element types, shapes; InvalidRequest names the argument."""
+    values = validate(model).subgraphs[0].values
+    for kind, arrays, indices in (
+        ("input", request.inputs, model.main.inputs),
+        ("output", request.outputs, model.main.outputs),
+    ):
+        if len(arrays) != len(indices):
+            raise InvalidRequest(f"request has {len(arrays)} {kind}s, must have {len(indices)}")
+        for place, (array, index) in enumerate(zip(arrays, indices, strict=True)):
+            operand, value = model.main.operands[index], values[index]
+            if array is None or (kind == "output" and array.dtype == "u1"):
+                continue
+            if array.dtype != dtype_of(operand.type):
+                raise InvalidRequest(f"{kind} {place} is {array.dtype}, must be {dtype_of(operand.type)}")
+            shape = value.shape if value is not None else shape_of(operand)
+            if shape is not None and not agree(array.shape, shape):
+                raise InvalidRequest(f"{kind} {place} has shape {show(array.shape)}, must be {show(shape)}")
+
+
+def validate_capabilities(capabilities: Capabilities) -> None:
+    """Check that every stated figure is a positive number; InvalidArgument names the one that is not."""
+    stated: Mapping[Any, Performance] = {
+        **{type_name(code): performance for code, performance in capabilities.operands.items()},
+        "relaxed scalars": capabilities.relaxed_scalar,
+        "relaxed tensors": capabilities.relaxed_tensor,
+        "IF": capabilities.if_performance,
+        "WHILE": capabilities.while_performance,
+    }
+    for what, performance in stated.items():
+        for value in performance:
+            if not value > 0:
+                raise InvalidArgument(f"performance of {what} is {value}, must be a number above 0")
+
+
+def validate_preference(preference: Any) -> Preference:
+    """The preference as an enum member; InvalidArgument lists them."""
+    return _member(Preference, preference, "preference")
+
+
+def validate_priority(priority: Any) -> Priority:
+    """The priority as an enum member; InvalidArgument lists them."""
+    return _member(Priority, priority, "priority")
+
+
+def _member(kind: Any, value: Any, label: str) -> Any:
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    if value in kind.__members__.values():
+        return kind(value)
+    raise InvalidArgument(f"{label} is {value!r}, must be one of {', '.join(m.lower() for m in kind.__members__)}")

@@ -1,0 +1,92 @@
+"""RELU, RELU1, RELU6, TANH, LOGISTIC, ELU, HARD_SWISH: activations as operations of their own."""
+
+from functools import partial
+
+import numpy as np
+
+from nnhal.base.codes import Activation
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.common import ACTIVATION_RANGE, elementwise, real
+from nnhal.ops.schema import (
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    Q8,
+    Q8S,
+    SAME,
+    Bound,
+    Form,
+    Kernel,
+    Op,
+    T,
+    arg,
+    fixed,
+    out,
+    per,
+    register,
+)
+
+ONE = (Form(arg("input", T, rank=(1, 4))),)
+FLOAT, QUANT = {F32: V1_0, F16: V1_2}, {Q8: V1_0, Q8S: V1_3}
+
+
+def clip(activation: Activation) -> Kernel:
+    """Kernel: the fused activation of the same name."""
+    low, high = map(np.float32, ACTIVATION_RANGE[activation])
+    return elementwise(lambda x: np.clip(x, low, high))
+
+
+def logistic(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def elu(a: Bound, x: Array) -> Array:
+    """fmin, since an alpha of 0 times an infinite exp is no number."""
+    return np.maximum(x, 0) + np.fmin(a.alpha * np.expm1(x), 0)
+
+
+def hard_swish(x: Array) -> Array:
+    return x * np.clip(x + 3, 0, 6) / 6
+
+
+limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),))
+
+register(
+    limited("RELU", kernel=clip(Activation.RELU), doc="The element, at least 0."),
+    limited("RELU1", kernel=clip(Activation.RELU1), doc="The element, at least -1 and at most 1."),
+    limited("RELU6", kernel=clip(Activation.RELU6), doc="The element, at least 0 and at most 6."),
+    Op(
+        "TANH",
+        FLOAT | {Q8: V1_2, Q8S: V1_3},
+        ONE,
+        (out("output", T, quant=fixed({Q8: (1 / 128, 128), Q8S: (1 / 128, 0)})),),
+        elementwise(np.tanh),
+        doc="Hyperbolic tangent.",
+    ),
+    Op(
+        "LOGISTIC",
+        FLOAT | QUANT,
+        ONE,
+        (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
+        elementwise(logistic),
+        doc="Sigmoid: 1 / (1 + exp(-x)).",
+    ),
+    Op(
+        "ELU",
+        {F32: V1_3, F16: V1_3},
+        (Form(arg("input", T), arg("alpha", per({F32: FLOAT32, F16: FLOAT16}))),),
+        (out("output", T),),
+        real(elu),
+        doc="max(0, x) + min(0, alpha * (exp(x) - 1)).",
+    ),
+    Op(
+        "HARD_SWISH",
+        {F32: V1_3, F16: V1_3, Q8: V1_3, Q8S: V1_3},
+        (Form(arg("input", T)),),
+        (out("output", T),),
+        elementwise(hard_swish),
+        doc="x * max(0, min(6, x + 3)) / 6.",
+    ),
+)

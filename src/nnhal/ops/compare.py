@@ -1,0 +1,52 @@
+"""EQUAL, NOT_EQUAL, LESS, LESS_EQUAL, GREATER, GREATER_EQUAL, LOGICAL_AND, LOGICAL_OR, LOGICAL_NOT, SELECT: truth values."""
+
+from functools import partial
+
+import numpy as np
+
+from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.operands import Shape, Value
+from nnhal.ops.common import broadcast_shape, elementwise
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, agree, arg, args, out, register, show
+
+NUMBERS = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
+TRUTH = {B8: V1_2}
+PAIR = (Form(*args("input1 input2", T)),)
+OUTPUT = (out("output", TRUTH),)
+
+
+def alike(a: Bound) -> list[Shape]:
+    """Shape rule: the three tensors have one shape; what one of them knows of it holds for all."""
+    shapes = [v.dims for _, v in a.inputs if isinstance(v, Value)]
+    known = shapes[0]
+    for shape in shapes[1:]:
+        a.require(agree(known, shape), f"shapes {', '.join(map(show, shapes))} must be equal")
+        known = tuple(n if m is None else m for m, n in zip(known, shape, strict=True))
+    return [known]
+
+
+compare = partial(Op, types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=broadcast_shape)
+logical = partial(Op, types=TRUTH, outputs=OUTPUT, infer=broadcast_shape)
+
+register(
+    compare("EQUAL", kernel=elementwise(np.equal), doc="Whether the elements are equal."),
+    compare("NOT_EQUAL", kernel=elementwise(np.not_equal), doc="Whether the elements differ."),
+    compare("LESS", kernel=elementwise(np.less), doc="Whether the first element is less."),
+    compare("LESS_EQUAL", kernel=elementwise(np.less_equal), doc="Whether the first element is not greater."),
+    compare("GREATER", kernel=elementwise(np.greater), doc="Whether the first element is greater."),
+    compare("GREATER_EQUAL", kernel=elementwise(np.greater_equal), doc="Whether the first element is not less."),
+    logical("LOGICAL_AND", forms=PAIR, kernel=elementwise(np.logical_and), doc="Whether both are true."),
+    logical("LOGICAL_OR", forms=PAIR, kernel=elementwise(np.logical_or), doc="Whether one of the two is true."),
+    logical(
+        "LOGICAL_NOT", forms=(Form(arg("input", T)),), kernel=elementwise(np.logical_not), doc="Whether it is false."
+    ),
+    Op(
+        "SELECT",
+        NUMBERS,
+        (Form(arg("condition", TRUTH), *args("input1 input2", T)),),
+        (out("output", T),),
+        elementwise(np.where),
+        infer=alike,
+        doc="The element of the first tensor where the condition is true, else of the second.",
+    ),
+)

@@ -1,0 +1,69 @@
+"""CAST, QUANTIZE, DEQUANTIZE: from one type to another."""
+
+import numpy as np
+
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.common import real, type_range
+from nnhal.ops.schema import (
+    B8,
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8PC,
+    Q8S,
+    Q8SYMM,
+    Q16A,
+    Q16S,
+    Bound,
+    Form,
+    Op,
+    T,
+    arg,
+    out,
+    per,
+    register,
+)
+
+NUMBERS = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2}
+OTHERS = {B8: V1_3, Q16A: V1_3, Q16S: V1_3, Q8S: V1_3, Q8SYMM: V1_3}  # to the same type only
+
+
+def cast(a: Bound, x: Array) -> Array:
+    """Stored values, truncated towards 0; what does not fit into an integer type becomes its nearest value."""
+    if a.out.dtype.kind == "f" or x.dtype == a.out.dtype:
+        return x.astype(a.out.dtype, copy=False)
+    return np.nan_to_num(np.clip(x.astype(np.float64), *type_range(a.out.type))).astype(a.out.dtype)
+
+
+def convert(a: Bound, x: Array) -> Array:
+    return x
+
+
+register(
+    Op(
+        "CAST",
+        NUMBERS | OTHERS,
+        (Form(arg("input", T)),),
+        (out("output", per(dict.fromkeys(NUMBERS, NUMBERS) | {t: {t: since} for t, since in OTHERS.items()})),),
+        cast,
+        doc="The stored values in another type; scales and zero points do not count.",
+    ),
+    Op(
+        "QUANTIZE",
+        {F32: V1_2, F16: V1_2},
+        (Form(arg("input", T)),),
+        (out("output", {Q8: V1_2, Q8S: V1_3}),),
+        real(convert),
+        doc="Real values as quantised ones, rounded and saturated.",
+    ),
+    Op(
+        "DEQUANTIZE",
+        {Q8: V1_0, Q8SYMM: V1_2, Q8PC: V1_2, Q8S: V1_3},
+        (Form(arg("input", T, rank=(1, 4))),),
+        (out("output", {F32: V1_0, F16: V1_2}),),
+        real(convert),
+        doc="The real values that quantised ones stand for.",
+    ),
+)

@@ -1,0 +1,46 @@
+"""RANDOM_MULTINOMIAL: draws classes with the probabilities that log-probabilities stand for."""
+
+import numpy as np
+
+from nnhal.base.levels import V1_2
+from nnhal.base.operands import Array
+from nnhal.ops.common import decode
+from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, out, register
+
+
+def generator(seeds: Array) -> np.random.Generator:
+    """Equal seeds give equal samples, everywhere; two zeros give others each time."""
+    if not seeds.any():
+        return np.random.default_rng()
+    return np.random.Generator(np.random.Philox(key=seeds.astype(np.uint32).astype(np.uint64)))
+
+
+def draw(a: Bound, x: Array, seeds: Array) -> Array:
+    """By inverting the cumulative distribution of each row. What is not finite counts as impossible."""
+    logits = decode(a.input, x).astype(np.float64)
+    possible = np.isfinite(logits)
+    a.require(possible.any(-1).all() or not a.sample_count, "input has a row without a finite value, must have one")
+    greatest = np.where(possible, logits, -np.inf).max(-1, keepdims=True, initial=-np.inf)
+    heaps = np.where(possible, np.exp(logits - greatest), 0).cumsum(-1)
+    positions = generator(seeds).random((len(x), a.sample_count)) * np.nextafter(heaps[:, -1:], 0)
+    samples = [np.searchsorted(heap, row, side="right") for heap, row in zip(heaps, positions, strict=True)]
+    return np.array(samples, np.int32).reshape(positions.shape)
+
+
+register(
+    Op(
+        "RANDOM_MULTINOMIAL",
+        {F32: V1_2, F16: V1_2},
+        (
+            Form(
+                arg("input", T, "batch classes", doc="logarithms of probabilities, not normalised"),
+                arg("sample_count", INT32, at_least=0),
+                arg("seeds", I32, "2"),
+            ),
+        ),
+        (out("output", I32, "batch samples"),),
+        draw,
+        where={"samples": lambda a: int(a.sample_count)},
+        doc="Draws samples of each row's classes.",
+    )
+)

@@ -1,0 +1,179 @@
+"""What the recurrent operations share: activations, unrolling over time in either layout, two directions, linking."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import RecurrentActivation
+from nnhal.base.levels import V1_3
+from nnhal.base.operands import Array, Shape, Unknown, Value
+from nnhal.ops.schema import Bound, agree, perhaps_omitted, show
+
+States = tuple[Array, ...]  # the output of the step before first
+Step = Callable[[States, Array, Array | None], States]  # step(states, input, auxiliary input) -> states
+
+
+def sigmoid(x: Array) -> Array:
+    return 0.5 * (np.tanh(0.5 * x) + 1)  # does not overflow
+
+
+ACTIVATIONS: dict[RecurrentActivation, Callable[[Array], Array]] = {
+    RecurrentActivation.NONE: lambda x: x,
+    RecurrentActivation.RELU: lambda x: np.maximum(x, 0),
+    RecurrentActivation.RELU1: lambda x: np.clip(x, -1, 1),
+    RecurrentActivation.RELU6: lambda x: np.clip(x, 0, 6),
+    RecurrentActivation.TANH: np.tanh,
+    RecurrentActivation.SIGMOID: sigmoid,
+}
+
+
+def activation_among(*kinds: RecurrentActivation) -> Callable[[Bound], None]:
+    """Rule: `activation_kind` is one of these."""
+    choices = ", ".join(f"{int(kind)} ({kind.name})" for kind in kinds)
+
+    def check(a: Bound) -> None:
+        kind = a.activation_kind
+        a.require(kind in kinds, f"activation_kind is {int(kind)} ({kind.name}), must be one of {choices}")
+
+    return check
+
+
+# The fused activations of the definition, and the two more that converters use and implementations take.
+simple_activation = activation_among(*ACTIVATIONS)
+
+
+def size(a: Bound, name: str) -> int | None:
+    """A named dimension, None while it is unknown."""
+    found: int | None = a.__dict__.get(name)
+    return found
+
+
+def given(a: Bound, name: str) -> bool:
+    """Whether an optional argument has a value; Unknown for an input declared as [0], which may be left out at run time."""
+    value: Value | None = getattr(a, name)
+    if value is not None and perhaps_omitted(value):
+        raise Unknown(name)
+    return value is not None
+
+
+def all_or_none(a: Bound, names: Iterable[str]) -> list[str]:
+    """Require that these optional arguments are given together; returns those that are."""
+    there = [n for n in names if given(a, n)]
+    missing = [n for n in names if n not in there]
+    a.require(not there or not missing, f"{', '.join(there)} is given, so {', '.join(missing)} must be given too")
+    return there
+
+
+def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace:
+    """The tensors of a kernel call by the names of their arguments; with a prefix only those that have it, without it."""
+    pairs = zip((argument.name for argument, _ in a.inputs), tensors, strict=True)
+    return SimpleNamespace(**{n.removeprefix(prefix): x for n, x in pairs if n.startswith(prefix)})
+
+
+# ------------------------------------------------------------------------------------------------------------ sequences
+
+
+def time_first(a: Bound, x: Array) -> Array:
+    """A sequence [batch, time, size] as [time, batch, size], or back, unless `time_major`."""
+    return x if a.time_major else x.swapaxes(0, 1)
+
+
+def batch_agrees(a: Bound) -> None:
+    """The batch is dimension 1 of a time-major input, else 0."""
+    batch = a.input.dims[1 if a.time_major else 0]
+    a.require(batch in (None, a.batch), f"input 0 (input) has a batch of {batch}, must be batch = {a.batch}")
+
+
+def unroll(step: Step, states: States, x: Array, aux: Array | None = None) -> tuple[Array, States]:
+    """Run a cell over inputs [time, batch, size]: its outputs, and the last states."""
+    outputs = np.empty((len(x), *states[0].shape), np.float32)
+    for t in range(len(x)):
+        states = step(states, x[t], None if aux is None else aux[t])
+        outputs[t] = states[0]
+    return outputs, states
+
+
+def sequence_shapes(a: Bound, features: int | None, *states: str) -> list[Shape | None]:
+    """Output shapes: the sequence of `features`, then the last state of each size."""
+    batch = size(a, "batch")
+    first, second, _ = a.input.shape or (None, None, None)
+    sequence = (first, batch, features) if a.time_major else (batch, second, features)
+    return [sequence, *((batch, size(a, name)) for name in states)]
+
+
+# -------------------------------------------------------------------------------------------------------- two directions
+
+
+def linked(*weights: str) -> Callable[[Bound], None]:
+    """Rule: without `aux_input` no auxiliary weights; with it all of them (cross linking) or none (parallel linking)."""
+
+    def check(a: Bound) -> None:
+        there = all_or_none(a, weights)
+        if there:
+            all_or_none(a, (*there, "aux_input"))
+        elif given(a, "aux_input"):
+            a.since(V1_3, "aux_input may be given without auxiliary weights (parallel linking) since 1.3")
+
+    return check
+
+
+def aux_agrees(a: Bound) -> None:
+    if given(a, "aux_input"):
+        ours, theirs = a.aux_input.dims[:2], a.input.dims[:2]
+        a.require(agree(ours, theirs), f"aux_input starts with {show(ours)}, must with {show(theirs)} as input does")
+
+
+def backward_reads(weight: str) -> Callable[[Bound], None]:
+    """Rule: the backward cell reads the input, in parallel linking (no auxiliary `weight`) the auxiliary input instead."""
+
+    def check(a: Bound) -> None:
+        source = "input_size" if not given(a, "aux_input") or given(a, weight) else "aux_size"
+        wanted = getattr(a, source)
+        a.require(a.bw_input_size == wanted, f"bw_input_size = {a.bw_input_size}, must be {source} = {wanted}")
+
+    return check
+
+
+def outputs_counted(states: int) -> tuple[Callable[[Bound], None], ...]:
+    """Rules: one output merged, else two; then all last states or none."""
+
+    def possible(a: Bound) -> None:
+        counts = 1, 2, 1 + states, 2 + states
+        a.require(len(a.outs) in counts, f"got {len(a.outs)} outputs, gives {' or '.join(map(str, counts))}")
+
+    def merged(a: Bound) -> None:
+        least = 1 if a.merge_outputs else 2
+        counts = least, least + states
+        a.require(
+            len(a.outs) in counts,
+            f"got {len(a.outs)} outputs with merge_outputs = {a.merge_outputs}, must be {counts[0]} or {counts[1]}",
+        )
+
+    return possible, merged
+
+
+def two_way_shapes(a: Bound, outputs: tuple[str, str], *states: str) -> list[Shape | None]:
+    """Output shapes: one merged sequence or two, then the last states."""
+    fw, bw = (size(a, name) for name in outputs)
+    if a.merge_outputs:
+        return sequence_shapes(a, None if fw is None or bw is None else fw + bw, *states)
+    return [*sequence_shapes(a, fw)[:1], *sequence_shapes(a, bw, *states)]
+
+
+def two_ways(
+    a: Bound, fw: tuple[Step, States], bw: tuple[Step, States], x: Array, aux: Array | None, crossed: bool
+) -> tuple[Array, ...]:
+    """Run one cell forwards and one backwards: the output sequences, merged or not, then the last states of both.
+
+    crossed: both cells read `aux` beside `x`; else the backward one reads it instead of `x`, where there is one.
+    """
+    x = time_first(a, x)
+    aux = None if aux is None else time_first(a, aux)
+    second, extra = (x, aux) if crossed or aux is None else (aux, None)
+    ahead, fw_states = unroll(*fw, x, extra)
+    back, bw_states = unroll(*bw, second[::-1], None if extra is None else extra[::-1])
+    results = ahead, back[::-1]
+    merged = (np.concatenate(results, -1),) if a.merge_outputs else results
+    return (*(time_first(a, y) for y in merged), *fw_states, *bw_states)

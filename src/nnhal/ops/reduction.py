@@ -1,0 +1,120 @@
+"""REDUCE_ALL, _ANY, _MAX, _MIN, _PROD, _SUM, MEAN along some axes; ARGMAX, ARGMIN along one."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.levels import V1_1, V1_2, V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import axis_of, real
+from nnhal.ops.schema import (
+    B8,
+    BOOL,
+    F16,
+    F32,
+    I32,
+    INT32,
+    Q8,
+    Q8S,
+    SAME,
+    Bound,
+    Form,
+    Kernel,
+    Op,
+    T,
+    arg,
+    out,
+    register,
+)
+
+OVER = arg("input", T, rank=(1, 4)), arg("axes", I32, "axis_count")
+OUTPUT = (out("output", T, quant=SAME),)
+FLOAT = {F32: V1_2, F16: V1_2}
+QUANT = {Q8: V1_2, Q8S: V1_3}
+
+
+def axes_exist(a: Bound) -> None:
+    rank = a.input.rank
+    for axis in a.axes.array.tolist():
+        a.require(-rank <= axis < rank, f"input 1 (axes) holds {axis}, must be from {-rank} to {rank - 1}")
+
+
+def something_to_average(a: Bound) -> None:
+    dims = a.input.known
+    for axis in a.axes.array.tolist():
+        a.require(dims[axis] > 0, f"input 0 (input) has shape {list(dims)}, must have elements along axis {axis}")
+
+
+def reduced_shape(a: Bound) -> list[Shape]:
+    """An axis named twice counts once; where no dimension is left the shape is [1]."""
+    dims = a.input.dims
+    axes = {axis % len(dims) for axis in a.axes.array.tolist()}
+    if a.keep_dims > 0:
+        return [tuple(1 if i in axes else size for i, size in enumerate(dims))]
+    return [tuple(size for i, size in enumerate(dims) if i not in axes) or (1,)]
+
+
+def along(function: Kernel, **more: Any) -> Kernel:
+    """Kernel: a reduction by `function(x, axes)`."""
+
+    def kernel(a: Bound, x: Array, axes: Array) -> Array:
+        over = tuple({axis % x.ndim for axis in axes.tolist()})
+        return function(x, over, **more).reshape(a.shapes[0])
+
+    return real(kernel)
+
+
+def product(x: Array, axes: tuple[int, ...]) -> Array:
+    """A factor of 0 makes it 0, also among infinite ones; in float64, so that only the result can overflow."""
+    return np.where((x == 0).any(axes), 0, np.multiply.reduce(x, axes, np.float64))
+
+
+def not_empty(a: Bound) -> None:
+    dims = a.input.known
+    a.require(0 not in dims, f"input 0 (input) has shape {list(dims)}, must have elements")
+
+
+def without_axis(a: Bound) -> list[Shape]:
+    dims = a.input.dims
+    axis = axis_of(a, "axis", len(dims))
+    return [dims[:axis] + dims[axis + 1 :] or (1,)]
+
+
+def position(function: Kernel) -> Kernel:
+    """Kernel: where `function` finds its element along the axis; the first among equals."""
+    return lambda a, x: function(x, a.axis).astype(np.int32).reshape(a.shapes[0])
+
+
+reduction = partial(
+    Op, forms=(Form(*OVER, arg("keep_dims", BOOL)),), outputs=OUTPUT, checks=(axes_exist,), infer=reduced_shape
+)
+arg_of = partial(
+    Op,
+    types=FLOAT | QUANT | {I32: V1_2},
+    forms=(Form(arg("input", T), arg("axis", INT32)),),
+    outputs=(out("output", I32),),
+    checks=(not_empty,),
+    infer=without_axis,
+)
+
+register(
+    reduction("REDUCE_ALL", {B8: V1_2}, kernel=along(np.all), doc="Whether all elements are true."),
+    reduction("REDUCE_ANY", {B8: V1_2}, kernel=along(np.any), doc="Whether any element is true."),
+    reduction("REDUCE_MAX", FLOAT | QUANT, kernel=along(np.max, initial=-np.inf), doc="The greatest element."),
+    reduction("REDUCE_MIN", FLOAT | QUANT, kernel=along(np.min, initial=np.inf), doc="The least element."),
+    reduction("REDUCE_PROD", FLOAT, kernel=along(product), doc="The product of the elements."),
+    reduction("REDUCE_SUM", FLOAT, kernel=along(np.sum, dtype=np.float64), doc="The sum of the elements."),
+    Op(
+        "MEAN",
+        {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
+        (Form(*OVER, arg("keep_dims", INT32)),),
+        OUTPUT,
+        along(np.mean, dtype=np.float64),
+        (axes_exist, something_to_average),
+        reduced_shape,
+        doc="The mean of the elements.",
+    ),
+    arg_of("ARGMAX", kernel=position(np.argmax), doc="Index of the greatest element along an axis."),
+    arg_of("ARGMIN", kernel=position(np.argmin), doc="Index of the least element along an axis."),
+)

@@ -1,0 +1,134 @@
+"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN: a fully connected cell that reads its own last output."""
+
+from types import SimpleNamespace
+
+from nnhal.base.codes import RecurrentActivation
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import real
+from nnhal.ops.recurrent import (
+    ACTIVATIONS,
+    States,
+    Step,
+    aux_agrees,
+    backward_reads,
+    batch_agrees,
+    linked,
+    named,
+    outputs_counted,
+    sequence_shapes,
+    simple_activation,
+    size,
+    time_first,
+    two_way_shapes,
+    two_ways,
+    unroll,
+)
+from nnhal.ops.schema import BOOL, F16, F32, INT32, Arg, Bound, Form, Op, T, arg, args, out, register
+
+
+def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
+    """Weights and state of one cell."""
+    units = f"{prefix}units"
+    return (
+        arg(f"{prefix}weights", T, f"{units} {source}"),
+        arg(f"{prefix}recurrent_weights", T, f"{units} {units}"),
+        arg(f"{prefix}bias", T, units),
+        arg(f"{prefix}hidden_state", T, f"batch {units}", doc="output of the step before"),
+    )
+
+
+activation = arg("activation_kind", RecurrentActivation)
+SEQUENCE = arg("input", T, "_ _ input_size")
+
+
+def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
+    """activation(x W' + h U' + b), and the state that it starts from."""
+    act = ACTIVATIONS[a.activation_kind]
+
+    def step(states: States, x: Array, aux: Array | None) -> States:
+        total = x @ w.weights.T + states[0] @ w.recurrent_weights.T + w.bias
+        return (act(total if aux is None else total + aux @ w.aux_weights.T),)
+
+    return step, (w.hidden_state,)
+
+
+def one_step(a: Bound, *tensors: Array) -> tuple[Array, Array]:
+    w = named(a, tensors)
+    step, states = cell(a, w)
+    (state,) = step(states, w.input, None)
+    return state, state
+
+
+def sequence(a: Bound, *tensors: Array) -> tuple[Array, ...]:
+    w = named(a, tensors)
+    outputs, states = unroll(*cell(a, w), time_first(a, w.input))
+    return time_first(a, outputs), *states
+
+
+def both(a: Bound, *tensors: Array) -> tuple[Array, ...]:
+    w, fw, bw = (named(a, tensors, prefix) for prefix in ("", "fw_", "bw_"))
+    return two_ways(a, cell(a, fw), cell(a, bw), w.input, w.aux_input, w.fw_aux_weights is not None)
+
+
+def one_way_shapes(a: Bound) -> list[Shape | None]:
+    return sequence_shapes(a, size(a, "units"), "units")
+
+
+def both_shapes(a: Bound) -> list[Shape | None]:
+    return two_way_shapes(a, ("fw_units", "bw_units"), "fw_units", "bw_units")
+
+
+register(
+    Op(
+        "RNN",
+        {F32: V1_0, F16: V1_2},
+        (Form(arg("input", T, "batch input_size"), *cell_args(), activation),),
+        (out("hidden_state_out", T, "batch units"), out("output", T, "batch units")),
+        real(one_step),
+        (simple_activation,),
+        doc="One step of a recurrent cell.",
+    ),
+    Op(
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+        {F32: V1_2, F16: V1_2},
+        (Form(SEQUENCE, *cell_args(), activation, arg("time_major", INT32, at_least=0, at_most=1)),),
+        (out("output", T), out("hidden_state_out", T, since=V1_3, default=None)),
+        real(sequence),
+        (simple_activation, batch_agrees),
+        infer=one_way_shapes,
+        doc="A recurrent cell over a sequence, forwards.",
+    ),
+    Op(
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        {F32: V1_2, F16: V1_2},
+        (
+            Form(
+                SEQUENCE,
+                *cell_args("fw_"),
+                *cell_args("bw_", "bw_input_size"),
+                arg("aux_input", T, "_ _ aux_size", optional=True),
+                arg("fw_aux_weights", T, "fw_units aux_size", optional=True),
+                arg("bw_aux_weights", T, "bw_units aux_size", optional=True),
+                activation,
+                *args("time_major merge_outputs", BOOL),
+            ),
+        ),
+        (
+            out("fw_output", T),
+            out("bw_output", T, default=None),  # where outputs are merged, the states follow at once
+            *args("fw_hidden_state_out bw_hidden_state_out", T, since=V1_3, default=None),
+        ),
+        real(both),
+        (
+            simple_activation,
+            batch_agrees,
+            aux_agrees,
+            linked("fw_aux_weights", "bw_aux_weights"),
+            backward_reads("fw_aux_weights"),
+            *outputs_counted(2),
+        ),
+        infer=both_shapes,
+        doc="Two recurrent cells over a sequence, one forwards and one backwards.",
+    ),
+)

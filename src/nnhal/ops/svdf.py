@@ -1,0 +1,73 @@
+"""SVDF: a dense layer over a sequence of frames, approximated by filters over features and filters over time."""
+
+import numpy as np
+
+from nnhal.base.codes import RecurrentActivation
+from nnhal.base.levels import V1_0, V1_2
+from nnhal.base.operands import Array
+from nnhal.ops.common import real
+from nnhal.ops.recurrent import ACTIVATIONS, given, simple_activation
+from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, out, register
+
+
+def ranks_divide(a: Bound) -> None:
+    a.require(a.filters % a.rank == 0, f"filters = {a.filters}, must be a multiple of rank = {a.rank}")
+
+
+def bias_fits(a: Bound) -> None:
+    if given(a, "bias"):
+        units = a.filters // a.rank
+        a.require(a.units == units, f"bias has {a.units} elements, must have filters / rank = {units}")
+
+
+def state_fits(a: Bound) -> None:
+    """The header asks for memory_size - 1 entries a filter; the operation has always been used with memory_size."""
+    sizes = [a.filters * a.memory_size, a.filters * (a.memory_size - 1)]
+    a.require(
+        a.state_size in sizes,
+        f"state has {a.state_size} elements a batch, must have filters * memory_size = {sizes[0]} "
+        f"(or, without the place for the newest, {sizes[1]})",
+    )
+
+
+def units(a: Bound) -> int:
+    return int(a.filters // a.rank)
+
+
+def svdf(
+    a: Bound, x: Array, weights_feature: Array, weights_time: Array, bias: Array | None, state: Array
+) -> tuple[Array, Array]:
+    """The newest feature value of each filter is pushed into its memory, over which its time filter then runs."""
+    batch, filters, memory = len(x), *weights_time.shape
+    kept = state.reshape(batch, filters, a.state_size // max(filters, 1))
+    window = np.concatenate((kept[..., : memory - 1], (x @ weights_feature.T)[..., None]), -1)
+    output = (window * weights_time).sum(-1).reshape(batch, units(a), a.rank).sum(-1)
+    if bias is not None:
+        output = output + bias
+    pushed = np.zeros_like(kept)  # its last place, where there is one, is free for the next
+    pushed[..., : memory - 1] = window[..., 1:]
+    return pushed.reshape(state.shape), ACTIVATIONS[a.activation_kind](output)
+
+
+register(
+    Op(
+        "SVDF",
+        {F32: V1_0, F16: V1_2},
+        (
+            Form(
+                arg("input", T, "batch input_size"),
+                arg("weights_feature", T, "filters input_size"),
+                arg("weights_time", T, "filters memory_size"),
+                arg("bias", T, "units", optional=True),
+                arg("state", T, "batch state_size"),
+                arg("rank", INT32, at_least=1),
+                arg("activation_kind", RecurrentActivation),
+            ),
+        ),
+        (out("state_out", T, "batch state_size"), out("output", T, "batch units")),
+        real(svdf),
+        (simple_activation, ranks_divide, bias_fits, state_fits),
+        where={"units": units},
+        doc="Filters features, pushes the result into a memory and filters that over time.",
+    ),
+)

@@ -1,0 +1,145 @@
+"""The command line as users meet it: output, JSON, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from nnhal.bench import maker
+from nnhal.cli.main import VERBS, cli
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "my_driver.py")
+
+
+def nnhal(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "nnhal.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ},
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code in (0, 1) else done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def tiny() -> str:
+    return str(maker.path("tiny_conv"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself_and_has_json(verb):
+    result = CliRunner().invoke(cli, [verb, "--help"])
+    assert result.exit_code == 0 and "--json" in result.output
+
+
+def test_run_shows_outputs_placement_and_time(tiny):
+    text = nnhal("run", tiny)
+    assert "output" in text and "where" in text and "time   load" in text
+
+
+def test_run_gives_the_same_for_the_same_seed(tiny):
+    first, second, other = (json.loads(nnhal("run", tiny, "--json", "--seed", s))["outputs"] for s in ("1", "1", "2"))
+    assert first == second != other
+
+
+def test_run_reads_and_writes_arrays(tiny, tmp_path):
+    shape = json.loads(nnhal("show", tiny, "--json"))["inputs"][0]["shape"]
+    x = np.random.default_rng(0).normal(size=json.loads(shape)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    nnhal("run", tiny, "-i", str(tmp_path / "x.npy"), "-o", str(tmp_path / "y.npz"), "-d", "reference")
+    nnhal("run", tiny, "-i", str(tmp_path / "x.npy"), "-o", str(tmp_path / "z.npz"), "-d", "litert")
+    (y,), (z,) = (list(np.load(tmp_path / name).values()) for name in ("y.npz", "z.npz"))
+    assert np.abs(y - z).max() < 1e-5
+
+
+def test_run_takes_a_picture(tiny, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "red.png")
+    text = nnhal("run", tiny, "-i", str(tmp_path / "red.png"), "--range=-1,1", "--top", "3")
+    assert "30x20 stretched to 8x8, values -1 to 1" in text
+
+
+def test_run_with_a_driver_under_development():
+    text = nnhal("run", "add4", "--driver", EXAMPLE)
+    assert "on mine: the only device that takes it" in text
+
+
+def test_a_missing_file_is_exit_code_3():
+    assert "is no file and no model of the zoo" in nnhal("run", "nothing.tflite", code=3)
+
+
+def test_an_error_in_json_names_type_status_and_code():
+    error = json.loads(nnhal("run", "nothing.tflite", "--json", code=3))["error"]
+    assert (error["type"], error["status"], error["code"]) == ("BadFile", "INVALID_ARGUMENT", "BAD_DATA")
+
+
+def test_a_device_that_does_not_exist_is_exit_code_4(tiny):
+    assert "is not known, must be one of" in nnhal("run", tiny, "--device", "abacus", code=4)
+
+
+def test_wrong_usage_is_exit_code_2():
+    nnhal("run", code=2)
+
+
+def test_an_input_that_does_not_fit_is_exit_code_3(tiny, tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros((2, 2)))
+    assert "must be" in nnhal("run", tiny, "-i", str(tmp_path / "x.npy"), code=3)
+
+
+def test_devices_lists_the_reference():
+    names = {entry["name"]: entry for entry in json.loads(nnhal("devices", "--json"))}
+    assert names["reference"]["type"] == "CPU" and names["litert"]["loads"]
+
+
+def test_doctor_looks_for_what_matters():
+    found = {entry["what"] for entry in json.loads(nnhal("doctor", "--json"))}
+    assert {"memfd with seals", "landlock", "futex_waitv", "vector units", "device litert"} <= found
+
+
+def test_show_is_stable_text(tiny):
+    first = nnhal("show", tiny)
+    assert first == nnhal("show", tiny) and "CONV_2D(" in first
+
+
+def test_show_placement_says_why_and_why_not(tiny):
+    text = nnhal("show", tiny, "--placement")
+    assert "# litert: states" in text and "not reference: states 1 of the CPU's time" in text
+
+
+def test_show_dot_is_a_graph(tiny):
+    assert nnhal("show", tiny, "--dot").startswith("digraph model {")
+
+
+def test_diff_agrees_within_the_tolerance(tiny):
+    assert "litert agrees with reference on all" in nnhal("diff", tiny, "-d", "litert")
+
+
+def test_diff_names_the_first_operation_out_of_tolerance(tiny):
+    document = json.loads(nnhal("diff", tiny, "-d", "litert", "--tolerance", "0", "--json", code=1))
+    assert document["first_out_of_tolerance"] is not None
+
+
+def test_bench_compares_with_a_peer(tiny):
+    document = json.loads(nnhal("bench", tiny, "--vs", "litert", "--pairs", "20", "--device", "litert", "--json"))
+    assert document["ratio"]["low"] <= document["ratio"]["median"] <= document["ratio"]["high"]
+    assert document["latency"]["nnhal"]["runs"] == 20
+
+
+def test_conformance_counts_by_operation(vectors):
+    document = json.loads(nnhal("conformance", str(vectors), "--operation", "max_pool_2d", "--json"))
+    assert document["operations"]["MAX_POOL_2D"]["failed"] == 0
+    assert document["totals"]["skipped"] == 0
+
+
+def test_conformance_of_the_example_driver_fails_nothing(vectors):
+    document = json.loads(nnhal("conformance", str(vectors), "--driver", EXAMPLE, "--operation", "add", "--json"))
+    assert document["device"] == "mine"
+    assert document["totals"]["failed"] == 0 and document["totals"]["passed"] > 0

@@ -1,0 +1,82 @@
+"""The published vectors on the reference device: all pass, nothing is skipped or unsupported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from nnhal.conformance.suite import compare, run_vector, tolerance
+from nnhal.conformance.vectors import Expected, index, read
+from nnhal.model.validate import level_of
+from nnhal.runtime import discovery
+
+# Vectors whose stated level is not the level of their model, by specification, with the reason.
+LEVEL_DIFFERS: dict[str, str] = {
+    "max_pool_v1_2": "the vectors state 1.0 although the argument `nchw`, given to them, exists since 1.2",
+}
+
+
+def conformance(*arguments: str) -> dict:
+    program = [sys.executable, "-m", "nnhal.cli.main", "conformance", *arguments, "--json"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.timeout(900)
+def test_all_open_vectors_pass_on_the_reference_device(vectors):
+    found = conformance(str(vectors), "--device", "reference", "--published-only")
+    assert found["failures"] == []
+    assert found["totals"] == {"passed": 7072, "failed": 0, "unsupported": 0, "skipped": 0}
+    assert found["slowest"]["time_ns"] < 2e9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_all_reruns_pass_on_the_reference_device(vectors):
+    found = conformance(str(vectors), "--device", "reference")
+    assert found["failures"] == []
+    assert found["totals"]["unsupported"] == found["totals"]["skipped"] == 0
+    assert found["totals"]["passed"] == 7072 + 6426 + 656
+
+
+@pytest.mark.timeout(900)
+def test_the_litert_device_fails_nothing_that_it_takes(vectors):
+    found = conformance(str(vectors), "--device", "litert", "--published-only")
+    assert found["failures"] == []
+    assert found["totals"]["passed"] > 1000
+
+
+def test_the_level_of_every_model_is_the_one_stated(vectors):
+    differing = {}
+    for vector in read(vectors):
+        if vector.level is not None and not vector.expect_failure:
+            level = level_of(vector.model())
+            if level != vector.level:
+                differing.setdefault(vector.id.split("/")[1], f"{vector.id} is {level}, stated {vector.level}")
+    assert set(differing) == set(LEVEL_DIFFERS), differing
+
+
+def test_vectors_that_must_fail_name_the_operation(vectors):
+    flags = index(vectors)
+    wanted = [v for v in read(vectors) if v.expect_failure]
+    assert len(wanted) == sum("expectFailure" in e.get("flags", ()) for e in flags.values())
+    for vector in wanted:
+        outcome = run_vector(vector, discovery.cpu())
+        assert outcome.verdict == "passed", outcome
+        assert any(f"{name} #" in outcome.reason for name in vector.operations), outcome
+
+
+def test_a_wrong_value_is_reported_with_its_place():
+    import numpy as np
+
+    from nnhal.base.codes import OperandType as Type
+
+    wanted = Expected(np.array([1.0, 2.0], np.float32), (2,), Type.TENSOR_FLOAT32, False)
+    assert compare(np.array([1.0, 2.1], np.float32), wanted, half=False) == (
+        "1 of 2 elements differ, the first at [1]: 2.1, must be 2"
+    )
+    assert compare(np.array([1.0], np.float32), wanted, half=False) == "has shape [1], must be [2]"
+    assert compare(np.array([1.0, np.nan], np.float32), wanted, half=False)
+    assert tolerance(Type.TENSOR_BOOL8, False) == (0.0, 0.0)
