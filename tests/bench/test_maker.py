@@ -51,12 +51,17 @@ def zeros_of(tensor: Any) -> set[int]:
     return set(tensor.Quantization().ZeroPointAsNumpy().tolist())
 
 
-def run(data: bytes, *inputs: np.ndarray, delegate: bool = True, threads: int = 2) -> list[np.ndarray]:
-    """The first output for each input, which is real; the model's quantisation is applied to it."""
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+def litert(data: bytes, delegate: bool = True, **options: Any) -> Any:
+    """An interpreter, with XNNPACK or without."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType  # noqa: TID251 (the expected values)
 
     kind = OpResolverType.AUTO if delegate else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    engine = Interpreter(model_content=data, experimental_op_resolver_type=kind, num_threads=threads)
+    return Interpreter(model_content=data, experimental_op_resolver_type=kind, num_threads=2, **options)
+
+
+def run(data: bytes, *inputs: np.ndarray, delegate: bool = True) -> list[np.ndarray]:
+    """What comes out for each of the inputs, which are real: they are quantised as the model says."""
+    engine = litert(data, delegate)
     (taken,), outputs = engine.get_input_details(), []
     if inputs[0].shape != tuple(taken["shape"]):
         engine.resize_tensor_input(taken["index"], inputs[0].shape)
@@ -105,45 +110,37 @@ def test_xnnpack_and_the_builtin_kernels_agree_on_outputs_that_vary(name: str, m
 def test_multiplications_are_those_of_the_architecture(name: str, millions: float, made: Any):
     total = 0
     for kind, inputs, (output,) in operations(made(name)):
-        if kind == "lstm":
-            time_and_batch = math.prod(output.ShapeAsNumpy()[:2])
-            total += time_and_batch * sum(math.prod(t.ShapeAsNumpy()) for t in inputs[1:9])
-        elif kind != "other" and kind != "pool":
-            weights = math.prod(inputs[1].ShapeAsNumpy())
-            sites = output.ShapeAsNumpy()[:-1] if kind != "dense" else output.ShapeAsNumpy()[:1]
-            total += int(math.prod(sites)) * int(weights)
+        weights = {"lstm": inputs[1:9], "pool": [], "other": []}.get(kind, inputs[1:2])
+        sites = math.prod(output.ShapeAsNumpy().tolist()[:-1])  # or steps: each weight is used once in each
+        total += sites * sum(math.prod(w.ShapeAsNumpy().tolist()) for w in weights)
     assert total / 1e6 == pytest.approx(millions, rel=0.005)
 
 
 @pytest.mark.parametrize("base", ["tiny_conv", "mobilenet_v1", "mobilenet_v2"])
 def test_quantised_twins_follow_the_float_net(base: str, made: Any):
-    pictures = nets._pictures(np.random.default_rng(9), nets.tiny_conv().shape if "tiny" in base else (224, 224, 3))
-    singles = [picture[None] for picture in pictures[1:4]]
-    real = np.stack(run(made(base), *singles)).ravel()
+    shape = getattr(nets, base)().shape
+    pictures = [picture[None] for picture in nets.pictures(np.random.default_rng(9), shape)[1:4]]
+    real = np.stack(run(made(base), *pictures)).ravel()
     for suffix in ("_int8", "_uint8"):
-        data = made(base + suffix)
-        stored = np.stack(run(data, *singles)).ravel().astype(float)
+        stored = np.stack(run(made(base + suffix), *pictures)).ravel()
         assert np.corrcoef(real, stored)[0, 1] > 0.8
 
 
 @pytest.mark.parametrize("name", QUANTISED)
 def test_no_value_inside_collapses_or_saturates(name: str, made: Any):
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-    kind = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    engine = Interpreter(
-        model_content=made(name), experimental_op_resolver_type=kind, experimental_preserve_all_tensors=True
-    )
+    engine = litert(made(name), delegate=False, experimental_preserve_all_tensors=True)
     engine.allocate_tensors()
     (taken,) = engine.get_input_details()
-    engine.set_tensor(taken["index"], np.random.default_rng(0).integers(0, 256, taken["shape"]).astype(taken["dtype"]))
+    noise = np.random.default_rng(0).integers(0, 256, taken["shape"])
+    engine.set_tensor(taken["index"], noise.astype(taken["dtype"]))
     engine.invoke()
-    *inner, logits, _ = [t for t in engine.get_tensor_details() if "/" not in t["name"]]
-    for tensor in (*inner, logits):
-        values = engine.get_tensor(tensor["index"])
-        limits = np.iinfo(values.dtype)
-        assert len(np.unique(values)) >= min(values.size // 2, 40), tensor["name"]
-        assert np.mean((values == limits.min) | (values == limits.max)) < 0.35, tensor["name"]
+    *inner, _ = [output.Name().decode() for _, _, (output,) in operations(made(name))]  # all but softmax
+    numbers = {tensor["name"]: tensor["index"] for tensor in engine.get_tensor_details()}
+    for value in inner:
+        stored = engine.get_tensor(numbers[value])
+        limits = np.iinfo(stored.dtype)
+        assert len(np.unique(stored)) >= min(stored.size // 2, 40), value
+        assert np.mean((stored == limits.min) | (stored == limits.max)) < 0.35, value
 
 
 @pytest.mark.parametrize("name", QUANTISED)
@@ -170,7 +167,7 @@ def test_int8_weights_are_symmetric_and_per_channel_in_convolutions(name: str, m
         if kind in {"conv", "depthwise", "dense"}:
             weights = inputs[1]
             assert zeros_of(weights) == {0}
-            assert len(scale_of(weights)) == (1 if kind == "dense" else output.Shape(output.ShapeLength() - 1))
+            assert len(scale_of(weights)) == (1 if kind == "dense" else output.ShapeAsNumpy()[-1])
             assert weights.Quantization().QuantizedDimension() == (3 if kind == "depthwise" else 0)
             assert model.Buffers(weights.Buffer()).DataAsNumpy().view(np.int8).min() == -127
 
@@ -203,7 +200,7 @@ def test_every_constant_is_aligned_to_16_bytes(name: str, made: Any):
     assert all((c.ctypes.data - start) % 16 == 0 for c in constants)
 
 
-@pytest.mark.parametrize("name", ["add4", "tiny_conv_int8", "tiny_dynamic", "tiny_lstm", "mobilenet_v2_uint8"])
+@pytest.mark.parametrize("name", ["add4", "tiny_conv_int8", "tiny_dynamic", "tiny_lstm", "mobilenet_v2"])
 def test_a_model_is_made_of_the_same_bytes_each_time(name: str, made: Any):
     first = made(name)
     nets.values.cache_clear()
@@ -211,9 +208,7 @@ def test_a_model_is_made_of_the_same_bytes_each_time(name: str, made: Any):
 
 
 def test_add4_adds():
-    from ai_edge_litert.interpreter import Interpreter
-
-    engine = Interpreter(model_content=maker.make("add4"))
+    engine = litert(maker.make("add4"))
     engine.allocate_tensors()
     for taken, value in zip(engine.get_input_details(), ([1, 2, 3, 4], [10, 20, 30, 40]), strict=True):
         engine.set_tensor(taken["index"], np.array(value, np.float32))
@@ -244,7 +239,10 @@ def test_the_batch_of_tiny_dynamic_is_open():
     np.testing.assert_allclose(together, np.concatenate(run(data, *pictures[:, None])), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("tiny_lstm", 2), ("speech_lstm_20", 5), ("synthesis_lstm_20", 3)])
+LSTMS = {"tiny_lstm": 2, "speech_lstm_1": 5, "synthesis_lstm_20": 3}
+
+
+@pytest.mark.parametrize(("name", "layers"), LSTMS.items())
 def test_lstm_state_is_kept_in_variable_tensors(name: str, layers: int, made: Any):
     stacked = [inputs for kind, inputs, _ in operations(made(name)) if kind == "lstm"]
     assert len(stacked) == layers
@@ -268,7 +266,7 @@ def test_without_litert_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 def test_an_unknown_name_is_answered_with_those_there_are():
     for ask in (maker.make, maker.path, maker.description):
-        with pytest.raises(ZooError, match=r"'nothing' is not known, must be one of add4, .*mobilenet_v1_int8"):
+        with pytest.raises(ZooError, match=r"'nothing' is not known, must be one of add4, .*mobilenet_v1,"):
             ask("nothing")
 
 
@@ -282,7 +280,7 @@ def test_a_made_model_is_kept_under_the_makers_version(tmp_path: Path, monkeypat
     assert said == [f"making add4 in {kept.parent}"]
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))
     with pytest.raises(ZooError, match=r"add4 cannot be kept in .*file/made/.*NNHAL_MODELS"):

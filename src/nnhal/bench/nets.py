@@ -131,12 +131,24 @@ class Value:
     constants: tuple[Floats, Floats] | None = None
 
 
+def pictures(rng: np.random.Generator, shape: tuple[int, int, int]) -> Doubles:
+    """Eight pictures: noise of four grain sizes, from a pixel to half the picture, each in two contrasts."""
+    height, width, channels = shape
+    made = []
+    for grain in (max(1, height * part // 8) for part in (0, 1, 2, 4)):
+        for contrast in (1.0, 0.5):
+            grains = rng.random((-(-height // grain), -(-width // grain), channels)) * 2 - 1
+            base = (rng.random(channels) * 2 - 1) * (1 - contrast)
+            made.append(grains.repeat(grain, 0).repeat(grain, 1)[:height, :width] * contrast + base)
+    return np.stack(made)
+
+
 @lru_cache(maxsize=1)  # the float, int8 and uint8 forms of a net are usually made in a row
 def values(describe: Callable[[], Net], seed: int) -> list[Value]:
     """What a net holds: first the input, then what each layer gives. A mobilenet takes some seconds."""
     net, rng = describe(), np.random.default_rng(seed)
     last_use = {source: n for n, layer in enumerate(net.layers, 1) for source in layer.sources}
-    live: dict[int, Doubles] = {0: _pictures(rng, net.shape)}
+    live: dict[int, Doubles] = {0: pictures(rng, net.shape)}
     found = [Value((1, *net.shape), -1.0, 127 / 128)]
     for n, layer in enumerate(net.layers, 1):
         inputs = [live[source] for source in layer.sources]
@@ -148,18 +160,6 @@ def values(describe: Callable[[], Net], seed: int) -> list[Value]:
         found.append(Value((1, *live[n].shape[1:]), *_range(layer, live[n]), constants))
         live = {m: value for m, value in live.items() if m == n or last_use[m] > n}
     return found
-
-
-def _pictures(rng: np.random.Generator, shape: tuple[int, int, int]) -> Doubles:
-    """Eight pictures: noise of four grain sizes, from a pixel to half the picture, each in two contrasts."""
-    height, width, channels = shape
-    pictures = []
-    for grain in (max(1, height * part // 8) for part in (0, 1, 2, 4)):
-        for contrast in (1.0, 0.5):
-            grains = rng.random((-(-height // grain), -(-width // grain), channels)) * 2 - 1
-            base = (rng.random(channels) * 2 - 1) * (1 - contrast)
-            pictures.append(grains.repeat(grain, 0).repeat(grain, 1)[:height, :width] * contrast + base)
-    return np.stack(pictures)
 
 
 def _fitted(layer: Layer, x: Doubles, rng: np.random.Generator) -> tuple[tuple[Floats, Floats], Doubles]:

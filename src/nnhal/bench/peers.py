@@ -18,7 +18,7 @@ class LiteRT:
             from ai_edge_litert import interpreter as litert  # noqa: TID251
         except ImportError:
             raise DeviceUnavailable("the peer litert needs ai-edge-litert: pip install 'nnhal[litert]'") from None
-        resolver = litert.OpResolverType.BUILTIN if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         where = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         self._engine: Any = litert.Interpreter(**where, num_threads=threads, experimental_op_resolver_type=resolver)
         self._engine.allocate_tensors()

@@ -58,7 +58,7 @@ def resolve(name: str) -> Path:
     from nnhal.bench import maker, zoo
 
     try:
-        if name in zoo.names():
+        if name in (*zoo.names(), *zoo.pictures()):
             return zoo.path(name, progress=say)
         if name in maker.names():
             return maker.path(name, progress=say)

@@ -65,7 +65,6 @@ def examine() -> Iterator[Finding]:
         )
     yield _memfd()
     yield from _kernel_calls()
-    yield _dot()
 
 
 def _processor() -> Iterator[Finding]:
@@ -110,12 +109,3 @@ def _kernel_calls() -> Iterator[Finding]:
     yield Finding("futex_waitv", there, "works" if there else os.strerror(error), "seeing at once that a driver died")
     seccomp = "Seccomp:" in Path("/proc/self/status").read_text()
     yield Finding("seccomp", seccomp, "works" if seccomp else "not in this kernel", "keeping drivers off the network")
-
-
-def _dot() -> Finding:
-    import shutil
-
-    path = shutil.which("dot")
-    return Finding(
-        "Graphviz", path is not None, "works" if path else "not installed", "nnhal show --svg: install graphviz"
-    )

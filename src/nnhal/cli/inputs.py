@@ -62,12 +62,22 @@ def _assign(specs: Sequence[Spec], files: Sequence[str]) -> dict[str, Any]:
             if not name:
                 raise InvalidRequest(f"input {text}: the model has only {len(names)} inputs: {', '.join(names)}")
         if not path.is_file():
-            raise InvalidRequest(f"input {path}: is no file, must be .npy, .npz, a picture or raw bytes, or NAME=FILE")
+            path = _named_picture(path)
         if path.suffix == ".npz":
             sources.update(_archive(path, names))
         else:
             sources[name] = path
     return sources
+
+
+def _named_picture(path: Path) -> Path:
+    """A picture of the zoo by its name."""
+    from nnhal.bench import zoo
+
+    if str(path) not in zoo.pictures():
+        names = ", ".join(zoo.pictures())
+        raise InvalidRequest(f"input {path}: is no file, must be .npy, .npz, a picture ({names}), raw bytes, or NAME=FILE")
+    return zoo.path(str(path))
 
 
 def _archive(path: Path, names: Sequence[str]) -> Mapping[str, tuple[Array, str]]:

@@ -25,11 +25,8 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
             for name, path in paths.items():
                 click.echo(f"{name}\t{path}")
         return
-    rows: list[dict[str, Any]] = [_entry(name) for name in zoo.names()]
-    rows += [
-        {"name": name, "from": "made by nnhal, fixed seed", "licence": "Apache-2.0", "what": ""}
-        for name in maker.names()
-    ]
+    rows: list[dict[str, Any]] = [_entry(name) for name in (*zoo.names(), *zoo.pictures())]
+    rows += [_made(name) for name in maker.names()]
     if as_json:
         common.emit(rows)
     else:
@@ -47,3 +44,8 @@ def _entry(name: str) -> dict[str, Any]:
         "licence": found.licence,
         "what": found.description,
     }
+
+
+def _made(name: str) -> dict[str, Any]:
+    what = maker.description(name)
+    return {"name": name, "from": "made by nnhal, fixed seed", "licence": "Apache-2.0", "what": what}

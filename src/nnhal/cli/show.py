@@ -1,15 +1,13 @@
 """`nnhal show`: a model as text, DOT or SVG; with --placement where each operation would run."""
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nnhal import api
-from nnhal.base.errors import DeviceUnavailable
 from nnhal.cli import common
+from nnhal.model.draw import svg
 from nnhal.model.graph import Model
 from nnhal.model.text import dot, text
 from nnhal.model.validate import validate
@@ -22,20 +20,20 @@ COLOURS = ("#cfe8ff", "#ffe3b8", "#d6f5d6", "#f5d0e8", "#e6e0ff")
 @click.command("show")
 @common.model_options
 @click.option("--dot", "as_dot", is_flag=True, help="Print Graphviz DOT.")
-@click.option("--svg", type=click.Path(dir_okay=False), help="Write a picture (needs Graphviz's `dot`).")
+@click.option("--svg", "svg_path", type=click.Path(dir_okay=False), help="Draw a picture to this file.")
 @click.option("--placement", "placed", is_flag=True, help="Say where each operation would run, and why not elsewhere.")
 @common.place_options
 @common.json_option
-def command(model: str, placed: bool, as_dot: bool, svg: str | None, as_json: bool, **options: Any) -> None:
+def command(model: str, placed: bool, as_dot: bool, svg_path: str | None, as_json: bool, **options: Any) -> None:
     """Show MODEL: inputs, outputs, operations, operands, constants with their sizes, level."""
     graph = common.open_model(model, options["shapes"], options["signature"])
     placement = _placement(graph, options) if placed else None
-    if as_dot or svg:
-        drawn = dot(graph, _colours(placement))
-        if svg:
-            _draw(drawn, Path(svg))
+    if as_dot or svg_path:
+        if svg_path:
+            Path(svg_path).write_text(svg(graph, _colours(placement)))
+            common.say(f"wrote {svg_path}")
         if as_dot:
-            click.echo(drawn, nl=False)
+            click.echo(dot(graph, _colours(placement)), nl=False)
         return
     if as_json:
         common.emit(_document(graph, placement))
@@ -62,13 +60,6 @@ def _colours(placement: Placement | None) -> dict[int, str]:
         return {}
     devices = list(placement.devices())
     return {c.operation: COLOURS[devices.index(c.device) % len(COLOURS)] for c in placement.choices}
-
-
-def _draw(drawn: str, path: Path) -> None:
-    if shutil.which("dot") is None:
-        raise DeviceUnavailable("--svg needs Graphviz: install the package graphviz, or use --dot")
-    subprocess.run(["dot", "-Tsvg", "-o", str(path)], input=drawn, text=True, check=True)
-    common.say(f"wrote {path}")
 
 
 def _document(graph: Model, placement: Placement | None) -> dict[str, Any]:

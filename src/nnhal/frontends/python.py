@@ -240,9 +240,9 @@ def _outputs(record: Op, tensors: Sequence[Tensor | None], options: Mapping[str,
     for index in range(count):
         output = output_at(record, index)
         kinds = types_for(record, output, own)
-        kind = own if own in kinds and options["out_type"] is None else next(iter(kinds))
-        if options["out_type"] is not None:
-            wish = options["out_type"]
+        wish = options["out_type"]
+        kind: int = own if own is not None and own in kinds else next(iter(kinds))
+        if wish is not None:
             kind = OperandType[wish] if isinstance(wish, str) else wish
         outs.append(_quantised(record, output, Value(kind, None), first, options))
     return outs

@@ -43,18 +43,18 @@ class Compiled:
         self._given = [i for i in range(len(specs)) if i not in carried[0]]
         self._kept = [i for i in range(len(results)) if i not in carried[1]]
         self._fresh: list[Any] = [None if s.shape is None or None in s.shape else (s.shape, s.dtype) for s in results]
-        self._simple = self._only_spec(specs, results)
+        self._plain = self._plain_specs(specs)
         self._running: deque[None] = deque()  # one entry an execution in flight; its appends and pops are atomic
         self._closed = ""
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         _alive.add(self)
 
-    def _only_spec(self, specs: list[Spec], results: list[Spec]) -> tuple[Any, Any] | None:
-        """Element type and shape of the input where the model has one input, one output, and no state."""
-        if len(specs) == len(results) == 1 and self._fresh[0] is not None:
-            return specs[0].dtype, specs[0].shape
-        return None
+    def _plain_specs(self, specs: list[Spec]) -> list[tuple[Any, Any]] | None:
+        """Element type and shape of each input, for the short way through `__call__`; None where it is not that plain."""
+        if self.plan.model.states or None in self._fresh or any(s.shape is None or None in s.shape for s in specs):
+            return None
+        return [(s.dtype, s.shape) for s in specs]
 
     # ------------------------------------------------------------------------------------------------------- running
 
@@ -65,16 +65,20 @@ class Compiled:
         the model has several, or, for a mapping, a dict. out: an array (or a sequence of them, None for a fresh one) that
         results are written to. Raises InvalidRequest, OutputInsufficientSize, or what the execution raised.
         """
-        if out is None and self._simple is not None and len(inputs) == 1:
-            x = inputs[0]
-            if type(x) is np.ndarray and (x.dtype, x.shape) == self._simple and x.flags.c_contiguous:
+        if out is None and self._plain is not None and len(inputs) == len(self._plain):
+            for x, (dtype, shape) in zip(inputs, self._plain):  # noqa: B905
+                if type(x) is not np.ndarray or x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous:
+                    break
+            else:
+                outputs: list[Any] = [np.empty(shape, dtype) for shape, dtype in self._fresh]
                 self._running.append(None)
                 try:
                     if self._closed:
                         self._refuse()
-                    return self._runner.run(inputs, [np.empty(*self._fresh[0])], UNLIMITED)[0]
+                    self._runner.run(inputs, outputs, UNLIMITED)
                 finally:
                     self._running.pop()
+                return outputs[0] if len(outputs) == 1 else tuple(outputs)
         return self.run(*inputs, out=out)[0]
 
     def run(

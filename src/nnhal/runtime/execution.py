@@ -54,7 +54,7 @@ class Runner:
         self.plan = plan
         self._spare: dict[int, Step] = {}  # steps prepared again on the CPU, by number; -1 is the whole model
         self._lock = threading.Lock()
-        self._single = len(plan.steps) == 1
+        self._single = plan.steps[0].prepared.run if len(plan.steps) == 1 else None
         self._places = {operand: place for place, operand in enumerate(plan.model.main.outputs)}
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
 
@@ -67,10 +67,9 @@ class Runner:
     ) -> list[Array | None]:
         """Execute once. `outputs` as in `hal.request.Request`; returns them filled."""
         try:
-            if self._single and report is None:
-                step = self.plan.steps[0]
+            if self._single is not None and report is None:
                 request = Request(inputs, outputs)
-                step.prepared.run(request, control)
+                self._single(request, control)
                 if request.shapes and not all(request.sufficient):
                     raise too_small(request)
                 return outputs
@@ -170,7 +169,7 @@ class Runner:
         error: Exception,
     ) -> list[Array | None]:
         """The last resort of a failed execution; raises `error` where there is none."""
-        device = self.plan.steps[0].device.name if self._single else "a step"
+        device = self.plan.steps[0].device.name if self._single is not None else "a step"
         if not self._may_fall_back(self.plan.steps):
             raise as_nnhal(error, f"device {device}") from error
         self._note(report, f"execution failed on {device}: {error}; trying the whole model on the CPU")
