@@ -13,7 +13,8 @@ from nnhal.runtime import discovery
 
 # Vectors whose stated level is not the level of their model, by specification, with the reason.
 LEVEL_DIFFERS: dict[str, str] = {
-    "max_pool_v1_2": "the vectors state 1.0 although the argument `nchw`, given to them, exists since 1.2",
+    "conv2d_dilation": "the float and quant8 NHWC vectors state 1.0, but the dilations exist since 1.2",
+    "depthwise_conv2d_dilation": "the float and quant8 NHWC vectors state 1.0, but the dilations exist since 1.2",
 }
 
 

@@ -15,6 +15,7 @@ from nnhal.hal import utilities as u
 from nnhal.hal.device import Capabilities, Performance
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
+from nnhal.model.validate import validate
 
 
 def pooled(type: str = "TENSOR_FLOAT32", *, relaxed: bool = False) -> Model:
@@ -95,6 +96,16 @@ def test_converting_down_checks_and_says_what_is_lost():
     with pytest.raises(InvalidModel, match=r"needs level 1.2, must be at most 1.1: TENSOR_FLOAT16 exists since 1.2"):
         u.convert_to(pooled("TENSOR_FLOAT16"), V1_1)
     assert u.convert_to(pooled(), V1_3) == pooled()
+
+
+def test_converting_down_leaves_out_arguments_that_hold_their_defaults():
+    b = Builder()
+    x = b.input((1, 8, 8, 3))
+    model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, nchw=False)])
+    assert validate(model).level == V1_0
+    (operation,) = u.convert_to(model, V1_0).main.operations
+    assert len(operation.inputs) == len(model.main.operations[0].inputs) - 1
+    assert u.convert_to(model, V1_0) == pooled()
 
 
 @pytest.mark.parametrize(

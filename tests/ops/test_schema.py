@@ -53,9 +53,9 @@ def test_known_arguments_of_a_fixed_shape_defer_nothing():
 
 
 @pytest.mark.parametrize(
-    ("more", "level"), [((), V1_0), ((number(True, Type.BOOL),), V1_2), ((number(False, Type.BOOL),), V1_2)]
+    ("more", "level"), [((), V1_0), ((number(True, Type.BOOL),), V1_2), ((number(False, Type.BOOL),), V1_0)]
 )
-def test_trailing_argument_raises_the_level(more, level):
+def test_a_trailing_argument_raises_the_level_unless_it_holds_its_default(more, level):
     picture = replace(PICTURE, shape=(1, 8, 8, 8))
     assert pool(*more, picture=picture).level == level
 

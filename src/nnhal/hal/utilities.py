@@ -13,6 +13,7 @@ from nnhal.base.operands import dtype_of
 from nnhal.hal.device import Capabilities, Performance
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
+from nnhal.model.parts import without_defaults
 from nnhal.model.validate import Facts, shape_of, validate
 from nnhal.ops.schema import agree, show
 
@@ -138,15 +139,18 @@ def compliant_with(model: Model, level: Level) -> bool:
 
 
 def convert_to(model: Model, level: Level) -> Model:
-    """The model for a driver of this level. Relaxed precision is dropped below 1.1, with a LossWarning: results then are
-    at least as precise. InvalidModel says what else the level lacks."""
+    """The model for a driver of this level: arguments that the level lacks are left out where they hold their defaults.
+
+    Relaxed precision is dropped below 1.1, with a LossWarning: results then are at least as precise. InvalidModel says what
+    else the level lacks.
+    """
     if model.relaxed and level < V1_1:
         _lost("relaxed float32", level)
         model = replace(model, relaxed=False)
     facts = validate(model)
     if facts.level > level:
         raise InvalidModel(f"model needs level {facts.level}, must be at most {level}: {'; '.join(facts.reasons)}")
-    return model
+    return without_defaults(model)
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

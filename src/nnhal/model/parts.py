@@ -45,6 +45,24 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
     return Part(part, inputs, outputs)
 
 
+def without_defaults(model: Model) -> Model:
+    """The model without trailing arguments of the main subgraph that hold their defaults, and without their operands."""
+    bounds = validate(model).subgraphs[0].operations
+    shorter = [
+        o if a is None else replace(o, inputs=o.inputs[: a.needed])
+        for o, a in zip(model.main.operations, bounds, strict=True)
+    ]
+    used = {*model.main.inputs, *model.main.outputs, *(i for o in shorter for i in (*o.inputs, *o.outputs))}
+    place = {old: new for new, old in enumerate(sorted(used))}
+
+    def moved(indices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(place[i] for i in indices)
+
+    operations = tuple(replace(o, inputs=moved(o.inputs), outputs=moved(o.outputs)) for o in shorter)
+    operands = tuple(model.main.operands[i] for i in sorted(used))
+    return replace(model, main=Subgraph(operands, operations, moved(model.main.inputs), moved(model.main.outputs)))
+
+
 def _role(index: int, inputs: Collection[int], outputs: Collection[int], operand: Operand) -> Lifetime:
     if index in inputs:
         return Lifetime.SUBGRAPH_INPUT

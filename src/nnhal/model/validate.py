@@ -344,10 +344,19 @@ def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tu
     if model.referenced:
         found.append((V1_3, "referenced subgraphs exist since 1.3"))
     for subgraph, binding in zip(model.subgraphs, bindings, strict=True):
-        for operand in subgraph.operands:
-            facts = TYPE_FACTS.get(operand.type)
+        for index in _counting(subgraph, binding):
+            facts = TYPE_FACTS.get(subgraph.operands[index].type)
             if facts is not None:
-                found.append((facts.since, f"{type_name(operand.type)} exists since {facts.since}"))
+                name = type_name(subgraph.operands[index].type)
+                found.append((facts.since, f"{name} exists since {facts.since}"))
         found.extend((a.level, f"{a.name}: {a.reasons[-1]}") for a in binding.operations if a is not None)
     level = max(entry[0] for entry in found)
     return level, tuple(dict.fromkeys(reason for at, reason in found if at == level and reason))
+
+
+def _counting(subgraph: Subgraph, binding: SubgraphBinding) -> set[int]:
+    """The operands whose types count: not those that only hold defaults of trailing arguments."""
+    used = {*subgraph.inputs, *subgraph.outputs}
+    for operation, a in zip(subgraph.operations, binding.operations, strict=True):
+        used.update(operation.outputs, operation.inputs if a is None else operation.inputs[: a.needed])
+    return used

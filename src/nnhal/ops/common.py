@@ -5,6 +5,7 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from nnhal.base.codes import Activation, OperandType, Padding
 from nnhal.base.operands import Array, Shape, Unknown, Value, dtype_of
@@ -41,9 +42,9 @@ def encode(value: Value, real: Array) -> Array:
     return np.clip(steps + value.zero_point, limits.min, limits.max).astype(value.dtype)
 
 
-def centred(value: Value, x: Array) -> Array:
-    """q - zero_point of a quantised tensor as float32, exact for 8 and 16 bits."""
-    return x.astype(np.float32) - np.float32(value.zero_point)
+def centred(value: Value, x: Array, dtype: Any = np.float32) -> Array:
+    """q - zero_point of a quantised tensor in a floating type, exact for 8 and 16 bits."""
+    return np.subtract(x, value.zero_point, dtype=dtype)
 
 
 def activate(a: Bound, x: Array) -> Array:
@@ -143,6 +144,13 @@ def out_size(axis: str) -> Callable[[Bound], int]:
 WINDOWED = {"out_h": out_size("h"), "out_w": out_size("w")}
 
 
+def narrow(a: Bound) -> None:
+    """Rule: the padding is smaller than the filter, with what its dilation skips."""
+    for axis in "wh":
+        pads, reach = padding(a, axis), _reach(a, axis)
+        a.require(max(pads) < reach, f"padding {pads} must be smaller than filter_{axis} = {reach}")
+
+
 def pad_spatial(a: Bound, x: Array, fill: float = 0.0) -> Array:
     """An NHWC array with the padding of `a` around height and width."""
     pads = padding(a, "h"), padding(a, "w")
@@ -162,7 +170,24 @@ def taps(a: Bound, x: Array, fill: float = 0.0) -> Iterator[tuple[int, int, Arra
             yield i, j, padded[:, rows, columns, :]
 
 
+def windows(a: Bound, x: Array) -> Array:
+    """What the filter meets at each of its positions: a view [n, out_h, out_w, filter_h, filter_w, c] of padded NHWC."""
+    view = sliding_window_view(pad_spatial(a, x), (_reach(a, "h"), _reach(a, "w")), (1, 2))
+    steps = (slice(None, None, n) for n in (a.stride_h, a.stride_w, 1, _dilation(a, "h"), _dilation(a, "w")))
+    return np.moveaxis(view[:, *steps], 3, -1)
+
+
 # ------------------------------------------------------------------------------------------------ shapes and attributes
+
+
+def nonzero(names: str) -> Callable[[Bound], None]:
+    """Rule: these dimensions are not 0; where a definition allows for nothing but zero batches."""
+
+    def check(a: Bound) -> None:
+        for name in names.split():
+            a.require(getattr(a, name) > 0, f"{name} = 0, must be at least 1: only batches may be 0")
+
+    return check
 
 
 def broadcast(a: Bound, *values: Value) -> Shape:

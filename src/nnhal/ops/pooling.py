@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import WINDOWED, lowest, nhwc, padding, real, taps
+from nnhal.ops.common import WINDOWED, lowest, narrow, nhwc, real, taps
 from nnhal.ops.schema import BOOL, F16, F32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, out, register
 
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
@@ -17,14 +17,6 @@ tail = arg("activation", Activation), arg("nchw", BOOL, since=V1_2, default=Fals
 FORMS = Form(x, *pads, *window, *tail), Form(x, arg("scheme", Padding), *window, *tail)
 OUTPUT = (out("output", T, "batch out_h out_w depth", layout=True, quant=SAME),)
 FLOAT, QUANT = {F32: V1_0, F16: V1_2}, {Q8: V1_0, Q8S: V1_3}
-
-
-def narrow(a: Bound) -> None:
-    for axis in "wh":
-        size = getattr(a, f"filter_{axis}")
-        a.require(
-            max(padding(a, axis)) < size, f"padding {padding(a, axis)} must be smaller than filter_{axis} = {size}"
-        )
 
 
 def mean(a: Bound, x: Array) -> Array:

@@ -217,7 +217,9 @@ class Op:
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
 
 
-_RESERVED = frozenset(("op", "form", "name", "level", "reasons", "inputs", "out", "outs", "shapes", "deferred", "T"))
+_RESERVED = frozenset(
+    ("op", "form", "name", "level", "reasons", "inputs", "out", "outs", "shapes", "deferred", "needed", "T")
+)
 
 
 class Bound:
@@ -237,6 +239,7 @@ class Bound:
         self.shapes: list[Shape | None] = []
         self.level: Level = op.since
         self.reasons: list[str] = [f"{op.name} exists since {self.level}"]
+        self.needed = 0  # inputs that have to be there: those after them hold their defaults
         self.deferred = False  # something has to be checked or computed at run time
 
     def __getattr__(self, name: str) -> Any:
@@ -338,22 +341,35 @@ def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | No
 
 
 def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
-    matched = 0
+    matched, a.needed = 0, needed(a.form, inputs)
     for argument, start, end in a.form.slots(len(inputs)):
         for index in range(start, end):
             value, label = inputs[index], f"input {index} ({argument.name})"
             if value is None:
                 if not argument.optional:
                     return matched, f"{label} is omitted, must be given"
-            elif problem := _match_type(a, argument, label, value):
+            elif problem := _match_type(a, argument, label, value, index < a.needed):
                 return matched, problem
-            if argument.since > V1_0:
+            if argument.since > V1_0 and index < a.needed:
                 a.since(argument.since, f"{label} exists since {argument.since}")
             matched += 1
     return matched, ""
 
 
-def _match_type(a: Bound, argument: Arg, label: str, value: Value) -> str:
+def needed(form: Form, inputs: Sequence[Value | None]) -> int:
+    """How many inputs have to be there: trailing ones that hold their defaults say nothing, and raise no level."""
+    for argument, start, end in reversed(form.slots(len(inputs))):
+        value = inputs[start] if end > start else None
+        if argument.default is REQUIRED or (end > start and (value is None or not _is_default(argument, value))):
+            return end
+    return 0
+
+
+def _is_default(argument: Arg, value: Value) -> bool:
+    return argument.scalar and value.data is not None and np.asarray(value.data).reshape(-1)[0] == argument.default
+
+
+def _match_type(a: Bound, argument: Arg, label: str, value: Value, counts: bool = True) -> str:
     allowed = types_for(a.op, argument, a.T)
     if isinstance(argument.spec, _Var) and a.T is not None and value.type != a.T:
         return f"{label} is {type_name(value.type)}, must be {type_name(a.T)} like the operands before it"
@@ -363,7 +379,8 @@ def _match_type(a: Bound, argument: Arg, label: str, value: Value) -> str:
     kind = value.type
     if isinstance(argument.spec, _Var):
         a.T = kind
-    a.since(allowed[kind], f"{label} may be {type_name(kind)} since {allowed[kind]}")
+    if counts:
+        a.since(allowed[kind], f"{label} may be {type_name(kind)} since {allowed[kind]}")
     return ""
 
 

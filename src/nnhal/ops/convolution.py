@@ -1,0 +1,102 @@
+"""CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D: a filter slides over height and width, and its products are summed up."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from nnhal.base.codes import Activation, Padding
+from nnhal.base.levels import V1_2
+from nnhal.base.operands import Array
+from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, windows
+from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_scale, channel_axis, output_scale, weighted
+
+BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
+
+x = arg("input", T, "batch height width depth_in", layout=True, doc="the pictures")
+pads = args("pad_left pad_right pad_top pad_bottom", INT32, at_least=0)
+scheme = arg("scheme", Padding)
+strides = args("stride_w stride_h", INT32, at_least=1)
+activation = arg("activation", Activation)
+nchw = arg("nchw", BOOL, since=V1_2)
+TAIL = activation, arg("nchw", BOOL, since=V1_2, default=False)
+DILATED = activation, nchw, *args("dilation_w dilation_h", INT32, since=V1_2, at_least=1)
+
+
+def forms(filter_dims: str, *more: Arg, tails: Sequence[tuple[Arg, ...]] = (TAIL, DILATED)) -> tuple[Form, ...]:
+    """Padding explicit or by scheme; both dilations or none."""
+    head = x, arg("filter", FILTER, filter_dims), arg("bias", BIAS, "depth_out")
+    return tuple(Form(*head, *pad, *strides, *more, *tail) for pad in (pads, (scheme,)) for tail in tails)
+
+
+def convolved(a: Bound, x: Array, weights: Array) -> Array:
+    """As matrix products: each row holds what the filter meets at one position."""
+    view, matrix = windows(a, x), weights.reshape(len(weights), -1).T
+    depth, units = matrix.shape
+    result = np.empty((*view.shape[:3], units), x.dtype)
+    rows = max(1, BLOCK // max(1, view.shape[2] * depth))
+    for seen, made in zip(view, result, strict=True):
+        for top in range(0, len(made), rows):
+            block = made[top : top + rows].reshape(-1, units)
+            np.matmul(seen[top : top + rows].reshape(-1, depth), matrix, out=block)
+    return result
+
+
+def depthwise(a: Bound, x: Array, weights: Array) -> Array:
+    repeated = x if a.depth_multiplier == 1 else np.repeat(x, a.depth_multiplier, -1)
+    return np.einsum("nhwijc,ijc->nhwc", windows(a, repeated), weights[0])
+
+
+def grouped(a: Bound, x: Array, weights: Array) -> Array:
+    pairs = zip(np.split(x, a.groups, -1), np.split(weights, a.groups), strict=True)
+    return np.concatenate([convolved(a, *pair) for pair in pairs], -1)
+
+
+def multiplied(a: Bound) -> None:
+    depth = a.depth_in * a.depth_multiplier
+    a.require(a.depth_out == depth, f"depth_out = {a.depth_out}, must be depth_in * depth_multiplier = {depth}")
+
+
+def inputs_grouped(a: Bound) -> None:
+    depth = a.groups * a.depth_group
+    a.require(a.depth_in == depth, f"depth_in = {a.depth_in}, must be groups * depth_group = {depth}")
+
+
+def outputs_grouped(a: Bound) -> None:
+    a.require(a.depth_out % a.groups == 0, f"depth_out = {a.depth_out}, must be a multiple of groups = {a.groups}")
+
+
+convolution = partial(
+    Op, types=TYPES, outputs=(out("output", T, "batch out_h out_w depth_out", layout=True),), where=WINDOWED
+)
+CHECKS = nonzero("height width depth_in depth_out filter_h filter_w"), narrow, bias_scale
+
+register(
+    convolution(
+        "CONV_2D",
+        forms=forms("depth_out filter_h filter_w depth_in"),
+        checks=(*CHECKS, channel_axis(0), output_scale),
+        kernel=nhwc(weighted(convolved)),
+        doc="Convolution that mixes the channels.",
+    ),
+    convolution(
+        "DEPTHWISE_CONV_2D",
+        forms=forms("1 filter_h filter_w depth_out", arg("depth_multiplier", INT32, at_least=1)),
+        checks=(*CHECKS, channel_axis(3), output_scale, multiplied),
+        kernel=nhwc(weighted(depthwise, 3)),
+        where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
+        doc="Convolution of each channel by itself, with one or more filters.",
+    ),
+    convolution(
+        "GROUPED_CONV_2D",
+        forms=forms(
+            "depth_out filter_h filter_w depth_group",
+            arg("groups", INT32, at_least=1),
+            tails=[(activation, nchw)],
+        ),
+        checks=(*CHECKS, channel_axis(0), inputs_grouped, outputs_grouped),
+        kernel=nhwc(weighted(grouped)),
+        doc="Convolution of groups of channels, each with its own filters.",
+    ),
+)

@@ -1,0 +1,94 @@
+"""FULLY_CONNECTED, BATCH_MATMUL: products of matrices."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.codes import Activation
+from nnhal.base.levels import FL6
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import centred, decode, encode, nonzero
+from nnhal.ops.schema import BOOL, F16, F32, I32, Q8S, Bound, Form, Op, T, agree, arg, out, register, show
+from nnhal.ops.weighted import BIAS, TYPES, bias_scale, output_scale, weighted
+
+
+def batch_size(a: Bound) -> int:
+    """Shape rule: how many rows of `input_size` the elements of the input make."""
+    dims, size = a.input.known, a.input_size
+    count = math.prod(dims)
+    a.require(
+        size > 0 and count % size == 0,
+        f"input 0 (input) has shape {show(dims)}, must have a multiple of input_size = {size} elements",
+    )
+    return count // int(size)
+
+
+def fully_connected(a: Bound, x: Array, weights: Array) -> Array:
+    return x.reshape(-1, weights.shape[1]) @ weights.T
+
+
+def same_batches(a: Bound) -> None:
+    x, y = a.x.dims, a.y.dims
+    a.require(
+        agree(x[:-2], y[:-2]),
+        f"shapes {show(x)} and {show(y)} must be equal in all dimensions before the last two",
+    )
+
+
+def product_shape(a: Bound) -> list[Shape]:
+    x, y = a.x.dims, a.y.dims
+    rows, inner = (x[-1], x[-2]) if a.adj_x else (x[-2], x[-1])
+    other, columns = (y[-1], y[-2]) if a.adj_y else (y[-2], y[-1])
+    a.require(
+        agree((inner,), (other,)),
+        f"shapes {show(x)} and {show(y)} have {inner} columns and {other} rows to multiply, must be equal",
+    )
+    batches = (n if m is None else m for m, n in zip(x[:-2], y[:-2], strict=True))
+    return [(*batches, rows, columns)]
+
+
+def batch_matmul(a: Bound, x: Array, y: Array) -> Array:
+    """Quantised products are summed up exactly, 32-bit integers wrap around."""
+    left, right = (m.swapaxes(-1, -2) if adjoint else m for m, adjoint in ((x, a.adj_x), (y, a.adj_y)))
+    if a.T == Q8S:
+        sums = centred(a.x, left, np.float64) @ centred(a.y, right, np.float64)
+        return encode(a.out, sums * (a.x.scale * a.y.scale))
+    return encode(a.out, decode(a.x, left) @ decode(a.y, right))
+
+
+register(
+    Op(
+        "FULLY_CONNECTED",
+        TYPES,
+        (
+            Form(
+                arg("input", T, rank=(2, 4)),
+                arg("weights", T, "num_units input_size"),
+                arg("bias", BIAS, "num_units"),
+                arg("activation", Activation),
+            ),
+        ),
+        (out("output", T, "batch_size num_units"),),
+        weighted(fully_connected),
+        (nonzero("num_units input_size"), bias_scale, output_scale),
+        where={"batch_size": batch_size},
+        doc="Each row of input_size elements times the weights, transposed.",
+    ),
+    Op(
+        "BATCH_MATMUL",
+        {F16: FL6, F32: FL6, Q8S: FL6, I32: FL6},
+        (
+            Form(
+                arg("x", T, rank=(2, 4)),
+                arg("y", T, rank=(2, 4)),
+                arg("adj_x", BOOL, default=False, doc="transpose the matrices of x"),
+                arg("adj_y", BOOL, default=False, doc="transpose the matrices of y"),
+            ),
+        ),
+        (out("output", T),),
+        batch_matmul,
+        (same_batches,),
+        product_shape,
+        doc="Products of the matrices in the last two dimensions.",
+    ),
+)

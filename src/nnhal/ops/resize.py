@@ -1,0 +1,109 @@
+"""RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR: pictures with another height and width."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.common import nhwc, nonzero, real
+from nnhal.ops.schema import (
+    BOOL,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    INT32,
+    Q8,
+    Q8S,
+    SAME,
+    Bound,
+    Form,
+    Op,
+    T,
+    arg,
+    args,
+    out,
+    per,
+    register,
+)
+
+x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
+by_shape = args("out_w out_h", INT32, at_least=1)
+by_scale = args("scale_w scale_h", per({F32: FLOAT32, F16: FLOAT16, Q8: FLOAT32, Q8S: FLOAT32}), since=V1_2)
+GRID = args("align_corners half_pixel_centers", BOOL, since=V1_3, default=False)
+
+
+def new_size(axis: str) -> Callable[[Bound], int]:
+    """Shape rule: the size that is given, or scale times the size there was, rounded down."""
+
+    def rule(a: Bound) -> int:
+        if a.form_has(f"out_{axis}"):
+            return int(getattr(a, f"out_{axis}"))
+        size, scale = a.height if axis == "h" else a.width, getattr(a, f"scale_{axis}")
+        product = float(np.float32(size) * np.float32(scale))
+        a.require(1 <= product < 2**31, f"scale_{axis} = {scale:g} makes {product:g} of {size}, must be at least 1")
+        return int(product)
+
+    return rule
+
+
+def one_grid(a: Bound) -> None:
+    a.require(
+        not (a.align_corners and a.half_pixel_centers), "half_pixel_centers is true, must be false with align_corners"
+    )
+
+
+def positions(a: Bound, size: int, new: int) -> Array:
+    """Where the elements of the output lie in the input, along one axis; in float32, whose rounding decides neighbours."""
+    between = a.align_corners and new > 1
+    step = np.float32(size - 1) / np.float32(new - 1) if between else np.float32(size) / np.float32(new)
+    at = np.arange(new, dtype=np.float32)
+    return (at + np.float32(0.5)) * step if a.half_pixel_centers else at * step
+
+
+def nearest(a: Bound, x: Array) -> Array:
+    """Rounded to the nearest element with aligned corners, else down."""
+    for axis, name in ((1, "h"), (2, "w")):
+        size, new = x.shape[axis], new_size(name)(a)
+        index = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0)).astype(np.int64)
+        x = x.take(np.clip(index, 0, size - 1), axis)
+    return x
+
+
+def bilinear(a: Bound, x: Array) -> Array:
+    """Between the two nearest elements along each axis, by distance."""
+    for axis, name in ((1, "h"), (2, "w")):
+        size, new = x.shape[axis], new_size(name)(a)
+        at = np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
+        before = at.astype(np.int64)
+        share = (at - before.astype(np.float32)).reshape(-1, *[1] * (3 - axis))
+        after = np.minimum(before + 1, size - 1)
+        x = x.take(before, axis) * (1 - share) + x.take(after, axis) * share
+    return x
+
+
+resize = partial(
+    Op,
+    outputs=(out("output", T, "batch new_h new_w depth", layout=True, quant=SAME),),
+    checks=(nonzero("height width depth"), one_grid),
+    where={"new_h": new_size("h"), "new_w": new_size("w")},
+)
+
+register(
+    resize(
+        "RESIZE_BILINEAR",
+        {F32: V1_0, F16: V1_2, Q8: V1_2, Q8S: V1_3},
+        tuple(Form(x, *size, arg("nchw", BOOL, since=V1_2, default=False), *GRID) for size in (by_shape, by_scale)),
+        kernel=nhwc(real(bilinear)),
+        doc="Pictures resized, each element interpolated between four.",
+    ),
+    resize(
+        "RESIZE_NEAREST_NEIGHBOR",
+        {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
+        tuple(Form(x, *size, arg("nchw", BOOL), *GRID) for size in (by_shape, by_scale)),
+        kernel=nhwc(nearest),
+        doc="Pictures resized, each element that of the nearest.",
+    ),
+)

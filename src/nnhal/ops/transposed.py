@@ -1,0 +1,113 @@
+"""TRANSPOSE_CONV_2D: each element of the input spreads its product with the filter over the output."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from nnhal.base.codes import Activation, Padding
+from nnhal.base.operands import Array
+from nnhal.ops.common import nhwc, nonzero
+from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, out, pattern, register, show
+from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_scale, channel_axis, weighted
+
+HEAD = (
+    arg("input", T, "batch height width depth_in", layout=True),
+    arg("filter", FILTER, "depth_out filter_h filter_w depth_in"),
+    arg("bias", BIAS, "depth_out"),
+)
+TAIL = *args("stride_w stride_h", INT32, at_least=1), arg("activation", Activation), arg("nchw", BOOL)
+pads_before = args("pad_left pad_top", INT32, at_least=0)
+pads_after = args("pad_right pad_bottom", INT32, doc="may be negative: the output then ends behind the last product")
+pads = pads_before[0], pads_after[0], pads_before[1], pads_after[1]
+OUTPUT = (out("output", T, "batch out_h out_w depth_out", layout=True),)
+
+
+def sizes(a: Bound, axis: str) -> tuple[int, int, int]:
+    """Along "h" or "w": positions of the filter, the stride between them, size of the filter."""
+    return a.height if axis == "h" else a.width, getattr(a, f"stride_{axis}"), getattr(a, f"filter_{axis}")
+
+
+def spread(a: Bound, axis: str) -> int:
+    """How far the products reach."""
+    count, stride, size = sizes(a, axis)
+    return (count - 1) * stride + size
+
+
+def wanted(a: Bound) -> dict[str, int]:
+    """The argument `output_shape` by dimension name."""
+    return dict(zip(pattern(a, a.op.outputs[0]), a.output_shape.array.tolist(), strict=True))
+
+
+def out_size(axis: str) -> Callable[[Bound], int]:
+    """Shape rule: what is asked for, or what the explicit padding leaves of the products."""
+
+    def rule(a: Bound) -> int:
+        if a.form_has("scheme"):
+            size, source = wanted(a)[f"out_{axis}"], f"output_shape {show(a.output_shape.array)}"
+        else:
+            pads = (a.pad_top, a.pad_bottom) if axis == "h" else (a.pad_left, a.pad_right)
+            size, source = spread(a, axis) - sum(pads), f"padding {pads}"
+        a.require(size > 0, f"{source} makes out_{axis} = {size}, must be at least 1")
+        return size
+
+    return rule
+
+
+def cut(a: Bound, axis: str) -> int:
+    """How many of the first products along an axis the padding cuts off."""
+    if not a.form_has("scheme"):
+        return int(a.pad_top if axis == "h" else a.pad_left)
+    return 0 if a.scheme == Padding.VALID else max(0, spread(a, axis) - out_size(axis)(a)) // 2
+
+
+def reversible(a: Bound) -> None:
+    """CONV_2D of the output, with this filter and scheme, would have the shape of the input."""
+    if not a.form_has("scheme"):
+        return
+    for axis in "hw":
+        size = out_size(axis)(a)
+        count, stride, reach = sizes(a, axis)
+        reach = 1 if a.scheme == Padding.SAME else reach
+        low, high = (count - 1) * stride + reach, count * stride + reach - 1
+        a.require(low <= size <= high, f"output_shape holds out_{axis} = {size}, must be {low} to {high}")
+
+
+def shape_agrees(a: Bound) -> None:
+    if not a.form_has("output_shape"):
+        return
+    for name in ("batch", "depth_out"):
+        asked, there = wanted(a)[name], getattr(a, name)
+        a.require(asked == there, f"output_shape {show(a.output_shape.array)} holds {name} = {asked}, must be {there}")
+
+
+def transposed(a: Bound, x: Array, weights: Array) -> Array:
+    batch, height, width, depth = x.shape
+    (cut_h, out_h), (cut_w, out_w) = ((cut(a, axis), out_size(axis)(a)) for axis in "hw")
+    room = max(spread(a, "h"), cut_h + out_h), max(spread(a, "w"), cut_w + out_w)
+    result = np.zeros((batch, *room, len(weights)), x.dtype)
+    flat = x.reshape(-1, depth)
+    for i, j in np.ndindex(weights.shape[1:3]):
+        rows = slice(i, i + (height - 1) * a.stride_h + 1, a.stride_h)
+        columns = slice(j, j + (width - 1) * a.stride_w + 1, a.stride_w)
+        result[:, rows, columns] += (flat @ weights[:, i, j].T).reshape(batch, height, width, -1)
+    return result[:, cut_h : cut_h + out_h, cut_w : cut_w + out_w]
+
+
+register(
+    Op(
+        "TRANSPOSE_CONV_2D",
+        TYPES,
+        (Form(*HEAD, *pads, *TAIL), Form(*HEAD, arg("output_shape", I32, "4"), arg("scheme", Padding), *TAIL)),
+        OUTPUT,
+        nhwc(weighted(transposed)),
+        (
+            nonzero("height width depth_in depth_out filter_h filter_w"),
+            bias_scale,
+            channel_axis(0),
+            shape_agrees,
+            reversible,
+        ),
+        where={"out_h": out_size("h"), "out_w": out_size("w")},
+        doc="The transpose of CONV_2D: as many elements out as that takes in.",
+    ),
+)

@@ -1,0 +1,88 @@
+"""What operations with weights and a bias share: their types, the rules of their scales, exact sums of products."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array, Value
+from nnhal.ops.common import activate, centred, decode, encode, type_range
+from nnhal.ops.schema import F16, F32, I32, Q8, Q8PC, Q8S, Bound, Kernel, per
+
+TYPES = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}
+FILTER = per({F32: F32, F16: F16, Q8: (Q8, Q8PC), Q8S: (Q8S, Q8PC)})
+BIAS = per({F32: F32, F16: F16, Q8: I32, Q8S: I32})
+EXACT = 2**24  # up to here float32 holds every integer
+SLACK = 1e-6  # relative, of a scale that was computed as a product
+
+
+def operands(a: Bound) -> tuple[Value, Value, Value]:
+    """What is known of the input, the weights and the bias."""
+    values = [v for _, v in a.inputs[:3] if isinstance(v, Value)]
+    return values[0], values[1], values[2]
+
+
+def product_scale(a: Bound) -> float:
+    """Scale of the products of input and weights; 0 where the weights have a scale for each channel."""
+    x, weights, _ = operands(a)
+    return float(np.float32(x.scale) * np.float32(weights.scale))
+
+
+def bias_scale(a: Bound) -> None:
+    """The bias has the scale of the products; 0 where that differs from channel to channel."""
+    bias, wanted = operands(a)[2].scale, product_scale(a)
+    a.require(
+        abs(bias - wanted) <= SLACK * min(bias, wanted),
+        f"input 2 (bias) has scale {bias:g}, must be {wanted:g}, that of the input times that of the weights",
+    )
+
+
+def output_scale(a: Bound) -> None:
+    """Before 1.2 the output of TENSOR_QUANT8_ASYMM had to have the greater scale."""
+    if a.T == Q8 and not np.float32(a.out.scale) > product_scale(a):
+        a.since(V1_2, f"output scale {a.out.scale:g} need not be greater than input scale * filter scale since 1.2")
+
+
+def channel_axis(axis: int) -> Callable[[Bound], None]:
+    """Rule: scales per channel lie along this dimension of the weights, the one of the output channels."""
+
+    def check(a: Bound) -> None:
+        channel = operands(a)[1].channel
+        if channel is not None:
+            a.require(
+                channel.axis == axis,
+                f"input 1 (filter) has its scales along dimension {channel.axis}, must be {axis}",
+            )
+
+    return check
+
+
+def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> Kernel:
+    """A kernel by `sums(a, x, weights)`, a new array whose last dimension are the channels; the rest is added here.
+
+    channel: the dimension of the weights that holds the output channels. Quantised values are summed up as integers,
+    in float32 where no sum can leave its exact range, else in float64, and rounded once, at the end.
+    """
+
+    def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
+        values = operands(a)
+        if not values[0].quantised:
+            x, weights, bias = (decode(v, y) for v, y in zip(values, (x, weights, bias), strict=True))
+            return encode(a.out, activate(a, sums(a, x, weights) + bias))
+        factors = centred(values[1], weights)
+        dtype = np.float32 if _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
+        total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False))
+        total += bias.astype(dtype)
+        scales = values[1].channel.scales if values[1].channel else values[1].scale
+        total *= np.multiply(values[0].scale, scales).astype(dtype)
+        return encode(a.out, activate(a, total))
+
+    return kernel
+
+
+def _greatest_sum(x: Value, factors: Array, bias: Array, channel: int) -> float:
+    """The greatest value that any sum of products and bias can take on its way, whatever the input."""
+    reach = max(abs(limit - x.zero_point) for limit in type_range(x.type))
+    others = tuple(i for i in range(factors.ndim) if i != channel % factors.ndim)
+    sums = np.abs(factors).sum(others, dtype=np.float64) * reach + np.abs(bias.astype(np.float64))
+    return float(sums.max(initial=0))
