@@ -12,10 +12,7 @@ from nnhal.model.validate import level_of
 from nnhal.runtime import discovery
 
 # Vectors whose stated level is not the level of their model, by specification, with the reason.
-LEVEL_DIFFERS: dict[str, str] = {
-    "conv2d_dilation": "the float and quant8 NHWC vectors state 1.0, but the dilations exist since 1.2",
-    "depthwise_conv2d_dilation": "the float and quant8 NHWC vectors state 1.0, but the dilations exist since 1.2",
-}
+LEVEL_DIFFERS: dict[str, str] = {}
 
 
 def conformance(*arguments: str) -> dict:

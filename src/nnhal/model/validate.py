@@ -21,12 +21,13 @@ from nnhal.base.codes import (
 )
 from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.extensions import canonical, extension_name
-from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Value
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph, describe, operation_label
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, bind
 
+LIMIT_RANK = 32  # of any operand; below feature level 7, operations take no more than MAX_RANK
 MAX_DEPTH = 64  # of subgraphs within subgraphs
 
 
@@ -109,7 +110,7 @@ def _check_type(operand: Operand) -> None:
     facts = TYPE_FACTS[OperandType(operand.type)]
     dims = operand.dimensions
     _must(facts.tensor or not dims, f"has dimensions {list(dims)}, must have none: it is a scalar")
-    _must(len(dims) <= MAX_RANK, f"has rank {len(dims)}, must be at most {MAX_RANK}")
+    _must(len(dims) <= LIMIT_RANK, f"has rank {len(dims)}, must be at most {LIMIT_RANK}")
     _must(all(0 <= d < 2**32 for d in dims), f"has dimensions {list(dims)}, must be 0 (unknown) to 2**32 - 1")
     if facts.dtype is not None:
         size = math.prod(d for d in dims if d) * facts.dtype.itemsize
@@ -290,12 +291,20 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
             continue
         label = operation_label(operation, index) + (f" of subgraph {number - 1}" if number else "")
         a = bind(record, [values[i] for i in operation.inputs], [values[i] for i in operation.outputs], label)
+        _check_ranks(a, (*operation.inputs, *operation.outputs), values)
         bounds.append(a)
         for place, shape in zip(operation.outputs, a.shapes, strict=True):
             value = values[place]
             if shape is not None and value is not None:
                 values[place] = replace(value, shape=_merge(shape, value.shape))
     return SubgraphBinding(tuple(bounds), tuple(values))
+
+
+def _check_ranks(a: Bound, indices: Sequence[int], values: Sequence[Value | None]) -> None:
+    for index in indices:
+        value = values[index]
+        if value is not None and value.shape is not None and len(value.shape) > MAX_RANK:
+            a.require(a.level >= FL7, f"operand %{index} has rank {len(value.shape)}, must be at most {MAX_RANK}")
 
 
 def _merge(inferred: Shape, declared: Shape | None) -> Shape:

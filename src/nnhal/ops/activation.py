@@ -48,7 +48,7 @@ def elu(a: Bound, x: Array) -> Array:
 
 
 def hard_swish(x: Array) -> Array:
-    return x * np.clip(x + 3, 0, 6) / 6
+    return x * (np.clip(x + 3, 0, 6) / 6)
 
 
 limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),))

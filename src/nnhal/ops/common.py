@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from nnhal.base.codes import Activation, OperandType, Padding
+from nnhal.base.codes import MAX_OPERAND_BYTES, Activation, OperandType, Padding
 from nnhal.base.operands import Array, Shape, Unknown, Value, dtype_of
 from nnhal.ops.schema import Bound, show
 
@@ -156,6 +156,8 @@ def pad_spatial(a: Bound, x: Array, fill: float = 0.0) -> Array:
     pads = padding(a, "h"), padding(a, "w")
     if pads == ((0, 0), (0, 0)):
         return x
+    size = x.itemsize * x.shape[0] * x.shape[3] * (x.shape[1] + sum(pads[0])) * (x.shape[2] + sum(pads[1]))
+    a.require(size <= MAX_OPERAND_BYTES, f"padding {pads} makes {size} bytes, must be at most {MAX_OPERAND_BYTES}")
     return np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=fill)
 
 

@@ -16,18 +16,20 @@ BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
 
 x = arg("input", T, "batch height width depth_in", layout=True, doc="the pictures")
 pads = args("pad_left pad_right pad_top pad_bottom", INT32, at_least=0)
-scheme = arg("scheme", Padding)
 strides = args("stride_w stride_h", INT32, at_least=1)
 activation = arg("activation", Activation)
-nchw = arg("nchw", BOOL, since=V1_2)
-TAIL = activation, arg("nchw", BOOL, since=V1_2, default=False)
-DILATED = activation, nchw, *args("dilation_w dilation_h", INT32, since=V1_2, at_least=1)
+TAIL = (
+    activation,
+    arg("nchw", BOOL, since=V1_2, default=False),
+    arg("dilation_w", INT32, since=V1_2, default=1, at_least=1),
+    arg("dilation_h", INT32, since=V1_2, default=1, at_least=1, paired=True),
+)
 
 
-def forms(filter_dims: str, *more: Arg, tails: Sequence[tuple[Arg, ...]] = (TAIL, DILATED)) -> tuple[Form, ...]:
-    """Padding explicit or by scheme; both dilations or none."""
+def forms(filter_dims: str, *more: Arg, tail: Sequence[Arg] = TAIL) -> tuple[Form, ...]:
+    """Padding explicit or by scheme."""
     head = x, arg("filter", FILTER, filter_dims), arg("bias", BIAS, "depth_out")
-    return tuple(Form(*head, *pad, *strides, *more, *tail) for pad in (pads, (scheme,)) for tail in tails)
+    return tuple(Form(*head, *pad, *strides, *more, *tail) for pad in (pads, (arg("scheme", Padding),)))
 
 
 def convolved(a: Bound, x: Array, weights: Array) -> Array:
@@ -93,7 +95,7 @@ register(
         forms=forms(
             "depth_out filter_h filter_w depth_group",
             arg("groups", INT32, at_least=1),
-            tails=[(activation, nchw)],
+            tail=(activation, arg("nchw", BOOL)),
         ),
         checks=(*CHECKS, channel_axis(0), inputs_grouped, outputs_grouped),
         kernel=nhwc(weighted(grouped)),

@@ -58,7 +58,7 @@ def first_ranks(*ranks: int) -> Callable[[Bound], None]:
 
 def below_peak(a: Bound, x: Array) -> Array:
     """Exponents less the greatest one along the axis, which changes no quotient and overflows nowhere."""
-    return (x - x.max(a.axis, keepdims=True, initial=-np.inf)) * np.float32(a.beta)
+    return np.subtract(x, x.max(a.axis, keepdims=True, initial=-np.inf), dtype=np.float64) * a.beta
 
 
 def softmax(a: Bound, x: Array) -> Array:
@@ -78,11 +78,13 @@ def l2_normalization(a: Bound, x: Array) -> Array:
 
 
 def local_response_normalization(a: Bound, x: Array) -> Array:
+    if not x.size:
+        return x
     axis = a.axis % x.ndim
     radius = min(a.radius, x.shape[axis])
     around = [(radius, radius) if i == axis else (0, 0) for i in range(x.ndim)]
-    squares = sliding_window_view(np.pad(x * x, around), 2 * radius + 1, axis).sum(-1)
-    return x / np.power(np.float32(a.bias) + np.float32(a.alpha) * squares, np.float32(a.beta))
+    squares = np.pad(np.square(x, dtype=np.float64), around)
+    return x / (a.bias + a.alpha * sliding_window_view(squares, 2 * radius + 1, axis).sum(-1)) ** a.beta
 
 
 def instance_normalization(a: Bound, x: Array) -> Array:

@@ -7,6 +7,7 @@ run time is deferred: `bind` is called again by the executor when the value is t
 on the way. Documentation, validation, shape inference and random graphs are all read off the same record.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -15,7 +16,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from nnhal.base.codes import FOREIGN_OPERATIONS, TYPE_FACTS, OperandType, OperationType, type_name
+from nnhal.base.codes import FOREIGN_OPERATIONS, MAX_OPERAND_BYTES, TYPE_FACTS, OperandType, OperationType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
@@ -86,6 +87,7 @@ class Arg:
     optional: bool = False  # may be omitted (lifetime NO_VALUE, or an input without a value)
     since: Level = V1_0  # a trailing argument that earlier levels do not have
     default: Any = REQUIRED  # value of a trailing argument that is not there
+    paired: bool = False  # a trailing argument that is there whenever the one before it is
     at_least: float | None = None
     at_most: float | None = None
     enum: type[IntEnum] | None = None
@@ -150,7 +152,8 @@ class Form(tuple[Arg, ...]):
         """The numbers of inputs this form takes, and the least number where it is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
         trailing = sum(1 for a in self if a.default is not REQUIRED)
-        return list(range(least, least + trailing + 1)), (least if any(a.many is not None for a in self) else None)
+        whole = [n for n in range(least, least + trailing + 1) if n == len(self) or not self[n].paired]
+        return whole, (least if any(a.many is not None for a in self) else None)
 
     def takes(self, count: int) -> bool:
         """Whether `count` inputs can fit this form."""
@@ -361,7 +364,7 @@ def needed(form: Form, inputs: Sequence[Value | None]) -> int:
     for argument, start, end in reversed(form.slots(len(inputs))):
         value = inputs[start] if end > start else None
         if argument.default is REQUIRED or (end > start and (value is None or not _is_default(argument, value))):
-            return end
+            return end if form.takes(end) else end + 1  # what is paired is kept
     return 0
 
 
@@ -506,6 +509,9 @@ def _finish(a: Bound) -> None:
             a.deferred = True
         if shape is not None and value.shape is not None and not agree(shape, value.shape):
             a.fail(f"{label} has shape {show(value.shape)}, must be {show(shape)}")
+        size, facts = math.prod(d or 1 for d in shape or ()), TYPE_FACTS.get(value.type)
+        if facts is not None and facts.dtype is not None and size * facts.dtype.itemsize > MAX_OPERAND_BYTES:
+            a.fail(f"{label} would have shape {show(shape)}, must have at most {MAX_OPERAND_BYTES} bytes")
         rule = output.quant
         if rule is None or not value.quantised:
             continue

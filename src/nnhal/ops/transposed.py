@@ -89,7 +89,7 @@ def transposed(a: Bound, x: Array, weights: Array) -> Array:
     for i, j in np.ndindex(weights.shape[1:3]):
         rows = slice(i, i + (height - 1) * a.stride_h + 1, a.stride_h)
         columns = slice(j, j + (width - 1) * a.stride_w + 1, a.stride_w)
-        result[:, rows, columns] += (flat @ weights[:, i, j].T).reshape(batch, height, width, -1)
+        result[:, rows, columns] += (flat @ weights[:, i, j].T).reshape(batch, height, width, len(weights))
     return result[:, cut_h : cut_h + out_h, cut_w : cut_w + out_w]
 
 

@@ -68,7 +68,9 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
         values = operands(a)
         if not values[0].quantised:
             x, weights, bias = (decode(v, y) for v, y in zip(values, (x, weights, bias), strict=True))
-            return encode(a.out, activate(a, sums(a, x, weights) + bias))
+            total = sums(a, x, weights)
+            total += bias
+            return encode(a.out, activate(a, total))
         factors = centred(values[1], weights)
         dtype = np.float32 if _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
         total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False))
