@@ -22,6 +22,7 @@ from nnhal.ops.schema import (
     Op,
     T,
     arg,
+    example,
     fixed,
     out,
     per,
@@ -54,9 +55,24 @@ def hard_swish(x: Array) -> Array:
 limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),))
 
 register(
-    limited("RELU", kernel=clip(Activation.RELU), doc="The element, at least 0."),
-    limited("RELU1", kernel=clip(Activation.RELU1), doc="The element, at least -1 and at most 1."),
-    limited("RELU6", kernel=clip(Activation.RELU6), doc="The element, at least 0 and at most 6."),
+    limited(
+        "RELU",
+        kernel=clip(Activation.RELU),
+        doc="The element, at least 0.",
+        example=example([0, 0.5, 7], input=[-2, 0.5, 7]),
+    ),
+    limited(
+        "RELU1",
+        kernel=clip(Activation.RELU1),
+        doc="The element, at least -1 and at most 1.",
+        example=example([-1, 0.5, 1], input=[-2, 0.5, 7]),
+    ),
+    limited(
+        "RELU6",
+        kernel=clip(Activation.RELU6),
+        doc="The element, at least 0 and at most 6.",
+        example=example([0, 0.5, 6], input=[-2, 0.5, 7]),
+    ),
     Op(
         "TANH",
         FLOAT | {Q8: V1_2, Q8S: V1_3},
@@ -64,6 +80,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 128, 128), Q8S: (1 / 128, 0)})),),
         elementwise(np.tanh),
         doc="Hyperbolic tangent.",
+        example=example([0, 0.5, 1], input=[0, 0.549306, 20]),
     ),
     Op(
         "LOGISTIC",
@@ -72,6 +89,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
         elementwise(logistic),
         doc="Sigmoid: 1 / (1 + exp(-x)).",
+        example=example([0.5, 0.75], input=[0, 1.098612]),
     ),
     Op(
         "ELU",
@@ -80,6 +98,7 @@ register(
         (out("output", T),),
         real(elu),
         doc="max(0, x) + min(0, alpha * (exp(x) - 1)).",
+        example=example([-1, 3], input=[-0.693147, 3], alpha=2),
     ),
     Op(
         "HARD_SWISH",
@@ -88,5 +107,6 @@ register(
         (out("output", T),),
         elementwise(hard_swish),
         doc="x * max(0, min(6, x + 3)) / 6.",
+        example=example([0, 0, 1.125, 4], input=[-4, 0, 1.5, 4]),
     ),
 )

@@ -8,7 +8,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import broadcast_shape, elementwise, real
-from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, args, example, out, register
 
 WITH_ACTIVATION = (Form(*args("input1 input2", T, rank=(1, 4)), arg("activation", Activation)),)
 PAIR = (Form(*args("input1 input2", T)),)
@@ -48,12 +48,19 @@ binary = partial(Op, outputs=(out("output", T),), infer=broadcast_shape)
 fused = partial(binary, forms=WITH_ACTIVATION, checks=(integers_keep_their_range,))
 
 register(
-    fused("ADD", {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3, I32: V1_3}, kernel=elementwise(np.add), doc="Sum."),
+    fused(
+        "ADD",
+        {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3, I32: V1_3},
+        kernel=elementwise(np.add),
+        doc="Sum.",
+        example=example([[11, 22], [13, 24]], input1=[[1, 2], [3, 4]], input2=[10, 20]),
+    ),
     fused(
         "SUB",
         {F32: V1_1, F16: V1_2, Q8: V1_2, Q8S: V1_3, I32: V1_3},
         kernel=elementwise(np.subtract),
         doc="Difference.",
+        example=example([3, 0], input1=[5, 7], input2=[2, 9], activation="relu"),
     ),
     fused(
         "MUL",
@@ -61,22 +68,45 @@ register(
         kernel=elementwise(np.multiply),
         checks=(integers_keep_their_range, products_fit),
         doc="Product.",
+        example=example([[10, 200], [30, 400]], input1=[[1, 2], [3, 4]], input2=[10, 100]),
     ),
-    fused("DIV", {F32: V1_1, F16: V1_2, I32: V1_3}, kernel=real(div), doc="Quotient; of integers, rounded down."),
+    fused(
+        "DIV",
+        {F32: V1_1, F16: V1_2, I32: V1_3},
+        kernel=real(div),
+        doc="Quotient; of integers, rounded down.",
+        example=example([3.5, -1.5], input1=[7, -6], input2=[2, 4]),
+    ),
     binary(
         "POW",
         FLOAT,
         (Form(*args("base exponent", T)),),
         kernel=elementwise(np.power),
         doc="The first tensor to the power of the second.",
+        example=example([8, 9], base=[2, 3], exponent=[3, 2]),
     ),
-    binary("MAXIMUM", FLOAT | QUANT | {I32: V1_2}, PAIR, kernel=elementwise(np.maximum), doc="The greater element."),
-    binary("MINIMUM", FLOAT | QUANT | {I32: V1_2}, PAIR, kernel=elementwise(np.minimum), doc="The lesser element."),
+    binary(
+        "MAXIMUM",
+        FLOAT | QUANT | {I32: V1_2},
+        PAIR,
+        kernel=elementwise(np.maximum),
+        doc="The greater element.",
+        example=example([3, 5], input1=[1, 5], input2=[3, 3]),
+    ),
+    binary(
+        "MINIMUM",
+        FLOAT | QUANT | {I32: V1_2},
+        PAIR,
+        kernel=elementwise(np.minimum),
+        doc="The lesser element.",
+        example=example([1, 3], input1=[1, 5], input2=[3, 3]),
+    ),
     binary(
         "PRELU",
         FLOAT | QUANT,
         (Form(*args("input alpha", T)),),
         kernel=elementwise(prelu),
         doc="What is below 0 times alpha, the rest as it is.",
+        example=example([-1, 3], input=[-2, 3], alpha=[0.5, 0.5]),
     ),
 )

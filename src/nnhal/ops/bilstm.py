@@ -6,12 +6,14 @@ from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import real
 from nnhal.ops.lstm import (
+    PLAIN,
     SETTINGS,
     cell,
     cell_activation,
     cell_args,
     cell_checks,
     group,
+    half_open,
     norm_args,
     state_args,
     together,
@@ -26,7 +28,7 @@ from nnhal.ops.recurrent import (
     two_way_shapes,
     two_ways,
 )
-from nnhal.ops.schema import BOOL, F16, F32, Arg, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.schema import BOOL, F16, F32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 
 AUX = "aux_to_input aux_to_forget aux_to_cell aux_to_output"
 
@@ -85,5 +87,14 @@ register(
         ),
         infer=both_shapes,
         doc="Two LSTM cells over a sequence, one forwards and one backwards.",
+        example=example(
+            [[[2, 1.5], [1.5, 2]]],
+            input=[[[1], [1]]],
+            **half_open("fw_"),
+            **half_open("bw_"),
+            **PLAIN,
+            merge_outputs=True,
+            time_major=False,
+        ),
     ),
 )

@@ -7,7 +7,25 @@ import numpy as np
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Shape, Value
 from nnhal.ops.common import broadcast_shape, elementwise
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, agree, arg, args, out, register, show
+from nnhal.ops.schema import (
+    B8,
+    F16,
+    F32,
+    I32,
+    Q8,
+    Q8S,
+    Bound,
+    Form,
+    Op,
+    T,
+    agree,
+    arg,
+    args,
+    example,
+    out,
+    register,
+    show,
+)
 
 NUMBERS = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
 TRUTH = {B8: V1_2}
@@ -29,16 +47,62 @@ compare = partial(Op, types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=b
 logical = partial(Op, types=TRUTH, outputs=OUTPUT, infer=broadcast_shape)
 
 register(
-    compare("EQUAL", kernel=elementwise(np.equal), doc="Whether the elements are equal."),
-    compare("NOT_EQUAL", kernel=elementwise(np.not_equal), doc="Whether the elements differ."),
-    compare("LESS", kernel=elementwise(np.less), doc="Whether the first element is less."),
-    compare("LESS_EQUAL", kernel=elementwise(np.less_equal), doc="Whether the first element is not greater."),
-    compare("GREATER", kernel=elementwise(np.greater), doc="Whether the first element is greater."),
-    compare("GREATER_EQUAL", kernel=elementwise(np.greater_equal), doc="Whether the first element is not less."),
-    logical("LOGICAL_AND", forms=PAIR, kernel=elementwise(np.logical_and), doc="Whether both are true."),
-    logical("LOGICAL_OR", forms=PAIR, kernel=elementwise(np.logical_or), doc="Whether one of the two is true."),
+    compare(
+        "EQUAL",
+        kernel=elementwise(np.equal),
+        doc="Whether the elements are equal.",
+        example=example([False, True, False], input1=[1, 2, 3], input2=[2]),
+    ),
+    compare(
+        "NOT_EQUAL",
+        kernel=elementwise(np.not_equal),
+        doc="Whether the elements differ.",
+        example=example([True, False, True], input1=[1, 2, 3], input2=[2]),
+    ),
+    compare(
+        "LESS",
+        kernel=elementwise(np.less),
+        doc="Whether the first element is less.",
+        example=example([True, False, False], input1=[1, 2, 3], input2=[2]),
+    ),
+    compare(
+        "LESS_EQUAL",
+        kernel=elementwise(np.less_equal),
+        doc="Whether the first element is not greater.",
+        example=example([True, True, False], input1=[1, 2, 3], input2=[2]),
+    ),
+    compare(
+        "GREATER",
+        kernel=elementwise(np.greater),
+        doc="Whether the first element is greater.",
+        example=example([False, False, True], input1=[1, 2, 3], input2=[2]),
+    ),
+    compare(
+        "GREATER_EQUAL",
+        kernel=elementwise(np.greater_equal),
+        doc="Whether the first element is not less.",
+        example=example([False, True, True], input1=[1, 2, 3], input2=[2]),
+    ),
     logical(
-        "LOGICAL_NOT", forms=(Form(arg("input", T)),), kernel=elementwise(np.logical_not), doc="Whether it is false."
+        "LOGICAL_AND",
+        forms=PAIR,
+        kernel=elementwise(np.logical_and),
+        doc="Whether both are true.",
+        example=example([True, False, False], input1=[True, True, False], input2=[True, False, False]),
+    ),
+    logical(
+        "LOGICAL_OR",
+        forms=PAIR,
+        kernel=elementwise(np.logical_or),
+        doc="Whether one of the two is true.",
+        example=example([True, True, False], input1=[True, True, False], input2=[True, False, False]),
+    ),
+    logical(
+        "LOGICAL_NOT",
+        forms=(Form(arg("input", T)),),
+        kernel=elementwise(np.logical_not),
+        doc="Whether it is false.",
+        example=example([False, True], input=[True, False]),
     ),
     Op(
         "SELECT",
@@ -48,5 +112,6 @@ register(
         elementwise(np.where),
         infer=alike,
         doc="The element of the first tensor where the condition is true, else of the second.",
+        example=example([1, 4], condition=[True, False], input1=[1, 2], input2=[3, 4]),
     ),
 )

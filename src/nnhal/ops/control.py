@@ -7,7 +7,7 @@ from typing import Any
 from nnhal.base.codes import TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import LoopTimeout
 from nnhal.base.operands import Array, Shape, SubgraphFacts, Value
-from nnhal.ops.schema import B8, SUBGRAPH, Bound, Form, Op, agree, arg, out, register, show
+from nnhal.ops.schema import B8, SUBGRAPH, Bound, Example, Form, Op, agree, arg, out, register, show
 
 ANY = tuple(t for t in OperandType if TYPE_FACTS[t].dtype is not None)
 
@@ -124,6 +124,19 @@ def loop(a: Bound, context: Any, operands: list[Array | None]) -> list[Array | N
     return values[: len(a.outs)]
 
 
+IF_CODE = """
+then, other = b.subgraph(), b.subgraph()
+x, z = then.input((1,)), other.input((1,))
+branches = then.finish_subgraph([x], [then.neg(x)]), other.finish_subgraph([z], [other.abs(z)])
+y = b.if_([True], *branches, [[3]], out_type="TENSOR_FLOAT32")
+"""
+WHILE_CODE = """
+condition, body = b.subgraph(), b.subgraph()
+x, z = condition.input((1,)), body.input((1,))
+parts = condition.finish_subgraph([x], [condition.less(x, [10])]), body.finish_subgraph([z], [body.add(z, z)])
+y = b.while_(*parts, [[3]], out_type="TENSOR_FLOAT32")
+"""
+
 OPERANDS = arg("operands", ANY, many=1, optional=True)
 RESULTS = (out("results", ANY, many=1),)
 
@@ -138,6 +151,7 @@ register(
         infer=either_shape,
         context=True,
         doc="Runs one of two subgraphs.",
+        example=Example({}, [-3], IF_CODE.strip()),
     ),
     Op(
         "WHILE",
@@ -149,5 +163,6 @@ register(
         infer=loop_shapes,
         context=True,
         doc="Runs the body for as long as the condition holds, on values that the body changes from turn to turn.",
+        example=Example({}, [12], WHILE_CODE.strip()),
     ),
 )

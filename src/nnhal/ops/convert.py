@@ -19,8 +19,10 @@ from nnhal.ops.schema import (
     Bound,
     Form,
     Op,
+    Stored,
     T,
     arg,
+    example,
     out,
     per,
     register,
@@ -49,6 +51,7 @@ register(
         (out("output", per(dict.fromkeys(NUMBERS, NUMBERS) | {t: {t: since} for t, since in OTHERS.items()})),),
         cast,
         doc="The stored values in another type; scales and zero points do not count.",
+        example=example([1, -1], input=[1.7, -1.7], out_type="TENSOR_INT32"),
     ),
     Op(
         "QUANTIZE",
@@ -57,6 +60,9 @@ register(
         (out("output", {Q8: V1_2, Q8S: V1_3}),),
         real(convert),
         doc="Real values as quantised ones, rounded and saturated.",
+        example=example(
+            [126, 129, 255], input=[-1, 0.5, 200], out_type="TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128
+        ),
     ),
     Op(
         "DEQUANTIZE",
@@ -65,5 +71,6 @@ register(
         (out("output", {F32: V1_0, F16: V1_2}),),
         real(convert),
         doc="The real values that quantised ones stand for.",
+        example=example([-1, 0, 1.5], input=Stored([126, 128, 131], Q8, 0.5, 128)),
     ),
 )

@@ -9,7 +9,7 @@ from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, windows
-from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_scale, channel_axis, output_scale, weighted
 
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
@@ -81,6 +81,9 @@ register(
         checks=(*CHECKS, channel_axis(0), output_scale),
         kernel=nhwc(weighted(convolved)),
         doc="Convolution that mixes the channels.",
+        example=example(
+            [[[[15]]]], input=[[[[1], [2]], [[3], [4]]]], filter=[[[[1], [0]], [[0], [1]]]], bias=[10], padding="valid"
+        ),
     ),
     convolution(
         "DEPTHWISE_CONV_2D",
@@ -89,6 +92,14 @@ register(
         kernel=nhwc(weighted(depthwise, 3)),
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
         doc="Convolution of each channel by itself, with one or more filters.",
+        example=example(
+            [[[[20, 301]]]],
+            input=[[[[2, 3]]]],
+            filter=[[[[10, 100]]]],
+            bias=[0, 1],
+            padding="valid",
+            depth_multiplier=1,
+        ),
     ),
     convolution(
         "GROUPED_CONV_2D",
@@ -100,5 +111,14 @@ register(
         checks=(*CHECKS, channel_axis(0), inputs_grouped, outputs_grouped),
         kernel=nhwc(weighted(grouped)),
         doc="Convolution of groups of channels, each with its own filters.",
+        example=example(
+            [[[[20, 301]]]],
+            input=[[[[2, 3]]]],
+            filter=[[[[10]]], [[[100]]]],
+            bias=[0, 1],
+            padding="valid",
+            groups=2,
+            nchw=False,
+        ),
     ),
 )

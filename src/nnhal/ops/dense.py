@@ -8,7 +8,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.levels import FL6
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import centred, decode, encode, nonzero
-from nnhal.ops.schema import BOOL, F16, F32, I32, Q8S, Bound, Form, Op, T, agree, arg, out, register, show
+from nnhal.ops.schema import BOOL, F16, F32, I32, Q8S, Bound, Form, Op, T, agree, arg, example, out, register, show
 from nnhal.ops.weighted import BIAS, TYPES, bias_scale, output_scale, weighted
 
 
@@ -73,10 +73,11 @@ register(
         (nonzero("num_units input_size"), bias_scale, output_scale),
         where={"batch_size": batch_size},
         doc="Each row of input_size elements times the weights, transposed.",
+        example=example([[21, 37]], input=[[1, 2]], weights=[[3, 4], [5, 6]], bias=[10, 20]),
     ),
     Op(
         "BATCH_MATMUL",
-        {F16: FL6, F32: FL6, Q8S: FL6, I32: FL6},
+        {F32: FL6, F16: FL6, Q8S: FL6, I32: FL6},
         (
             Form(
                 arg("x", T, rank=(2, 4)),
@@ -90,5 +91,6 @@ register(
         (same_batches,),
         product_shape,
         doc="Products of the matrices in the last two dimensions.",
+        example=example([[17], [39]], x=[[1, 2], [3, 4]], y=[[5], [6]]),
     ),
 )

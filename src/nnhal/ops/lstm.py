@@ -28,7 +28,24 @@ from nnhal.ops.recurrent import (
     time_first,
     unroll,
 )
-from nnhal.ops.schema import BOOL, F16, F32, FLOAT16, FLOAT32, Arg, Bound, Form, Op, T, arg, args, out, per, register
+from nnhal.ops.schema import (
+    BOOL,
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    Arg,
+    Bound,
+    Form,
+    Op,
+    T,
+    arg,
+    args,
+    example,
+    out,
+    per,
+    register,
+)
 
 EPSILON = 1e-8  # of the layer normalisation
 SCALAR = per({F32: FLOAT32, F16: FLOAT16})
@@ -191,6 +208,16 @@ def one_way_shapes(a: Bound) -> list[Shape | None]:
     return sequence_shapes(a, size(a, "output_size"), "output_size", "units")
 
 
+def half_open(prefix: str = "") -> dict[str, Any]:
+    """For examples: all weights are 0, so the gates are half open; half of the state 6 and of the bias 2 make 4."""
+    weights = [f"{source}_to_{gate}" for source in ("input", "state") for gate in ("forget", "cell", "output")]
+    biases = {"bias_forget": [0], "bias_cell": [2], "bias_output": [0]}
+    values = dict.fromkeys(weights, [[0]]) | biases | {"state": [[0]], "cell_state": [[6]]}
+    return {prefix + name: value for name, value in values.items()}
+
+
+PLAIN = {"activation_kind": "none", "cell_clip": 0, "projection_clip": 0}
+
 LSTM_STEP = arg("input", T, "batch input_size"), *cell_args(), *state_args(), *SETTINGS
 
 register(
@@ -208,6 +235,7 @@ register(
         (cell_activation, *cell_checks()),
         where={"scratch_size": scratch},
         doc="One step of an LSTM cell.",
+        example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **half_open(), **PLAIN),
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM",
@@ -222,5 +250,6 @@ register(
         (cell_activation, *cell_checks(), batch_agrees, outputs_counted),
         infer=one_way_shapes,
         doc="An LSTM over a sequence, forwards.",
+        example=example([[[2], [1.5]]], input=[[[1], [1]]], **half_open(), **PLAIN, time_major=False),
     ),
 )

@@ -23,6 +23,7 @@ from nnhal.ops.schema import (
     T,
     arg,
     args,
+    example,
     fixed,
     out,
     per,
@@ -103,6 +104,7 @@ register(
         real(softmax),
         (axis_exists, positive_beta, first_ranks(2, 4)),
         doc="exp(beta * x), divided by the sum of these along an axis.",
+        example=example([[0.25, 0.75]], input=[[0, 1.098612]], beta=1),
     ),
     Op(
         "LOG_SOFTMAX",
@@ -112,6 +114,7 @@ register(
         real(log_softmax),
         (axis_exists, positive_beta),
         doc="Logarithm of the softmax.",
+        example=example([[-0.693147, -0.693147]], input=[[5, 5]], beta=1, axis=1),
     ),
     Op(
         "L2_NORMALIZATION",
@@ -121,6 +124,7 @@ register(
         real(l2_normalization),
         (axis_exists, first_ranks(4)),
         doc="The element, divided by the length of the vector along an axis.",
+        example=example([[0.6, 0.8]], input=[[3, 4]]),
     ),
     Op(
         "LOCAL_RESPONSE_NORMALIZATION",
@@ -130,6 +134,7 @@ register(
         real(local_response_normalization),
         (axis_exists, bias_not_zero, first_ranks(4)),
         doc="x / (bias + alpha * s) ** beta, where s sums the squares up to radius away along an axis.",
+        example=example([[0.1, 0.2]], input=[[1, 2]], radius=1, bias=5, alpha=1, beta=1),
     ),
     Op(
         "INSTANCE_NORMALIZATION",
@@ -144,5 +149,6 @@ register(
         (out("output", T, layout=True),),
         nhwc(real(instance_normalization)),
         doc="(x - mean) * gamma / sqrt(variance + epsilon) + beta, over height and width.",
+        example=example([[[[-5], [15]]]], input=[[[[1], [3]]]], gamma=10, beta=5, epsilon=0, nchw=False),
     ),
 )

@@ -8,7 +8,7 @@ from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, lowest, narrow, nhwc, real, taps
-from nnhal.ops.schema import BOOL, F16, F32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.schema import BOOL, F16, F32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
 pads = args("pad_left pad_right pad_top pad_bottom", INT32, at_least=0)
@@ -37,7 +37,25 @@ def l2(a: Bound, x: Array) -> Array:
 pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(narrow,), where=WINDOWED)
 
 register(
-    pool("AVERAGE_POOL_2D", FLOAT | QUANT, kernel=nhwc(real(mean)), doc="Mean of each window."),
-    pool("MAX_POOL_2D", FLOAT | QUANT, kernel=nhwc(real(peak)), doc="Greatest element of each window."),
-    pool("L2_POOL_2D", FLOAT, kernel=nhwc(real(l2)), doc="Root of the mean of squares of each window."),
+    pool(
+        "AVERAGE_POOL_2D",
+        FLOAT | QUANT,
+        kernel=nhwc(real(mean)),
+        doc="Mean of each window.",
+        example=example([[[[3]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
+    ),
+    pool(
+        "MAX_POOL_2D",
+        FLOAT | QUANT,
+        kernel=nhwc(real(peak)),
+        doc="Greatest element of each window.",
+        example=example([[[[6]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
+    ),
+    pool(
+        "L2_POOL_2D",
+        FLOAT,
+        kernel=nhwc(real(l2)),
+        doc="Root of the mean of squares of each window.",
+        example=example([[[[5]]]], input=[[[[1], [1]], [[7], [7]]]], filter_size=2, padding="valid"),
+    ),
 )

@@ -25,7 +25,24 @@ from nnhal.ops.fixedpoint import (
 )
 from nnhal.ops.lstm import cell_args, cell_checks, norm_args
 from nnhal.ops.recurrent import given, named
-from nnhal.ops.schema import FLOAT32, I32, INT32, Q8S, Q8SYMM, Q16S, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.schema import (
+    FLOAT32,
+    I32,
+    INT32,
+    Q8S,
+    Q8SYMM,
+    Q16S,
+    Bound,
+    Form,
+    Op,
+    Stored,
+    T,
+    arg,
+    args,
+    example,
+    out,
+    register,
+)
 
 GATES = "input", "forget", "cell", "output"
 GATE = 2.0**-12  # scale before the gates' functions
@@ -123,6 +140,19 @@ def step(a: Bound, *tensors: Any) -> tuple[Array, Array, Array]:
     return output, memory.astype(np.int16), output
 
 
+HALF_OPEN = {  # for an example: half the state; tanh(x) is x where that is small
+    "input": Stored([[1]], Q8S, 1.0),
+    **dict.fromkeys(
+        [f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES[1:]], Stored([[0]], Q8SYMM, 1.0)
+    ),
+    **dict.fromkeys([f"bias_{gate}" for gate in GATES[1:]], [0]),
+    "state": Stored([[0]], Q8S, 2**-9),
+    "cell_state": Stored([[40]], Q16S, 2**-9),
+    **dict.fromkeys([f"{gate}_intermediate_scale" for gate in GATES], 0),
+    "hidden_state_zero_point": 0,
+    "hidden_state_scale": 2**-9,
+}
+
 register(
     Op(
         "QUANTIZED_LSTM",
@@ -148,5 +178,6 @@ register(
         step,
         (*cell_checks(), cell_is_power_of_two, intermediates_positive, hidden_positive, states_keep_scale),
         doc="One step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
+        example=example(([[10]], [[20]], [[10]]), **HALF_OPEN, scale=2**-9),
     )
 )

@@ -9,7 +9,7 @@ from nnhal.base.operands import Array, Value
 from nnhal.ops.fixedpoint import dot, halve, logistic, multiply, saturate, scaled, tanh
 from nnhal.ops.lstm import group
 from nnhal.ops.recurrent import named
-from nnhal.ops.schema import I32, Q8, Q16S, Bound, Form, Op, T, arg, fixed, out, register
+from nnhal.ops.schema import I32, Q8, Q16S, Bound, Form, Op, Stored, T, arg, example, fixed, out, register
 
 OUTPUT = 2.0**-7, 128  # scale and zero point of what goes in and out: from -1 to 127/128
 STATE = 2.0**-11, 0  # of the cell state: from -16 to 16
@@ -61,6 +61,14 @@ def step(a: Bound, *tensors: Any) -> tuple[Array, Array]:
     return memory.astype(np.int16), (saturate(output, 8) + OUTPUT[1]).astype(np.uint8)
 
 
+HALF_OPEN = {  # for an example: half the state 8, of which tanh makes 1
+    "input": Stored([[128]], Q8, *OUTPUT),
+    **dict.fromkeys([f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES], Stored([[0]], Q8, 1.0)),
+    **dict.fromkeys([f"bias_{gate}" for gate in GATES], Stored([0], I32, OUTPUT[0])),
+    "cell_state": Stored([[16384]], Q16S, *STATE),
+    "state": Stored([[128]], Q8, *OUTPUT),
+}
+
 register(
     Op(
         "QUANTIZED_16BIT_LSTM",
@@ -82,5 +90,6 @@ register(
         step,
         (ranges, one_weight_scale, bias_scales),
         doc="One step of an LSTM cell on 8-bit tensors.",
+        example=example(([[8192]], [[192]]), **HALF_OPEN),
     )
 )

@@ -5,7 +5,7 @@ import numpy as np
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import decode
-from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, out, register
+from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, example, out, register
 
 
 def generator(seeds: Array) -> np.random.Generator:
@@ -42,5 +42,6 @@ register(
         draw,
         where={"samples": lambda a: int(a.sample_count)},
         doc="Draws samples of each row's classes.",
+        example=example([[0, 0, 0]], input=[[-1]], sample_count=3, seeds=[1, 2]),
     )
 )

@@ -24,6 +24,7 @@ from nnhal.ops.schema import (
     Op,
     T,
     arg,
+    example,
     out,
     register,
 )
@@ -99,12 +100,48 @@ arg_of = partial(
 )
 
 register(
-    reduction("REDUCE_ALL", {B8: V1_2}, kernel=along(np.all), doc="Whether all elements are true."),
-    reduction("REDUCE_ANY", {B8: V1_2}, kernel=along(np.any), doc="Whether any element is true."),
-    reduction("REDUCE_MAX", FLOAT | QUANT, kernel=along(np.max, initial=-np.inf), doc="The greatest element."),
-    reduction("REDUCE_MIN", FLOAT | QUANT, kernel=along(np.min, initial=np.inf), doc="The least element."),
-    reduction("REDUCE_PROD", FLOAT, kernel=along(product), doc="The product of the elements."),
-    reduction("REDUCE_SUM", FLOAT, kernel=along(np.sum, dtype=np.float64), doc="The sum of the elements."),
+    reduction(
+        "REDUCE_ALL",
+        {B8: V1_2},
+        kernel=along(np.all),
+        doc="Whether all elements are true.",
+        example=example([False, True], input=[[True, False], [True, True]], axes=[1], keep_dims=False),
+    ),
+    reduction(
+        "REDUCE_ANY",
+        {B8: V1_2},
+        kernel=along(np.any),
+        doc="Whether any element is true.",
+        example=example([True, False], input=[[True, False], [False, False]], axes=[1], keep_dims=False),
+    ),
+    reduction(
+        "REDUCE_MAX",
+        FLOAT | QUANT,
+        kernel=along(np.max, initial=-np.inf),
+        doc="The greatest element.",
+        example=example([5, 4], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
+    ),
+    reduction(
+        "REDUCE_MIN",
+        FLOAT | QUANT,
+        kernel=along(np.min, initial=np.inf),
+        doc="The least element.",
+        example=example([1, 3], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
+    ),
+    reduction(
+        "REDUCE_PROD",
+        FLOAT,
+        kernel=along(product),
+        doc="The product of the elements.",
+        example=example([5, 12], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
+    ),
+    reduction(
+        "REDUCE_SUM",
+        FLOAT,
+        kernel=along(np.sum, dtype=np.float64),
+        doc="The sum of the elements.",
+        example=example([6, 7], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
+    ),
     Op(
         "MEAN",
         {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
@@ -114,7 +151,18 @@ register(
         (axes_exist, something_to_average),
         reduced_shape,
         doc="The mean of the elements.",
+        example=example([[3], [3.5]], input=[[1, 5], [4, 3]], axes=[1], keep_dims=1),
     ),
-    arg_of("ARGMAX", kernel=position(np.argmax), doc="Index of the greatest element along an axis."),
-    arg_of("ARGMIN", kernel=position(np.argmin), doc="Index of the least element along an axis."),
+    arg_of(
+        "ARGMAX",
+        kernel=position(np.argmax),
+        doc="Index of the greatest element along an axis.",
+        example=example([1, 0], input=[[1, 5], [4, 3]], axis=1),
+    ),
+    arg_of(
+        "ARGMIN",
+        kernel=position(np.argmin),
+        doc="Index of the least element along an axis.",
+        example=example([0, 1], input=[[1, 5], [4, 3]], axis=1),
+    ),
 )

@@ -24,6 +24,7 @@ from nnhal.ops.schema import (
     T,
     arg,
     args,
+    example,
     out,
     per,
     register,
@@ -98,6 +99,7 @@ register(
         tuple(Form(x, *size, arg("nchw", BOOL, since=V1_2, default=False), *GRID) for size in (by_shape, by_scale)),
         kernel=nhwc(real(bilinear)),
         doc="Pictures resized, each element interpolated between four.",
+        example=example([[[[0], [5], [10], [10]]]], input=[[[[0], [10]]]], out_w=4, out_h=1),
     ),
     resize(
         "RESIZE_NEAREST_NEIGHBOR",
@@ -105,5 +107,6 @@ register(
         tuple(Form(x, *size, arg("nchw", BOOL), *GRID) for size in (by_shape, by_scale)),
         kernel=nhwc(nearest),
         doc="Pictures resized, each element that of the nearest.",
+        example=example([[[[0], [0], [10], [10]]]], input=[[[[0], [10]]]], out_w=4, out_h=1, nchw=False),
     ),
 )

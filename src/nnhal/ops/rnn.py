@@ -1,6 +1,7 @@
 """RNN, UNIDIRECTIONAL_SEQUENCE_RNN, BIDIRECTIONAL_SEQUENCE_RNN: a fully connected cell that reads its own last output."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
@@ -24,7 +25,7 @@ from nnhal.ops.recurrent import (
     two_ways,
     unroll,
 )
-from nnhal.ops.schema import BOOL, F16, F32, INT32, Arg, Bound, Form, Op, T, arg, args, out, register
+from nnhal.ops.schema import BOOL, F16, F32, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 
 
 def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
@@ -79,6 +80,12 @@ def both_shapes(a: Bound) -> list[Shape | None]:
     return two_way_shapes(a, ("fw_units", "bw_units"), "fw_units", "bw_units")
 
 
+def running_sum(prefix: str = "") -> dict[str, Any]:
+    """For examples: arguments of a cell that adds its input to its last output."""
+    values = {"weights": [[1]], "recurrent_weights": [[1]], "bias": [0], "hidden_state": [[0]]}
+    return {prefix + name: value for name, value in values.items()}
+
+
 register(
     Op(
         "RNN",
@@ -88,6 +95,15 @@ register(
         real(one_step),
         (simple_activation,),
         doc="One step of a recurrent cell.",
+        example=example(
+            ([[13]], [[13]]),
+            input=[[1, 2]],
+            weights=[[3, 4]],
+            recurrent_weights=[[0.5]],
+            bias=[1],
+            hidden_state=[[2]],
+            activation_kind="none",
+        ),
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_RNN",
@@ -98,6 +114,7 @@ register(
         (simple_activation, batch_agrees),
         infer=one_way_shapes,
         doc="A recurrent cell over a sequence, forwards.",
+        example=example([[[1], [3]]], input=[[[1], [2]]], **running_sum(), activation_kind="none", time_major=0),
     ),
     Op(
         "BIDIRECTIONAL_SEQUENCE_RNN",
@@ -130,5 +147,14 @@ register(
         ),
         infer=both_shapes,
         doc="Two recurrent cells over a sequence, one forwards and one backwards.",
+        example=example(
+            [[[1, 3], [3, 2]]],
+            input=[[[1], [2]]],
+            **running_sum("fw_"),
+            **running_sum("bw_"),
+            activation_kind="none",
+            time_major=False,
+            merge_outputs=True,
+        ),
     ),
 )

@@ -184,6 +184,36 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A constant of an example whose type has to be named: quantised elements as they are stored."""
+
+    values: Any
+    type: OperandType
+    scale: float = 0.0
+    zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class Example:
+    """A small worked example, for the documentation; a test runs it. Made by `example`.
+
+    arguments: plain values, members of enums by name, and the builder's options.
+    outputs: computed by hand from the definition, quantised ones as stored; a tuple where there are several, None for
+        one whose contents are undefined.
+    code: where a call is not enough, the statements that make `y` with the builder `b`.
+    """
+
+    arguments: Mapping[str, Any]
+    outputs: Any
+    code: str = ""
+
+
+def example(outputs: Any, /, **arguments: Any) -> Example:
+    """What a call of the builder gives: `example([4, 6], input1=[1, 2], input2=[3, 4])`."""
+    return Example(arguments, outputs)
+
+
+@dataclass(frozen=True)
 class Op:
     """The record of one operation.
 
@@ -206,6 +236,7 @@ class Op:
     context: bool = False
     tolerance: Tolerance | None = None
     doc: str = ""
+    example: Example | None = None
 
     @property
     def code(self) -> int:

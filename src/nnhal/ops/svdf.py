@@ -7,7 +7,7 @@ from nnhal.base.levels import V1_0, V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import real
 from nnhal.ops.recurrent import ACTIVATIONS, given, simple_activation
-from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, out, register
+from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, example, out, register
 
 
 def ranks_divide(a: Bound) -> None:
@@ -69,5 +69,14 @@ register(
         (simple_activation, ranks_divide, bias_fits, state_fits),
         where={"units": units},
         doc="Filters features, pushes the result into a memory and filters that over time.",
+        example=example(
+            ([[6, 0]], [[65]]),
+            input=[[3]],
+            weights_feature=[[2]],
+            weights_time=[[1, 10]],
+            state=[[5, 0]],
+            rank=1,
+            activation_kind="none",
+        ),
     ),
 )

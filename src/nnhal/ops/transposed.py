@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.operands import Array
 from nnhal.ops.common import nhwc, nonzero
-from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, out, pattern, register, show
+from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, example, out, pattern, register, show
 from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_scale, channel_axis, weighted
 
 HEAD = (
@@ -109,5 +109,13 @@ register(
         ),
         where={"out_h": out_size("h"), "out_w": out_size("w")},
         doc="The transpose of CONV_2D: as many elements out as that takes in.",
+        example=example(
+            [[[[10], [21], [2]]]],
+            input=[[[[1], [2]]]],
+            filter=[[[[10], [1]]]],
+            bias=[0],
+            padding=((0, 0), (0, 0)),
+            nchw=False,
+        ),
     ),
 )

@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.levels import FL7, V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import elementwise, real
-from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, out, register
+from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, example, out, register
 
 FLOAT = {F32: V1_2, F16: V1_2}
 
@@ -20,18 +20,51 @@ def rsqrt(a: Bound, x: Array) -> Array:
 unary = partial(Op, forms=(Form(arg("input", T)),), outputs=(out("output", T),))
 
 register(
-    unary("ABS", FLOAT | {I32: V1_3}, kernel=elementwise(np.absolute), doc="Absolute value."),
-    unary("NEG", FLOAT | {I32: V1_2}, kernel=elementwise(np.negative), doc="Negative value."),
-    unary("EXP", FLOAT, kernel=elementwise(np.exp), doc="e to the power of the element."),
-    unary("LOG", FLOAT, kernel=elementwise(np.log), doc="Natural logarithm."),
-    unary("SQRT", FLOAT, kernel=elementwise(np.sqrt), doc="Square root."),
-    unary("RSQRT", FLOAT | {Q8: FL7, Q8S: FL7}, kernel=real(rsqrt), doc="Reciprocal of the square root."),
-    unary("SIN", FLOAT, kernel=elementwise(np.sin), doc="Sine of an angle in radians."),
+    unary(
+        "ABS",
+        FLOAT | {I32: V1_3},
+        kernel=elementwise(np.absolute),
+        doc="Absolute value.",
+        example=example([1, 2], input=[-1, 2]),
+    ),
+    unary(
+        "NEG",
+        FLOAT | {I32: V1_2},
+        kernel=elementwise(np.negative),
+        doc="Negative value.",
+        example=example([1, -2], input=[-1, 2]),
+    ),
+    unary(
+        "EXP",
+        FLOAT,
+        kernel=elementwise(np.exp),
+        doc="e to the power of the element.",
+        example=example([1, 2.718282], input=[0, 1]),
+    ),
+    unary(
+        "LOG", FLOAT, kernel=elementwise(np.log), doc="Natural logarithm.", example=example([0, 1], input=[1, 2.718282])
+    ),
+    unary("SQRT", FLOAT, kernel=elementwise(np.sqrt), doc="Square root.", example=example([2, 3], input=[4, 9])),
+    unary(
+        "RSQRT",
+        FLOAT | {Q8: FL7, Q8S: FL7},
+        kernel=real(rsqrt),
+        doc="Reciprocal of the square root.",
+        example=example([0.5, 2], input=[4, 0.25]),
+    ),
+    unary(
+        "SIN",
+        FLOAT,
+        kernel=elementwise(np.sin),
+        doc="Sine of an angle in radians.",
+        example=example([0, 1], input=[0, 1.570796]),
+    ),
     unary(
         "FLOOR",
         {F32: V1_0, F16: V1_2},
         forms=(Form(arg("input", T, rank=(1, 4))),),
         kernel=elementwise(np.floor),
         doc="The greatest integer that is not greater.",
+        example=example([-2, 2], input=[-1.5, 2.7]),
     ),
 )

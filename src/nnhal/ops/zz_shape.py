@@ -244,7 +244,8 @@ def strided(a: Bound) -> list[tuple[slice | int, int]]:
 
 
 def strided_shape(a: Bound) -> list[Shape]:
-    return [tuple(n for part, n in strided(a) if isinstance(part, slice))]
+    """Where all dimensions shrink the shape is [1]."""
+    return [tuple(n for part, n in strided(a) if isinstance(part, slice)) or (1,)]
 
 
 def gathered(a: Bound) -> list[Shape]:
@@ -310,7 +311,15 @@ MASKS = args("begin_mask end_mask shrink_mask", INT32)
 VALUE = per({F32: FLOAT32, F16: FLOAT16, Q8: INT32, Q8S: INT32})
 
 RECORDS = (
-    Op("RESHAPE", {**MOVED, I32: FL6}, (Form(x, arg("shape", I32, "_")),), OUT, reshape, infer=reshaped, doc="Another shape."),
+    Op(
+        "RESHAPE",
+        {**MOVED, I32: FL6},
+        (Form(x, arg("shape", I32, "_")),),
+        OUT,
+        reshape,
+        infer=reshaped,
+        doc="Another shape.",
+    ),
     Op(
         "SQUEEZE",
         MOVED_1,
@@ -400,7 +409,7 @@ RECORDS = (
         MOVED_1,
         (Form(x4, *args("begin end strides", I32, "_"), *MASKS),),
         OUT,
-        lambda a, x, *_: x[tuple(part for part, _ in strided(a))],
+        lambda a, x, *_: x[tuple(part for part, _ in strided(a))].reshape(a.shapes[0]),
         infer=strided_shape,
         doc="A block in steps.",
     ),

@@ -1,0 +1,18 @@
+"""The LiteRT device: runs models with LiteRT's kernels and XNNPACK on the CPU.
+
+| file | what lives there |
+| --- | --- |
+| `device.py` | the device: verdicts, options, capabilities |
+| `lowering.py` | from a bound model to TFLite, operation by operation |
+| `elementwise.py`, `layers.py`, `shapes.py`, `reductions.py`, `recurrent.py` | the entries of the lowering table |
+| `task.py`, `common.py` | what an entry works with |
+| `graph.py` | which tensor stands for which operand |
+| `flatbuffer.py` | the TFLite model, written in memory |
+| `engine.py` | interpreters, their memory, executions |
+
+LiteRT is imported when the device is asked for, not when this package is.
+"""
+
+from nnhal.drivers.litert.device import device
+
+__all__ = ["device"]

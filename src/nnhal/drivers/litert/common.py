@@ -1,0 +1,89 @@
+"""What entries share: activations, paddings, and views of the operation's numbers as TFLite's options have them."""
+
+from nnhal.base.codes import Activation
+from nnhal.base.codes import Padding as Scheme
+from nnhal.base.operands import Unknown, Value
+from nnhal.drivers.litert.graph import Tensor
+from nnhal.drivers.litert.task import Task
+from nnhal.ops.common import padding
+from nnhal.ops.schema import Bound
+
+SAME, VALID = 0, 1  # TFLite's Padding
+BEYOND_XNNPACK = 6  # the most dimensions of its tensors
+FINEST_CLIPPED = 1e-8  # 6 is stored in 32 bits
+ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.RELU1: 2, Activation.RELU6: 3}
+
+
+def activation(t: Task) -> int:
+    """The fused activation as TFLite's ActivationFunctionType; none where the operation has none."""
+    kind = t.a.__dict__.get("activation", Activation.NONE)
+    if kind in (Activation.RELU1, Activation.RELU6):
+        require_bound(t)
+    return ACTIVATIONS[kind]
+
+
+def require_bound(t: Task) -> None:
+    """Refuse a clipped quantised output whose scale is so fine that the bound is no 32-bit integer."""
+    out = t.a.out
+    t.require(
+        not out.quantised or out.scale > FINEST_CLIPPED, f"output scale {out.scale:g} is too fine for a bound of 6"
+    )
+
+
+def scheme(a: Bound) -> int | None:
+    """TFLite's scheme that pads as the operation says, None where neither does, or where sizes are not known."""
+    if a.form_has("scheme"):
+        return SAME if a.scheme == Scheme.SAME else VALID
+    pads = padding(a, "h"), padding(a, "w")
+    if pads == ((0, 0), (0, 0)):
+        return VALID
+    try:
+        return SAME if pads == (same(a, "h"), same(a, "w")) else None
+    except Unknown:
+        return None
+
+
+def same(a: Bound, axis: str) -> tuple[int, int]:
+    """The padding of the SAME scheme along an axis ("h" or "w")."""
+    size = a.height if axis == "h" else a.width
+    stride = getattr(a, f"stride_{axis}")
+    dilation = getattr(a, f"dilation_{axis}") if a.form_has(f"dilation_{axis}") else 1
+    reach = (getattr(a, f"filter_{axis}") - 1) * dilation + 1
+    total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+    return total // 2, total - total // 2
+
+
+def padded(task: Task, x: Tensor, fill: float | None = None) -> tuple[Tensor, int]:
+    """An NHWC tensor ready for a window, and the scheme to use: explicit paddings become a PAD operator where they must.
+
+    fill: the stored value of the padding, None for a real zero.
+    """
+    found = scheme(task.a)
+    if found is not None:
+        return x, found
+    pads = ((0, 0), padding(task.a, "h"), padding(task.a, "w"), (0, 0))
+    return pad(task, x, pads, fill), VALID
+
+
+def pad(task: Task, x: Tensor, pads: tuple[tuple[int, int], ...], fill: float | None = None) -> Tensor:
+    """A tensor with (before, after) elements more in each dimension; `fill` as of `padded`."""
+    sizes = x.value.shape
+    shape = (
+        None
+        if sizes is None
+        else tuple(None if size is None else size + sum(more) for size, more in zip(sizes, pads, strict=True))
+    )
+    y = task.temporary(x.value, shape=shape)
+    if fill is None:
+        task.emit("PAD", [x, task.constant(pads)], y)
+    else:
+        task.emit("PADV2", [x, task.constant(pads), task.constant(fill, value=x.value)], y)
+    return y
+
+
+def stored(value: Value, real: float) -> float:
+    """A real value as a tensor of this type stores it, rounded and saturated."""
+    if not value.quantised:
+        return real
+    limits = {"u": (0, 255), "i": (-128, 127)}[value.dtype.kind]
+    return float(min(max(round(real / value.scale) + value.zero_point, limits[0]), limits[1]))

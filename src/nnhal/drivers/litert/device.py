@@ -1,0 +1,57 @@
+"""The device: what it can run, how it is prepared, what it says of its speed."""
+
+import os
+from dataclasses import fields
+from importlib.metadata import version
+
+from nnhal.base.codes import DeviceType, OperandType
+from nnhal.base.errors import InvalidArgument
+from nnhal.drivers.litert.engine import LitertModel, Settings, engine
+from nnhal.drivers.litert.graph import TENSOR_TYPES
+from nnhal.drivers.litert.lowering import verdicts
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, Verdict
+from nnhal.model.graph import Model
+
+MOST_THREADS = 4  # where the application states no number
+STATED = Performance(exec_time=0.05, power_usage=0.05)  # roughly what was measured against the reference kernels
+
+
+class Litert(Device):
+    """The CPU by way of LiteRT and XNNPACK.
+
+    Options: `xnnpack` (bool, true): let XNNPACK run what it can; otherwise LiteRT's own kernels run everything.
+    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
+    """
+
+    name = "litert"
+    type = DeviceType.CPU
+
+    def __init__(self) -> None:
+        engine()  # DeviceUnavailable where LiteRT is not installed
+        self.version = version("ai-edge-litert")
+
+    def capabilities(self) -> Capabilities:
+        types = [*TENSOR_TYPES, OperandType.UINT32]
+        return Capabilities(dict.fromkeys(types, STATED), STATED, STATED)
+
+    def supports(self, model: Model) -> list[Verdict]:
+        return verdicts(model)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return LitertModel(model, _settings(hints))
+
+
+def _settings(hints: Hints) -> Settings:
+    known = [field.name for field in fields(Settings) if field.name != "threads"]
+    for name, value in hints.options.items():
+        if name not in known:
+            raise InvalidArgument(f"litert: option {name!r} is unknown, must be one of {', '.join(known)}")
+        if not isinstance(value, bool):
+            raise InvalidArgument(f"litert: option {name} is {value!r}, must be true or false")
+    threads = hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    return Settings(threads, **hints.options)
+
+
+def device() -> Device:
+    """The driver's entry point; DeviceUnavailable where LiteRT is not installed."""
+    return Litert()

@@ -1,0 +1,326 @@
+"""Interpreters and executions: a team of LiteRT interpreters for each set of input shapes.
+
+An interpreter runs one execution at a time, so a prepared model keeps several and makes another when all are busy. Their
+tensors are read and written through arrays over the interpreter's own memory, made once after allocation. Such arrays
+never leave this module. That the memory stays where it is, is looked at once, after the first execution.
+"""
+
+import ctypes
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import Lifetime
+from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.base.operands import Array, dtype_of
+from nnhal.drivers.litert.flatbuffer import unavailable
+from nnhal.drivers.litert.graph import Lowered, Refused
+from nnhal.drivers.litert.lowering import lower
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.model.graph import Model, describe
+from nnhal.model.validate import shape_of, validate
+from nnhal.ops.schema import agree, show
+
+MOST_SHAPES = 4  # sets of input shapes kept ready
+MOST_INTERPRETERS = max(2, min(8, os.cpu_count() or 1))  # for each set of shapes; executions beyond them wait
+POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
+
+Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
+
+
+@cache
+def engine() -> Any:
+    """LiteRT's interpreter module; DeviceUnavailable where it is not installed."""
+    try:
+        from ai_edge_litert import interpreter  # noqa: TID251
+    except ImportError as error:
+        raise unavailable(error) from error
+    return interpreter
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How interpreters are made. threads: at least 1. xnnpack: whether LiteRT's default delegate takes what it can."""
+
+    threads: int = 1
+    xnnpack: bool = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an interpreter is made of: the TFLite model, and element type and shape of each output of the NNAPI model."""
+
+    lowered: Lowered
+    outputs: tuple[tuple[Any, tuple[int, ...]], ...]
+    settings: Settings
+
+
+class Interpreter:
+    """One LiteRT interpreter with arrays over the memory of its inputs, outputs and states. For one thread at a time."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        litert = engine()
+        kinds = litert.OpResolverType
+        try:
+            self._litert = litert.Interpreter(
+                model_content=recipe.lowered.content,
+                num_threads=recipe.settings.threads,
+                experimental_op_resolver_type=kinds.AUTO
+                if recipe.settings.xnnpack
+                else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+            )
+            self._litert.allocate_tensors()
+        except (RuntimeError, ValueError) as error:
+            raise OperationFailed(f"litert: the model cannot be prepared: {error}") from error
+        # The public `invoke` costs half as much again as the call itself; what it checks, that nobody else holds an array
+        # over the interpreter's memory, is this module's business.
+        self._call: Callable[[], object] = self._litert._interpreter.Invoke
+        self._invoke: Callable[[], object] = self._first
+        self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
+        self._look()
+        self._shapes = [shape for _, shape, _ in self._outputs]
+        self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
+
+    def _look(self) -> None:
+        """Make the arrays over tensor memory, and forget the ones before."""
+        lowered = self._recipe.lowered
+        views = [self._view(tensor) for _, tensor in lowered.inputs]
+        self._inputs = [(n, view, view.shape) for (n, _), view in zip(lowered.inputs, views, strict=True)]
+        self._resets = [(self._view(tensor), value) for tensor, value in lowered.resets]
+        self._outputs = []
+        for place, (tensor, (dtype, shape)) in enumerate(zip(lowered.outputs, self._recipe.outputs, strict=True)):
+            view = np.zeros(shape, dtype) if tensor is None else self._view(tensor)
+            if shape == ():
+                view = view.reshape(())
+            if view.shape != shape:
+                raise OperationFailed(f"litert: output {place} has shape {show(view.shape)}, must be {show(shape)}")
+            self._outputs.append((view, shape, dtype))
+
+    def _view(self, tensor: int) -> Array:
+        """An array over a tensor's memory that LiteRT does not know of."""
+        try:
+            known = self._litert.tensor(tensor)()
+        except (RuntimeError, ValueError) as error:
+            raise OperationFailed(f"litert: tensor {tensor} has no memory: {error}") from error
+        memory = (ctypes.c_char * known.nbytes).from_address(known.ctypes.data)
+        return np.frombuffer(memory, known.dtype).reshape(known.shape)
+
+    def _first(self) -> None:
+        """Invoke, and look whether all memory stayed where it was: then never look again."""
+        before = self._addresses()
+        self._call()
+        self._look()
+        if self._addresses() == before:
+            self._invoke = self._call
+
+    def _addresses(self) -> list[int]:
+        views = [view for _, view, _ in self._inputs] + [view for view, _ in self._resets]
+        views += [
+            x[0] for x, tensor in zip(self._outputs, self._recipe.lowered.outputs, strict=True) if tensor is not None
+        ]
+        return [view.ctypes.data for view in views]
+
+    def run(self, request: Request, measure: bool = False) -> int:
+        """Execute; returns nanoseconds spent in LiteRT where they are to be measured.
+
+        InvalidRequest where an input does not have the shape that the interpreter was made for.
+        """
+        given = request.inputs
+        for number, view, shape in self._inputs:
+            x = given[number]
+            if x is None or x.shape != shape:
+                state = "omitted" if x is None else f"of shape {show(x.shape)}"
+                raise InvalidRequest(f"input {number} is {state}, must be of shape {show(shape)}")
+            view[...] = x
+        for view, value in self._resets:
+            view[...] = value
+        start = time.monotonic_ns() if measure else 0
+        try:
+            self._invoke()
+        except (RuntimeError, ValueError) as error:
+            raise OperationFailed(f"litert: {error}") from error
+        spent = time.monotonic_ns() - start if measure else 0
+        request.shapes = list(self._shapes)
+        request.sufficient = [True] * len(self._shapes)
+        if self._narrows:
+            with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
+                self._collect(request)
+        else:
+            self._collect(request)
+        return spent
+
+    def _collect(self, request: Request) -> None:
+        targets = request.outputs
+        for number, (view, shape, dtype) in enumerate(self._outputs):
+            target = targets[number]
+            if target is not None and target.shape == shape and target.dtype == dtype:
+                target[...] = view
+            else:
+                request.write(number, view.astype(dtype))
+
+
+class Team:
+    """The interpreters for one set of input shapes: made on demand, handed out one to an execution."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self._idle = [Interpreter(recipe)]  # appends and pops are atomic
+        self._made = 1
+        self._waiting = 0
+        self._changed = threading.Condition()
+
+    def take(self, control: Control) -> Interpreter:
+        """An idle interpreter; where there is none a new one, or the next that is given back."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._wait(control)
+
+    def give(self, interpreter: Interpreter) -> None:
+        """Give an interpreter back."""
+        self._idle.append(interpreter)
+        if self._waiting:
+            with self._changed:
+                self._changed.notify()
+
+    def _wait(self, control: Control) -> Interpreter:
+        with self._changed:
+            more = self._made < MOST_INTERPRETERS
+            if more:
+                self._made += 1
+            else:
+                self._waiting += 1
+        if more:
+            try:
+                return Interpreter(self._recipe)
+            except BaseException:
+                self._made -= 1
+                raise
+        try:
+            with self._changed:
+                while True:
+                    control.check()
+                    try:
+                        return self._idle.pop()
+                    except IndexError:
+                        self._changed.wait(POLL_SECONDS)
+        finally:
+            with self._changed:
+                self._waiting -= 1
+
+
+class LitertModel(Prepared):
+    """A model prepared with LiteRT. Where input shapes are open, interpreters are made when a shape is first seen."""
+
+    def __init__(self, model: Model, settings: Settings) -> None:
+        self._model, self._settings = model, settings
+        declared = [shape_of(model.main.operands[i]) for i in model.main.inputs]
+        self._declared = declared
+        self._lock = threading.Lock()
+        self._teams: OrderedDict[Shapes, Team] = OrderedDict()  # for other shapes, least recently used first
+        self._closed = False
+        self._optional = _optional(model)
+        known = all(shape is not None and None not in shape for shape in declared)
+        self._team = Team(_recipe(model, settings)) if known else None
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        measure = control.measure
+        start = time.monotonic_ns() if measure else 0
+        if control is not UNLIMITED:
+            control.check()
+        team = self._team
+        if team is None or (self._optional and any(x is None for x in request.inputs)):
+            team = self._team_for(request)
+        interpreter = team.take(control)
+        try:
+            spent = interpreter.run(request, measure)
+        finally:
+            team.give(interpreter)
+        return Timing(spent, time.monotonic_ns() - start) if measure else None
+
+    def close(self) -> None:
+        self._closed = True
+        self._team = None
+        self._teams.clear()
+
+    def _team_for(self, request: Request) -> Team:
+        """The team for the shapes of a request."""
+        shapes: Shapes = tuple(None if x is None else x.shape for x in request.inputs)
+        with self._lock:
+            if self._closed:
+                raise Closed("litert: the prepared model was closed")
+            team = self._teams.get(shapes)
+            if team is None:
+                team = Team(self._recipe_for(shapes))
+                self._teams[shapes] = team
+                while len(self._teams) > MOST_SHAPES:
+                    self._teams.popitem(last=False)
+            else:
+                self._teams.move_to_end(shapes)
+        return team
+
+    def _recipe_for(self, shapes: Shapes) -> Recipe:
+        for number, (shape, declared) in enumerate(zip(shapes, self._declared, strict=True)):
+            if shape is not None and declared is not None and not agree(declared, shape):
+                raise InvalidRequest(f"input {number} is of shape {show(shape)}, must be of shape {show(declared)}")
+            if shape is not None and (0 in shape or (not shape and declared != ())):
+                raise OperationFailed(
+                    f"litert: input {number} is of shape {show(shape)}, LiteRT needs elements and a rank"
+                )
+        try:
+            recipe = _recipe(_specialised(self._model, shapes), self._settings)
+        except InvalidModel as error:  # what is wrong now is an error of the execution
+            raise OperationFailed(f"litert: {error}") from error
+        given = [number for number, shape in enumerate(shapes) if shape is not None]
+        lowered = recipe.lowered
+        return replace(recipe, lowered=replace(lowered, inputs=tuple((given[n], t) for n, t in lowered.inputs)))
+
+
+def _optional(model: Model) -> bool:
+    """Whether some input of the model may be left out."""
+    main, bounds = model.main, validate(model).subgraphs[0].operations
+    return any(
+        argument.optional and main.operands[index].lifetime == Lifetime.SUBGRAPH_INPUT
+        for operation, a in zip(main.operations, bounds, strict=True)
+        if a is not None
+        for argument, start, end in a.form.slots(len(operation.inputs))
+        for index in operation.inputs[start:end]
+    )
+
+
+def _specialised(model: Model, shapes: Shapes) -> Model:
+    """The model with input shapes as given; omitted inputs are operands without a value."""
+    main = model.main
+    operands = list(main.operands)
+    for index, shape in zip(main.inputs, shapes, strict=True):
+        if shape is None:
+            operands[index] = replace(operands[index], lifetime=Lifetime.NO_VALUE)
+        else:
+            operands[index] = replace(operands[index], dimensions=shape)
+    inputs = tuple(index for index, shape in zip(main.inputs, shapes, strict=True) if shape is not None)
+    return replace(model, main=replace(main, operands=tuple(operands), inputs=inputs), states=())
+
+
+def _recipe(model: Model, settings: Settings) -> Recipe:
+    """Lower a model whose input shapes are all known."""
+    try:
+        lowered = lower(model)
+    except Refused as error:
+        raise UnsupportedModel(f"litert: {error}") from error
+    values = validate(model).subgraphs[0].values
+    outputs = []
+    for index in model.main.outputs:
+        value = values[index]
+        if value is None or value.shape is None or None in value.shape:
+            name = describe(model, model.main, index)
+            raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")
+        outputs.append((dtype_of(value.type), value.known))
+    return Recipe(lowered, tuple(outputs), settings)

@@ -1,0 +1,164 @@
+"""The TFLite model under construction: which tensor stands for which operand, and how states come in and out.
+
+Tensors of TENSOR_FLOAT16 are float32 in the TFLite model and converted where they enter and leave; float16 constants stay
+float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds into its kernels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nnhal.base.codes import Lifetime, OperandType, type_name
+from nnhal.base.operands import Array, Value
+from nnhal.drivers.litert.flatbuffer import Writer
+from nnhal.model.graph import CONSTANTS, Model, consumers
+from nnhal.model.validate import validate
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S
+
+TENSOR_TYPES: dict[int, str] = {
+    F32: "FLOAT32",
+    F16: "FLOAT32",
+    I32: "INT32",
+    B8: "BOOL",
+    Q8: "UINT8",
+    Q8S: "INT8",
+    Q8SYMM: "INT8",
+    Q8PC: "INT8",
+    Q16S: "INT16",
+    OperandType.FLOAT32: "FLOAT32",
+    OperandType.FLOAT16: "FLOAT32",
+    OperandType.INT32: "INT32",
+    OperandType.BOOL: "BOOL",
+}
+GIVEN = CONSTANTS | {Lifetime.SUBGRAPH_INPUT}
+HALVES = (F16, OperandType.FLOAT16)
+FLOATS = frozenset((F32, F16))
+QUANTS = frozenset((Q8, Q8S))
+SIGN = 128  # between the zero points of the two asymmetric 8-bit types, and the bit that differs
+
+
+class Refused(Exception):
+    """An operation that the engine cannot run as NNAPI defines it; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the TFLite model, and what NNAPI says of it."""
+
+    index: int
+    value: Value
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A TFLite model and how it meets the NNAPI model that it was made of.
+
+    inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose
+    contents are undefined. resets: variable tensors and what they hold before every run.
+    """
+
+    content: bytes
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[int | None, ...]
+    resets: tuple[tuple[int, Array], ...]
+
+
+class Graph:
+    """A main subgraph on its way to a TFLite model: which tensor stands for which operand."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.writer = Writer()
+        self.values = validate(model).subgraphs[0].values
+        self.readers = consumers(model.main)
+        self.feeds: list[tuple[int, int]] = []
+        self.resets: list[tuple[int, Array]] = []
+        self._tensors: dict[int, Tensor | None] = {}
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+
+    def finish(self) -> Lowered:
+        """Write the model; every tensor that is still unknown stays out of it."""
+        main = self.model.main
+        for number, operand in enumerate(main.inputs):
+            tensor = self._tensors.get(operand)
+            if tensor is not None:
+                self._inputs.append(tensor.index)
+                self.feeds.append((number, tensor.index))
+        outputs: list[int | None] = []
+        for operand in main.outputs:
+            tensor = self._tensors.get(operand)
+            if tensor is not None and tensor.value.shape == ():  # LiteRT gives no access to the memory of a scalar
+                scalar, tensor = tensor, self.add(replace(tensor.value, shape=(1,)))
+                self.writer.operator("RESHAPE", [scalar.index], [tensor.index], "Reshape", newShape=[1])
+            outputs.append(None if tensor is None else tensor.index)
+        states = {index for _, index in self.feeds} - set(self._inputs) | {index for index, _ in self.resets}
+        listed = list(dict.fromkeys(index for index in outputs if index is not None and index not in states))
+        content = self.writer.finish(self._inputs, listed)
+        return Lowered(content, tuple(self.feeds), tuple(outputs), tuple(self.resets))
+
+    def operand(self, index: int) -> Tensor | None:
+        """The tensor of an operand; None for one that has no value."""
+        if index not in self._tensors:
+            self._tensors[index] = self._make(index)
+        return self._tensors[index]
+
+    def _make(self, index: int) -> Tensor | None:
+        value, operand = self.values[index], self.model.main.operands[index]
+        if value is None:
+            return None
+        data = self.model.constant(operand) if operand.lifetime in CONSTANTS else None
+        return self.add(value, data)
+
+    def add(self, value: Value, data: Array | None = None, *, variable: bool = False) -> Tensor:
+        """A new tensor of the given type, shape and quantisation; constant where `data` is given."""
+        kind = TENSOR_TYPES.get(value.type)
+        if kind is None:
+            raise Refused(f"LiteRT has no tensors of {type_name(value.type)}")
+        scales: Sequence[float] = (value.scale,) if value.scale else ()
+        axis = 0
+        if value.channel is not None:
+            scales, axis = value.channel.scales, value.channel.axis
+        quant = scales, value.zero_point, axis
+        if data is not None and value.type in HALVES:
+            half = self.writer.tensor("FLOAT16", value.shape, data=data, name=value.name and f"{value.name}/half")
+            index = self.writer.tensor(kind, value.shape, name=value.name)
+            self.writer.operator("DEQUANTIZE", [half], [index])
+            return Tensor(index, value)
+        return Tensor(
+            self.writer.tensor(kind, value.shape, *quant, data=data, variable=variable, name=value.name), value
+        )
+
+    def state(self, index: int) -> Tensor:
+        """A variable tensor that holds what state operand `index` is given, before every run."""
+        value, operand = self.values[index], self.model.main.operands[index]
+        if value is None:
+            raise Refused("a state is omitted")
+        tensor = self.add(value, variable=True)
+        if operand.lifetime in CONSTANTS:
+            self.resets.append((tensor.index, self.model.constant(operand)))
+        elif operand.lifetime == Lifetime.SUBGRAPH_INPUT:
+            self.feeds.append((self.model.main.inputs.index(index), tensor.index))
+        else:
+            raise Refused("a state is computed within the model; LiteRT keeps states in tensors of its own")
+        return tensor
+
+    def read_state(self, index: int, tensor: Tensor) -> None:
+        """Output operand `index` is read from variable tensor `tensor` after every run."""
+        if self.readers[index]:
+            raise Refused("a state is used within the model; LiteRT keeps states in tensors of its own")
+        self.alias(index, tensor)
+
+    def given(self, tensor: Tensor) -> bool:
+        """Whether a tensor's value is not computed by the model; a float16 constant is, by its DEQUANTIZE."""
+        operands = self.model.main.operands
+        return any(
+            known is not None
+            and known.index == tensor.index
+            and operands[index].lifetime in GIVEN
+            and not (operands[index].lifetime in CONSTANTS and known.value.type in HALVES)
+            for index, known in self._tensors.items()
+        )
+
+    def alias(self, index: int, tensor: Tensor) -> None:
+        """Operand `index`, not met before, is this very tensor."""
+        self._tensors[index] = tensor

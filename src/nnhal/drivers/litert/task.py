@@ -1,0 +1,270 @@
+"""What an entry of the lowering table works with: one operation's arguments and tensors, and operators to write."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Array, Value
+from nnhal.drivers.litert.graph import FLOATS, QUANTS, SIGN, Graph, Refused, Tensor
+from nnhal.model.graph import Operation
+from nnhal.ops.schema import B8, F32, I32, Q8S, Bound, perhaps_omitted
+
+STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to lower an operation. types: the operation types `T` that the engine's kernels take."""
+
+    lower: Callable[["Task"], None]
+    types: frozenset[OperandType]
+
+
+ENTRIES: dict[str, Entry] = {}
+
+
+def entry(
+    *names: str, types: frozenset[OperandType] = FLOATS | QUANTS
+) -> Callable[[Callable[["Task"], None]], Callable[["Task"], None]]:
+    """Make a function the entry of the named operations."""
+
+    def add(function: Callable[["Task"], None]) -> Callable[["Task"], None]:
+        for name in names:
+            ENTRIES[name] = Entry(function, types)
+        return function
+
+    return add
+
+
+@dataclass
+class Task:
+    """One operation to lower: its decoded arguments `a`, and its tensors by the arguments' names."""
+
+    graph: Graph
+    a: Bound
+    operation: Operation
+    _after: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        slots = self.a.form.slots(len(self.operation.inputs))
+        self._places = {argument.name: self.operation.inputs[start:end] for argument, start, end in slots}
+
+    @property
+    def name(self) -> str:
+        """The operation's name."""
+        return self.a.op.name
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the operation."""
+        raise Refused(reason)
+
+    def require(self, condition: Any, reason: str) -> None:
+        """Refuse the operation unless the condition holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def finish(self) -> None:
+        """Write what was put off until after the operation."""
+        for step in reversed(self._after):
+            step()
+
+    # ---------------------------------------------------------------------------------------------------- arguments
+
+    def x(self, name: str) -> Tensor:
+        """The tensor of an argument that is there."""
+        tensor = self.maybe(name)
+        if tensor is None:
+            raise Refused(f"{name} is omitted")
+        return tensor
+
+    def maybe(self, name: str) -> Tensor | None:
+        """The tensor of an argument, None where it is omitted (also for an input that is declared to be perhaps)."""
+        places = self._places.get(name, ())
+        if not places or (isinstance(value := getattr(self.a, name), Value) and perhaps_omitted(value)):
+            return None
+        return self.graph.operand(places[0])
+
+    def many(self, name: str) -> list[Tensor]:
+        """The tensors of a variadic argument."""
+        tensors = [self.graph.operand(index) for index in self._places[name]]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def place(self, name: str) -> int:
+        """The operand index of an argument."""
+        return self._places[name][0]
+
+    def array(self, name: str) -> Array:
+        """The value of a tensor argument, which has to be constant."""
+        value = getattr(self.a, name)
+        if value.data is None:
+            raise Refused(f"{name} is computed at execution, LiteRT's kernel needs it constant")
+        return np.asarray(value.data)
+
+    @property
+    def out(self) -> Tensor:
+        """The first output."""
+        return self.output(0)
+
+    def output(self, number: int) -> Tensor:
+        """The tensor of an output."""
+        tensor = self.graph.operand(self.operation.outputs[number])
+        if tensor is None:
+            raise Refused(f"output {number} is omitted")
+        return tensor
+
+    @property
+    def outs(self) -> list[Tensor]:
+        """The tensors of all outputs."""
+        return [self.output(number) for number in range(len(self.operation.outputs))]
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def constant(self, array: Any, dtype: Any = np.int32, value: Value | None = None) -> Tensor:
+        """A constant tensor; int32 unless `dtype` or a Value that describes it is given."""
+        data = np.asarray(array, value.dtype if value else dtype)
+        kinds = {"i": I32, "f": F32, "b": B8}
+        value = replace(value or Value(kinds[data.dtype.kind]), shape=data.shape, data=data, name="")
+        return self.graph.add(value, data)
+
+    def temporary(self, value: Value, **changes: Any) -> Tensor:
+        """A tensor between two operators, described by `value` with changes (`shape=`, `type=`, ...)."""
+        return self.graph.add(replace(value, **changes, data=None, name=""))
+
+    def along(self, value: Value, axes: Sequence[int]) -> Tensor:
+        """A tensor between two operators of the shape that is left after reducing along some axes, which stay as 1."""
+        rank = value.rank
+        gone = {axis % rank for axis in axes}
+        return self.temporary(value, shape=tuple(1 if i in gone else size for i, size in enumerate(value.dims)))
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Tensor | Sequence[Tensor],
+        options: str = "",
+        **fields: Any,
+    ) -> None:
+        """Write an operator; see `Writer.operator`."""
+        results = [outputs] if isinstance(outputs, Tensor) else outputs
+        given = [-1 if tensor is None else tensor.index for tensor in inputs]
+        self.graph.writer.operator(kind, given, [tensor.index for tensor in results], options, **fields)
+
+    def alias(self, number: int, tensor: Tensor) -> None:
+        """Output `number` is this very tensor."""
+        self.graph.alias(self.operation.outputs[number], tensor)
+
+    def reshape(self, x: Tensor, y: Tensor) -> None:
+        """Write the elements of `x` in the shape of `y`."""
+        self.emit(
+            "RESHAPE", [x, self.constant(y.value.known)], y, "Reshape", newShape=np.array(y.value.known, np.int32)
+        )
+
+    def slice(self, x: Tensor, begin: Sequence[int], y: Tensor) -> None:
+        """Write the part of `x` that begins at `begin` and has the shape of `y`."""
+        self.emit("SLICE", [x, self.constant(begin), self.constant(y.value.known)], y)
+
+    def transposed(self, x: Tensor, order: Sequence[int]) -> Tensor:
+        """A tensor with its dimensions in another order."""
+        shape = None if x.value.shape is None else tuple(x.value.shape[i] for i in order)
+        y = self.temporary(x.value, shape=shape)
+        self.emit("TRANSPOSE", [x, self.constant(order)], y)
+        return y
+
+    def transposed_out(self, order: Sequence[int], number: int = 0) -> Tensor:
+        """A tensor whose dimensions, put in this order, are output `number`; written when the operation is."""
+        out = self.output(number)
+        inverse = [int(i) for i in np.argsort(order)]
+        shape = None if out.value.shape is None else tuple(out.value.shape[i] for i in inverse)
+        y = self.temporary(out.value, shape=shape)
+        self._after.append(lambda: self.emit("TRANSPOSE", [y, self.constant(order)], out))
+        return y
+
+    def copy(self, x: Tensor, number: int) -> None:
+        """Output `number` has the elements of `x`: it becomes the same tensor, unless that is an input of the model."""
+        if self.enters(x):
+            self.reshape(x, self.output(number))
+        else:
+            self.alias(number, x)
+
+    def enters(self, x: Tensor) -> bool:
+        """Whether a tensor is an input of the model, or constant."""
+        return self.graph.given(x)
+
+    def leaves(self, number: int) -> bool:
+        """Whether output `number` is an output of the model and nothing else."""
+        return not self.graph.readers[self.operation.outputs[number]]
+
+    def require_scale(self, coarsest: float, out: Value) -> None:
+        """Refuse a quantised output whose scale is too fine for values of scale `coarsest`."""
+        enough = not out.quantised or coarsest < STEEPEST * out.scale
+        self.require(
+            enough, f"output scale {out.scale:g} is too fine for LiteRT here, must exceed {coarsest / STEEPEST:g}"
+        )
+
+    def requantised(self, x: Tensor, like: Value) -> Tensor:
+        """A quantised tensor brought to the scale and zero point of another; others as they are."""
+        if not x.value.quantised or (x.value.scale, x.value.zero_point) == (like.scale, like.zero_point):
+            return x
+        self.require_scale(x.value.scale, like)
+        y = self.temporary(x.value, scale=like.scale, zero_point=like.zero_point)
+        self.emit("QUANTIZE", [x], y)
+        return y
+
+    def dequantised(self, x: Tensor) -> Tensor:
+        """The real values of a quantised tensor; others as they are."""
+        if not x.value.quantised:
+            return x
+        y = self.temporary(x.value, type=F32, scale=0.0, zero_point=0)
+        self.emit("DEQUANTIZE", [x], y)
+        return y
+
+    def cast(self, x: Tensor, type: OperandType) -> Tensor:
+        """A tensor's stored values in another type."""
+        y = self.temporary(x.value, type=type, scale=0.0, zero_point=0)
+        self.emit("CAST", [x], y)
+        return y
+
+    def out_of_rank(self, rank: int) -> Tensor:
+        """The first output, to be written with a rank of 0 where that is TFLite's; NNAPI's shape is [1] then."""
+        if rank:
+            return self.out
+        y = self.temporary(self.out.value, shape=())
+        self._after.append(lambda: self.reshape(y, self.out))
+        return y
+
+    def image(self, name: str) -> Tensor:
+        """A picture argument as NHWC."""
+        return self.transposed(self.x(name), (0, 2, 3, 1)) if self.a.nchw else self.x(name)
+
+    def image_out(self) -> Tensor:
+        """The first output, to be written as NHWC."""
+        return self.transposed_out((0, 3, 1, 2)) if self.a.nchw else self.out
+
+    def recast(self, x: Tensor, type: OperandType) -> Tensor:
+        """An 8-bit tensor as the other asymmetric type, with the same real values; one of this type as it is."""
+        if x.value.type == type:
+            return x
+        value = other_sign(x.value, type)
+        if x.value.data is not None:
+            data = (np.asarray(x.value.data).view(np.uint8) ^ SIGN).view(value.dtype)
+            return self.constant(data, value=value)
+        y = self.temporary(value)
+        self.emit("QUANTIZE", [x], y)
+        return y
+
+    def recast_out(self, out: Tensor, type: OperandType) -> Tensor:
+        """A tensor of the given 8-bit type that becomes `out`, of the other one, when the operation is written."""
+        if out.value.type == type:
+            return out
+        y = self.temporary(other_sign(out.value, type))
+        self._after.append(lambda: self.emit("QUANTIZE", [y], out))
+        return y
+
+
+def other_sign(value: Value, type: OperandType) -> Value:
+    """The same real values in the other asymmetric 8-bit type."""
+    shift = -SIGN if type == Q8S else SIGN
+    return replace(value, type=type, zero_point=value.zero_point + shift, data=None)

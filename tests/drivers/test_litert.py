@@ -1,0 +1,248 @@
+"""The litert device: what it runs is what LiteRT and NNAPI's definition say, and it keeps the contract of a driver."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import (
+    Cancelled,
+    Closed,
+    DeviceUnavailable,
+    InvalidArgument,
+    InvalidRequest,
+    MissedDeadline,
+    OperationFailed,
+    UnsupportedModel,
+)
+from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.request import UNLIMITED, Control, Request
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
+
+litert = pytest.importorskip("nnhal.drivers.litert")
+
+T = OperandType
+F32, F16, I32, Q8 = T.TENSOR_FLOAT32, T.TENSOR_FLOAT16, T.TENSOR_INT32, T.TENSOR_QUANT8_ASYMM
+NONE = 0  # the fused activation
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return litert.device()
+
+
+def model(op: str, inputs: Sequence[Any], *outputs: tuple[Any, ...]) -> Model:
+    """One operation. inputs: (type, shape, scale, zero point) of an input of the model, or an operand type and a value."""
+    b = ModelBuilder()
+    given, operands = [], []
+    for item in inputs:
+        if isinstance(item[1], tuple):
+            operands.append(b.operand(item[0], *item[1:]))
+            given.append(operands[-1])
+        else:
+            operands.append(b.constant(*item))
+    results = [b.operand(kind, (), *quant) for kind, *quant in outputs]
+    b.operation(op, operands, results)
+    return b.finish(given, results)
+
+
+def add(shape: tuple[int, ...] = (4,), kind: T = F32) -> Model:
+    return model("ADD", [(kind, shape), (kind, [1, 2, 3, 4]), (T.INT32, NONE)], (kind,))
+
+
+def run(prepared: Prepared, *inputs: Any) -> list[Any]:
+    request = Request([None if x is None else np.asarray(x) for x in inputs], [None] * 4)
+    prepared.run(request, UNLIMITED)
+    return [x for x in request.outputs if x is not None]
+
+
+def floats(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
+
+
+def test_importing_the_driver_imports_no_engine() -> None:
+    code = "import sys, nnhal.drivers.litert; print(any(m.startswith('ai_edge_litert') for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_missing_engine_is_an_unavailable_device_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nnhal.drivers.litert import engine
+
+    engine.engine.cache_clear()
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    with pytest.raises(DeviceUnavailable, match=r"pip install 'nnhal\[litert\]'"):
+        litert.device()
+    engine.engine.cache_clear()
+
+
+def test_an_unknown_option_lists_the_known_ones(device: Device) -> None:
+    with pytest.raises(InvalidArgument, match="option 'xnpack' is unknown, must be one of xnnpack"):
+        device.prepare(add(), Hints(options={"xnpack": True}))
+    with pytest.raises(InvalidArgument, match="option xnnpack is 'no', must be true or false"):
+        device.prepare(add(), Hints(options={"xnnpack": "no"}))
+
+
+@pytest.mark.parametrize("xnnpack", [True, False])
+def test_results_do_not_depend_on_who_computes_them(device: Device, xnnpack: bool) -> None:
+    prepared = device.prepare(add(), Hints(options={"xnnpack": xnnpack}))
+    assert run(prepared, floats(1, 2, 3, 4))[0].tolist() == [2, 4, 6, 8]
+
+
+# ------------------------------------------------------------------------------------------------------------ executions
+
+
+def test_outputs_are_never_the_interpreters_own_memory(device: Device) -> None:
+    prepared = device.prepare(add(), Hints())
+    first = run(prepared, floats(0, 0, 0, 0))[0]
+    run(prepared, floats(9, 9, 9, 9))
+    assert first.tolist() == [1, 2, 3, 4]
+
+
+def test_outputs_are_written_in_place_and_room_that_is_too_small_is_told(device: Device) -> None:
+    prepared = device.prepare(add(), Hints())
+    x, room, small = floats(1, 1, 1, 1), np.zeros(4, np.float32), np.zeros(8, np.uint8)
+    request = Request([x], [room])
+    prepared.run(request, UNLIMITED)
+    assert room.tolist() == [2, 3, 4, 5] and request.shapes == [(4,)] and request.sufficient == [True]
+    request = Request([x], [small])
+    prepared.run(request, UNLIMITED)
+    assert request.shapes == [(4,)] and request.sufficient == [False] and not small.any()
+
+
+def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
+    prepared = device.prepare(add(), Hints())
+    with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[3\], must be of shape \[4\]"):
+        run(prepared, floats(1, 2, 3))
+
+
+def test_threads_run_one_prepared_model_at_once_and_get_their_own_results(device: Device) -> None:
+    prepared = device.prepare(add(), Hints(threads=1))
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        for i in range(200):
+            x = floats(*range(number + i, number + i + 4))
+            if not np.array_equal(run(prepared, x)[0], x + floats(1, 2, 3, 4)):
+                wrong.append(x)
+
+    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_dimension_left_open_takes_any_size_and_forgotten_sizes_come_back(device: Device) -> None:
+    open_batch = add((0, 4))
+    assert all(v.ok for v in device.supports(open_batch))
+    prepared = device.prepare(open_batch, Hints())
+    for batch in (1, 2, 3, 4, 5, 6, 1):
+        y = run(prepared, np.zeros((batch, 4), np.float32))[0]
+        assert y.tolist() == [[1, 2, 3, 4]] * batch
+    with pytest.raises(InvalidRequest, match=r"must be of shape \[\?, 4\]"):
+        run(prepared, np.zeros((2, 3), np.float32))
+    with pytest.raises(OperationFailed, match="needs elements"):
+        run(prepared, np.zeros((0, 4), np.float32))
+
+
+def test_deadline_and_cancellation_are_looked_at_before_the_run(device: Device) -> None:
+    prepared = device.prepare(add(), Hints())
+    request = Request([floats(1, 2, 3, 4)], [None])
+    with pytest.raises(MissedDeadline):
+        prepared.run(request, Control(deadline=1))
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        prepared.run(request, Control(cancelled=cancelled))
+
+
+def test_time_is_measured_when_asked_and_the_device_is_part_of_the_driver(device: Device) -> None:
+    prepared = device.prepare(add(), Hints())
+    timing = prepared.run(Request([floats(1, 2, 3, 4)], [None]), Control(measure=True))
+    assert timing is not None and timing.on_device is not None and timing.in_driver is not None
+    assert 0 < timing.on_device <= timing.in_driver
+    assert prepared.run(Request([floats(1, 2, 3, 4)], [None]), UNLIMITED) is None
+
+
+def test_a_closed_model_does_not_run(device: Device) -> None:
+    prepared = device.prepare(add(), Hints())
+    prepared.close()
+    with pytest.raises(Closed):
+        run(prepared, floats(1, 2, 3, 4))
+
+
+# --------------------------------------------------------------------------------------------------------- the lowering
+
+
+def test_float16_models_are_computed_in_float32_and_rounded_once(device: Device) -> None:
+    prepared = device.prepare(add(kind=F16), Hints())
+    y = run(prepared, np.array([2048, 0.1, -3, 65504], np.float16))[0]
+    assert y.dtype == np.float16
+    assert y.tolist() == [2048, np.float16(np.float32(np.float16(0.1)) + 2), 0, np.float16(65504 + 4)]
+    with np.errstate(all="raise"):
+        product = model("MUL", [(F16, (1,)), (F16, [300.0]), (T.INT32, NONE)], (F16,))
+        assert run(device.prepare(product, Hints()), np.array([300], np.float16))[0].tolist() == [np.inf]
+
+
+def test_a_state_is_read_from_its_input_and_given_as_an_output(device: Device) -> None:
+    """An LSTM with all weights 0: gates are 0.5 and what enters the cell is 0, so the cell halves."""
+    units = 2
+    b = ModelBuilder()
+    x, cell = b.operand(F32, (1, 3)), b.operand(F32, (1, units))
+    zeros = [b.constant(F32, np.zeros(s)) for s in ((units, 3), (units, units), (units,), (1, units))]
+    omitted = b.no_value(F32)
+    weights = [zeros[0]] * 4 + [zeros[1]] * 4 + [omitted] * 3 + [zeros[2]] * 4 + [omitted] * 2
+    settings = [b.constant(T.INT32, 4), b.constant(T.FLOAT32, 0.0), b.constant(T.FLOAT32, 0.0)]
+    outs = [b.operand(F32, s) for s in ((1, 4 * units), (1, units), (1, units), (1, units))]
+    b.operation("LSTM", [x, *weights, zeros[3], cell, *settings], outs)
+    prepared = device.prepare(b.finish([x, cell], outs), Hints())
+    for _ in range(2):  # the second run starts from the same state
+        _, state, halved, y = run(prepared, np.ones((1, 3), np.float32), np.array([[4, -8]], np.float32))
+        np.testing.assert_allclose(halved, [[2, -4]], rtol=1e-6)
+        np.testing.assert_allclose(y, 0.5 * np.tanh([[2, -4]]), rtol=1e-6)
+        assert state.tolist() == y.tolist()
+
+
+def test_a_refusal_has_its_reason_and_names_the_operation(device: Device) -> None:
+    numbers = [(T.INT32, n) for n in (1, 0, 1, 0, 1, 1, 2, 2, NONE)]
+    quant = 0.5, 3
+    mean = model("AVERAGE_POOL_2D", [(Q8, (1, 4, 4, 1), *quant), *numbers], (Q8, *quant))
+    verdict = device.supports(mean)[0]
+    assert not verdict.ok and "neither SAME nor VALID" in verdict.reason
+    with pytest.raises(UnsupportedModel, match="AVERAGE_POOL_2D #0: padding is neither"):
+        device.prepare(mean, Hints())
+
+
+def test_padding_that_is_no_scheme_does_not_count(device: Device) -> None:
+    numbers = [(T.INT32, n) for n in (1, 0, 1, 0, 1, 1, 2, 2, NONE)]
+    for op in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
+        pool = model(op, [(F32, (1, 4, 4, 1)), *numbers], (F32,))
+        y = run(device.prepare(pool, Hints()), -np.ones((1, 4, 4, 1), np.float32))[0]
+        np.testing.assert_allclose(y, -np.ones((1, 4, 4, 1)), rtol=1e-6)
+
+
+def test_exp_keeps_the_tolerance_where_xnnpacks_does_not(device: Device) -> None:
+    x = np.linspace(0, 80, 1000, dtype=np.float32)
+    y = run(device.prepare(model("EXP", [(F32, (1000,))], (F32,)), Hints()), x)[0]
+    np.testing.assert_allclose(y, np.exp(x.astype(np.float64)), rtol=5 * 2**-23)
+
+
+def test_quantised_comparison_is_of_real_values(device: Device) -> None:
+    less = model("LESS", [(Q8, (3,), 2.0, 0), (Q8, (3,), 1.0, 10)], (T.TENSOR_BOOL8,))
+    y = run(device.prepare(less, Hints()), np.array([1, 2, 3], np.uint8), np.array([14, 14, 14], np.uint8))[0]
+    assert y.tolist() == [True, False, False]  # 2, 4, 6 against 4
+
+
+def test_a_value_known_only_at_execution_is_refused_with_its_name(device: Device) -> None:
+    mean = model("MEAN", [(F32, (2, 3)), (I32, (1,)), (T.INT32, 0)], (F32,))
+    assert "axes is computed at execution" in device.supports(mean)[0].reason
