@@ -61,11 +61,22 @@ def prelu(t: Task) -> None:
 
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
-@entry("FLOOR", "LOG", "RSQRT", "SIN", "SQRT", types=FLOATS)
+@entry("FLOOR", "LOG", "SIN", "SQRT", types=FLOATS)
 @entry("RELU", "LOGISTIC", "TANH")
 def unary(t: Task) -> None:
     """One input, no options."""
     t.emit(t.name, [t.x("input")], t.out)
+
+
+@entry("RSQRT")
+def reciprocal_root(t: Task) -> None:
+    """Quantised ones by real values; what is below 0 gives the greatest value then, as 0 does."""
+    x = t.dequantised(t.x("input"))
+    if t.a.T in QUANTS:
+        positive = t.temporary(x.value)
+        t.emit("RELU", [x], positive)
+        x = positive
+    t.emit("RSQRT", [x], t.dequantised_out(t.out))
 
 
 @entry("RELU1", "RELU6")

@@ -83,7 +83,7 @@ class Interpreter:
         # The public `invoke` costs half as much again as the call itself; what it checks, that nobody else holds an array
         # over the interpreter's memory, is this module's business.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
-        self._invoke: Callable[[], object] = self._first
+        self._settled = False
         self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
         self._look()
         self._shapes = [shape for _, shape, _ in self._outputs]
@@ -118,8 +118,7 @@ class Interpreter:
         before = self._addresses()
         self._call()
         self._look()
-        if self._addresses() == before:
-            self._invoke = self._call
+        self._settled = self._addresses() == before
 
     def _addresses(self) -> list[int]:
         views = [view for _, view, _ in self._inputs] + [view for view, _ in self._resets]
@@ -144,7 +143,10 @@ class Interpreter:
             view[...] = value
         start = time.monotonic_ns() if measure else 0
         try:
-            self._invoke()
+            if self._settled:
+                self._call()
+            else:
+                self._first()
         except (RuntimeError, ValueError) as error:
             raise OperationFailed(f"litert: {error}") from error
         spent = time.monotonic_ns() - start if measure else 0

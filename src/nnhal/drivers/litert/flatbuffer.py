@@ -16,8 +16,8 @@ from nnhal.base.operands import Array, Shape
 ALIGNMENT = 64  # of constants, from the start of the model
 IDENTIFIER = b"TFL3"
 VERSION = 3
-_ROOM = 4096  # least room for the flatbuffer proper
-_ROOM_EACH = 384  # more room for each tensor and operator
+_ROOM = 4096  # for the flatbuffer proper: at least, for each tensor, scale and operator
+_ROOM_TENSOR, _ROOM_SCALE, _ROOM_OPERATOR = 256, 12, 256
 
 
 @cache
@@ -46,6 +46,7 @@ class Writer:
         self._operators: list[Any] = []
         self._codes: dict[str, int] = {}
         self._data: list[Array] = []
+        self._room = _ROOM  # bytes that the flatbuffer proper will hardly exceed
 
     def tensor(
         self,
@@ -67,8 +68,9 @@ class Writer:
         tensor = self._schema.TensorT()
         tensor.type = getattr(self._schema.TensorType, kind)
         tensor.shape = np.array([d or 0 for d in shape or ()], np.int32)
-        tensor.name = name or f"t{len(self._tensors)}"
+        tensor.name = name or None
         tensor.isVariable = variable
+        self._room += _ROOM_TENSOR + len(name) + _ROOM_SCALE * len(scales)
         if len(scales):
             tensor.quantization = self._schema.QuantizationParametersT()
             tensor.quantization.scale = np.asarray(scales, np.float32)
@@ -98,11 +100,12 @@ class Writer:
                 if not hasattr(table, field):
                     raise AttributeError(f"{options}Options has no field {field}")
                 setattr(table, field, value)
+        self._room += _ROOM_OPERATOR
         self._operators.append(operator)
 
     def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
         """The whole model. Constants lie behind the flatbuffer; where they begin has to be known to write it."""
-        room = _aligned(_ROOM + _ROOM_EACH * (len(self._tensors) + len(self._operators)))
+        room = _aligned(self._room)
         head = self._pack(inputs, outputs, room)
         while len(head) > room:
             room = _aligned(len(head))

@@ -23,13 +23,13 @@ def pool(t: Task) -> None:
         x, how = padded(t, x, lowest(np.empty(0, x.value.dtype)))
         t.emit(t.name, [x], out, "Pool2D", padding=how, fusedActivationFunction=activation(t), **window)
         return
-    t.require(t.a.T in FLOATS, "padding is neither SAME nor VALID, and LiteRT's quantised mean would count it")
-    x, how = padded(t, x)
-    mean, share = t.temporary(out.value), counted(a, "h")[:, None] * counted(a, "w") / (a.filter_h * a.filter_w)
-    factor = 1 / share if t.name == "AVERAGE_POOL_2D" else 1 / np.sqrt(share)
+    share = counted(a, "h")[:, None] * counted(a, "w") / (a.filter_h * a.filter_w)
+    factor = t.constant((1 / share if t.name == "AVERAGE_POOL_2D" else 1 / np.sqrt(share))[..., None], np.float32)
+    x, how = padded(t, t.dequantised(x))
+    out = t.dequantised_out(out)
+    mean = t.temporary(out.value)
     t.emit(t.name, [x], mean, "Pool2D", padding=how, **window)
-    factors = t.constant(factor[None, :, :, None], np.float32)
-    t.emit("MUL", [mean, factors], out, "Mul", fusedActivationFunction=activation(t))
+    t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
 
 
 def counted(a: Bound, axis: str) -> Array:
@@ -77,8 +77,8 @@ def bias(t: Task, x: Value, weights: Value) -> Tensor:
     if weights.channel is None:
         value = replace(value, scale=float(scale * np.float32(weights.scale)))
     else:
-        scales = tuple(float(scale * np.float32(s)) for s in weights.channel.scales)
-        value = replace(value, scale=0.0, channel=ChannelQuant(scales, 0))
+        products = scale * np.array(weights.channel.scales, np.float32)
+        value = replace(value, scale=0.0, channel=ChannelQuant(tuple(products.tolist()), 0))
     return t.constant(value.data, value=value)
 
 

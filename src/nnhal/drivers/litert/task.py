@@ -221,6 +221,14 @@ class Task:
         self.emit("DEQUANTIZE", [x], y)
         return y
 
+    def dequantised_out(self, out: Tensor) -> Tensor:
+        """A tensor of real values that becomes the quantised `out` when the operation is written; others as they are."""
+        if not out.value.quantised:
+            return out
+        y = self.temporary(out.value, type=F32, scale=0.0, zero_point=0)
+        self._after.append(lambda: self.emit("QUANTIZE", [y], out))
+        return y
+
     def cast(self, x: Tensor, type: OperandType) -> Tensor:
         """A tensor's stored values in another type."""
         y = self.temporary(x.value, type=type, scale=0.0, zero_point=0)
