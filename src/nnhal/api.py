@@ -30,11 +30,11 @@ def load(
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
     Raises BadFile for a damaged file, UnsupportedModel listing every operation that NNAPI cannot express.
     """
-    from nnhal.frontends import tflite
+    from nnhal.frontends.tflite import load as read
 
     if not isinstance(path, bytes) and not os.path.isfile(path):
         raise BadFile(f"{os.fspath(path)}: is no file, must be a .tflite model")
-    return tflite.load(path, signature=signature, shapes=shapes)
+    return read(path, signature=signature, shapes=shapes)
 
 
 def compile(

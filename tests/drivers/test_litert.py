@@ -20,6 +20,8 @@ from nnhal.base.errors import (
     OperationFailed,
     UnsupportedModel,
 )
+from nnhal.bench import maker
+from nnhal.frontends import tflite
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.model.builder import ModelBuilder
@@ -181,6 +183,50 @@ def test_a_closed_model_does_not_run(device: Device) -> None:
         run(prepared, floats(1, 2, 3, 4))
 
 
+# --------------------------------------------------------------------------------- agreement with LiteRT on a real file
+
+
+@pytest.mark.parametrize("name", ["add4", "tiny_conv", "tiny_conv_int8", "tiny_conv_uint8", "tiny_lstm"])
+def test_a_file_gives_the_very_bits_that_litert_gives_when_it_reads_it(device: Device, name: str) -> None:
+    agree(device, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["", "_int8", "_uint8"])
+@pytest.mark.parametrize("name", ["mobilenet_v1", "mobilenet_v2"])
+def test_a_mobilenet_gives_the_very_bits_that_litert_gives_when_it_reads_it(
+    device: Device, name: str, suffix: str
+) -> None:
+    agree(device, name + suffix)
+
+
+def agree(device: Device, name: str) -> None:
+    from ai_edge_litert.interpreter import Interpreter  # noqa: TID251
+
+    content = maker.make(name)
+    direct = Interpreter(model_content=content, num_threads=1)
+    direct.allocate_tensors()
+    rng, inputs = np.random.default_rng(0), []
+    for detail in direct.get_input_details():
+        x = rng.normal(0, 1, detail["shape"])
+        if detail["dtype"] != np.float32:
+            limits = np.iinfo(detail["dtype"])
+            x = rng.integers(limits.min, limits.max, detail["shape"], endpoint=True)
+        inputs.append(x.astype(detail["dtype"]))
+        direct.set_tensor(detail["index"], inputs[-1])
+    direct.invoke()
+    imported = tflite.load(content)
+    states = {s.input: s.initial for s in imported.states}
+    given = iter(inputs)
+    feed = [states[i] if i in states else next(given) for i in range(len(imported.main.inputs))]
+    request = Request(feed, [None] * len(imported.main.outputs))
+    device.prepare(imported, Hints(threads=1)).run(request, UNLIMITED)
+    kept = {s.output for s in imported.states}
+    results = [x for i, x in enumerate(request.outputs) if i not in kept]
+    for detail, actual in zip(direct.get_output_details(), results, strict=True):
+        np.testing.assert_array_equal(actual, direct.get_tensor(detail["index"]))
+
+
 # --------------------------------------------------------------------------------------------------------- the lowering
 
 
@@ -214,13 +260,10 @@ def test_a_state_is_read_from_its_input_and_given_as_an_output(device: Device) -
 
 
 def test_a_refusal_has_its_reason_and_names_the_operation(device: Device) -> None:
-    numbers = [(T.INT32, n) for n in (1, 0, 1, 0, 1, 1, 2, 2, NONE)]
-    quant = 0.5, 3
-    mean = model("AVERAGE_POOL_2D", [(Q8, (1, 4, 4, 1), *quant), *numbers], (Q8, *quant))
-    verdict = device.supports(mean)[0]
-    assert not verdict.ok and "neither SAME nor VALID" in verdict.reason
-    with pytest.raises(UnsupportedModel, match="AVERAGE_POOL_2D #0: padding is neither"):
-        device.prepare(mean, Hints())
+    elu = model("ELU", [(F32, (4,)), (T.FLOAT32, 0.5)], (F32,))
+    assert device.supports(elu)[0] == (False, "alpha is 0.5, LiteRT's kernel has 1")
+    with pytest.raises(UnsupportedModel, match=r"ELU #0: alpha is 0\.5"):
+        device.prepare(elu, Hints())
 
 
 def test_padding_that_is_no_scheme_does_not_count(device: Device) -> None:

@@ -82,17 +82,14 @@ def binary(
 
 
 @st.composite
-def product(draw: Any, kind: int, **more: Any) -> Example:
-    """The output's scale must be greater than the product of the factors': from just greater to far above."""
+def product(draw: Any, kind: int, least: int = 0, **more: Any) -> Example:
+    """The output's scale is greater than the product of the factors', by 2 to the power of `least` and up to 18."""
     example, source = draw(binary(kind, True, **more)), Source(draw)
     if not quantised(kind):
         return example
     x, y = example.tensors
-    scale = (
-        np.float32(x.scale)
-        * np.float32(y.scale)
-        * np.float32(source.rng.uniform(1.001, 2) * 2 ** source.pick(0, 0, 8, 17))
-    )
+    ratio = source.rng.uniform(1.001, 2) * 2.0 ** source.pick(least, least, 8, 17)
+    scale = np.float32(x.scale) * np.float32(y.scale) * np.float32(ratio)
     return Example(example.inputs, result(kind, None, float(scale), example.output.zero_point))
 
 

@@ -1,8 +1,8 @@
 """Elementwise operations, conversions and reductions against LiteRT's builtin kernels, drawn as in `test_formulas`.
 
 Left to the formulas alone are float16, and what LiteRT computes otherwise than NNAPI defines: quantised comparisons,
-MAXIMUM, MINIMUM and SELECT across scales (it wants one scale), HARD_SWISH in coarse fixed point, products of
-TENSOR_QUANT8_ASYMM that leave 16 bits. Nor are drawn for it sums that overflow to infinity, which it clips, infinite
+MAXIMUM, MINIMUM and SELECT across scales (it wants one scale), HARD_SWISH in coarse fixed point, quantised
+products that leave 16 bits. Nor are drawn for it sums that overflow to infinity, which it clips, infinite
 elements to quantise, scales of which DEQUANTIZE loses bits, and sums whose scales lie far apart, which wrap around in it.
 """
 
@@ -74,6 +74,11 @@ def reduction(name: str, *types: int, builtin: str = "", **more: Any) -> Builtin
     return Builtin(name, types, partial(reduced, **more), builtin, {"table": "Reducer"}, "keepDims", (1,))
 
 
+def several(strategy: Callable[[int], st.SearchStrategy[Example]]) -> Callable[[int], st.SearchStrategy[Example]]:
+    """Without the calls on one element: LiteRT takes such a condition for a scalar."""
+    return lambda kind: strategy(kind).filter(lambda example: example.tensors[0].array.size > 1)
+
+
 def single(strategy: Callable[[int], st.SearchStrategy[Example]]) -> Callable[[int], st.SearchStrategy[Example]]:
     """Without the calls whose output is float16."""
     return lambda kind: strategy(kind).filter(lambda example: example.output.type != F16)
@@ -84,7 +89,7 @@ INTO_ONE = {"table": "ArgMax", "outputType": TYPES[I32]}
 BUILTINS = [
     fused("ADD", F32, I32, *QUANT),
     fused("SUB", F32, I32, *QUANT),
-    fused("MUL", F32, I32, Q8S, draw=product),
+    fused("MUL", F32, I32, *QUANT, draw=partial(product, least=2)),
     fused("DIV", F32, draw=partial(FUSED, nonzero=True)),
     fused("DIV", I32, draw=partial(FUSED, nonzero=True), builtin="FLOOR_DIV"),
     Builtin("POW", (F32,), partial(binary, **MILD)),
@@ -109,7 +114,7 @@ BUILTINS = [
     Builtin("GREATER_EQUAL", (F32, I32), compared),
     Builtin("LOGICAL_OR", (B8,), compared),
     Builtin("LOGICAL_NOT", (B8,), unary),
-    Builtin("SELECT", (F32, I32), selected, "SELECT_V2"),
+    Builtin("SELECT", (F32, I32), several(selected)),
     Builtin("CAST", (F32, I32, Q8), single(cast)),
     Builtin("QUANTIZE", (F32,), partial(to_steps, ends=())),
     Builtin("DEQUANTIZE", (Q8, Q8S, Q8PC), single(partial(from_steps, exact=True))),

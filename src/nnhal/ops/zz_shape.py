@@ -61,7 +61,7 @@ def reshaped(a: Bound) -> list[Shape]:
 
 
 def reshape(a: Bound, x: Array, _: Array) -> Array:
-    return x.reshape(a.shapes[0])
+    return np.reshape(x, a.shapes[0])
 
 
 def squeezed_axes(a: Bound) -> list[int]:
@@ -83,7 +83,7 @@ def squeezed(a: Bound) -> list[Shape]:
 
 
 def squeeze(a: Bound, x: Array, _: Array | None) -> Array:
-    return x.reshape(a.shapes[0])
+    return np.reshape(x, a.shapes[0])
 
 
 def expanded(a: Bound) -> list[Shape]:
@@ -334,7 +334,7 @@ RECORDS = (
         MOVED_2,
         (Form(x, arg("axis", INT32)),),
         OUT,
-        lambda a, x: x.reshape(a.shapes[0]),
+        lambda a, x: np.reshape(x, a.shapes[0]),
         infer=expanded,
         doc="Adds a one.",
     ),

@@ -4,7 +4,6 @@ import importlib.util
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
@@ -37,6 +36,8 @@ def found() -> list[Found]:
     global _scanned  # noqa: PLW0603
     with _lock:
         if not _scanned:
+            from importlib.metadata import entry_points
+
             for point in entry_points(group=GROUP):
                 if point.name not in _found:
                     _found[point.name] = _load(point.name, point.value, point.load)

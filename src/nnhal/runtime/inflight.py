@@ -1,6 +1,5 @@
 """An execution in flight."""
 
-import asyncio
 import os
 import time
 import weakref
@@ -58,6 +57,8 @@ class Execution:
         return self._event
 
     def __await__(self) -> Generator[Any, None, Any]:
+        import asyncio
+
         yield from asyncio.wrap_future(self._future).__await__()
         return self.result(0)
 

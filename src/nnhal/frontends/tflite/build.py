@@ -1,5 +1,6 @@
 """Turns the graph of a file into a model: tensors become operands, constants stay in the file, variables become states."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ T = OperandType
 PLAIN = {"float32": T.TENSOR_FLOAT32, "float16": T.TENSOR_FLOAT16, "int32": T.TENSOR_INT32, "bool": T.TENSOR_BOOL8}
 QUANTISED = {"uint8": T.TENSOR_QUANT8_ASYMM, "int8": T.TENSOR_QUANT8_ASYMM_SIGNED, "int16": T.TENSOR_QUANT16_SYMM}
 ACTIVATIONS = {0: "NONE", 1: "RELU", 2: "RELU1", 3: "RELU6"}
+UNREADABLE = (IndexError, TypeError, KeyError, AttributeError, OverflowError, ValueError, struct.error)
 FOLDED = (T.TENSOR_INT32, T.TENSOR_BOOL8)
 
 
@@ -29,7 +31,9 @@ class Refused(Exception):
 class Importer:
     """One subgraph on its way into a model builder."""
 
-    def __init__(self, file: File, graph: Graph, builder: ModelBuilder, pool: int, number: int = 0, depth: int = 0) -> None:
+    def __init__(
+        self, file: File, graph: Graph, builder: ModelBuilder, pool: int, number: int = 0, depth: int = 0
+    ) -> None:
         self.file, self.graph, self.builder, self.pool = file, graph, builder, pool
         self.number, self.depth = number, depth
         self.operands: dict[int, int] = {}  # operand of each tensor
@@ -63,7 +67,10 @@ class Importer:
 
             self.folded[index] = densify(self.file, tensor)
             return self.folded[index]
-        return self.file.constant(tensor)
+        value = self.file.constant(tensor)
+        if tensor.type in ("int64", "float64"):
+            value = self.folded[index] = narrowed(value, tensor)
+        return value
 
     def numbers(self, index: int, what: str) -> list[int]:
         """A constant of integers, which NNAPI wants as a number or list."""
@@ -84,7 +91,9 @@ class Importer:
             return QUANTISED[tensor.type]
         if tensor.type in PLAIN:
             return PLAIN[tensor.type]
-        raise Refused(f"{tensor.name} is {tensor.type}{'' if tensor.scales else ' without scale'}, which NNAPI does not have")
+        raise Refused(
+            f"{tensor.name} is {tensor.type}{'' if tensor.scales else ' without scale'}, which NNAPI does not have"
+        )
 
     def x(self, index: int, *, bias: Sequence[float] | None = None) -> int:
         """The operand of an input tensor. bias: the scale that NNAPI asks of a convolution's int32 bias, [] for none."""
@@ -95,10 +104,7 @@ class Importer:
             if tensor.variable:
                 return self._variable(index)
             raise BadFile(f"{self.where()}: reads tensor {index} ({tensor.name}), which nothing has written")
-        if tensor.type in ("int64", "float64") and index not in self.folded:
-            value = narrowed(value, tensor)
-            self.folded[index] = value
-        if index in self.folded and value.dtype != np.int8 or not tensor.scales:
+        if (index in self.folded and value.dtype != np.int8) or not tensor.scales:
             kind = {np.dtype(k): v for k, v in PLAIN.items()}.get(value.dtype) or self.kind(tensor)
         else:
             kind = self.kind(tensor)
@@ -116,9 +122,8 @@ class Importer:
         if not value.size:
             raise Refused(f"constant {tensor.name} has no elements")
         if index not in self.folded and tensor.region is not None and value.nbytes > MAX_COPIED_CONSTANT:
-            return self.builder.reference(
-                kind, value.shape, self.pool, *tensor.region, scale, zero, channel=channel, name=tensor.name
-            )
+            place = self.pool, *tensor.region
+            return self.builder.reference(kind, value.shape, *place, scale, zero, channel=channel, name=tensor.name)
         return self.builder.constant(kind, value, scale, zero, channel=channel, name=tensor.name)
 
     def _quant(self, tensor: Tensor, kind: int) -> tuple[float, int, ChannelQuant | None]:
@@ -132,8 +137,10 @@ class Importer:
     def declare(self, index: int, shape: Shape | None = None, name: str = "") -> int:
         """A new operand for a tensor that is no constant: an input, or what an operator writes."""
         tensor = self.tensor(index)
+        if index in self.operands:
+            raise BadFile(f"{self.where()}: writes tensor {index} ({tensor.name}), which is already written")
         kind = self.kind(tensor)
-        scale, zero, channel = self._quant(tensor, kind)
+        scale, zero, _ = self._quant(tensor, kind)
         dims = shape if shape is not None else (tensor.shape or (1,))
         if shape is None and self.reshaped:
             dims = (0,) * len(dims)
@@ -218,7 +225,11 @@ class Importer:
             self.written.add(operand)
         self.builder.operation(type, inputs, outputs)
         constants = [v.data for v in given if v is not None]
-        if all(c is not None for c in constants) and all(self.values[o].type in FOLDED for o in outputs) and not record.context:
+        if (
+            all(c is not None for c in constants)
+            and all(self.values[o].type in FOLDED for o in outputs)
+            and not record.context
+        ):
             self._fold(bound, given, outputs)
 
     def _fold(self, bound: Any, given: Sequence[Value | None], outputs: Sequence[int]) -> None:
@@ -251,7 +262,9 @@ class Importer:
         tensor = self.tensor(index)
         key = f"tensor {index}"
         if key not in self.state_inputs:
-            operand = self.new(self.kind(tensor), tensor.shape, *self._quant(tensor, self.kind(tensor))[:2], tensor.name)
+            operand = self.new(
+                self.kind(tensor), tensor.shape, *self._quant(tensor, self.kind(tensor))[:2], tensor.name
+            )
             self.state_inputs[key] = self.variables[key] = operand
             zero = tensor.zero_points[0] if tensor.zero_points else 0
             self.initial[key] = np.full(tensor.shape, zero, np.dtype(tensor.type))
@@ -274,17 +287,20 @@ class Importer:
             except Refused as error:
                 problems.setdefault(f"{label}: {error}" if str(error) else label, []).append(operator.place)
                 self._give_up(operator)
-            except (IndexError, TypeError, KeyError, AttributeError, OverflowError, ValueError) as error:
-                if isinstance(error, InvalidModel):
-                    if not problems:
-                        raise
-                    self._give_up(operator)  # follows from what was refused before
-                    continue
+            except BadFile:
+                raise
+            except InvalidModel:
+                if not problems:
+                    raise
+                self._give_up(operator)  # follows from what was refused before
+            except UNREADABLE as error:
                 raise BadFile(f"{self.where()}: cannot be read: {error}") from error
         self.operator = None
         if problems:
             listing = "; ".join(f"{what} (operator {', '.join(map(str, at))})" for what, at in problems.items())
-            raise UnsupportedModel(f"{self.file.label}: NNAPI cannot express {len(problems)} kinds of operation: {listing}")
+            raise UnsupportedModel(
+                f"{self.file.label}: NNAPI cannot express {len(problems)} kinds of operation: {listing}"
+            )
 
     def _give_up(self, operator: Operator) -> None:
         """Give the outputs of an operator that is refused operands, so that the rest can be looked at."""
@@ -297,7 +313,9 @@ class Importer:
 
     def states(self, inputs: int, outputs: Sequence[int]) -> tuple[list[int], list[int], list[State]]:
         """State inputs, state outputs and the states, for variables that are read and then assigned."""
-        ins, outs, states = [], [], []
+        ins: list[int] = []
+        outs: list[int] = []
+        states: list[State] = []
         for key, operand in self.state_inputs.items():
             final = self.variables[key]
             if final == operand or final in outputs or final in outs or final not in self.written:
@@ -318,7 +336,9 @@ def bias_scale(tensor: Tensor, scales: Sequence[float]) -> float:
         return 0.0
     wanted = float(np.float32(scales[0]))
     if tensor.scales and abs(tensor.scales[0] - wanted) > 1e-5 * wanted:
-        raise Refused(f"bias {tensor.name} has scale {tensor.scales[0]:g}, must be input scale * filter scale = {wanted:g}")
+        raise Refused(
+            f"bias {tensor.name} has scale {tensor.scales[0]:g}, must be input scale * filter scale = {wanted:g}"
+        )
     return wanted
 
 
@@ -330,4 +350,3 @@ def narrowed(value: Array, tensor: Tensor) -> Array:
     if not (result.astype(value.dtype) == value).all():
         raise Refused(f"constant {tensor.name} is {tensor.type} and does not fit 32 bits")
     return result
-

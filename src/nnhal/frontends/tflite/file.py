@@ -20,7 +20,9 @@ TYPES = {
     9: "int8", 10: "float64", 11: "complex128", 12: "uint64", 13: "resource", 14: "variant", 15: "uint32", 16: "uint16",
     17: "int4",
 }  # fmt: skip
-NUMPY = frozenset(("float32", "float16", "int32", "uint8", "int64", "bool", "int16", "int8", "float64", "uint32", "uint16"))
+NUMPY = frozenset(
+    ("float32", "float16", "int32", "uint8", "int64", "bool", "int16", "int8", "float64", "uint32", "uint16")
+)
 WRONG = (struct.error, IndexError, ValueError, TypeError, OverflowError, UnicodeDecodeError, KeyError, AttributeError)
 
 
@@ -114,7 +116,9 @@ class Reader:
         except BadFile:
             raise
         except WRONG as error:
-            raise self.fail(f"cannot be read ({error}), must follow the TFLite schema within {self.size} bytes") from error
+            raise self.fail(
+                f"cannot be read ({error}), must follow the TFLite schema within {self.size} bytes"
+            ) from error
         self.place = before
 
     def count(self, length: int, what: str) -> range:
@@ -136,14 +140,19 @@ class Reader:
             raise self.fail(f"identifier is {self.data[4:8].tobytes()!r}, must be {IDENTIFIER!r}")
         with self.at("model"):
             model = tflite.Model.GetRootAs(self.data, 0)
-            codes = [self._code(model.OperatorCodes(i)) for i in self.count(model.OperatorCodesLength(), "operator codes")]
+            codes = [
+                self._code(model.OperatorCodes(i)) for i in self.count(model.OperatorCodesLength(), "operator codes")
+            ]
             buffers = [self._buffer(model, i) for i in self.count(model.BuffersLength(), "buffers")]
             numbers = self.count(model.SubgraphsLength(), "subgraphs")
         if not numbers:
             raise self.fail("has no subgraphs, must have at least one")
         graphs = tuple(self._graph(model, i, codes, buffers) for i in numbers)
         with self.at("signatures"):
-            signatures = [self._signature(model.SignatureDefs(i), graphs) for i in self.count(model.SignatureDefsLength(), "signatures")]
+            signatures = [
+                self._signature(model.SignatureDefs(i), graphs)
+                for i in self.count(model.SignatureDefsLength(), "signatures")
+            ]
         return File(self.label, self.memory, graphs, tuple(signatures))
 
     def _code(self, code: Any) -> tuple[str, str]:
@@ -179,7 +188,9 @@ class Reader:
             name = (graph.Name() or b"").decode(errors="replace")
         return Graph(name, tuple(tensors), tuple(operators), inputs, outputs)
 
-    def _indices(self, get: Callable[[int], int], length: int, limit: int, what: str, least: int = 0) -> tuple[int, ...]:
+    def _indices(
+        self, get: Callable[[int], int], length: int, limit: int, what: str, least: int = 0
+    ) -> tuple[int, ...]:
         found = tuple(int(get(i)) for i in self.count(length, f"{what}s"))
         for place, index in enumerate(found):
             if not least <= index < limit:
@@ -208,7 +219,9 @@ class Reader:
             raise self.fail(f"type is {tensor.Type()}, must be 0 to {max(TYPES)}")
         kind = TYPES[tensor.Type()]
         shape = tuple(int(tensor.Shape(i)) for i in self.count(tensor.ShapeLength(), "dimensions"))
-        signature = tuple(int(tensor.ShapeSignature(i)) for i in self.count(tensor.ShapeSignatureLength(), "dimensions"))
+        signature = tuple(
+            int(tensor.ShapeSignature(i)) for i in self.count(tensor.ShapeSignatureLength(), "dimensions")
+        )
         if len(shape) > MAX_RANK:
             raise self.fail(f"has rank {len(shape)}, must be at most {MAX_RANK}")
         if any(d < 0 for d in shape):
@@ -223,7 +236,9 @@ class Reader:
             raise self.fail(f"has a buffer of {region[1]} bytes, must have {math.prod(shape) * size}")
         scales, zeros, axis = self._quantisation(tensor.Quantization(), shape)
         name = (tensor.Name() or b"").decode(errors="replace")
-        return Tensor(name, kind, shape, signature or shape, region, scales, zeros, axis, bool(tensor.IsVariable()), sparsity)
+        return Tensor(
+            name, kind, shape, signature or shape, region, scales, zeros, axis, bool(tensor.IsVariable()), sparsity
+        )
 
     def _quantisation(self, quant: Any, shape: tuple[int, ...]) -> tuple[tuple[float, ...], tuple[int, ...], int]:
         if quant is None or not quant.ScaleLength():
@@ -238,7 +253,9 @@ class Reader:
         if len(zeros) != len(scales):
             raise self.fail(f"has {len(zeros)} zero points, must have {len(scales)}, one a scale")
         if len(scales) > 1 and not (0 <= axis < len(shape) and shape[axis] == len(scales)):
-            raise self.fail(f"has {len(scales)} scales along dimension {axis} of {list(shape)}, must have one a channel")
+            raise self.fail(
+                f"has {len(scales)} scales along dimension {axis} of {list(shape)}, must have one a channel"
+            )
         return scales, zeros, axis
 
     def _signature(self, signature: Any, graphs: tuple[Graph, ...]) -> Signature:

@@ -39,14 +39,10 @@ def same(name: str, count: int) -> Entry:
     return convert
 
 
-for tflite_name, name in {
-    "RELU": "RELU", "RELU6": "RELU6", "RELU_N1_TO_1": "RELU1", "LOGISTIC": "LOGISTIC", "TANH": "TANH", "ABS": "ABS", "NEG": "NEG",
-    "EXP": "EXP", "LOG": "LOG", "SQRT": "SQRT", "RSQRT": "RSQRT", "SIN": "SIN", "FLOOR": "FLOOR", "LOGICAL_NOT": "LOGICAL_NOT",
-    "HARD_SWISH": "HARD_SWISH",
-}.items():  # fmt: skip
-    TABLE[tflite_name] = same(name, 1)
-for tflite_name in "MAXIMUM MINIMUM POW PRELU EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR".split():
-    TABLE[tflite_name] = same(tflite_name, 2)
+ALIKE = "LOGISTIC TANH ABS NEG EXP LOG SQRT RSQRT SIN FLOOR LOGICAL_NOT HARD_SWISH RELU RELU6"
+ALIKE_PAIRS = "MAXIMUM MINIMUM POW PRELU EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR"
+TABLE |= {name: same(name, 1) for name in ALIKE.split()} | {name: same(name, 2) for name in ALIKE_PAIRS.split()}
+TABLE["RELU_N1_TO_1"] = same("RELU1", 1)
 
 
 @entry("ADD", "SUB", "MUL", "DIV")
@@ -219,7 +215,11 @@ def expand_dims(g: Importer, o: Operator) -> None:
 @entry("SQUEEZE")
 def squeeze(g: Importer, o: Operator) -> None:
     x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
-    axes = [int(n) for n in o.options.SqueezeDimsAsNumpy()] if o.options is not None and o.options.SqueezeDimsLength() else []
+    axes = (
+        [int(n) for n in o.options.SqueezeDimsAsNumpy()]
+        if o.options is not None and o.options.SqueezeDimsLength()
+        else []
+    )
     axes = axes or [i for i, d in enumerate(g.known(x)) if d == 1]
     if axes:
         g.emit("SQUEEZE", [x, g.ints(axes)], [y])

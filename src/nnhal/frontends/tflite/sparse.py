@@ -21,7 +21,9 @@ def densify(file: File, tensor: Tensor) -> Array:
     levels = [sparsity.DimMetadata(i) for i in range(sparsity.DimMetadataLength())]
     label = f"{file.label}: sparse tensor {tensor.name}"
     if sorted(order) != list(range(len(levels))) or len(levels) != rank + len(blocks):
-        raise BadFile(f"{label}: traversal order is {order}, must name {rank} dimensions and {len(blocks)} block dimensions")
+        raise BadFile(
+            f"{label}: traversal order is {order}, must name {rank} dimensions and {len(blocks)} block dimensions"
+        )
     sizes = _block_sizes(label, tensor, order, levels, blocks)
     # Each level refines the positions: `parents` are indices into the level so far, one column a level in `coordinates`.
     parents, coordinates = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
@@ -33,7 +35,11 @@ def densify(file: File, tensor: Tensor) -> Array:
             parents = (parents[:, None] * size + np.arange(size)).reshape(-1)
         else:
             segments, indices = (_vector(level, part) for part in ("ArraySegments", "ArrayIndices"))
-            if parents.max(initial=0) + 1 >= len(segments) or (np.diff(segments) < 0).any() or segments[-1] > len(indices):
+            if (
+                parents.max(initial=0) + 1 >= len(segments)
+                or (np.diff(segments) < 0).any()
+                or segments[-1] > len(indices)
+            ):
                 raise BadFile(f"{label}: segments {segments[:8].tolist()} do not fit {len(indices)} indices")
             counts = segments[parents + 1] - segments[parents]
             starts = np.repeat(segments[parents], counts)
