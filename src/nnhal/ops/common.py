@@ -179,15 +179,23 @@ def windows(a: Bound, x: Array) -> Array:
     return np.moveaxis(view[:, *steps], 3, -1)
 
 
+def interpolate(x: Array, at: Array, axis: int) -> Array:
+    """Elements at positions between 0 and the last along `axis`: each from the two nearest, by distance."""
+    before = at.astype(np.int64)
+    after = np.minimum(before + 1, x.shape[axis] - 1)
+    share = (at - before).astype(np.float32).reshape(-1, *[1] * (x.ndim - axis - 1))
+    return x.take(before, axis) * (1 - share) + x.take(after, axis) * share
+
+
 # ------------------------------------------------------------------------------------------------ shapes and attributes
 
 
-def nonzero(names: str) -> Callable[[Bound], None]:
-    """Rule: these dimensions are not 0; where a definition allows for nothing but zero batches."""
+def nonzero(names: str, but: str = "batches") -> Callable[[Bound], None]:
+    """Rule: these dimensions are not 0; where a definition allows for nothing `but` zero batches."""
 
     def check(a: Bound) -> None:
         for name in names.split():
-            a.require(getattr(a, name) > 0, f"{name} = 0, must be at least 1: only batches may be 0")
+            a.require(getattr(a, name) > 0, f"{name} = 0, must be at least 1: only {but} may be 0")
 
     return check
 

@@ -145,7 +145,7 @@ HALF_OPEN = {  # for an example: half the state; tanh(x) is x where that is smal
     **dict.fromkeys(
         [f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES[1:]], Stored([[0]], Q8SYMM, 1.0)
     ),
-    **dict.fromkeys([f"bias_{gate}" for gate in GATES[1:]], [0]),
+    **{f"bias_{gate}": [0] for gate in GATES[1:]},
     "state": Stored([[0]], Q8S, 2**-9),
     "cell_state": Stored([[40]], Q16S, 2**-9),
     **dict.fromkeys([f"{gate}_intermediate_scale" for gate in GATES], 0),

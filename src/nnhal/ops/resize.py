@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import nhwc, nonzero, real
+from nnhal.ops.common import interpolate, nhwc, nonzero, real
 from nnhal.ops.schema import (
     BOOL,
     F16,
@@ -78,10 +78,7 @@ def bilinear(a: Bound, x: Array) -> Array:
     for axis, name in ((1, "h"), (2, "w")):
         size, new = x.shape[axis], new_size(name)(a)
         at = np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
-        before = at.astype(np.int64)
-        share = (at - before.astype(np.float32)).reshape(-1, *[1] * (3 - axis))
-        after = np.minimum(before + 1, size - 1)
-        x = x.take(before, axis) * (1 - share) + x.take(after, axis) * share
+        x = interpolate(x, at, axis)
     return x
 
 

@@ -284,6 +284,14 @@ class Bound:
         """The first output."""
         return self.outs[0]
 
+    @property
+    def shape_of_output(self) -> tuple[int, ...]:
+        """The inferred shape of the first output, every dimension known: for kernels."""
+        shape = self.shapes[0]
+        if shape is None or None in shape:
+            raise Unknown("the output's shape")
+        return shape  # type: ignore[return-value]
+
     def form_has(self, name: str) -> bool:
         """Whether the chosen form has an argument or dimension of this name."""
         return name in self.__dict__ or any(a.name == name for a in self.form)

@@ -1,0 +1,173 @@
+"""SPACE_TO_DEPTH, DEPTH_TO_SPACE, SPACE_TO_BATCH_ND, BATCH_TO_SPACE_ND, CHANNEL_SHUFFLE: blocks traded between axes."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.common import axis_of, nhwc
+from nnhal.ops.schema import BOOL, F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, out, register
+
+x = arg("input", T, "batch height width depth", layout=True)
+LAYOUT = arg("nchw", BOOL, since=V1_2, default=False)
+FORM = Form(x, arg("block", INT32, at_least=1), LAYOUT)
+SIZES = arg("blocks", I32, "2", doc="height and width of a block")
+
+
+def to_space(a: Bound, x: Array) -> Array:
+    n, h, w, c = x.shape
+    b = a.block
+    return x.reshape(n, h, w, b, b, c // b**2).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * b, w * b, c // b**2)
+
+
+def to_depth(a: Bound, x: Array) -> Array:
+    n, h, w, c = x.shape
+    b = a.block
+    return x.reshape(n, h // b, b, w // b, b, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h // b, w // b, c * b**2)
+
+
+def multiple(name: str, of: Callable[[Bound], int]) -> Callable[[Bound], None]:
+    """Rule: a dimension is a multiple of what the block makes of it."""
+
+    def check(a: Bound) -> None:
+        size, unit = getattr(a, name), of(a)
+        a.require(size % unit == 0, f"{name} = {size}, must be a multiple of {unit}")
+
+    return check
+
+
+def sizes(a: Bound) -> tuple[int, int]:
+    height, width = a.blocks.array.tolist()
+    a.require(min(height, width) >= 1, f"blocks = {[height, width]}, must be at least 1")
+    return height, width
+
+
+def margins(a: Bound) -> list[list[int]]:
+    found: list[list[int]] = a.paddings.array.tolist()
+    a.require(min(map(min, found)) >= 0, f"paddings = {found}, must be at least 0")
+    return found
+
+
+def padded_size(a: Bound, axis: int) -> int:
+    size: int = (a.height, a.width)[axis] + sum(margins(a)[axis])
+    block = sizes(a)[axis]
+    a.require(size % block == 0, f"padded size {size}, must be a multiple of the block, {block}")
+    return size // block
+
+
+def to_batch(a: Bound, x: Array, _: Array, paddings: Array) -> Array:
+    (h, w), fill = sizes(a), a.input.zero_point
+    x = np.pad(x, [(0, 0), *margins(a), (0, 0)], constant_values=fill)
+    n, height, width, c = x.shape
+    cells = x.reshape(n, height // h, h, width // w, w, c).transpose(2, 4, 0, 1, 3, 5)
+    return cells.reshape(n * h * w, height // h, width // w, c)
+
+
+def zero_point(a: Bound) -> None:
+    """A quantised input whose zero point is not 0 is padded with it since 1.2; before, the padding is undefined."""
+    if a.T == Q8 and a.input.zero_point and any(map(any, margins(a))):
+        a.since(V1_2, "quantised inputs whose zero point is not 0 may be padded since 1.2")
+
+
+def from_batch(a: Bound, x: Array, _: Array) -> Array:
+    h, w = sizes(a)
+    n, height, width, c = x.shape
+    cells = x.reshape(h, w, n // (h * w), height, width, c).transpose(2, 3, 0, 4, 1, 5)
+    return cells.reshape(n // (h * w), height * h, width * w, c)
+
+
+def shuffled(a: Bound, x: Array) -> Array:
+    groups = np.moveaxis(x, a.axis, 0)
+    cells = groups.reshape(a.groups, -1, *groups.shape[1:]).swapaxes(0, 1)
+    return np.moveaxis(cells.reshape(groups.shape), 0, a.axis)
+
+
+def grouped(a: Bound) -> None:
+    """The channels fall into groups of one size."""
+    size = a.input.dims[axis_of(a, "axis", a.input.rank)]
+    a.require(size is None or size % a.groups == 0, f"axis {a.axis} has size {size}, must be a multiple of {a.groups}")
+
+
+FIRST, SECOND = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}, {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3}
+OUT = (out("output", T, "batch out_h out_w out_d", layout=True, quant=SAME),)
+BATCHED = (out("output", T, "out_n out_h out_w depth", layout=True, quant=SAME),)
+
+register(
+    Op(
+        "DEPTH_TO_SPACE",
+        FIRST,
+        (FORM,),
+        OUT,
+        nhwc(to_space),
+        (multiple("depth", lambda a: a.block**2),),
+        where={
+            "out_h": lambda a: a.height * a.block,
+            "out_w": lambda a: a.width * a.block,
+            "out_d": lambda a: a.depth // a.block**2,
+        },
+        doc="Depth laid out as blocks of height and width.",
+        example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1, 2, 3, 4]]]], block=2),
+    ),
+    Op(
+        "SPACE_TO_DEPTH",
+        FIRST,
+        (FORM,),
+        OUT,
+        nhwc(to_depth),
+        (multiple("height", lambda a: a.block), multiple("width", lambda a: a.block)),
+        where={
+            "out_h": lambda a: a.height // a.block,
+            "out_w": lambda a: a.width // a.block,
+            "out_d": lambda a: a.depth * a.block**2,
+        },
+        doc="Blocks of height and width gathered into depth.",
+        example=example([[[[1, 2, 3, 4]]]], input=[[[[1], [2]], [[3], [4]]]], block=2),
+    ),
+    Op(
+        "SPACE_TO_BATCH_ND",
+        SECOND,
+        (Form(x, SIZES, arg("paddings", I32, "2 2"), LAYOUT),),
+        BATCHED,
+        nhwc(to_batch),
+        (zero_point,),
+        where={
+            "out_n": lambda a: a.batch * math.prod(sizes(a)),
+            "out_h": lambda a: padded_size(a, 0),
+            "out_w": lambda a: padded_size(a, 1),
+        },
+        doc="Blocks of height and width spread over the batch.",
+        example=example(
+            [[[[1]]], [[[2]]], [[[3]]], [[[4]]]],
+            input=[[[[1], [2]], [[3], [4]]]],
+            blocks=[2, 2],
+            paddings=[[0, 0], [0, 0]],
+        ),
+    ),
+    Op(
+        "BATCH_TO_SPACE_ND",
+        SECOND,
+        (Form(x, SIZES, LAYOUT),),
+        BATCHED,
+        nhwc(from_batch),
+        (multiple("batch", lambda a: math.prod(sizes(a))),),
+        where={
+            "out_n": lambda a: a.batch // math.prod(sizes(a)),
+            "out_h": lambda a: a.height * sizes(a)[0],
+            "out_w": lambda a: a.width * sizes(a)[1],
+        },
+        doc="The batch gathered into blocks of height and width.",
+        example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1]]], [[[2]]], [[[3]]], [[[4]]]], blocks=[2, 2]),
+    ),
+    Op(
+        "CHANNEL_SHUFFLE",
+        {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
+        (Form(arg("input", T, rank=(1, 4)), arg("groups", INT32, at_least=1), arg("axis", INT32)),),
+        (out("output", T, quant=SAME),),
+        shuffled,
+        (grouped,),
+        doc="Channels of the same place in each group brought together.",
+        example=example([1, 3, 2, 4], input=[1, 2, 3, 4], groups=2, axis=0),
+    ),
+)

@@ -1,0 +1,44 @@
+"""FILL: a tensor of one value."""
+
+import numpy as np
+
+from nnhal.base.codes import type_name
+from nnhal.base.levels import V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.schema import F16, F32, FLOAT16, FLOAT32, I32, INT32, Bound, Form, Op, arg, example, out, register
+
+TENSOR_OF = {FLOAT32: F32, FLOAT16: F16, INT32: I32}
+
+
+def stated(a: Bound) -> list[Shape]:
+    shape = [int(n) for n in a.shape.array]
+    a.require(min(shape, default=0) >= 0, f"shape = {shape}, must be at least 0")
+    return [tuple(shape)]
+
+
+def matching(a: Bound) -> None:
+    """The output is the tensor type of the value's scalar type."""
+    (kind,) = next(argument.spec for argument in a.form if argument.name == "value")  # type: ignore[misc]
+    wanted = TENSOR_OF[kind]
+    a.require(
+        a.out.type == wanted, f"output 0 is {type_name(a.out.type)}, must be {wanted.name} for a {kind.name} value"
+    )
+
+
+def filled(a: Bound, _: Array) -> Array:
+    return np.full(a.shape_of_output, a.value, a.out.dtype)
+
+
+register(
+    Op(
+        "FILL",
+        {},
+        tuple(Form(arg("shape", I32, "_"), arg("value", kind)) for kind in TENSOR_OF),
+        (out("output", dict.fromkeys(TENSOR_OF.values(), V1_3)),),
+        filled,
+        (matching,),
+        infer=stated,
+        doc="A tensor of the given shape, every element the given value.",
+        example=example([7, 7], shape=[2], value=7.0),
+    ),
+)

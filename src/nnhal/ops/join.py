@@ -1,0 +1,122 @@
+"""CONCATENATION, PACK, SPLIT: tensors joined along an axis, and cut apart."""
+
+import numpy as np
+
+from nnhal.base.levels import FL6, V1_0, V1_2, V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import axis_of, decode, encode
+from nnhal.ops.schema import (
+    F16,
+    F32,
+    I32,
+    INT32,
+    Q8,
+    Q8S,
+    SAME,
+    Bound,
+    Form,
+    Op,
+    T,
+    agree,
+    arg,
+    example,
+    out,
+    register,
+    show,
+)
+
+
+def joined(a: Bound) -> list[Shape]:
+    rank = a.parts[0].rank
+    axis = axis_of(a, "axis", rank)
+    dims: list[int | None] = list(a.parts[0].dims)
+    sizes: list[int | None] = []
+    for n, value in enumerate(a.parts):
+        a.require(value.rank == rank, f"input {n} has rank {value.rank}, must be {rank} like the first")
+        for i, d in enumerate(value.dims):
+            if i != axis and d is not None:
+                a.require(dims[i] in (None, d), f"input {n} has dimension {i} = {d}, must be {dims[i]}")
+                dims[i] = d
+        sizes.append(value.dims[axis])
+    dims[axis] = None if None in sizes else sum(s for s in sizes if s is not None)
+    return [tuple(dims)]
+
+
+def same_scales(a: Bound) -> None:
+    """Before 1.2 all inputs have the output's scale and zero point."""
+    if a.out.quantised and any((v.scale, v.zero_point) != (a.out.scale, a.out.zero_point) for v in a.parts):
+        a.since(V1_2, "inputs of other scales than the output's may be concatenated since 1.2")
+
+
+def concatenate(a: Bound, xs: list[Array]) -> Array:
+    own = a.out.scale, a.out.zero_point
+    kept = [not v.quantised or (v.scale, v.zero_point) == own for v in a.parts]
+    return np.concatenate(
+        [x if k else encode(a.out, decode(v, x)) for k, v, x in zip(kept, a.parts, xs, strict=True)], a.axis
+    )
+
+
+def packed(a: Bound) -> list[Shape]:
+    first = a.parts[0].dims
+    axis = axis_of(a, "axis", len(first) + 1)
+    for n, value in enumerate(a.parts):
+        a.require(agree(value.dims, first), f"part {n} has shape {show(value.dims)}, must be {show(first)}")
+    return [(*first[:axis], len(a.parts), *first[axis:])]
+
+
+def same_quantisation(a: Bound) -> None:
+    """All inputs have the same scale and zero point."""
+    first = a.parts[0]
+    for n, value in enumerate(a.parts):
+        alike = (value.scale, value.zero_point) == (first.scale, first.zero_point)
+        a.require(alike, f"part {n} has scale {value.scale:g} and zero point {value.zero_point}, must be like part 0")
+
+
+def cut_shapes(a: Bound) -> list[Shape]:
+    axis = axis_of(a, "axis", a.input.rank)
+    a.require(len(a.outs) == a.pieces, f"gives {len(a.outs)} outputs, must give pieces = {a.pieces}")
+    size = a.input.dims[axis]
+    a.require(
+        size is None or size % a.pieces == 0, f"dimension {axis} = {size}, must be a multiple of pieces = {a.pieces}"
+    )
+    dims: list[int | None] = list(a.input.dims)
+    dims[axis] = None if size is None else size // a.pieces
+    return [tuple(dims)] * a.pieces
+
+
+MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
+
+register(
+    Op(
+        "CONCATENATION",
+        {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3},
+        (Form(arg("parts", T, rank=(1, 4), many=1), arg("axis", INT32, at_least=0)),),
+        (out("output", T),),
+        concatenate,
+        (same_scales,),
+        infer=joined,
+        doc="Tensors one behind the other along an axis.",
+        example=example([1, 2, 3], parts=[[1], [2, 3]], axis=0),
+    ),
+    Op(
+        "PACK",
+        dict.fromkeys(MOVED, FL6),
+        (Form(arg("axis", INT32), arg("parts", T, many=1)),),
+        (out("output", T, quant=SAME),),
+        lambda a, xs: np.stack(xs, a.axis),
+        (same_quantisation,),
+        infer=packed,
+        doc="Tensors of one shape stacked along a new axis.",
+        example=example([[1, 3], [2, 4]], axis=1, parts=[[1, 2], [3, 4]]),
+    ),
+    Op(
+        "SPLIT",
+        MOVED,
+        (Form(arg("input", T), arg("axis", INT32), arg("pieces", INT32, at_least=1)),),
+        (out("parts", T, quant=SAME, many=1),),
+        lambda a, x: tuple(np.split(x, a.pieces, a.axis)),
+        infer=cut_shapes,
+        doc="A tensor cut into equal pieces along an axis.",
+        example=example(([1, 2], [3, 4]), input=[1, 2, 3, 4], axis=0, pieces=2, outputs=2),
+    ),
+)

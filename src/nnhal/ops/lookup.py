@@ -1,0 +1,139 @@
+"""EMBEDDING_LOOKUP, HASHTABLE_LOOKUP, LSH_PROJECTION: rows found by index, by key, by hash."""
+
+import numpy as np
+
+from nnhal.base.codes import LshProjection
+from nnhal.base.levels import V1_0, V1_2, V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.fingerprint import fingerprint64
+from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, fixed, out, register
+
+lookups = arg("lookups", I32, "count")
+
+
+def rows(a: Bound) -> list[Shape]:
+    return [(a.__dict__.get("count"), *a.values.dims[1:])]
+
+
+def within(a: Bound) -> None:
+    """Indices lie within the first dimension of the values."""
+    size = a.values.known[0]
+    bad = a.lookups.array[(a.lookups.array < 0) | (a.lookups.array >= size)]
+    a.require(not bad.size, f"lookups has {bad[0] if bad.size else 0}, must be from 0 to {size - 1}")
+
+
+def found(a: Bound) -> list[Shape]:
+    return [*rows(a), (a.__dict__.get("count"),)]
+
+
+def one_a_key(a: Bound) -> None:
+    """Each key has a row of values."""
+    a.require(
+        a.values.dims[0] in (None, a.keys_), f"values has {a.values.dims[0]} rows, must have {a.keys_}, one a key"
+    )
+
+
+def ascending(a: Bound) -> None:
+    """Keys are in ascending order."""
+    a.require((np.diff(a.keys.array.astype(np.int64)) >= 0).all(), "keys are not sorted, must be in ascending order")
+
+
+def by_key(a: Bound, wanted: Array, keys: Array, values: Array) -> tuple[Array, Array]:
+    """Rows without a hit are zero."""
+    place = np.searchsorted(keys, wanted).clip(0, max(len(keys) - 1, 0))
+    hits = keys[place] == wanted if len(keys) else np.zeros(len(wanted), bool)
+    output = np.zeros((len(wanted), *values.shape[1:]), values.dtype)
+    output[hits] = values[place[hits]]
+    return output, hits.astype(np.uint8)
+
+
+def hash_shape(a: Bound) -> list[Shape]:
+    return [(a.functions * a.bits if a.kind == LshProjection.DENSE else a.functions,)]
+
+
+def signature_fits(a: Bound) -> None:
+    """A sparse signature fits 32 bits."""
+    needed = a.bits + int(np.ceil(np.log2(max(a.functions, 1))))
+    a.require(
+        a.kind == LshProjection.DENSE or needed <= 32, f"sparse signatures need {needed} bits, must be at most 32"
+    )
+
+
+def weighted(a: Bound) -> None:
+    """Weights are one for each row of the input; a dense projection needs them."""
+    a.require(
+        a.kind != LshProjection.DENSE or a.weight is not None,
+        "input 2 (weight) is omitted, must be given for a dense projection",
+    )
+
+
+def one_a_row(a: Bound) -> None:
+    """There are as many weights as rows of the input."""
+    a.require(a.input.dims[0] in (None, a.weights), f"weight has {a.weights} elements, must have {a.input.dims[0]}")
+
+
+def offset_level(a: Bound) -> None:
+    """Sparse signatures with an offset for each hash function exist since 1.2."""
+    if a.kind == LshProjection.SPARSE:
+        a.since(V1_2, "sparse projections with offsets exist since 1.2")
+
+
+def project(a: Bound, hashes: Array, x: Array, weight: Array | None) -> Array:
+    """A bit is the sign of the sum over rows of weight * fingerprint(seed, row)."""
+    items = [row.tobytes() for row in np.ascontiguousarray(x).reshape(len(x), -1)]
+    scales = np.ones(len(items)) if weight is None else weight.astype(np.float64)
+    bits = np.empty(hashes.shape, np.int32)
+    for at, seed in np.ndenumerate(hashes.astype(np.float32)):
+        prints = np.array([fingerprint64(seed.tobytes() + item) for item in items], np.uint64)
+        bits[at] = (prints.astype(np.int64).astype(np.float64) * scales).sum() > 0
+    if a.kind == LshProjection.DENSE:
+        return bits.reshape(-1)
+    signatures = (bits << np.arange(a.bits)[::-1]).sum(1)
+    offsets = np.arange(a.functions) << a.bits if a.kind == LshProjection.SPARSE else 0
+    return (signatures + offsets).astype(np.int32)
+
+
+HIT = fixed({Q8: (1.0, 0)})
+
+register(
+    Op(
+        "EMBEDDING_LOOKUP",
+        {F32: V1_0, F16: V1_3, I32: V1_2, Q8: V1_2, Q8S: V1_3},
+        (Form(lookups, arg("values", T)),),
+        (out("output", T, quant=SAME),),
+        lambda a, wanted, values: values[wanted],
+        (within,),
+        infer=rows,
+        doc="Rows picked by index.",
+        example=example([[5, 6], [1, 2]], lookups=[2, 0], values=[[1, 2], [3, 4], [5, 6]]),
+    ),
+    Op(
+        "HASHTABLE_LOOKUP",
+        {F32: V1_0, I32: V1_0, Q8: V1_0, Q8S: V1_3},
+        (Form(lookups, arg("keys", I32, "keys_"), arg("values", T)),),
+        (out("output", T, quant=SAME), out("hits", {Q8: V1_0}, quant=HIT)),
+        by_key,
+        (one_a_key, ascending),
+        infer=found,
+        doc="Rows picked by key; zeros, and no hit, where the key is not there.",
+        example=example(([[3], [0]], [1, 0]), lookups=[20, 15], keys=[10, 20], values=[[1], [3]]),
+    ),
+    Op(
+        "LSH_PROJECTION",
+        {},
+        (
+            Form(
+                arg("hashes", {F32: V1_0, F16: V1_2}, "functions bits", doc="seeds"),
+                arg("input", {F32: V1_0, F16: V1_2, I32: V1_0, Q8: V1_0, Q8S: V1_3}),
+                arg("weight", {F32: V1_0, F16: V1_2}, "weights", optional=True),
+                arg("kind", LshProjection),
+            ),
+        ),
+        (out("output", {I32: V1_0}),),
+        project,
+        (signature_fits, weighted, one_a_row, offset_level),
+        infer=hash_shape,
+        doc="Bits by locality-sensitive hashing.",
+        example=example([0], hashes=[[0.5]], input=[1.0], weight=[0.0], kind="dense"),
+    ),
+)

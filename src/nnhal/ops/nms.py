@@ -1,0 +1,149 @@
+"""BOX_WITH_NMS_LIMIT, and non-maximum suppression: the best box is chosen, those that overlap it lose score or drop out."""
+
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+
+from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.boxes import BOX_TYPES, BOXES, NUMBER, eighths, ordered, overlap
+from nnhal.ops.common import real
+from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
+
+Suppress = Callable[[Array, Array], tuple[Array, Array]]  # scores and overlaps with the chosen box: new scores, who stays
+
+
+class NmsKernel(IntEnum):
+    """How overlap lowers a score."""
+
+    HARD = 0
+    LINEAR = 1
+    GAUSSIAN = 2
+
+
+def hard(threshold: float) -> Suppress:
+    """Drop what overlaps by the threshold or more."""
+    return lambda scores, shared: (scores, shared < threshold)
+
+
+def soft(a: Bound) -> Suppress:
+    """Multiply scores by the kernel of `a`; drop those that fall below its threshold."""
+
+    def factor(shared: Array) -> Array:
+        if a.nms_kernel == NmsKernel.GAUSSIAN:
+            return np.exp(-shared * shared / np.float32(a.sigma))
+        rest = 1 - shared if a.nms_kernel == NmsKernel.LINEAR else np.zeros_like(shared)
+        return np.where(shared < a.iou_threshold, np.ones_like(shared), rest)
+
+    def suppress(scores: Array, shared: Array) -> tuple[Array, Array]:
+        scores = scores * factor(shared)
+        return scores, scores >= a.nms_score_threshold
+
+    return suppress
+
+
+def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> tuple[Array, Array]:
+    """Indices of the boxes chosen, best first, and the scores they had by then. most: -1 for any number."""
+    rest, chosen, final = np.arange(len(scores)), [], []
+    while len(rest) and len(chosen) != most:
+        best = int(scores.argmax())
+        chosen.append(rest[best])
+        final.append(scores[best])
+        rest, scores = np.delete(rest, best), np.delete(scores, best)
+        scores, stays = suppress(scores, overlap(boxes[chosen[-1]], boxes[rest]))
+        rest, scores = rest[stays], scores[stays]
+    return np.array(chosen, np.int64), np.array(final, np.float32)
+
+
+def choose_by_class(
+    boxes: Array, scores: Array, threshold: float, suppress: Suppress, most: int
+) -> tuple[Array, Array, Array]:
+    """Box, class and score of what each class but 0, the background, chooses of boxes [n, classes, 4]; best first."""
+    found = []
+    for kind in range(1, scores.shape[1]):
+        able = np.flatnonzero(scores[:, kind] >= threshold)
+        chosen, final = choose(boxes[able, kind], scores[able, kind], suppress, most)
+        found.append((able[chosen], np.full(len(chosen), kind), final))
+    box, kinds, final = (np.concatenate(part) for part in zip(*found, strict=True))
+    best = np.argsort(-final, kind="stable")
+    return box[best], kinds[best], final[best]
+
+
+def grouped(a: Bound) -> None:
+    """Rule: boxes of one picture stand together."""
+    index = a.batch_index.array
+    first = index[:1].tolist() + index[1:][index[1:] != index[:-1]].tolist()
+    a.require(min(first, default=0) >= 0, f"batch_index holds {min(first, default=0)}, must be at least 0")
+    a.require(len(first) == len(set(first)), f"batch_index = {first} by groups, must have each batch in one group")
+
+
+def four_a_class(a: Bound) -> None:
+    a.require(
+        a.coordinates == 4 * a.num_classes, f"roi has dimension 1 = {a.coordinates}, must be 4 * {a.num_classes} classes"
+    )
+
+
+def classes(a: Bound) -> None:
+    """Rule: there is a class besides the background."""
+    a.require(a.num_classes >= 2, f"num_classes = {a.num_classes}, must be at least 2: class 0 is the background")
+
+
+def sigma(a: Bound) -> None:
+    a.require(
+        a.nms_kernel != NmsKernel.GAUSSIAN or a.sigma > 0, f"sigma = {a.sigma:g}, must be greater than 0 for GAUSSIAN"
+    )
+
+
+def limited(a: Bound, scores: Array, roi: Array, index: Array) -> tuple[Array, ...]:
+    """The best of each picture, over all classes; in the order of pictures, classes, falling scores."""
+    boxes = roi.reshape(*scores.shape, 4)
+    most = max(a.max_num_detections, -1)
+    parts = []
+    for rows in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index)) + 1):
+        box, kinds, final = choose_by_class(boxes[rows], scores[rows], a.score_threshold, soft(a), most)
+        kept = slice(None if most < 0 else most)
+        order = np.argsort(kinds[kept], kind="stable")
+        parts.append((rows[box[kept][order]], kinds[kept][order], final[kept][order]))
+    at, kinds, final = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return final, boxes[at, kinds], kinds, index[at]
+
+
+register(
+    Op(
+        "BOX_WITH_NMS_LIMIT",
+        {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
+        (
+            Form(
+                arg("scores", T, "num_rois num_classes"),
+                arg("roi", BOX_TYPES, "num_rois coordinates"),
+                arg("batch_index", I32, "num_rois"),
+                arg("score_threshold", NUMBER),
+                arg("max_num_detections", INT32, doc="for each picture; negative: any number"),
+                arg("nms_kernel", NmsKernel),
+                *args("iou_threshold sigma nms_score_threshold", NUMBER),
+            ),
+        ),
+        (
+            out("scores_out", T, "num_output_rois", quant=SAME),
+            out("roi_out", BOX_TYPES, "num_output_rois 4", quant=BOXES),
+            out("classes", I32, "num_output_rois"),
+            out("batches", I32, "num_output_rois"),
+        ),
+        real(limited),
+        (eighths("roi"), four_a_class, classes, ordered("roi"), grouped, sigma),
+        doc="The best boxes of each picture, of every class but 0, the background, without those that overlap better ones.",
+        example=example(
+            ([0.9, 0.7], [[0, 0, 4, 4], [9, 9, 10, 10]], [1, 1], [0, 0]),
+            scores=[[0, 0.9], [0, 0.8], [0, 0.7]],
+            roi=[[0, 0, 4, 4, 0, 0, 4, 4], [0, 0, 4, 4, 0, 0, 4, 5], [9, 9, 10, 10, 9, 9, 10, 10]],
+            batch_index=[0, 0, 0],
+            score_threshold=0.1,
+            max_num_detections=-1,
+            nms_kernel="hard",
+            iou_threshold=0.5,
+            sigma=1.0,
+            nms_score_threshold=0.1,
+        ),
+    ),
+)

@@ -1,0 +1,112 @@
+"""PAD, PAD_V2, MIRROR_PAD: elements put around a tensor."""
+
+import numpy as np
+
+from nnhal.base.codes import MirrorPad
+from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.schema import (
+    F16,
+    F32,
+    FLOAT16,
+    FLOAT32,
+    I32,
+    INT32,
+    Q8,
+    Q8S,
+    SAME,
+    Bound,
+    Form,
+    Op,
+    T,
+    arg,
+    example,
+    out,
+    per,
+    register,
+)
+
+OUT = (out("output", T, quant=SAME),)
+SMALL = arg("input", T, rank=(1, 4))
+PADDINGS = arg("paddings", I32, "_ 2", doc="elements before and after, for each dimension")
+VALUE = per({F32: FLOAT32, F16: FLOAT16, Q8: INT32, Q8S: INT32})
+
+
+def widths(a: Bound) -> list[tuple[int, int]]:
+    found = a.paddings.array.reshape(-1, 2).tolist()
+    a.require(len(found) == a.input.rank, f"paddings has {len(found)} rows, must have {a.input.rank}, one a dimension")
+    a.require(min((n for row in found for n in row), default=0) >= 0, f"paddings = {found}, must be at least 0")
+    return [(int(m), int(n)) for m, n in found]
+
+
+def padded(a: Bound) -> list[Shape]:
+    return [tuple(None if d is None else d + sum(w) for d, w in zip(a.input.dims, widths(a), strict=True))]
+
+
+def pad(a: Bound, x: Array, _: Array) -> Array:
+    return np.pad(x, widths(a), constant_values=a.input.zero_point)
+
+
+def zero_point(a: Bound) -> None:
+    """A quantised input whose zero point is not 0 is padded with it since 1.2; before, the padding is undefined."""
+    if a.T == Q8 and a.input.zero_point:
+        a.since(V1_2, "quantised inputs whose zero point is not 0 may be padded since 1.2")
+
+
+def pad_value(a: Bound, x: Array, _: Array) -> Array:
+    return np.pad(x, widths(a), constant_values=np.asarray(a.value).astype(x.dtype))
+
+
+def fits(a: Bound) -> None:
+    """A quantised value lies in the range of its type."""
+    if a.input.quantised:
+        limits = np.iinfo(a.input.dtype)
+        a.require(limits.min <= a.value <= limits.max, f"value = {a.value}, must be {limits.min} to {limits.max}")
+
+
+def mirrored(a: Bound) -> None:
+    """No more is mirrored than there is: REFLECT does not repeat the border."""
+    reach = 1 if a.mode == MirrorPad.REFLECT else 0
+    for d, w in zip(a.input.known, widths(a), strict=True):
+        a.require(max(w) <= d - reach, f"paddings has {w} for a dimension of {d}, must be at most {d - reach}")
+
+
+def mirror(a: Bound, x: Array, _: Array) -> Array:
+    return np.pad(x, widths(a), mode="reflect" if a.mode == MirrorPad.REFLECT else "symmetric")
+
+
+register(
+    Op(
+        "PAD",
+        {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
+        (Form(SMALL, PADDINGS),),
+        OUT,
+        pad,
+        (zero_point,),
+        infer=padded,
+        doc="Zeros around a tensor.",
+        example=example([0, 1, 2, 0, 0], input=[1, 2], paddings=[[1, 2]]),
+    ),
+    Op(
+        "PAD_V2",
+        {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
+        (Form(SMALL, PADDINGS, arg("value", VALUE, doc="as stored")),),
+        OUT,
+        pad_value,
+        (fits,),
+        infer=padded,
+        doc="A value around a tensor.",
+        example=example([9, 1, 2], input=[1, 2], paddings=[[1, 0]], value=9),
+    ),
+    Op(
+        "MIRROR_PAD",
+        dict.fromkeys((F32, F16, I32, Q8, Q8S), FL7),
+        (Form(arg("input", T), PADDINGS, arg("mode", MirrorPad)),),
+        OUT,
+        mirror,
+        (mirrored,),
+        infer=padded,
+        doc="The tensor's mirror image around it.",
+        example=example([3, 2, 1, 2, 3], input=[1, 2, 3], paddings=[[2, 0]], mode="reflect"),
+    ),
+)

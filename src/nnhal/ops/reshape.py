@@ -1,0 +1,146 @@
+"""RESHAPE, SQUEEZE, EXPAND_DIMS, TRANSPOSE, RANK: the same elements under another shape; how many dimensions there are."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.levels import FL6, V1_0, V1_1, V1_2, V1_3
+from nnhal.base.operands import TENSOR_TYPES, Array, Shape
+from nnhal.ops.common import axis_of
+from nnhal.ops.schema import (
+    F16,
+    F32,
+    I32,
+    INT32,
+    Q8,
+    Q8S,
+    SAME,
+    Bound,
+    Form,
+    Op,
+    T,
+    arg,
+    example,
+    out,
+    register,
+)
+
+OUT = (out("output", T, quant=SAME),)
+ANY, SMALL = arg("input", T), arg("input", T, rank=(1, 4))
+FIRST = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}
+SECOND = {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3}
+THIRD = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
+RANKED = [t for t in TENSOR_TYPES if t < 10000]  # all but the OEM's
+
+
+def reshaped(a: Bound) -> list[Shape]:
+    wanted = [int(n) for n in a.shape.array]
+    a.require(wanted.count(-1) <= 1 and min(wanted, default=0) >= -1, f"shape = {wanted}, must have at most one -1")
+    if -1 in wanted:
+        rest = math.prod([n for n in wanted if n != -1])
+        total = math.prod(a.input.known)
+        a.require(rest > 0 and total % rest == 0, f"shape = {wanted} cannot hold {total} elements")
+        wanted[wanted.index(-1)] = total // rest
+    if None not in a.input.dims:
+        total = math.prod(a.input.known)
+        a.require(math.prod(wanted) == total, f"shape = {wanted} holds {math.prod(wanted)} elements, must hold {total}")
+    return [tuple(wanted)]
+
+
+def shaped(a: Bound, x: Array, _: Array | None = None) -> Array:
+    return x.reshape(a.shape_of_output)
+
+
+def squeezed_axes(a: Bound) -> list[int]:
+    dims = a.input.dims
+    if a.axes is None:
+        return [i for i, d in enumerate(a.input.known) if d == 1]
+    axes = []
+    for axis in (int(n) for n in a.axes.array):
+        a.require(-len(dims) <= axis < len(dims), f"axes has {axis}, must be from {-len(dims)} to {len(dims) - 1}")
+        size = dims[axis]
+        a.require(size in (1, None), f"axes has {axis} of size {size}, must be of size 1")
+        axes.append(axis % len(dims))
+    return axes
+
+
+def squeezed(a: Bound) -> list[Shape]:
+    axes = squeezed_axes(a)
+    return [tuple(d for i, d in enumerate(a.input.dims) if i not in axes) or (1,)]
+
+
+def expanded(a: Bound) -> list[Shape]:
+    axis = axis_of(a, "axis", a.input.rank + 1)
+    dims = a.input.dims
+    return [(*dims[:axis], 1, *dims[axis:])]
+
+
+def permutation_of(a: Bound) -> list[int]:
+    rank = a.input.rank
+    if a.permutation is None:
+        return list(range(rank))[::-1]
+    found = [int(n) for n in a.permutation.array]
+    a.require(sorted(found) == list(range(rank)), f"permutation = {found}, must hold each of 0 to {rank - 1} once")
+    return found
+
+
+def transposed(a: Bound) -> list[Shape]:
+    return [tuple(a.input.dims[i] for i in permutation_of(a))]
+
+
+def rank(a: Bound, x: Array) -> Array:
+    return np.array(x.ndim, np.int32)
+
+
+register(
+    Op(
+        "RESHAPE",
+        {**FIRST, I32: FL6},
+        (Form(ANY, arg("shape", I32, "_", doc="one -1 stands for what is left")),),
+        OUT,
+        shaped,
+        infer=reshaped,
+        doc="The same elements in another shape.",
+        example=example([[1, 2], [3, 4]], input=[1, 2, 3, 4], shape=[2, -1]),
+    ),
+    Op(
+        "SQUEEZE",
+        SECOND,
+        (Form(SMALL, arg("axes", I32, "_", optional=True, doc="all of size 1 where omitted")),),
+        OUT,
+        shaped,
+        infer=squeezed,
+        doc="Dimensions of size 1 are dropped.",
+        example=example([1, 2], input=[[[1], [2]]], axes=[0, 2]),
+    ),
+    Op(
+        "EXPAND_DIMS",
+        THIRD,
+        (Form(ANY, arg("axis", INT32)),),
+        OUT,
+        shaped,
+        infer=expanded,
+        doc="A dimension of size 1 is put in.",
+        example=example([[1, 2]], input=[1, 2], axis=0),
+    ),
+    Op(
+        "TRANSPOSE",
+        SECOND,
+        (Form(SMALL, arg("permutation", I32, "_", optional=True, doc="the dimensions in reverse where omitted")),),
+        OUT,
+        lambda a, x, _: x.transpose(permutation_of(a)),
+        infer=transposed,
+        doc="Dimensions are permuted.",
+        example=example([[1, 3], [2, 4]], input=[[1, 2], [3, 4]], permutation=[1, 0]),
+    ),
+    Op(
+        "RANK",
+        dict.fromkeys(RANKED, V1_3),
+        (Form(ANY),),
+        (out("output", INT32),),
+        rank,
+        infer=lambda a: [()],
+        doc="The number of dimensions.",
+        example=example(2, input=[[1, 2]]),
+    ),
+)

@@ -1,0 +1,166 @@
+"""SLICE, STRIDED_SLICE, GATHER, TILE, REVERSE, TOPK_V2: elements picked by their place, or by their size."""
+
+import numpy as np
+
+from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
+from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import axis_of
+from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
+
+OUT = (out("output", T, quant=SAME),)
+ANY, SMALL = arg("input", T), arg("input", T, rank=(1, 4))
+MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
+
+
+def sliced(a: Bound) -> list[Shape]:
+    begin, size, dims = a.begin.array.tolist(), a.size.array.tolist(), a.input.dims
+    a.require(
+        len(begin) == len(size) == len(dims), f"begin and size have {len(begin)} and {len(size)}, must have {len(dims)}"
+    )
+    shape: list[int | None] = []
+    for i, (b, s, d) in enumerate(zip(begin, size, dims, strict=True)):
+        a.require(s >= -1, f"size[{i}] = {s}, must be at least -1")
+        if d is None:
+            shape.append(None if s == -1 else s)
+            continue
+        a.require(0 <= b <= d, f"begin[{i}] = {b}, must be from 0 to {d}")
+        a.require(s == -1 or b + s <= d, f"begin[{i}] + size[{i}] = {b + s}, must be at most {d}")
+        shape.append(d - b if s == -1 else s)
+    return [tuple(shape)]
+
+
+def block(a: Bound, x: Array, begin: Array, _: Array) -> Array:
+    return x[tuple(slice(b, b + n) for b, n in zip(begin.tolist(), a.shape_of_output, strict=True))]
+
+
+def strided(a: Bound) -> list[tuple[slice | int, int]]:
+    """For each dimension its index, and the size that results."""
+    dims = a.input.known
+    rows = [value.array.tolist() for value in (a.begin, a.end, a.strides)]
+    a.require(all(len(r) == len(dims) for r in rows), f"begin, end and strides must have {len(dims)} elements each")
+    found: list[tuple[slice | int, int]] = []
+    for i, (d, b, e, s) in enumerate(zip(dims, *rows, strict=True)):
+        a.require(s != 0, f"strides[{i}] = 0, must not be 0")
+        if a.shrink_mask >> i & 1:
+            at = 0 if a.begin_mask >> i & 1 else b
+            a.require(-d <= at < d, f"begin[{i}] = {b}, must be from {-d} to {d - 1}")
+            a.require(s > 0, f"strides[{i}] = {s}, must be above 0 where the dimension shrinks")
+            found.append((at % d, 1))
+            continue
+        part = slice(None if a.begin_mask >> i & 1 else b, None if a.end_mask >> i & 1 else e, s)
+        found.append((part, len(range(*part.indices(d)))))
+    return found
+
+
+def strided_shape(a: Bound) -> list[Shape]:
+    """Where all dimensions shrink the shape is [1]."""
+    return [tuple(n for part, n in strided(a) if isinstance(part, slice)) or (1,)]
+
+
+def stepped(a: Bound, x: Array, *_: Array) -> Array:
+    return x[tuple(part for part, _ in strided(a))].reshape(a.shape_of_output)
+
+
+def gathered(a: Bound) -> list[Shape]:
+    axis = axis_of(a, "axis", a.input.rank)
+    return [(*a.input.dims[:axis], *a.indices.dims, *a.input.dims[axis + 1 :])]
+
+
+def within(a: Bound) -> None:
+    """Indices lie within the axis."""
+    size = a.input.known[axis_of(a, "axis", a.input.rank)]
+    bad = a.indices.array[(a.indices.array < 0) | (a.indices.array >= size)]
+    a.require(not bad.size, f"indices has {bad[0] if bad.size else 0}, must be from 0 to {size - 1}")
+
+
+def tiled(a: Bound) -> list[Shape]:
+    times = a.multiples.array.tolist()
+    a.require(len(times) == a.input.rank, f"multiples has {len(times)} elements, must have {a.input.rank}")
+    a.require(min(times, default=1) >= 1, f"multiples = {times}, must be at least 1")
+    return [tuple(None if d is None else d * n for d, n in zip(a.input.dims, times, strict=True))]
+
+
+def axis_to_reverse(a: Bound) -> None:
+    """The axis is that of a dimension, counted from the front."""
+    (axis,) = a.axis.array.tolist()
+    a.require(0 <= axis < a.input.rank, f"axis = {axis}, must be from 0 to {a.input.rank - 1}")
+
+
+def top_shapes(a: Bound) -> list[Shape]:
+    dims = a.input.dims
+    size = dims[-1]
+    a.require(size is None or a.k <= size, f"k = {a.k}, must be at most the last dimension, {size}")
+    return [(*dims[:-1], a.k)] * 2
+
+
+def top(a: Bound, x: Array) -> tuple[Array, Array]:
+    """Of equal values the one with the larger index comes first."""
+    order = np.argsort(x, -1, kind="stable")[..., ::-1][..., : a.k]
+    return np.take_along_axis(x, order, -1), order.astype(np.int32)
+
+
+register(
+    Op(
+        "SLICE",
+        MOVED,
+        (Form(ANY, arg("begin", I32, "_"), arg("size", I32, "_", doc="-1: all that is left")),),
+        OUT,
+        block,
+        infer=sliced,
+        doc="A block of a tensor.",
+        example=example([2, 3], input=[1, 2, 3], begin=[1], size=[-1]),
+    ),
+    Op(
+        "STRIDED_SLICE",
+        {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
+        (Form(SMALL, *args("begin end strides", I32, "_"), *args("begin_mask end_mask shrink_mask", INT32)),),
+        OUT,
+        stepped,
+        infer=strided_shape,
+        doc="A block of a tensor in steps; bits of the masks say which begins and ends are ignored and which axes vanish.",
+        example=example(
+            [3, 1], input=[1, 2, 3], begin=[-1], end=[0], strides=[-2], begin_mask=0, end_mask=1, shrink_mask=0
+        ),
+    ),
+    Op(
+        "GATHER",
+        MOVED,
+        (Form(ANY, arg("axis", INT32), arg("indices", I32)),),
+        OUT,
+        lambda a, x, i: x.take(i, a.axis),
+        (within,),
+        infer=gathered,
+        doc="Slices picked by index along an axis.",
+        example=example([30, 10], input=[10, 20, 30], axis=0, indices=[2, 0]),
+    ),
+    Op(
+        "TILE",
+        MOVED,
+        (Form(ANY, arg("multiples", I32, "_")),),
+        OUT,
+        lambda a, x, m: np.tile(x, m),
+        infer=tiled,
+        doc="A tensor repeated along its axes.",
+        example=example([1, 2, 1, 2], input=[1, 2], multiples=[2]),
+    ),
+    Op(
+        "REVERSE",
+        dict.fromkeys((F32, F16, I32, Q8, Q8S), FL7),
+        (Form(arg("input", T, rank=(1, 8)), arg("axis", I32, "1")),),
+        OUT,
+        lambda a, x, axis: np.flip(x, int(axis[0])),
+        (axis_to_reverse,),
+        doc="The order along an axis turned round.",
+        example=example([3, 2, 1], input=[1, 2, 3], axis=[0]),
+    ),
+    Op(
+        "TOPK_V2",
+        MOVED,
+        (Form(ANY, arg("k", INT32, at_least=1)),),
+        (out("values", T, quant=SAME), out("indices", {I32: V1_2})),
+        top,
+        infer=top_shapes,
+        doc="The k greatest along the last axis, and where they were.",
+        example=example(([30, 20], [1, 2]), input=[10, 30, 20], k=2),
+    ),
+)
