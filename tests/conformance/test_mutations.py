@@ -20,7 +20,7 @@ NAMED = re.compile(r"(operand %|input \d|output \d|inputs|outputs|[A-Z0-9_]+ #\d
 
 
 def chosen(vectors: Path) -> Iterator[tuple[str, Vector]]:
-    """A vector for every operation and form: the first whose graph is that one operation."""
+    """A vector for every operation, form and number of inputs: the first whose graph is that one operation."""
     entries = index(vectors)
     seen = set()
     for vector in read(vectors):
@@ -28,7 +28,7 @@ def chosen(vectors: Path) -> Iterator[tuple[str, Vector]]:
         if not primary or vector.expect_failure or len(vector.test["main"]["operations"]) != 1:
             continue
         bound = validate(vector.model()).subgraphs[0].operations[0]
-        key = primary, bound.op.forms.index(bound.form)
+        key = primary, bound.op.forms.index(bound.form), len(vector.test["main"]["operations"][0]["inputs"])
         if key not in seen:
             seen.add(key)
             yield primary, vector

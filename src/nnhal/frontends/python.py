@@ -129,7 +129,7 @@ class Builder:
         options = {key: named.pop(key, None) for key in ("scale", "zero_point", "out_type", "outputs", "name")}
         form, given = _choose(record, arguments, _expand(named))
         tensors = self._operands(record, form, given)
-        outs = _outputs(record, tensors, options)
+        outs = _outputs(record, form, tensors, options)
         values = [t.value if t is not None else None for t in tensors]
         bound = bind(record, values, outs)
         results = []
@@ -138,8 +138,8 @@ class Builder:
                 value.type, [d or 0 for d in shape or ()], value.scale, value.zero_point, name=options["name"] or ""
             )
             results.append(Tensor(index, replace(value, shape=shape), self))
-        kinds = _omitted_types(record, form, bound.T)
-        indices = [self._model.no_value(k) if t is None else t.index for t, k in zip(tensors, kinds, strict=False)]
+        kinds = _omitted_types(record, form, bound.T, len(tensors))
+        indices = [self._model.no_value(k) if t is None else t.index for t, k in zip(tensors, kinds, strict=True)]
         self._model.operation(record.code, indices, [r.index for r in results], options["name"] or "")
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -231,10 +231,12 @@ def _choose(record: Op, arguments: Sequence[Any], named: Mapping[str, Any]) -> t
     raise InvalidModel(f"{record.name}: " + "; or ".join(problems))
 
 
-def _outputs(record: Op, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
+def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
     """The outputs as far as they are known before binding: type and quantisation."""
     count = options["outputs"] or sum(1 for o in record.outputs if o.default is REQUIRED)
-    first = next((t.value for t in tensors if t is not None and t.value.type in record.types), None)
+    slots = form.slots(len(tensors))
+    owned = (t for a, start, end in slots if repr(a.spec) == "T" for t in tensors[start:end] if t is not None)
+    first = next((t.value for t in owned), None)
     own = first.type if first is not None else None
     outs = []
     for index in range(count):
@@ -261,5 +263,7 @@ def _quantised(record: Op, output: Arg, value: Value, first: Value | None, optio
     raise InvalidModel(f"{record.name}: the output's scale is not given, must be: scale=..., zero_point=...")
 
 
-def _omitted_types(record: Op, form: Form, own: int | None) -> list[int]:
-    return [int(next(iter(types_for(record, argument, own)))) for argument in form]
+def _omitted_types(record: Op, form: Form, own: int | None, count: int) -> list[int]:
+    """The type of each input, were it omitted."""
+    slots = ((next(iter(types_for(record, a, own))), end - start) for a, start, end in form.slots(count))
+    return [int(kind) for kind, size in slots for _ in range(size)]

@@ -132,7 +132,7 @@ register(
         (eighths("roi image_info"), ordered("roi"), in_batches, nonzero("batches deltas", "num_rois"), whole),
         doc="Boxes moved and resized by deltas, for each class, and clipped to their picture.",
         example=example(
-            [[4, 1, 8, 5]], roi=[[1, 1, 5, 5]], bbox_deltas=[[1, 0, 0, 0]], batch_index=[0], image_info=[[6, 8]]
+            [[5, 1, 8, 5]], roi=[[1, 1, 5, 5]], bbox_deltas=[[1, 0, 0, 0]], batch_index=[0], image_info=[[6, 8]]
         ),
     ),
 )

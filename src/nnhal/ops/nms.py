@@ -11,7 +11,9 @@ from nnhal.ops.boxes import BOX_TYPES, BOXES, NUMBER, eighths, ordered, overlap
 from nnhal.ops.common import real
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
-Suppress = Callable[[Array, Array], tuple[Array, Array]]  # scores and overlaps with the chosen box: new scores, who stays
+Suppress = Callable[
+    [Array, Array], tuple[Array, Array]
+]  # scores and overlaps with the chosen box: new scores, who stays
 
 
 class NmsKernel(IntEnum):
@@ -45,7 +47,9 @@ def soft(a: Bound) -> Suppress:
 
 def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> tuple[Array, Array]:
     """Indices of the boxes chosen, best first, and the scores they had by then. most: -1 for any number."""
-    rest, chosen, final = np.arange(len(scores)), [], []
+    rest = np.arange(len(scores))
+    chosen: list[int] = []
+    final: list[float] = []
     while len(rest) and len(chosen) != most:
         best = int(scores.argmax())
         chosen.append(rest[best])
@@ -80,7 +84,8 @@ def grouped(a: Bound) -> None:
 
 def four_a_class(a: Bound) -> None:
     a.require(
-        a.coordinates == 4 * a.num_classes, f"roi has dimension 1 = {a.coordinates}, must be 4 * {a.num_classes} classes"
+        a.coordinates == 4 * a.num_classes,
+        f"roi has dimension 1 = {a.coordinates}, must be 4 * {a.num_classes} classes",
     )
 
 

@@ -17,12 +17,12 @@ from nnhal.ops.schema import (
     INT32,
     Q8,
     Q8S,
+    Q16A,
+    Q16S,
     SAME,
     Bound,
     Form,
     Op,
-    Q16A,
-    Q16S,
     T,
     arg,
     args,
@@ -108,7 +108,7 @@ def fast(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
 
 def detect(a: Bound, scores: Array, deltas: Array, anchors: Array) -> tuple[Array, ...]:
     """Rows that no detection needs are 0."""
-    scale = np.float32([a.scale_y, a.scale_x, a.scale_h, a.scale_w])
+    scale = np.array([a.scale_y, a.scale_x, a.scale_h, a.scale_w], np.float32)
     boxes = moved(anchors[:, :2], anchors[:, 2:], deltas[..., :4] / scale)
     shape = a.batches, rows(a)
     score_out, box_out = np.zeros(shape, np.float32), np.zeros((*shape, 4), np.float32)

@@ -1,14 +1,14 @@
-"""ROI_ALIGN, ROI_POOLING, HEATMAP_MAX_KEYPOINT: what pictures hold in regions of interest."""
+"""ROI_ALIGN, ROI_POOLING: regions of interest of a feature map, scaled to one size."""
 
 import math
-from functools import partial
+from collections.abc import Callable
 
 import numpy as np
 
 from nnhal.base.codes import MAX_OPERAND_BYTES
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.boxes import BOX_TYPES, BOXES, NUMBER, eighths, in_batches, ordered, positive
+from nnhal.ops.boxes import BOX_TYPES, NUMBER, eighths, in_batches, ordered, positive
 from nnhal.ops.common import decode, interpolate, nhwc, nonzero, real
 from nnhal.ops.schema import (
     BOOL,
@@ -31,33 +31,134 @@ from nnhal.ops.schema import (
 )
 
 TYPES = {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3}
-PICTURES = arg("input", T, "batches height width depth", layout=True)
-ROI = arg("roi", BOX_TYPES, "num_rois 4"), arg("batch_index", I32, "num_rois")
-NEW_SIZE = args("out_height out_width", INT32, at_least=1)
-RATIOS = args("height_stride width_stride", NUMBER, doc="size of the original image over that of the feature map")
+START = (
+    arg("input", T, "batches height width depth", layout=True, doc="the feature map"),
+    arg("roi", BOX_TYPES, "num_rois 4", doc="in the original image"),
+    arg("batch_index", I32, "num_rois"),
+    *args("out_height out_width", INT32, at_least=1),
+    *args("height_stride width_stride", NUMBER, doc="size of the original image over that of the feature map"),
+)
+NEW = "num_rois out_height out_width depth"
+
+# Reduces one axis of a feature map [height, width, depth], from a place to a place, to a number of bins.
+Reduce = Callable[[Bound, Array, int, float, float], Array]
 
 
 def scaled(a: Bound, roi: Array) -> Array:
-    """Regions in coordinates of the feature map."""
-    stride = np.float64([a.width_stride, a.height_stride])
-    return roi / np.concatenate([stride, stride])
+    """Regions in the feature map's coordinates."""
+    return roi / np.array([a.width_stride, a.height_stride] * 2, np.float64)
 
 
 def within(a: Bound) -> None:
-    """Rule: regions lie in the picture, but for what rounding to their type makes of its far edge."""
-    roi = decode(a.roi, a.roi.array)
-    slack = 1 + np.finfo(np.float16 if a.T == F16 else np.float32).eps
-    edge = np.float64([a.width, a.height, a.width, a.height])
+    """Rule: regions lie in the image, but for what rounding to their type makes of its far edge."""
+    roi, edge = decode(a.roi, a.roi.array), np.array([a.width, a.height] * 2)
     places = scaled(a, roi)
+    slack = 1 + np.finfo(a.roi.dtype if a.roi.dtype.kind == "f" else np.float32).eps
     for box in roi[~((places >= 0) & (places <= edge * slack)).all(-1)]:
         size = f"{a.width * a.width_stride:g} wide and {a.height * a.height_stride:g} high"
         a.fail(f"roi holds the box {box.tolist()}, must lie within the image, {size}")
 
 
-def pooled(a: Bound, x: Array, places: Array, index: Array, reduce: partial[Array]) -> Array:
-    """Each region cut into out_height by out_width bins, and each bin reduced: along the height first, then the width."""
-    result = np.empty((len(places), a.out_height, a.out_width, x.shape[3]), x.dtype)
-    for n, (batch, (x1, y1, x2, y2)) in enumerate(zip(index, places, strict=True)):
-        rows = reduce(a, x[batch], 0, y1, y2, a.out_height)
-        result[n] = reduce(a, rows, 1, x1, x2, a.out_width)
-    return result
+def each_region(a: Bound, x: Array, places: Array, index: Array, reduce: Reduce) -> Array:
+    """Every region [x1, y1, x2, y2] of the picture that it lies in, reduced along height, then width."""
+    made = np.empty((len(places), a.out_height, a.out_width, a.depth), x.dtype)
+    for n, (batch, (x1, y1, x2, y2)) in enumerate(zip(index, places.tolist(), strict=True)):
+        made[n] = reduce(a, reduce(a, x[batch], 0, y1, y2), 1, x1, x2)
+    return made
+
+
+def averaged(a: Bound, x: Array, axis: int, start: float, end: float) -> Array:
+    """Means of points spread evenly over each bin, interpolated between elements; a region spans at least one."""
+    count, points = ((a.out_height, a.height_samples), (a.out_width, a.width_samples))[axis]
+    size = max(end - start, 1)
+    points = points or math.ceil(size / count)
+    room = count * points * (x.nbytes // x.shape[axis])
+    a.require(
+        room <= MAX_OPERAND_BYTES, f"{points} sampling points take {room} bytes, must be at most {MAX_OPERAND_BYTES}"
+    )
+    at = start + (np.arange(count * points) + 0.5) * size / (count * points)
+    samples = interpolate(x, np.minimum(at, x.shape[axis] - 1), axis)
+    return samples.reshape(*x.shape[:axis], count, points, *x.shape[axis + 1 :]).mean(axis + 1)
+
+
+def align(a: Bound, x: Array, roi: Array, index: Array) -> Array:
+    return each_region(a, x, scaled(a, roi), index, averaged)
+
+
+def greatest(a: Bound, x: Array, axis: int, start: float, end: float) -> Array:
+    """Greatest elements of bins from whole places to whole places, which may overlap; 0 where a bin is empty."""
+    count = (a.out_height, a.out_width)[axis]
+    size, k = int(end - start) + 1, np.arange(count)
+    first, last = (np.minimum(int(start) + n, x.shape[axis]) for n in (k * size // count, -(-(k + 1) * size // count)))
+    more = np.concatenate([x, x.take([-1], axis)], axis)  # so that the end of the last bin is a place too
+    bins = np.maximum.reduceat(more, np.stack([first, last], -1).ravel(), axis)
+    bins = bins.take(2 * k, axis)  # the others lie between bins
+    return np.where(
+        np.expand_dims(first < last, [n for n in range(x.ndim) if n != axis]), bins, x.dtype.type(a.input.zero_point)
+    )
+
+
+def pool(a: Bound, x: Array, roi: Array, index: Array) -> Array:
+    """The greatest elements are those of the greatest stored values; edges are rounded, halves up."""
+    return each_region(a, x, np.floor(scaled(a, decode(a.roi, roi)) + 0.5), index, greatest)
+
+
+CHECKS = (
+    eighths("roi"),
+    ordered("roi"),
+    in_batches,
+    positive("height_stride width_stride"),
+    within,
+    nonzero("batches height width depth", "num_rois"),
+)
+
+register(
+    Op(
+        "ROI_ALIGN",
+        TYPES,
+        (
+            Form(
+                *START,
+                *args("height_samples width_samples", INT32, at_least=0, doc="0: as many as elements"),
+                arg("nchw", BOOL),
+            ),
+        ),
+        (out("output", T, NEW, layout=True),),
+        nhwc(real(align)),
+        CHECKS,
+        doc="Regions of interest scaled to one size, by means of interpolated points.",
+        example=example(
+            [[[[2.5]]]],
+            input=[[[[1], [2]], [[3], [4]]]],
+            roi=[[0, 0, 1, 1]],
+            batch_index=[0],
+            out_height=1,
+            out_width=1,
+            height_stride=1,
+            width_stride=1,
+            height_samples=1,
+            width_samples=1,
+            nchw=False,
+        ),
+    ),
+    Op(
+        "ROI_POOLING",
+        TYPES,
+        (Form(*START, arg("nchw", BOOL)),),
+        (out("output", T, NEW, layout=True, quant=SAME),),
+        nhwc(pool),
+        CHECKS,
+        doc="Regions of interest scaled to one size, by the greatest elements.",
+        example=example(
+            [[[[4]]]],
+            input=[[[[1], [2]], [[3], [4]]]],
+            roi=[[0, 0, 1, 1]],
+            batch_index=[0],
+            out_height=1,
+            out_width=1,
+            height_stride=1,
+            width_stride=1,
+            nchw=False,
+        ),
+    ),
+)

@@ -1,0 +1,70 @@
+"""HEATMAP_MAX_KEYPOINT: the greatest place of each heatmap, between its elements."""
+
+import numpy as np
+
+from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.operands import Array
+from nnhal.ops.boxes import BOX_TYPES, BOXES, eighths, ordered
+from nnhal.ops.common import nhwc, real
+from nnhal.ops.schema import BOOL, F16, F32, Q8, Q8S, Bound, Form, Op, T, arg, example, out, register
+
+REACH = 1.5  # how far from the greatest element the greatest place may lie
+
+
+def large(a: Bound) -> None:
+    a.require(a.heatmap_size >= 2, f"heatmap_size = {a.heatmap_size}, must be at least 2")
+
+
+def peak(a: Bound, around: Array) -> tuple[Array, Array]:
+    """Where a parabola through 3 x 3 elements [..., y, x] has its peak, as [x, y] from their middle, and its value there.
+
+    Taylor's expansion to the second order: m + g·d + d·H·d / 2 with the slope g and the curvature H; d solves H d = -g.
+    Where H cannot be inverted, d is 0.
+    """
+    (nw, n, ne), (w, m, e), (sw, s, se) = np.moveaxis(around, (-2, -1), (0, 1))
+    gx, gy = (e - w) / 2, (s - n) / 2
+    xx, yy, xy = w - 2 * m + e, n - 2 * m + s, (se - sw - ne + nw) / 4
+    determinant = xx * yy - xy * xy
+    tiny = np.float32(1e-3 if a.T == F16 else 1e-5)
+    solvable = np.abs(determinant) >= tiny + tiny * xx * yy
+    d = np.where(solvable, np.stack([xy * gy - yy * gx, xy * gx - xx * gy]) / np.where(solvable, determinant, 1), 0)
+    d = d * np.minimum(1, REACH / np.maximum(np.abs(d).max(0), REACH))
+    dx, dy = d
+    value = m + gx * dx + gy * dy + (xx * dx * dx + 2 * xy * dx * dy + yy * dy * dy) / 2
+    return np.moveaxis(d, 0, -1), value
+
+
+def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
+    maps = np.moveaxis(heatmap, -1, 1)
+    size = a.heatmap_size
+    y, x = np.divmod(maps.reshape(*maps.shape[:2], size * size).argmax(-1), size)
+    mirrored = np.pad(maps, ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
+    box, keypoint, up, left = np.ix_(*map(np.arange, (*maps.shape[:2], 3, 3)))
+    around = mirrored[box, keypoint, y[..., None, None] + up, x[..., None, None] + left]
+    offset, score = peak(a, around)
+    share = (np.stack([x, y], -1) + offset + np.float32(0.5)) / size
+    low, high = boxes[:, None, :2], boxes[:, None, 2:]
+    return score, low + share * (high - low)
+
+
+register(
+    Op(
+        "HEATMAP_MAX_KEYPOINT",
+        {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
+        (
+            Form(
+                arg("heatmap", T, "num_boxes heatmap_size heatmap_size num_keypoints", layout=True),
+                arg("boxes", BOX_TYPES, "num_boxes 4", doc="where the heatmaps lie in the original image"),
+                arg("nchw", BOOL),
+            ),
+        ),
+        (
+            out("scores", T, "num_boxes num_keypoints"),
+            out("keypoints", BOX_TYPES, "num_boxes num_keypoints 2", quant=BOXES, doc="each [x, y] in the image"),
+        ),
+        nhwc(real(keypoints)),
+        (large, eighths("boxes"), ordered("boxes")),
+        doc="The greatest place of each heatmap, in the original image, and its score.",
+        example=example(([[1]], [[[1, 3]]]), heatmap=[[[[0], [0]], [[1], [0]]]], boxes=[[0, 0, 4, 4]], nchw=False),
+    ),
+)
