@@ -31,7 +31,7 @@ STILL_VALID: dict[tuple[str, str], str] = {
     (ADDED, "RESIZE_BILINEAR"): "one more BOOL behind `nchw` is `align_corners`",
     (ADDED, "RESIZE_NEAREST_NEIGHBOR"): "one more BOOL behind `nchw` is `align_corners`",
     ("operand lifetime", "QUANTIZED_LSTM"): "an optional argument without a value is an omitted one",
-    ("removed operand", "WHILE"): "a loop variable that nothing reads may be missing from the end of the outputs",
+    ("removed operand", "WHILE"): "a loop variable without an output is a state-only one",
     **{("removed input", operation): reason for operation, reason in WITHOUT_LAST.items()},
     **{("removed operand", operation): reason for operation, reason in WITHOUT_LAST.items()},
 }

@@ -11,9 +11,8 @@ from nnhal.ops.boxes import BOX_TYPES, BOXES, NUMBER, eighths, ordered, overlap
 from nnhal.ops.common import real
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
-Suppress = Callable[
-    [Array, Array], tuple[Array, Array]
-]  # scores and overlaps with the chosen box: new scores, who stays
+# Scores of the other boxes, and their overlaps with the one chosen, to new scores and whether each stays.
+Suppress = Callable[[Array, Array], tuple[Array, Array]]
 
 
 class NmsKernel(IntEnum):

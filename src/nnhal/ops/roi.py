@@ -72,7 +72,7 @@ def averaged(a: Bound, x: Array, axis: int, start: float, end: float) -> Array:
     count, points = ((a.out_height, a.height_samples), (a.out_width, a.width_samples))[axis]
     size = max(end - start, 1)
     points = points or math.ceil(size / count)
-    room = count * points * (x.nbytes // x.shape[axis])
+    room = count * points * (x.nbytes // x.shape[axis] + 16)  # and the places themselves
     a.require(
         room <= MAX_OPERAND_BYTES, f"{points} sampling points take {room} bytes, must be at most {MAX_OPERAND_BYTES}"
     )
