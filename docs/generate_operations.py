@@ -1,22 +1,25 @@
 """Writes docs/operations.md from the records in `nnhal.ops`; with --check says whether the file is up to date."""
 
+import ast
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
-from inspect import cleandoc, getclosurevars, getmodule
+from inspect import getclosurevars, getmodule
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType, type_name
-from nnhal.base.levels import V1_0, Level
+from nnhal.base.levels import Level
 from nnhal.conformance.suite import FLOAT, HALF
 from nnhal.ops import OPS
 from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Per, Stored, T
 
 FILE = Path(__file__).with_name("operations.md")
 WIDTH = 112
+NEWLINE = "\n"  # f-strings of Python 3.11 take no backslashes
 INTRODUCTION = """\
 # Operations
 
@@ -24,14 +27,14 @@ Written by `python docs/generate_operations.py` from the records in `src/nnhal/o
 
 **T** is the type that all operands marked T share. *Since* is the first level that has an operation; a type, argument
 or output that came later has its level in parentheses or behind "since". Dimensions of equal names have equal sizes, `_` is
-any size; those marked NHWC are in the order of NCHW where the argument `nchw` is true. An argument with a default may be left
-out together with those behind it; an optional one may be omitted by itself. Activations are fused into an operation: applied to
-its real result, before it is quantised.
+any size; those marked NHWC are in the order of NCHW where the argument `nchw` is true. An argument with a default may be
+left out together with those behind it; an optional one may be omitted by itself. Activations are fused into an operation:
+applied to its real result, before it is quantised.
 
 Quantisation of an output: *as the input* is that of the first T argument; *stated* is whatever the model says.
 
-Conformance allows differences of {float} in float32, {half} in float16 (and in float32 where a model is relaxed),
-1 in all integers, stored or not, and none in truth values.
+Tolerance: conformance allows for differences of {float} in float32,
+{half} in float16 and where a model is relaxed, 1 in all integers, stored or not, and none in truth values.
 
 In examples `b` is a `nnhal.Builder`, where lists and numbers become constants; `padding`, `stride`, `filter_size` and
 `dilation` stand for their pairs of arguments, `out_type`, `scale` and `zero_point` describe the output. Results are computed
@@ -48,24 +51,52 @@ def sentence(text: str) -> str:
     return text + ("" if text.endswith(".") else ".") if text else ""
 
 
+def lowered(text: str) -> str:
+    """A sentence to follow a colon."""
+    return text[:1].lower() + text[1:]
+
+
 def rule(function: Callable[..., Any]) -> str:
-    """What a rule says of itself; one made by a factory says it there, and what it was made for follows in parentheses."""
+    """What a rule says of itself, or the factory that made it, with what it was made for in the places of its names."""
+    if function.__name__ == "<lambda>":
+        return formula(function)
     factory = getattr(getmodule(function), function.__qualname__.partition(".<locals>")[0], function)
-    doc = cleandoc(function.__doc__ or factory.__doc__ or "")
-    for mark in ("Rules:", "Rule:", "Shape rule:"):
+    doc = " ".join((function.__doc__ or factory.__doc__ or "").split())
+    for mark in ("Rules: ", "Rule: ", "Shape rule: "):
         doc = doc.removeprefix(mark)
-    found = getclosurevars(function).nonlocals.values() if function.__closure__ else ()
-    made_for = [text for text in map(setting, found) if text]
-    return sentence(doc.strip().rstrip(".") + (f" ({'; '.join(made_for)})" if made_for else ""))
+    nonlocals = getclosurevars(function).nonlocals if function.__closure__ else {}
+    made_for = {name: text for name, value in nonlocals.items() if (text := setting(value))}
+    placed = [name for name in made_for if f"`{name}`" in doc]
+    for name in placed:
+        doc = doc.replace(f"`{name}`", made_for[name])
+    rest = [made_for[name] for name in made_for if name == "prefix" or not placed]
+    return sentence(doc.rstrip(".") + (f" ({'; '.join(rest)})" if rest else ""))
+
+
+def formula(function: Callable[..., Any]) -> str:
+    """The expression of a lambda."""
+    code = function.__code__
+    places = {place[:2] for place in code.co_positions()}
+    for node in ast.walk(ast.parse(Path(code.co_filename).read_text())):
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
+            inside = {(n.lineno, n.end_lineno) for n in ast.walk(node.body) if isinstance(n, ast.expr)}
+            if inside & places:
+                text = ast.unparse(node.body)
+                for noise in ("a.", "(a)", "a, ", "math."):
+                    text = text.replace(noise, "")
+                return f"{text}."
+    return ""
 
 
 def setting(value: Any) -> str:
-    """What a rule was made for: names and numbers."""
+    """What a rule was made for: names, numbers, formulas."""
     if isinstance(value, IntEnum):
         return value.name
     if isinstance(value, tuple | list):
         return ", ".join(text for text in map(setting, value) if text)
-    return str(value) if isinstance(value, str | int | float) else ""
+    if callable(value):
+        return formula(value).rstrip(".") if value.__name__ == "<lambda>" else ""
+    return ", ".join(value.split()) if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
 
 
 def since(level: Level, base: Level) -> str:
@@ -83,23 +114,18 @@ def types(allowed: Allowed, base: Level) -> str:
 
 def spec(argument: Arg, record: Op) -> str:
     """The types of an argument in words; those that follow from T grouped."""
-    if argument.enum is not None:
-        return (
-            f"{types(argument.spec, Level.FL8)} {argument.enum.__name__}" if isinstance(argument.spec, Mapping) else ""
-        )
-    if argument.spec is T:
-        return "T"
+    base = max(record.since, argument.since)
     if isinstance(argument.spec, Per):
+        owners = {own: types(argument.spec.table[own], base) for own in record.types if own in argument.spec.table}
         by: dict[str, list[str]] = {}
-        for own, allowed in ((own, argument.spec.table[own]) for own in record.types if own in argument.spec.table):
-            by.setdefault(types(allowed, max(record.since, record.types[own])), []).append(type_name(own))
-        if len(by) == 1:
-            return next(iter(by))
-        if all(text.split(" (")[0] == own for text, owns in by.items() for own in owns):
-            return "T"
-        return "; ".join(f"{text} for {', '.join(owns)}" for text, owns in by.items())
-    assert isinstance(argument.spec, Mapping)
-    return types(argument.spec, record.since)
+        for own, text in owners.items():
+            alone = list(owners.values()).count(text) == 1
+            said = re.sub(rf"\b{type_name(own)}\b( \([^)]*\))?", "T", text) if alone else text
+            by.setdefault(said, []).append(type_name(own))
+        return next(iter(by)) if len(by) == 1 else "; ".join(f"{text} for {', '.join(own)}" for text, own in by.items())
+    if not isinstance(argument.spec, Mapping):
+        return "T"
+    return types(argument.spec, base) + (f" {argument.enum.__name__}" if argument.enum is not None else "")
 
 
 def shape(argument: Arg) -> str:
@@ -116,38 +142,27 @@ def number(value: Any) -> str:
     """A limit or default as people write it."""
     if isinstance(value, IntEnum):
         return value.name
-    return (
-        {None: "none", False: "false", True: "true"}[value]
-        if value is None or value is True or value is False
-        else f"{value:g}"
-    )
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
 
 
 def limits(argument: Arg, base: Level) -> str:
-    """Range, presence and meaning of an argument."""
-    parts = []
+    """Range, presence and meaning of an argument or output."""
     low, high = argument.at_least, argument.at_most
-    if low is not None or high is not None:
-        parts.append(
-            f"{number(low)} to {number(high)}"
-            if low is not None and high is not None
-            else f"at least {number(low)}"
-            if low is not None
-            else f"at most {number(high)}"
-        )
-    if argument.many is not None:
-        parts.append(f"{argument.many} or more of them")
-    if argument.optional:
-        parts.append("optional")
-    if argument.since > max(base, V1_0):
-        parts.append(f"since {argument.since}")
-    if argument.default is not REQUIRED:
-        parts.append(f"default {number(argument.default)}")
-    if argument.paired:
-        parts.append("given with the one before")
-    if argument.doc:
-        parts.append(argument.doc)
-    return "; ".join(parts)
+    parts = [
+        f"{number(low)} to {number(high)}" if low is not None and high is not None else "",
+        f"at least {number(low)}" if low is not None and high is None else "",
+        f"at most {number(high)}" if low is None and high is not None else "",
+        f"{argument.many} or more of them" if argument.many is not None else "",
+        "optional" if argument.optional else "",
+        f"since {argument.since}" if argument.since > base else "",
+        "may be left out" if argument.default is None else "",
+        f"default {number(argument.default)}"
+        if argument.default is not REQUIRED and argument.default is not None
+        else "",
+        "given with the one before" if argument.paired else "",
+        argument.doc,
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 # ------------------------------------------------------------------------------------------------------------- records
@@ -155,11 +170,11 @@ def limits(argument: Arg, base: Level) -> str:
 
 def table(head: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     """A table of Markdown, without the columns that are empty in all rows."""
-    rows, names = list(rows), head.split(" | ")
-    kept = [i for i in range(len(names)) if any(row[i] for row in rows)]
+    cells, names = list(rows), head.split(" | ")
+    kept = [i for i in range(len(names)) if any(row[i] for row in cells)]
     yield "| " + " | ".join(names[i] for i in kept) + " |"
     yield "|" + " --- |" * len(kept)
-    for row in rows:
+    for row in cells:
         yield "| " + " | ".join(row[i] for i in kept) + " |"
     yield ""
 
@@ -172,22 +187,22 @@ def alike(arguments: Iterable[Arg]) -> Iterator[tuple[str, Arg]]:
 
 
 def merged(forms: Iterable[Form]) -> list[Arg]:
-    """The arguments of all forms, each once, in an order that all forms agree with as far as they do."""
+    """The arguments of all forms, each once; those of a later form before the next that it shares."""
     result: list[Arg] = []
     for form in forms:
-        at = 0
-        for argument in form:
-            if argument in result:
-                at = result.index(argument) + 1
-            else:
-                result.insert(at, argument)
-                at += 1
+        for n, argument in enumerate(form):
+            if argument not in result:
+                after = next((result.index(a) for a in form[n:] if a in result), len(result))
+                result.insert(after, argument)
     return result
 
 
-def signature(form: Form) -> str:
-    """The names of a form; what may be left out in brackets."""
-    return ", ".join(f"[{a.name}]" if a.default is not REQUIRED else a.name for a in form)
+def signature(form: Form, before: Form | None) -> str:
+    """The names of a form; what may be left out in brackets. One that only adds to the form before says no more."""
+    names = [f"[{a.name}]" if a.default is not REQUIRED else a.name for a in form]
+    if before is not None and form[: len(before)] == before:
+        return f"the same, then `{', '.join(names[len(before) :])}`"
+    return f"`{', '.join(names)}`"
 
 
 def quantisation(output: Arg, record: Op) -> str:
@@ -217,13 +232,14 @@ def output_shape(output: Arg, record: Op) -> str:
     return "" if record.infer is not None else "as the input"
 
 
-def shape_rules(record: Op) -> Iterator[str]:
-    """How shapes follow that names of dimensions cannot say."""
+def rules(record: Op) -> Iterator[str]:
+    """How shapes follow that names of dimensions cannot say, then what has to hold."""
     if record.infer is not None:
-        yield rule(record.infer)
-    for name, compute in record.where.items():
-        if text := rule(compute):
-            yield f"`{name}`: {text}"
+        yield f"Shape: {lowered(rule(record.infer))}"
+    for compute, dims in groupby(record.where, key=lambda name: rule(record.where[name])):
+        yield f"`{', '.join(dims)}`: {lowered(compute)}"
+    for text in map(rule, record.checks):
+        yield text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def call(record: Op) -> str:
@@ -260,7 +276,8 @@ def described(record: Op) -> Iterator[str]:
     if record.types:
         yield f"T: {types(record.types, record.since)}.\n"
     if len(record.forms) > 1:
-        yield from (f"{n}. `{signature(form)}`" for n, form in enumerate(record.forms, 1))
+        pairs = zip(record.forms, (None, *record.forms), strict=False)
+        yield from (f"{n}. {signature(form, before)}" for n, (form, before) in enumerate(pairs, 1))
         yield ""
     yield from table(
         "argument | type | dimensions | notes",
@@ -274,21 +291,20 @@ def described(record: Op) -> Iterator[str]:
                 spec(o, record),
                 output_shape(o, record),
                 quantisation(o, record),
-                limits(replace(o, default=REQUIRED), record.since)
-                + ("" if o.default is REQUIRED else "; may be left out"),
+                limits(o, record.since),
             )
             for names, o in alike(record.outputs)
         ),
     )
-    rules = [*shape_rules(record), *map(rule, record.checks)]
-    rules = [text for text in dict.fromkeys(rules) if text]
-    if rules:
-        yield from (f"- {text}" for text in rules)
+    if said := list(dict.fromkeys(rules(record))):
+        yield from (f"- {text}" for text in said)
         yield ""
     if record.tolerance is not None:
         yield f"Tolerance: {record.tolerance.atol:g} + {record.tolerance.rtol:g} of the value.\n"
     if record.example is not None:
-        yield f"```python\n{call(record)}  # {record.example.outputs}\n```\n"
+        code, result = call(record), f"# {record.example.outputs}"
+        fits = len(code.rpartition("\n")[2]) + len(result) + 2 <= WIDTH
+        yield f"```python\n{code}{'  ' if fits else NEWLINE}{result}\n```\n"
 
 
 def enums(records: Iterable[Op]) -> Iterator[str]:

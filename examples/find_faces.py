@@ -63,7 +63,10 @@ def draw(picture: Image.Image, faces: list[dict[str, Any]], to_picture: Any) -> 
         corners = to_picture(face["box"].reshape(2, 2))
         canvas.rectangle([*corners[0], *corners[1]], outline="#00e676", width=width)
         canvas.text(
-            (corners[0][0], corners[0][1] - max(17, 6 * width)), f"{face['score']:.0%}", fill="#00e676", font_size=5 * width
+            (corners[0][0], corners[0][1] - max(17, 6 * width)),
+            f"{face['score']:.0%}",
+            fill="#00e676",
+            font_size=5 * width,
         )
         for x, y in to_picture(face["points"]):
             canvas.ellipse([x - width, y - width, x + width, y + width], fill="#ff4081")

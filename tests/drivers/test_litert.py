@@ -20,6 +20,7 @@ from nnhal.base.errors import (
     OperationFailed,
     UnsupportedModel,
 )
+from nnhal.base.operands import ChannelQuant
 from nnhal.bench import maker
 from nnhal.frontends import tflite
 from nnhal.hal.device import Device, Hints, Prepared
@@ -284,6 +285,43 @@ def test_quantised_comparison_is_of_real_values(device: Device) -> None:
     less = model("LESS", [(Q8, (3,), 2.0, 0), (Q8, (3,), 1.0, 10)], (T.TENSOR_BOOL8,))
     y = run(device.prepare(less, Hints()), np.array([1, 2, 3], np.uint8), np.array([14, 14, 14], np.uint8))[0]
     assert y.tolist() == [True, False, False]  # 2, 4, 6 against 4
+
+
+def test_among_equals_the_last_comes_first_as_nnapi_wants_and_litert_does_not(device: Device) -> None:
+    top = model("TOPK_V2", [(F32, (5,)), (T.INT32, 3)], (F32,), (I32,))
+    values, places = run(device.prepare(top, Hints()), floats(7, 1, 7, 9, 7))
+    assert values.tolist() == [9, 7, 7] and places.tolist() == [3, 4, 2]
+
+
+def test_integer_division_is_taken_only_where_it_cannot_end_the_process(device: Device) -> None:
+    def divide(by: int) -> Model:
+        return model("DIV", [(I32, (2,)), (I32, [by, by]), (T.INT32, NONE)], (I32,))
+
+    assert run(device.prepare(divide(2), Hints()), np.array([7, -7], np.int32))[0].tolist() == [3, -4]
+    assert not device.supports(divide(0))[0].ok and not device.supports(divide(-1))[0].ok
+
+
+def test_unsigned_activations_take_weights_with_a_scale_for_each_channel(device: Device) -> None:
+    b = ModelBuilder()
+    x, y = b.operand(Q8, (1, 1, 1, 1), 0.5, 128), b.operand(Q8, (1, 1, 1, 2), 1.0, 100)
+    weights = np.array([3, -4], np.int8).reshape(2, 1, 1, 1)
+    kernel = b.constant(T.TENSOR_QUANT8_SYMM_PER_CHANNEL, weights, channel=ChannelQuant((1.0, 2.0), 0))
+    offsets = b.constant(I32, [2, 1])
+    numbers = [b.constant(T.INT32, n) for n in (1, 1, 1, NONE)]
+    b.operation("CONV_2D", [x, kernel, offsets, *numbers], [y])
+    result = run(device.prepare(b.finish([x], [y]), Hints()), np.full((1, 1, 1, 1), 138, np.uint8))[0]
+    # x = (138 - 128) / 2 = 5; 5 * 3 + 2 * 0.5 * 1 = 16 and 5 * -8 + 1 * 0.5 * 2 = -39
+    assert result.ravel().tolist() == [116, 61]
+
+
+def test_constants_are_written_once_and_aligned() -> None:
+    from nnhal.drivers.litert.lowering import lower
+
+    weights = np.random.default_rng(0).normal(size=(256, 1000)).astype(np.float32)
+    content = lower(model("ADD", [(F32, (256, 1000)), (F32, weights), (T.INT32, NONE)], (F32,))).content
+    assert content.count(weights.tobytes()) == 1
+    assert content.index(weights.tobytes()) % 64 == 0
+    assert len(content) < weights.nbytes + 8192
 
 
 def test_a_value_known_only_at_execution_is_refused_with_its_name(device: Device) -> None:

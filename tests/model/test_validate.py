@@ -135,7 +135,7 @@ def test_negative_dimension():
 def test_rank_nine():
     b = Builder()
     x = b.input((1,) * 9)
-    with pytest.raises(InvalidModel, match="rank|has shape"):
+    with pytest.raises(InvalidModel, match=r"rank|has shape"):
         b.finish([x], [b.floor(x)])
 
 

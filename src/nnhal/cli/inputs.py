@@ -76,7 +76,9 @@ def _named_picture(path: Path) -> Path:
 
     if str(path) not in zoo.pictures():
         names = ", ".join(zoo.pictures())
-        raise InvalidRequest(f"input {path}: is no file, must be .npy, .npz, a picture ({names}), raw bytes, or NAME=FILE")
+        raise InvalidRequest(
+            f"input {path}: is no file, must be .npy, .npz, a picture ({names}), raw bytes, or NAME=FILE"
+        )
     return zoo.path(str(path))
 
 

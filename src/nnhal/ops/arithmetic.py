@@ -17,6 +17,7 @@ QUANT = {Q8: V1_2, Q8S: V1_3}
 
 
 def integers_keep_their_range(a: Bound) -> None:
+    """Integers have no activation."""
     activation = a.activation
     a.require(
         a.T != I32 or activation == Activation.NONE,
@@ -25,6 +26,7 @@ def integers_keep_their_range(a: Bound) -> None:
 
 
 def products_fit(a: Bound) -> None:
+    """A quantised output's scale is greater than the product of the inputs'."""
     if a.out.quantised:
         least = np.float32(a.input1.scale) * np.float32(a.input2.scale)
         a.require(

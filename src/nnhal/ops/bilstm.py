@@ -43,6 +43,7 @@ def both(a: Bound, *tensors: Any) -> tuple[Array, ...]:
 
 
 def both_shapes(a: Bound) -> list[Shape | None]:
+    """Shape rule: sequences like the input, of the output sizes, their sum where merged; then the last states."""
     sizes = "fw_output_size", "fw_units", "bw_output_size", "bw_units"
     return two_way_shapes(a, (sizes[0], sizes[2]), *sizes)
 

@@ -29,7 +29,7 @@ def to_depth(a: Bound, x: Array) -> Array:
 
 
 def multiple(name: str, of: Callable[[Bound], int]) -> Callable[[Bound], None]:
-    """Rule: a dimension is a multiple of what the block makes of it."""
+    """Rule: `name` is a multiple of `of`."""
 
     def check(a: Bound) -> None:
         size, unit = getattr(a, name), of(a)
@@ -38,7 +38,7 @@ def multiple(name: str, of: Callable[[Bound], int]) -> Callable[[Bound], None]:
     return check
 
 
-def sizes(a: Bound) -> tuple[int, int]:
+def block_sizes(a: Bound) -> tuple[int, int]:
     height, width = a.blocks.array.tolist()
     a.require(min(height, width) >= 1, f"blocks = {[height, width]}, must be at least 1")
     return height, width
@@ -52,13 +52,13 @@ def margins(a: Bound) -> list[list[int]]:
 
 def padded_size(a: Bound, axis: int) -> int:
     size: int = (a.height, a.width)[axis] + sum(margins(a)[axis])
-    block = sizes(a)[axis]
+    block = block_sizes(a)[axis]
     a.require(size % block == 0, f"padded size {size}, must be a multiple of the block, {block}")
     return size // block
 
 
 def to_batch(a: Bound, x: Array, _: Array, paddings: Array) -> Array:
-    (h, w), fill = sizes(a), a.input.zero_point
+    (h, w), fill = block_sizes(a), a.input.zero_point
     x = np.pad(x, [(0, 0), *margins(a), (0, 0)], constant_values=fill)
     n, height, width, c = x.shape
     cells = x.reshape(n, height // h, h, width // w, w, c).transpose(2, 4, 0, 1, 3, 5)
@@ -72,7 +72,7 @@ def zero_point(a: Bound) -> None:
 
 
 def from_batch(a: Bound, x: Array, _: Array) -> Array:
-    h, w = sizes(a)
+    h, w = block_sizes(a)
     n, height, width, c = x.shape
     cells = x.reshape(h, w, n // (h * w), height, width, c).transpose(2, 3, 0, 4, 1, 5)
     return cells.reshape(n // (h * w), height * h, width * w, c)
@@ -80,7 +80,7 @@ def from_batch(a: Bound, x: Array, _: Array) -> Array:
 
 def shuffled(a: Bound, x: Array) -> Array:
     groups = np.moveaxis(x, a.axis, 0)
-    cells = groups.reshape(a.groups, -1, *groups.shape[1:]).swapaxes(0, 1)
+    cells = groups.reshape(a.groups, len(groups) // a.groups, *groups.shape[1:]).swapaxes(0, 1)
     return np.moveaxis(cells.reshape(groups.shape), 0, a.axis)
 
 
@@ -133,7 +133,7 @@ register(
         nhwc(to_batch),
         (zero_point,),
         where={
-            "out_n": lambda a: a.batch * math.prod(sizes(a)),
+            "out_n": lambda a: a.batch * math.prod(block_sizes(a)),
             "out_h": lambda a: padded_size(a, 0),
             "out_w": lambda a: padded_size(a, 1),
         },
@@ -151,11 +151,11 @@ register(
         (Form(x, SIZES, LAYOUT),),
         BATCHED,
         nhwc(from_batch),
-        (multiple("batch", lambda a: math.prod(sizes(a))),),
+        (multiple("batch", lambda a: math.prod(block_sizes(a))),),
         where={
-            "out_n": lambda a: a.batch // math.prod(sizes(a)),
-            "out_h": lambda a: a.height * sizes(a)[0],
-            "out_w": lambda a: a.width * sizes(a)[1],
+            "out_n": lambda a: a.batch // math.prod(block_sizes(a)),
+            "out_h": lambda a: a.height * block_sizes(a)[0],
+            "out_w": lambda a: a.width * block_sizes(a)[1],
         },
         doc="The batch gathered into blocks of height and width.",
         example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1]]], [[[2]]], [[[3]]], [[[4]]]], blocks=[2, 2]),

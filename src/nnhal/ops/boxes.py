@@ -107,6 +107,7 @@ def overlap(box: Array, boxes: Array) -> Array:
 
 
 def whole(a: Bound) -> None:
+    """There are four deltas a class."""
     a.require(a.deltas % 4 == 0, f"bbox_deltas has dimension 1 = {a.deltas}, must be four times the number of classes")
 
 

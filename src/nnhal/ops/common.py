@@ -191,7 +191,7 @@ def interpolate(x: Array, at: Array, axis: int) -> Array:
 
 
 def nonzero(names: str, but: str = "batches") -> Callable[[Bound], None]:
-    """Rule: these dimensions are not 0; where a definition allows for nothing `but` zero batches."""
+    """Rule: `names` are not 0; only `but` may be."""
 
     def check(a: Bound) -> None:
         for name in names.split():

@@ -59,10 +59,12 @@ def call(a: Bound, context: Any, model: SubgraphFacts, values: Sequence[Array | 
 
 
 def condition_is_one(a: Bound) -> None:
+    """The condition is one truth value."""
     is_condition(a, "input 0 (condition)", a.condition)
 
 
 def branches_fit(a: Bound) -> None:
+    """Inputs and outputs of both subgraphs are like the operation's operands and outputs."""
     for name in ("then_model", "else_model"):
         model = getattr(a, name)
         all_alike(a, name, "input", model.inputs, a.operands)
@@ -70,6 +72,7 @@ def branches_fit(a: Bound) -> None:
 
 
 def either_shape(a: Bound) -> list[Shape | None]:
+    """Shape rule: what is known of the outputs of both subgraphs."""
     branches = zip(a.then_model.outputs, a.else_model.outputs, strict=True)
     return [common(one.shape, other.shape) for one, other in branches]
 
@@ -82,6 +85,7 @@ def branch(a: Bound, context: Any, condition: Array, operands: list[Array | None
 
 
 def condition_fits(a: Bound) -> None:
+    """The condition's inputs are like the operands; its one output is one truth value."""
     model: SubgraphFacts = a.condition_model
     all_alike(a, "condition_model", "input", model.inputs, a.operands)
     a.require(len(model.outputs) == 1, f"condition_model has {len(model.outputs)} outputs, must have 1")

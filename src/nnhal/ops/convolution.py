@@ -56,16 +56,19 @@ def grouped(a: Bound, x: Array, weights: Array) -> Array:
 
 
 def multiplied(a: Bound) -> None:
+    """depth_out is depth_in * depth_multiplier."""
     depth = a.depth_in * a.depth_multiplier
     a.require(a.depth_out == depth, f"depth_out = {a.depth_out}, must be depth_in * depth_multiplier = {depth}")
 
 
 def inputs_grouped(a: Bound) -> None:
+    """depth_in is groups * depth_group."""
     depth = a.groups * a.depth_group
     a.require(a.depth_in == depth, f"depth_in = {a.depth_in}, must be groups * depth_group = {depth}")
 
 
 def outputs_grouped(a: Bound) -> None:
+    """depth_out is a multiple of groups."""
     a.require(a.depth_out % a.groups == 0, f"depth_out = {a.depth_out}, must be a multiple of groups = {a.groups}")
 
 

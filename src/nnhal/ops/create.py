@@ -11,8 +11,9 @@ TENSOR_OF = {FLOAT32: F32, FLOAT16: F16, INT32: I32}
 
 
 def stated(a: Bound) -> list[Shape]:
+    """Shape rule: the elements of shape, none of them negative."""
     shape = [int(n) for n in a.shape.array]
-    a.require(min(shape, default=0) >= 0, f"shape = {shape}, must be at least 0")
+    a.require(shape and min(shape) >= 0, f"shape = {shape}, must hold a size for each dimension, none below 0")
     return [tuple(shape)]
 
 

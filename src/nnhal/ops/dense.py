@@ -28,6 +28,7 @@ def fully_connected(a: Bound, x: Array, weights: Array) -> Array:
 
 
 def same_batches(a: Bound) -> None:
+    """Both tensors are equal in all dimensions before the last two."""
     x, y = a.x.dims, a.y.dims
     a.require(
         agree(x[:-2], y[:-2]),
@@ -36,6 +37,7 @@ def same_batches(a: Bound) -> None:
 
 
 def product_shape(a: Bound) -> list[Shape]:
+    """Shape rule: [..., rows of x, columns of y]; x has as many columns as y has rows."""
     x, y = a.x.dims, a.y.dims
     rows, inner = (x[-1], x[-2]) if a.adj_x else (x[-2], x[-1])
     other, columns = (y[-1], y[-2]) if a.adj_y else (y[-2], y[-1])

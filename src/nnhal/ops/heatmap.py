@@ -12,6 +12,7 @@ REACH = 1.5  # how far from the greatest element the greatest place may lie
 
 
 def large(a: Bound) -> None:
+    """The heatmap has at least 2 rows and columns."""
     a.require(a.heatmap_size >= 2, f"heatmap_size = {a.heatmap_size}, must be at least 2")
 
 

@@ -27,6 +27,7 @@ from nnhal.ops.schema import (
 
 
 def joined(a: Bound) -> list[Shape]:
+    """Shape rule: that of the parts, which differ along the axis only; their sizes are added up there."""
     rank = a.parts[0].rank
     axis = axis_of(a, "axis", rank)
     dims: list[int | None] = list(a.parts[0].dims)
@@ -57,22 +58,28 @@ def concatenate(a: Bound, xs: list[Array]) -> Array:
 
 
 def packed(a: Bound) -> list[Shape]:
+    """Shape rule: that of the parts, which is one, with their number put in at the axis."""
     first = a.parts[0].dims
     axis = axis_of(a, "axis", len(first) + 1)
     for n, value in enumerate(a.parts):
         a.require(agree(value.dims, first), f"part {n} has shape {show(value.dims)}, must be {show(first)}")
+        first = tuple(d if f is None else f for f, d in zip(first, value.dims, strict=True))
     return [(*first[:axis], len(a.parts), *first[axis:])]
 
 
 def same_quantisation(a: Bound) -> None:
-    """All inputs have the same scale and zero point."""
-    first = a.parts[0]
+    """All inputs have the scale and zero point of the output."""
+    own = a.out.scale, a.out.zero_point
     for n, value in enumerate(a.parts):
-        alike = (value.scale, value.zero_point) == (first.scale, first.zero_point)
-        a.require(alike, f"part {n} has scale {value.scale:g} and zero point {value.zero_point}, must be like part 0")
+        a.require(
+            not value.quantised or (value.scale, value.zero_point) == own,
+            f"part {n} has scale {value.scale:g} and zero point {value.zero_point}, "
+            f"must be those of the output, {own[0]:g} and {own[1]}",
+        )
 
 
 def cut_shapes(a: Bound) -> list[Shape]:
+    """Shape rule: the size along the axis, a multiple of pieces, is divided by it; there are as many outputs."""
     axis = axis_of(a, "axis", a.input.rank)
     a.require(len(a.outs) == a.pieces, f"gives {len(a.outs)} outputs, must give pieces = {a.pieces}")
     size = a.input.dims[axis]
@@ -101,7 +108,7 @@ register(
     Op(
         "PACK",
         dict.fromkeys(MOVED, FL6),
-        (Form(arg("axis", INT32), arg("parts", T, many=1)),),
+        (Form(arg("axis", INT32, at_least=0), arg("parts", T, many=1)),),
         (out("output", T, quant=SAME),),
         lambda a, xs: np.stack(xs, a.axis),
         (same_quantisation,),

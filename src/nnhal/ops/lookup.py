@@ -2,16 +2,18 @@
 
 import numpy as np
 
-from nnhal.base.codes import LshProjection
+from nnhal.base.codes import MAX_RANK, LshProjection
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.fingerprint import fingerprint64
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, fixed, out, register
 
 lookups = arg("lookups", I32, "count")
+values = arg("values", T, rank=(2, MAX_RANK))
 
 
 def rows(a: Bound) -> list[Shape]:
+    """Shape rule: that of values, with as many rows as lookups."""
     return [(a.__dict__.get("count"), *a.values.dims[1:])]
 
 
@@ -23,6 +25,7 @@ def within(a: Bound) -> None:
 
 
 def found(a: Bound) -> list[Shape]:
+    """Shape rule: that of values, with as many rows as lookups; then one hit a lookup."""
     return [*rows(a), (a.__dict__.get("count"),)]
 
 
@@ -48,6 +51,7 @@ def by_key(a: Bound, wanted: Array, keys: Array, values: Array) -> tuple[Array, 
 
 
 def hash_shape(a: Bound) -> list[Shape]:
+    """Shape rule: one element a function; of the dense kind one a bit."""
     return [(a.functions * a.bits if a.kind == LshProjection.DENSE else a.functions,)]
 
 
@@ -80,7 +84,7 @@ def offset_level(a: Bound) -> None:
 
 def project(a: Bound, hashes: Array, x: Array, weight: Array | None) -> Array:
     """A bit is the sign of the sum over rows of weight * fingerprint(seed, row)."""
-    items = [row.tobytes() for row in np.ascontiguousarray(x).reshape(len(x), -1)]
+    items = [row.tobytes() for row in np.ascontiguousarray(x)]
     scales = np.ones(len(items)) if weight is None else weight.astype(np.float64)
     bits = np.empty(hashes.shape, np.int32)
     for at, seed in np.ndenumerate(hashes.astype(np.float32)):
@@ -99,7 +103,7 @@ register(
     Op(
         "EMBEDDING_LOOKUP",
         {F32: V1_0, F16: V1_3, I32: V1_2, Q8: V1_2, Q8S: V1_3},
-        (Form(lookups, arg("values", T)),),
+        (Form(lookups, values),),
         (out("output", T, quant=SAME),),
         lambda a, wanted, values: values[wanted],
         (within,),
@@ -109,8 +113,8 @@ register(
     ),
     Op(
         "HASHTABLE_LOOKUP",
-        {F32: V1_0, I32: V1_0, Q8: V1_0, Q8S: V1_3},
-        (Form(lookups, arg("keys", I32, "keys_"), arg("values", T)),),
+        {F32: V1_0, I32: V1_0, Q8: V1_0},
+        (Form(lookups, arg("keys", I32, "keys_"), values),),
         (out("output", T, quant=SAME), out("hits", {Q8: V1_0}, quant=HIT)),
         by_key,
         (one_a_key, ascending),
@@ -120,12 +124,12 @@ register(
     ),
     Op(
         "LSH_PROJECTION",
-        {},
+        {F32: V1_0, F16: V1_2},
         (
             Form(
-                arg("hashes", {F32: V1_0, F16: V1_2}, "functions bits", doc="seeds"),
-                arg("input", {F32: V1_0, F16: V1_2, I32: V1_0, Q8: V1_0, Q8S: V1_3}),
-                arg("weight", {F32: V1_0, F16: V1_2}, "weights", optional=True),
+                arg("hashes", T, "functions bits", doc="seeds"),
+                arg("input", {F32: V1_0, F16: V1_2, I32: V1_0, Q8: V1_0}),
+                arg("weight", T, "weights", optional=True),
                 arg("kind", LshProjection),
             ),
         ),

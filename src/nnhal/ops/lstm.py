@@ -92,7 +92,7 @@ cell_activation = activation_among(K.NONE, K.RELU, K.RELU6, K.TANH, K.SIGMOID)
 
 
 def together(names: str, prefix: str = "") -> Callable[[Bound], None]:
-    """Rule: these optional arguments are given all or none; the first, for the input gate, only where there is that gate."""
+    """Rule: `names` are given all or none; the first, for the input gate, only where there is that gate."""
 
     def check(a: Bound) -> None:
         first, *others = (prefix + n for n in names.split())
@@ -201,10 +201,12 @@ def scratch(a: Bound) -> int:
 
 
 def outputs_counted(a: Bound) -> None:
+    """Both last states are given out, or none."""
     a.require(len(a.outs) != 2, "got 2 outputs, gives 1 or 3: both last states or none")
 
 
 def one_way_shapes(a: Bound) -> list[Shape | None]:
+    """Shape rule: a sequence like the input, of output_size; then the last states."""
     return sequence_shapes(a, size(a, "output_size"), "output_size", "units")
 
 
@@ -212,7 +214,7 @@ def half_open(prefix: str = "") -> dict[str, Any]:
     """For examples: all weights are 0, so the gates are half open; half of the state 6 and of the bias 2 make 4."""
     weights = [f"{source}_to_{gate}" for source in ("input", "state") for gate in ("forget", "cell", "output")]
     biases = {"bias_forget": [0], "bias_cell": [2], "bias_output": [0]}
-    values = dict.fromkeys(weights, [[0]]) | biases | {"state": [[0]], "cell_state": [[6]]}
+    values: dict[str, Any] = {name: [[0]] for name in weights} | biases | {"state": [[0]], "cell_state": [[6]]}
     return {prefix + name: value for name, value in values.items()}
 
 

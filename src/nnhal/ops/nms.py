@@ -82,6 +82,7 @@ def grouped(a: Bound) -> None:
 
 
 def four_a_class(a: Bound) -> None:
+    """There are four coordinates a class."""
     a.require(
         a.coordinates == 4 * a.num_classes,
         f"roi has dimension 1 = {a.coordinates}, must be 4 * {a.num_classes} classes",
@@ -94,6 +95,7 @@ def classes(a: Bound) -> None:
 
 
 def sigma(a: Bound) -> None:
+    """sigma is greater than 0 for GAUSSIAN."""
     a.require(
         a.nms_kernel != NmsKernel.GAUSSIAN or a.sigma > 0, f"sigma = {a.sigma:g}, must be greater than 0 for GAUSSIAN"
     )

@@ -36,19 +36,22 @@ INPUT = arg("input", T, rank=(1, 4))
 
 
 def axis_exists(a: Bound) -> None:
+    """The axis is one of the input's; negative ones count from the end."""
     axis_of(a, "axis", a.input.rank)
 
 
 def positive_beta(a: Bound) -> None:
+    """beta is greater than 0."""
     a.require(a.beta > 0, f"beta = {a.beta:g}, must be greater than 0")
 
 
 def bias_not_zero(a: Bound) -> None:
+    """bias is not 0."""
     a.require(a.bias != 0, "bias = 0, must not be 0")
 
 
 def first_ranks(*ranks: int) -> Callable[[Bound], None]:
-    """Rule: before 1.2 the input had one of these ranks."""
+    """Rule: before 1.2 the input had rank `ranks`."""
 
     def check(a: Bound) -> None:
         if a.input.rank not in ranks:

@@ -32,14 +32,20 @@ PADDINGS = arg("paddings", I32, "_ 2", doc="elements before and after, for each 
 VALUE = per({F32: FLOAT32, F16: FLOAT16, Q8: INT32, Q8S: INT32})
 
 
+def row_a_dimension(a: Bound) -> None:
+    """The paddings have a row for each dimension."""
+    rows, rank = a.paddings.dims[0], a.input.rank
+    a.require(rows in (None, rank), f"paddings has {rows} rows, must have {rank}, one a dimension")
+
+
 def widths(a: Bound) -> list[tuple[int, int]]:
     found = a.paddings.array.reshape(-1, 2).tolist()
-    a.require(len(found) == a.input.rank, f"paddings has {len(found)} rows, must have {a.input.rank}, one a dimension")
     a.require(min((n for row in found for n in row), default=0) >= 0, f"paddings = {found}, must be at least 0")
     return [(int(m), int(n)) for m, n in found]
 
 
 def padded(a: Bound) -> list[Shape]:
+    """Shape rule: each dimension and what is added before and behind it."""
     return [tuple(None if d is None else d + sum(w) for d, w in zip(a.input.dims, widths(a), strict=True))]
 
 
@@ -67,8 +73,8 @@ def fits(a: Bound) -> None:
 def mirrored(a: Bound) -> None:
     """No more is mirrored than there is: REFLECT does not repeat the border."""
     reach = 1 if a.mode == MirrorPad.REFLECT else 0
-    for d, w in zip(a.input.known, widths(a), strict=True):
-        a.require(max(w) <= d - reach, f"paddings has {w} for a dimension of {d}, must be at most {d - reach}")
+    for d, w in zip(a.input.dims, widths(a), strict=True):
+        a.require(d is None or max(w) <= d - reach, f"paddings has {w} for a dimension of {d}, must be at most {d - reach}")
 
 
 def mirror(a: Bound, x: Array, _: Array) -> Array:
@@ -82,7 +88,7 @@ register(
         (Form(SMALL, PADDINGS),),
         OUT,
         pad,
-        (zero_point,),
+        (row_a_dimension, zero_point),
         infer=padded,
         doc="Zeros around a tensor.",
         example=example([0, 1, 2, 0, 0], input=[1, 2], paddings=[[1, 2]]),
@@ -93,7 +99,7 @@ register(
         (Form(SMALL, PADDINGS, arg("value", VALUE, doc="as stored")),),
         OUT,
         pad_value,
-        (fits,),
+        (row_a_dimension, fits),
         infer=padded,
         doc="A value around a tensor.",
         example=example([9, 1, 2], input=[1, 2], paddings=[[1, 0]], value=9),
@@ -104,7 +110,7 @@ register(
         (Form(arg("input", T), PADDINGS, arg("mode", MirrorPad)),),
         OUT,
         mirror,
-        (mirrored,),
+        (row_a_dimension, mirrored),
         infer=padded,
         doc="The tensor's mirror image around it.",
         example=example([3, 2, 1, 2, 3], input=[1, 2, 3], paddings=[[2, 0]], mode="reflect"),

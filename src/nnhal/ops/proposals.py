@@ -40,6 +40,7 @@ SCALAR = per({F32: FLOAT32, F16: FLOAT16})
 
 
 def four_an_anchor(a: Bound) -> None:
+    """There are four deltas an anchor."""
     a.require(a.deltas == 4 * a.num_anchors, f"bbox_deltas has depth {a.deltas}, must be 4 * {a.num_anchors} anchors")
 
 
@@ -74,6 +75,7 @@ def propose(a: Bound, scores: Array, deltas: Array, anchors: Array, image: Array
 
 
 def encoding(a: Bound) -> None:
+    """Each box has at least four numbers."""
     a.require(a.length_box_encoding >= 4, f"length_box_encoding = {a.length_box_encoding}, must be at least 4")
 
 

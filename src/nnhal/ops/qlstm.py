@@ -49,6 +49,7 @@ GATE = 2.0**-12  # scale before the gates' functions
 
 
 def cell_is_power_of_two(a: Bound) -> None:
+    """The scale of cell_state is a power of two, from 2**-15 to 2**-9."""
     scale = a.cell_state.scale
     exponent = round(math.log2(scale))
     a.require(
@@ -58,6 +59,7 @@ def cell_is_power_of_two(a: Bound) -> None:
 
 
 def intermediates_positive(a: Bound) -> None:
+    """With layer normalisation the intermediate scales are greater than 0."""
     for gate in GATES:
         if given(a, f"norm_{gate}"):
             scale = getattr(a, f"{gate}_intermediate_scale")
@@ -65,10 +67,12 @@ def intermediates_positive(a: Bound) -> None:
 
 
 def hidden_positive(a: Bound) -> None:
+    """hidden_state_scale is greater than 0."""
     a.require(a.hidden_state_scale > 0, f"hidden_state_scale = {a.hidden_state_scale}, must be greater than 0")
 
 
 def states_keep_scale(a: Bound) -> None:
+    """State and cell state keep their scale and zero point; the output has those of the state."""
     for index, name in ((0, "state"), (1, "cell_state"), (2, "state")):
         have, want = a.outs[index], getattr(a, name)
         a.require(

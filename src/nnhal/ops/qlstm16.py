@@ -27,18 +27,21 @@ def must_have(a: Bound, name: str, wanted: tuple[float, int]) -> None:
 
 
 def ranges(a: Bound) -> None:
+    """Input and state have scale 1/128 and zero point 128, the cell state 1/2048 and 0."""
     must_have(a, "input", OUTPUT)
     must_have(a, "state", OUTPUT)
     must_have(a, "cell_state", STATE)
 
 
 def one_weight_scale(a: Bound) -> None:
+    """All weights have one scale and zero point."""
     first: Value = a.input_to_input
     for name in (f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES):
         must_have(a, name, (first.scale, first.zero_point))
 
 
 def bias_scales(a: Bound) -> None:
+    """The biases have the scale of the weights / 128 and zero point 0."""
     for gate in GATES:
         must_have(a, f"bias_{gate}", (a.input_to_input.scale * OUTPUT[0], 0))
 

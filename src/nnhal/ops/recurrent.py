@@ -30,7 +30,7 @@ ACTIVATIONS: dict[RecurrentActivation, Callable[[Array], Array]] = {
 
 
 def activation_among(*kinds: RecurrentActivation) -> Callable[[Bound], None]:
-    """Rule: `activation_kind` is one of these."""
+    """Rule: activation_kind is one of `kinds`."""
     choices = ", ".join(f"{int(kind)} ({kind.name})" for kind in kinds)
 
     def check(a: Bound) -> None:
@@ -107,7 +107,7 @@ def sequence_shapes(a: Bound, features: int | None, *states: str) -> list[Shape 
 
 
 def linked(*weights: str) -> Callable[[Bound], None]:
-    """Rule: without `aux_input` no auxiliary weights; with it all of them (cross linking) or none (parallel linking)."""
+    """Rule: without aux_input no `weights`; with it all of them (cross linking) or none (parallel linking)."""
 
     def check(a: Bound) -> None:
         there = all_or_none(a, weights)
@@ -120,6 +120,7 @@ def linked(*weights: str) -> Callable[[Bound], None]:
 
 
 def aux_agrees(a: Bound) -> None:
+    """The auxiliary input has the batch and the times of the input."""
     if given(a, "aux_input"):
         ours, theirs = a.aux_input.dims[:2], a.input.dims[:2]
         a.require(agree(ours, theirs), f"aux_input starts with {show(ours)}, must with {show(theirs)} as input does")
@@ -137,7 +138,7 @@ def backward_reads(weight: str) -> Callable[[Bound], None]:
 
 
 def outputs_counted(states: int) -> tuple[Callable[[Bound], None], ...]:
-    """Rules: one output merged, else two; then all last states or none."""
+    """Rules: one output merged, else two; then all `states` last states or none."""
 
     def possible(a: Bound) -> None:
         counts = 1, 2, 1 + states, 2 + states

@@ -36,12 +36,14 @@ QUANT = {Q8: V1_2, Q8S: V1_3}
 
 
 def axes_exist(a: Bound) -> None:
+    """The axes are the input's; negative ones count from the end."""
     rank = a.input.rank
     for axis in a.axes.array.tolist():
         a.require(-rank <= axis < rank, f"input 1 (axes) holds {axis}, must be from {-rank} to {rank - 1}")
 
 
 def something_to_average(a: Bound) -> None:
+    """There are elements along the axes."""
     dims = a.input.known
     for axis in a.axes.array.tolist():
         a.require(dims[axis] > 0, f"input 0 (input) has shape {list(dims)}, must have elements along axis {axis}")
@@ -72,11 +74,13 @@ def product(x: Array, axes: tuple[int, ...]) -> Array:
 
 
 def not_empty(a: Bound) -> None:
+    """There are elements."""
     dims = a.input.known
     a.require(0 not in dims, f"input 0 (input) has shape {list(dims)}, must have elements")
 
 
 def without_axis(a: Bound) -> list[Shape]:
+    """Shape rule: that of the input without the axis; where no dimension is left, [1]."""
     dims = a.input.dims
     axis = axis_of(a, "axis", len(dims))
     return [dims[:axis] + dims[axis + 1 :] or (1,)]

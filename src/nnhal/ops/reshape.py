@@ -34,6 +34,7 @@ RANKED = [t for t in TENSOR_TYPES if t < 10000]  # all but the OEM's
 
 
 def reshaped(a: Bound) -> list[Shape]:
+    """Shape rule: the elements of shape; one may be -1, for what is left of the number of elements, which stays."""
     wanted = [int(n) for n in a.shape.array]
     a.require(wanted.count(-1) <= 1 and min(wanted, default=0) >= -1, f"shape = {wanted}, must have at most one -1")
     if -1 in wanted:
@@ -65,11 +66,13 @@ def squeezed_axes(a: Bound) -> list[int]:
 
 
 def squeezed(a: Bound) -> list[Shape]:
+    """Shape rule: that of the input without the axes, which have size 1; where no dimension is left, [1]."""
     axes = squeezed_axes(a)
     return [tuple(d for i, d in enumerate(a.input.dims) if i not in axes) or (1,)]
 
 
 def expanded(a: Bound) -> list[Shape]:
+    """Shape rule: that of the input with a 1 put in at the axis."""
     axis = axis_of(a, "axis", a.input.rank + 1)
     dims = a.input.dims
     return [(*dims[:axis], 1, *dims[axis:])]
@@ -85,11 +88,17 @@ def permutation_of(a: Bound) -> list[int]:
 
 
 def transposed(a: Bound) -> list[Shape]:
+    """Shape rule: the dimensions of the input in the order of the permutation."""
     return [tuple(a.input.dims[i] for i in permutation_of(a))]
 
 
 def rank(a: Bound, x: Array) -> Array:
     return np.array(x.ndim, np.int32)
+
+
+def scalar(a: Bound) -> list[Shape]:
+    """Shape rule: a scalar."""
+    return [()]
 
 
 register(
@@ -139,7 +148,7 @@ register(
         (Form(ANY),),
         (out("output", INT32),),
         rank,
-        infer=lambda a: [()],
+        infer=scalar,
         doc="The number of dimensions.",
         example=example(2, input=[[1, 2]]),
     ),

@@ -51,6 +51,7 @@ def new_size(axis: str) -> Callable[[Bound], int]:
 
 
 def one_grid(a: Bound) -> None:
+    """Corners are aligned, or pixels have their centres at halves, or neither."""
     a.require(
         not (a.align_corners and a.half_pixel_centers), "half_pixel_centers is true, must be false with align_corners"
     )

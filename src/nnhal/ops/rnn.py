@@ -73,10 +73,12 @@ def both(a: Bound, *tensors: Array) -> tuple[Array, ...]:
 
 
 def one_way_shapes(a: Bound) -> list[Shape | None]:
+    """Shape rule: a sequence like the input, of units; then the last state."""
     return sequence_shapes(a, size(a, "units"), "units")
 
 
 def both_shapes(a: Bound) -> list[Shape | None]:
+    """Shape rule: sequences like the input, of the units, their sum where merged; then the last states."""
     return two_way_shapes(a, ("fw_units", "bw_units"), "fw_units", "bw_units")
 
 

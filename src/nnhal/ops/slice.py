@@ -13,6 +13,7 @@ MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
 
 
 def sliced(a: Bound) -> list[Shape]:
+    """Shape rule: size, which lies within the input from begin on; -1 is all that is left."""
     begin, size, dims = a.begin.array.tolist(), a.size.array.tolist(), a.input.dims
     a.require(
         len(begin) == len(size) == len(dims), f"begin and size have {len(begin)} and {len(size)}, must have {len(dims)}"
@@ -33,35 +34,37 @@ def block(a: Bound, x: Array, begin: Array, _: Array) -> Array:
     return x[tuple(slice(b, b + n) for b, n in zip(begin.tolist(), a.shape_of_output, strict=True))]
 
 
-def strided(a: Bound) -> list[tuple[slice | int, int]]:
-    """For each dimension its index, and the size that results."""
-    dims = a.input.known
+def strided(a: Bound) -> list[slice]:
+    """What begin, end, strides and the masks pick of each dimension."""
+    rank = a.input.rank
     rows = [value.array.tolist() for value in (a.begin, a.end, a.strides)]
-    a.require(all(len(r) == len(dims) for r in rows), f"begin, end and strides must have {len(dims)} elements each")
-    found: list[tuple[slice | int, int]] = []
-    for i, (d, b, e, s) in enumerate(zip(dims, *rows, strict=True)):
+    a.require(all(len(row) == rank for row in rows), f"begin, end and strides must have {rank} elements each")
+    found = []
+    for i, (b, e, s) in enumerate(zip(*rows, strict=True)):
         a.require(s != 0, f"strides[{i}] = 0, must not be 0")
-        if a.shrink_mask >> i & 1:
-            at = 0 if a.begin_mask >> i & 1 else b
-            a.require(-d <= at < d, f"begin[{i}] = {b}, must be from {-d} to {d - 1}")
-            a.require(s > 0, f"strides[{i}] = {s}, must be above 0 where the dimension shrinks")
-            found.append((at % d, 1))
-            continue
-        part = slice(None if a.begin_mask >> i & 1 else b, None if a.end_mask >> i & 1 else e, s)
-        found.append((part, len(range(*part.indices(d)))))
+        found.append(slice(None if a.begin_mask >> i & 1 else b, None if a.end_mask >> i & 1 else e, s))
     return found
 
 
 def strided_shape(a: Bound) -> list[Shape]:
-    """Where all dimensions shrink the shape is [1]."""
-    return [tuple(n for part, n in strided(a) if isinstance(part, slice)) or (1,)]
+    """Shape rule: the steps along each dimension; one that shrinks has one and vanishes; where all do, [1]."""
+    shape = []
+    for i, (part, d) in enumerate(zip(strided(a), a.input.dims, strict=True)):
+        count = None if d is None else len(range(*part.indices(d)))
+        if a.shrink_mask >> i & 1:
+            a.require(part.step > 0, f"strides[{i}] = {part.step}, must be above 0 where the dimension shrinks")
+            a.require(count in (1, None), f"dimension {i} shrinks and is a slice of {count}, must be of 1")
+        else:
+            shape.append(count)
+    return [tuple(shape) or (1,)]
 
 
 def stepped(a: Bound, x: Array, *_: Array) -> Array:
-    return x[tuple(part for part, _ in strided(a))].reshape(a.shape_of_output)
+    return x[tuple(strided(a))].reshape(a.shape_of_output)
 
 
 def gathered(a: Bound) -> list[Shape]:
+    """Shape rule: that of the input, with that of the indices in the place of the axis."""
     axis = axis_of(a, "axis", a.input.rank)
     return [(*a.input.dims[:axis], *a.indices.dims, *a.input.dims[axis + 1 :])]
 
@@ -74,6 +77,7 @@ def within(a: Bound) -> None:
 
 
 def tiled(a: Bound) -> list[Shape]:
+    """Shape rule: each dimension times its multiple, at least 1."""
     times = a.multiples.array.tolist()
     a.require(len(times) == a.input.rank, f"multiples has {len(times)} elements, must have {a.input.rank}")
     a.require(min(times, default=1) >= 1, f"multiples = {times}, must be at least 1")
@@ -87,6 +91,7 @@ def axis_to_reverse(a: Bound) -> None:
 
 
 def top_shapes(a: Bound) -> list[Shape]:
+    """Shape rule: that of the input with k, at most the last dimension, in its place."""
     dims = a.input.dims
     size = dims[-1]
     a.require(size is None or a.k <= size, f"k = {a.k}, must be at most the last dimension, {size}")

@@ -11,10 +11,12 @@ from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, example, 
 
 
 def ranks_divide(a: Bound) -> None:
+    """filters is a multiple of rank."""
     a.require(a.filters % a.rank == 0, f"filters = {a.filters}, must be a multiple of rank = {a.rank}")
 
 
 def bias_fits(a: Bound) -> None:
+    """The bias has filters / rank elements."""
     if given(a, "bias"):
         units = a.filters // a.rank
         a.require(a.units == units, f"bias has {a.units} elements, must have filters / rank = {units}")
@@ -31,6 +33,7 @@ def state_fits(a: Bound) -> None:
 
 
 def units(a: Bound) -> int:
+    """Shape rule: filters / rank."""
     return int(a.filters // a.rank)
 
 

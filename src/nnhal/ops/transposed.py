@@ -73,6 +73,7 @@ def reversible(a: Bound) -> None:
 
 
 def shape_agrees(a: Bound) -> None:
+    """output_shape holds the batch of the input and the output depth of the filter."""
     if not a.form_has("output_shape"):
         return
     for name in ("batch", "depth_out"):

@@ -44,7 +44,7 @@ def output_scale(a: Bound) -> None:
 
 
 def channel_axis(axis: int) -> Callable[[Bound], None]:
-    """Rule: scales per channel lie along this dimension of the weights, the one of the output channels."""
+    """Rule: scales per channel lie along dimension `axis` of the weights, that of the output channels."""
 
     def check(a: Bound) -> None:
         channel = operands(a)[1].channel

@@ -2,7 +2,7 @@
 
 from nnhal.base.codes import Activation
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Unknown, Value
+from nnhal.base.operands import Unknown
 from nnhal.drivers.litert.graph import Tensor
 from nnhal.drivers.litert.task import Task
 from nnhal.ops.common import padding
@@ -79,11 +79,3 @@ def pad(task: Task, x: Tensor, pads: tuple[tuple[int, int], ...], fill: float | 
     else:
         task.emit("PADV2", [x, task.constant(pads), task.constant(fill, value=x.value)], y)
     return y
-
-
-def stored(value: Value, real: float) -> float:
-    """A real value as a tensor of this type stores it, rounded and saturated."""
-    if not value.quantised:
-        return real
-    limits = {"u": (0, 255), "i": (-128, 127)}[value.dtype.kind]
-    return float(min(max(round(real / value.scale) + value.zero_point, limits[0]), limits[1]))

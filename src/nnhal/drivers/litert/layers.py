@@ -1,4 +1,4 @@
-"""Entries of layers: pooling, convolutions, matrix products, normalisations, resizing, look-ups."""
+"""Entries of layers: pooling, convolutions, matrix products, normalisations, resizing."""
 
 import math
 from dataclasses import dataclass, replace

@@ -18,6 +18,12 @@ from nnhal.ops.schema import Bound
 FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing them fills the table
 
 
+ELSEWHERE = {
+    "IF": "branches stay with the runtime",
+    "WHILE": "LiteRT cannot end a loop at its time-out",
+}
+
+
 def verdicts(model: Model) -> list[Verdict]:
     """One verdict for each operation of the main subgraph."""
     return [Verdict(False, why) if why else YES for why in _run(Graph(model))]
@@ -40,7 +46,8 @@ def _run(graph: Graph) -> list[str]:
 
 def _attempt(graph: Graph, a: Bound | None, operation: Operation) -> str:
     if a is None or a.op.name not in ENTRIES:
-        return f"this driver does not lower {operation_name(operation.type)}"
+        name = operation_name(operation.type)
+        return ELSEWHERE.get(name, f"this driver does not lower {name}")
     chosen = ENTRIES[a.op.name]
     if a.T is not None and a.T not in chosen.types:
         return f"LiteRT's {a.op.name} does not take {type_name(a.T)}"

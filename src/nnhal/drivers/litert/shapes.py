@@ -1,13 +1,15 @@
-"""Entries of operations that move elements: reshaping, cutting, joining, padding, blocks."""
+"""Entries of operations that move elements: reshaping, cutting, joining, padding, blocks, looking up."""
+
+import math
 
 import numpy as np
 
-from nnhal.base.codes import MirrorPad
+from nnhal.base.codes import LshProjection, MirrorPad
 from nnhal.drivers.litert.common import BEYOND_XNNPACK
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.common import axis_of
-from nnhal.ops.schema import I32
+from nnhal.ops.schema import B8, F16, I32
 
 NUMBERS = FLOATS | QUANTS | {I32}
 
@@ -28,15 +30,15 @@ def transpose(t: Task) -> None:
 @entry("CONCATENATION")
 def concatenation(t: Task) -> None:
     """LiteRT's signed kernel wants one scale, so inputs of others are brought to the output's."""
-    inputs = [t.requantised(x, t.out.value) for x in t.many("inputs_")]
+    inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
 @entry("PACK", types=NUMBERS)
 def pack(t: Task) -> None:
     """As CONCATENATION, along a new dimension."""
-    values = [t.requantised(x, t.out.value) for x in t.many("values")]
-    t.emit(t.name, values, t.out, "Pack", valuesCount=len(values), axis=axis_of(t.a, "axis", t.out.value.rank))
+    parts = t.many("parts")
+    t.emit(t.name, parts, t.out, "Pack", valuesCount=len(parts), axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
 @entry("SPLIT", types=NUMBERS)
@@ -101,3 +103,84 @@ def depth_and_space(t: Task) -> None:
     """Blocks of pictures."""
     kind = "DepthToSpace" if t.name == "DEPTH_TO_SPACE" else "SpaceToDepth"
     t.emit(t.name, [t.image("input")], t.image_out(), kind, blockSize=t.a.block)
+
+
+@entry("REVERSE", types=NUMBERS)
+def reverse(t: Task) -> None:
+    """Along one dimension."""
+    t.emit("REVERSE_V2", [t.x("input"), t.constant(t.array("axis"))], t.out)
+
+
+@entry("TOPK_V2", types=NUMBERS)
+def top(t: Task) -> None:
+    """Among equals NNAPI takes the last first and LiteRT the first: so it is given the elements in reverse."""
+    x, values, indices = t.x("input"), t.output(0), t.output(1)
+    last, size = x.value.rank - 1, x.value.known[-1]
+    turned, places = t.temporary(x.value), t.temporary(indices.value)
+    t.emit("REVERSE_V2", [x, t.constant([last])], turned)
+    t.emit(t.name, [turned, t.constant(t.a.k)], [values, places], "TopKV2")
+    t.emit("SUB", [t.constant(size - 1), places], indices, "Sub")
+
+
+@entry("SPACE_TO_BATCH_ND")
+def space_to_batch(t: Task) -> None:
+    """Padding is with real zeros."""
+    sizes = [t.constant(t.array(name)) for name in ("blocks", "paddings")]
+    t.emit(t.name, [t.image("input"), *sizes], t.image_out())
+
+
+@entry("BATCH_TO_SPACE_ND")
+def batch_to_space(t: Task) -> None:
+    """TFLite can crop the result, NNAPI does not."""
+    sizes = t.constant(t.array("blocks")), t.constant([[0, 0], [0, 0]])
+    t.emit(t.name, [t.image("input"), *sizes], t.image_out())
+
+
+@entry("CHANNEL_SHUFFLE")
+def channel_shuffle(t: Task) -> None:
+    """The transpose of groups and members."""
+    x, groups = t.x("input"), t.a.groups
+    shape = x.value.known
+    axis = axis_of(t.a, "axis", len(shape))
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    cells = t.temporary(x.value, shape=(before, groups, shape[axis] // groups, after))
+    t.reshape(x, cells)
+    t.reshape(t.transposed(cells, (0, 2, 1, 3)), t.out)
+
+
+@entry("FILL")
+def fill(t: Task) -> None:
+    """From a value that is known."""
+    value = t.constant(t.a.value, np.int32 if t.out.value.type == I32 else np.float32)
+    t.emit(t.name, [t.constant(t.array("shape")), value], t.out)
+
+
+@entry("RANK", types=NUMBERS | {B8})
+def rank(t: Task) -> None:
+    """A scalar."""
+    t.emit(t.name, [t.x("input")], t.out)
+
+
+@entry("EMBEDDING_LOOKUP", types=NUMBERS)
+def embedding_lookup(t: Task) -> None:
+    """GATHER by another name; an index outside ends the execution."""
+    t.emit("GATHER", [t.x("values"), t.x("lookups")], t.out, "Gather", axis=0)
+
+
+@entry("HASHTABLE_LOOKUP", types=NUMBERS)
+def hashtable_lookup(t: Task) -> None:
+    """Rows of zeros where a key is not there."""
+    t.emit(t.name, [t.x("lookups"), t.x("keys"), t.x("values")], t.outs)
+
+
+@entry("LSH_PROJECTION")
+def lsh_projection(t: Task) -> None:
+    """Stored bytes are hashed, so nothing may be held in another type."""
+    kind = t.a.kind
+    t.require(kind != LshProjection.SPARSE_DEPRECATED, "LiteRT's sparse signatures have an offset for each function")
+    halves = F16 in (t.a.hashes.type, t.a.input.type)
+    t.require(not halves, "the bytes of float16 are hashed, and float16 is float32 here")
+    weight = t.maybe("weight")
+    t.require(kind == LshProjection.DENSE or weight is None, "LiteRT's sparse projections take no weights")
+    inputs = [t.x("hashes"), t.x("input"), *([weight] if weight else [])]
+    t.emit(t.name, inputs, t.out, "LSHProjection", type=2 if kind == LshProjection.DENSE else 1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -56,10 +56,6 @@ class Task:
     def name(self) -> str:
         """The operation's name."""
         return self.a.op.name
-
-    def refuse(self, reason: str) -> NoReturn:
-        """Refuse the operation."""
-        raise Refused(reason)
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operation unless the condition holds."""
