@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import (
     Cancelled,
@@ -23,6 +24,7 @@ from nnhal.base.errors import (
 from nnhal.base.operands import ChannelQuant
 from nnhal.bench import maker
 from nnhal.frontends import tflite
+from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.model.builder import ModelBuilder
@@ -327,3 +329,16 @@ def test_constants_are_written_once_and_aligned() -> None:
 def test_a_value_known_only_at_execution_is_refused_with_its_name(device: Device) -> None:
     mean = model("MEAN", [(F32, (2, 3)), (I32, (1,)), (T.INT32, 0)], (F32,))
     assert "axes is computed at execution" in device.supports(mean)[0].reason
+
+
+def test_a_float16_constant_made_wide_can_be_an_output_too():
+    b = Builder()
+    x = b.input((1, 4))
+    half = b.constant(np.array([[1, 2, 3, 4]], np.float16))
+    wide = b.cast(half, out_type="TENSOR_FLOAT32")
+    weights = b.cast(b.constant(np.eye(4, dtype=np.float16)), out_type="TENSOR_FLOAT32")
+    y = b.fully_connected(b.add(x, wide), weights, np.zeros(4, np.float32))
+    model = b.finish([x], [wide, weights, y])
+    compiled = nnhal.compile(model, devices="litert")
+    first, second, third = compiled(np.ones((1, 4), np.float32))
+    assert (first == [[1, 2, 3, 4]]).all() and (second == np.eye(4)).all() and (third == [[2, 3, 4, 5]]).all()

@@ -74,7 +74,8 @@ def mirrored(a: Bound) -> None:
     """No more is mirrored than there is: REFLECT does not repeat the border."""
     reach = 1 if a.mode == MirrorPad.REFLECT else 0
     for d, w in zip(a.input.dims, widths(a), strict=True):
-        a.require(d is None or max(w) <= d - reach, f"paddings has {w} for a dimension of {d}, must be at most {d - reach}")
+        if d is not None:
+            a.require(max(w) <= d - reach, f"paddings has {w} for a dimension of {d}, must be at most {d - reach}")
 
 
 def mirror(a: Bound, x: Array, _: Array) -> Array:
