@@ -7,6 +7,7 @@ import click
 from nnhal import api
 from nnhal.base.codes import OperandType
 from nnhal.cli import common
+from nnhal.conformance.probe import probe
 from nnhal.hal.device import Device
 from nnhal.runtime.discovery import Found
 
@@ -15,21 +16,40 @@ SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType
 
 @click.command("devices")
 @common.driver_option
+@click.option("--operations", "listed", is_flag=True, help="List what each device does not take, and why.")
 @common.json_option
-def command(drivers: tuple[str, ...], as_json: bool) -> None:
-    """List devices: type, version, level, extensions, stated performance; say why a driver does not load."""
+def command(drivers: tuple[str, ...], listed: bool, as_json: bool) -> None:
+    """List devices: type, version, level, operations, extensions, stated performance; say why a driver does not load.
+
+    Operations are those that the device takes on the worked example of each record.
+    """
     common.load_drivers(drivers, ())
     found = api.devices()
     if as_json:
         common.emit([_document(entry) for entry in found])
         return
     rows = [_row(entry.device) for entry in found if entry.device is not None]
-    columns = ["device", "type", "version", "level", "float32", "relaxed", "quant8", "quant8 signed", "extensions"]
+    columns = [
+        "device",
+        "type",
+        "version",
+        "level",
+        "operations",
+        "float32",
+        "relaxed",
+        "quant8",
+        "quant8 signed",
+        "extensions",
+    ]
     common.table(columns, rows)
     common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
     for entry in found:
         if entry.device is None:
             common.console.print(f"{entry.name} ({entry.origin}) does not load: {entry.problem}", markup=False)
+        elif listed:
+            for name, verdict in probe(entry.device).items():
+                if not verdict.ok:
+                    common.console.print(f"{entry.name} does not take {name}: {verdict.reason}", markup=False)
 
 
 def _row(device: Device) -> list[str]:
@@ -38,7 +58,9 @@ def _row(device: Device) -> list[str]:
     figures.insert(1, stated.of(OperandType.TENSOR_FLOAT32, relaxed=True))
     cells = ["-" if f is None else f"{f.exec_time:g} / {f.power_usage:g}" for f in figures]
     extensions = ", ".join(device.extensions) or "none"
-    return [device.name, device.type.name, device.version, str(device.level), *cells, extensions]
+    verdicts = probe(device).values()
+    taken = f"{sum(v.ok for v in verdicts)} of {len(verdicts)}"
+    return [device.name, device.type.name, device.version, str(device.level), taken, *cells, extensions]
 
 
 def _document(entry: Found) -> dict[str, Any]:
@@ -58,5 +80,6 @@ def _document(entry: Found) -> dict[str, Any]:
         "version": device.version,
         "level": str(device.level),
         "extensions": list(device.extensions),
+        "operations": {name: {"ok": v.ok, "reason": v.reason} for name, v in probe(device).items()},
         "performance": performance,
     }
