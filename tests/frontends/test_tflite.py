@@ -183,6 +183,16 @@ def test_a_transposition_of_five_dimensions_is_expressed(order):
     assert (nnhal.compile(model, devices="reference")(x) == x.transpose(order)).all()
 
 
+@pytest.mark.parametrize(("begin", "end"), [(-1, 0), (1, 2), (-2, 5), (0, 1)])
+@pytest.mark.parametrize("device", ["reference", "litert"])
+def test_an_axis_that_shrinks_needs_no_sensible_end(begin, end, device):
+    w = Writer()
+    x, y = w.tensor([2, 3]), w.tensor([2])
+    rows = [w.tensor([2], "i4", v) for v in ([0, begin], [2, end], [1, 1])]
+    w.operator("STRIDED_SLICE", [x, *rows], [y], "StridedSlice", shrinkAxisMask=2)
+    agrees(w.bytes([x], [y]), np.arange(6, dtype="f4").reshape(2, 3), device=device, tolerance=0)
+
+
 @pytest.mark.models
 def test_a_streaming_model_carries_its_variables():
     path = zoo.path("wake_okay_nabu")

@@ -357,6 +357,11 @@ def strided_slice(g: Importer, o: Operator) -> None:
         g.emit("SLICE", [x, g.ints(begin), g.ints([1] * rank)], [part])
         g.emit("RESHAPE", [part, g.ints([1])], [y])
         return
+    for i in range(rank):  # NNAPI wants the end that follows from the begin of an axis that shrinks
+        if masks[2] >> i & 1:
+            rows[0][i] = begin = 0 if masks[0] >> i & 1 else rows[0][i]
+            rows[1][i], rows[2][i] = begin + 1, 1
+            masks = [masks[0] & ~(1 << i), masks[1] | (1 << i) if begin == -1 else masks[1] & ~(1 << i), masks[2]]
     g.emit("STRIDED_SLICE", [x, *map(g.ints, rows), *map(g.int32, masks)], [y])
 
 
