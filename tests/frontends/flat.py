@@ -67,6 +67,19 @@ class Writer:
                 setattr(operator.builtinOptions, field, value)
         self.graph.operators.append(operator)
 
+    def subgraph(self) -> "Writer":
+        """A writer for another subgraph of the same file; end it with `close`."""
+        other = Writer.__new__(Writer)
+        other.model, other.graph = self.model, schema.SubGraphT()
+        other.graph.tensors, other.graph.operators = [], []
+        self.model.subgraphs.append(other.graph)
+        return other
+
+    def close(self, inputs: list[int], outputs: list[int]) -> int:
+        """End a subgraph; its number."""
+        self.graph.inputs, self.graph.outputs = inputs, outputs
+        return next(n for n, graph in enumerate(self.model.subgraphs) if graph is self.graph)
+
     def signature(self, key: str, inputs: dict[str, int], outputs: dict[str, int], graph: int = 0) -> None:
         """An entry point."""
         found = schema.SignatureDefT()

@@ -193,6 +193,69 @@ def test_an_axis_that_shrinks_needs_no_sensible_end(begin, end, device):
     agrees(w.bytes([x], [y]), np.arange(6, dtype="f4").reshape(2, 3), device=device, tolerance=0)
 
 
+def branches(w: Writer) -> tuple[int, int]:
+    numbers = []
+    for name in ("ADD", "MUL"):
+        part = w.subgraph()
+        x, y = part.tensor([1, 4]), part.tensor([1, 4])
+        part.operator(name, [x, x], [y], name.capitalize())
+        numbers.append(part.close([x], [y]))
+    return numbers[0], numbers[1]
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_branch_becomes_if(condition):
+    w = Writer()
+    then, other = branches(w)
+    c, x, y = w.tensor([1], "b1"), w.tensor([1, 4]), w.tensor([1, 4])
+    w.operator("IF", [c, x], [y], "If", thenSubgraphIndex=then, elseSubgraphIndex=other)
+    model = agrees(w.bytes([c, x], [y]), np.array([condition]), np.full((1, 4), 3, "f4"))
+    assert names(model) == ["IF"] and len(model.referenced) == 2
+
+
+def test_a_loop_becomes_while():
+    w = Writer()
+    test, body = w.subgraph(), w.subgraph()
+    i, x, limit, more = test.tensor([1]), test.tensor([1, 4]), test.tensor([1], "f4", [3]), test.tensor([1], "b1")
+    test.operator("LESS", [i, limit], [more], "Less")
+    condition = test.close([i, x], [more])
+    i, x, one = body.tensor([1]), body.tensor([1, 4]), body.tensor([1], "f4", [1])
+    j, y = body.tensor([1]), body.tensor([1, 4])
+    body.operator("ADD", [i, one], [j], "Add")
+    body.operator("ADD", [x, x], [y], "Add")
+    loop = body.close([i, x], [j, y])
+    i, x, j, y = w.tensor([1]), w.tensor([1, 4]), w.tensor([1]), w.tensor([1, 4])
+    w.operator("WHILE", [i, x], [j, y], "While", condSubgraphIndex=condition, bodySubgraphIndex=loop)
+    agrees(w.bytes([i, x], [j, y]), np.zeros(1, "f4"), np.ones((1, 4), "f4"))
+
+
+def test_a_subgraph_that_calls_itself_ends_in_an_error():
+    w = Writer()
+    part = w.subgraph()
+    c, x, y = part.tensor([1], "b1"), part.tensor([1, 4]), part.tensor([1, 4])
+    part.operator("IF", [c, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    part.close([c, x], [y])
+    c, x, y = w.tensor([1], "b1"), w.tensor([1, 4]), w.tensor([1, 4])
+    w.operator("IF", [c, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    lies(w.bytes([c, x], [y]), "nested deeper than 32, or call themselves")
+
+
+@pytest.mark.parametrize("name", ["CEIL", "ZEROS_LIKE"])
+def test_what_has_no_operation_is_composed(name):
+    w = Writer()
+    x, y = w.tensor([1, 4]), w.tensor([1, 4])
+    w.operator(name, [x], [y])
+    agrees(w.bytes([x], [y]), np.array([[-1.5, 0, 0.2, 3]], "f4"), tolerance=0)
+
+
+def test_a_sum_of_many_is_a_chain_of_sums():
+    w = Writer()
+    xs, y = [w.tensor([1, 4]) for _ in range(3)], w.tensor([1, 4])
+    w.operator("ADD_N", xs, [y])
+    model = agrees(w.bytes(xs, [y]), *(np.full((1, 4), n, "f4") for n in (1, 2, 3)))
+    assert names(model) == ["ADD", "ADD"]
+
+
 @pytest.mark.models
 def test_a_streaming_model_carries_its_variables():
     path = zoo.path("wake_okay_nabu")

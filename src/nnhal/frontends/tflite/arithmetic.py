@@ -35,6 +35,39 @@ def squared_difference(g: Importer, o: Operator) -> None:
     g.emit("MUL", [between, between, g.int32(0)], [y])
 
 
+@entry("ADD_N")
+def add_n(g: Importer, o: Operator) -> None:
+    xs, y = [g.x(i) for i in o.inputs], g.declare(o.outputs[0])
+    total = xs[0]
+    for n, x in enumerate(xs[1:], 2):
+        target = y if n == len(xs) else g.like(y, g.shape(xs[0]))
+        g.emit("ADD", [total, x, g.int32(0)], [target])
+        total = target
+
+
+@entry("CEIL")
+def ceil(g: Importer, o: Operator) -> None:
+    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
+    less, floor = (g.like(x, g.shape(x)) for _ in range(2))
+    g.emit("NEG", [x], [less])
+    g.emit("FLOOR", [less], [floor])
+    g.emit("NEG", [floor], [y])
+
+
+@entry("BROADCAST_TO")
+def broadcast_to(g: Importer, o: Operator) -> None:
+    wanted = g.numbers(o.inputs[1], "shape")
+    x = stretch(g, g.x(o.inputs[0]), wanted)
+    g.emit("RESHAPE", [x, g.ints(wanted)], [g.declare(o.outputs[0])])
+
+
+@entry("ZEROS_LIKE")
+def zeros_like(g: Importer, o: Operator) -> None:
+    tensor = g.tensor(o.outputs[0])
+    shape = g.known(g.x(o.inputs[0]))
+    g.folded[o.outputs[0]] = np.zeros(shape, np.dtype(tensor.type))
+
+
 @entry("LEAKY_RELU")
 def leaky_relu(g: Importer, o: Operator) -> None:
     x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])

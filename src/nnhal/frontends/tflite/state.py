@@ -29,6 +29,33 @@ def sequence_lstm(g: Importer, o: Operator) -> None:
         g.assign_variable(o.inputs[place], final)
 
 
+@entry("SVDF")
+def svdf(g: Importer, o: Operator) -> None:
+    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
+    if any(i >= 0 and g.tensor(i).type != "float32" for i in o.inputs):
+        raise Refused("quantised or of mixed types")
+    weights = [g.x(i) for i in o.inputs[1:3]]
+    bias = g.x(o.inputs[3]) if has(o, 3) else g.omitted(g.values[x].type)
+    state = g.x(o.inputs[4])
+    final = g.like(state, g.known(state))
+    inputs = [x, *weights, bias, state, g.int32(o.option("Rank")), g.activation(o)]
+    g.emit("SVDF", inputs, [final, y])
+    g.assign_variable(o.inputs[4], final)
+
+
+@entry("RNN")
+def rnn(g: Importer, o: Operator) -> None:
+    if any(g.tensor(i).type != "float32" for i in o.inputs):
+        raise Refused("quantised or of mixed types")
+    operands, y = [g.x(i) for i in o.inputs], g.declare(o.outputs[0])
+    code = o.option("FusedActivationFunction")
+    if code not in (0, 1, 2, 3, 4):
+        raise Refused(f"with activation {code}")
+    final = g.like(operands[4], g.known(operands[4]))
+    g.emit("RNN", [*operands, g.int32(code)], [final, y])
+    g.assign_variable(o.inputs[4], final)
+
+
 @entry("CALL_ONCE")
 def call_once(g: Importer, o: Operator) -> None:
     number = o.option("InitSubgraphIndex")
