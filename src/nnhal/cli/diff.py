@@ -17,6 +17,7 @@ from nnhal.runtime import discovery
 from nnhal.runtime.specs import spec_of
 
 ROWS = 12
+NAME = 48  # characters of an operand's name
 
 
 @click.command("diff")
@@ -78,7 +79,8 @@ def _json(found: Sequence[Difference], bad: Sequence[Difference]) -> None:
 def _print(found: Sequence[Difference], bad: Sequence[Difference], device: str, against: str) -> None:
     worst = sorted(found, key=lambda entry: -entry.worst)[:ROWS]
     rows = [
-        [e.label, f"%{e.operand} {e.name}", e.type.name, f"{e.worst:.3g}", f"{e.differing} of {e.size}"] for e in worst
+        [e.label, f"%{e.operand} {e.name[-NAME:]}", e.type.name, f"{e.worst:.3g}", f"{e.differing} of {e.size}"]
+        for e in worst
     ]
     common.table(["operation", "operand", "type", ">worst", ">elements that differ"], rows)
     common.console.print("worst: steps for quantised types, else relative to the greatest magnitude")

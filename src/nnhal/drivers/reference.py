@@ -118,6 +118,8 @@ class Interpreter(Prepared):
             given = [arrays.get(i) for i in step.inputs]
             bound = step.bound
             if rebind or bound.deferred:
+                # What a rule looks at is what the kernel uses, whoever else can write to the caller's memory meanwhile.
+                given = [x.copy() if x is not None and x.dtype.kind in "ib" else x for x in given]
                 bound = _rebind(step, [values[i] for i in step.inputs], given)
             for index, array in zip(step.outputs, _apply(bound, given, context), strict=True):
                 arrays[index] = array
