@@ -2,21 +2,12 @@
 
 import numpy as np
 
-from nnhal.base.codes import Activation, DeviceType, OperandType, OperationType
-from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
+from nnhal.base.codes import Activation, OperandType, OperationType
+from nnhal.hal.device import Device, Prepared, Verdict
 from nnhal.model.graph import CONSTANTS
 from nnhal.model.validate import validate
 
 KERNELS = {OperationType.ADD: np.add, OperationType.SUB: np.subtract, OperationType.MUL: np.multiply}
-
-
-def judge(model, operation):
-    if operation.type not in KERNELS:
-        return "only ADD, SUB and MUL"
-    a = validate(model).subgraphs[0].operations[model.main.operations.index(operation)]
-    if a.T != OperandType.TENSOR_FLOAT32 or a.__dict__.get("activation") != Activation.NONE:
-        return "only float32 without an activation"
-    return ""
 
 
 class Elementwise(Prepared):
@@ -35,10 +26,15 @@ class Elementwise(Prepared):
 
 
 class MyDevice(Device):
-    name, version, type = "mine", "1", DeviceType.ACCELERATOR
-    capabilities = staticmethod(lambda: Capabilities.uniform(0.5))
-    supports = staticmethod(lambda model: each_operation(model, judge))
+    name = "mine"
     prepare = staticmethod(lambda model, hints: Elementwise(model))
+
+    def supports(self, model):
+        return [self.judge(a) for a in validate(model).subgraphs[0].operations]
+
+    def judge(self, a):
+        plain = a is not None and a.op.code in KERNELS and a.T == OperandType.TENSOR_FLOAT32
+        return Verdict(plain and a.__dict__.get("activation") == Activation.NONE, "only plain ADD, SUB, MUL on float32")
 
 
 device = MyDevice
