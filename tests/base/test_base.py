@@ -1,6 +1,7 @@
 """Levels, codes, memory, log tags."""
 
 import logging
+import os
 
 import numpy as np
 import pytest
@@ -86,8 +87,6 @@ def test_a_region_outside_its_file_is_refused(tmp_path):
 
 
 def test_an_ashmem_pool_cannot_shrink():
-    import os
-
     with pytest.raises(PermissionError):
         os.ftruncate((memory := Memory.allocate(100)).fd, 10)
     memory.close()
@@ -113,6 +112,28 @@ def test_log_tags_are_separated_by_space_comma_or_colon(text, tags):
 @pytest.mark.parametrize("word", ["all", "1"])
 def test_all_log_tags_at_once(word):
     assert log.enable(word) == list(log.TAGS)
+
+
+def test_each_tag_tells_of_its_part():
+    import subprocess
+    import sys
+
+    program = """
+import numpy as np, nnhal
+from nnhal.bench import maker
+nnhal.load(maker.path("add4"))
+b = nnhal.Builder("told")
+x = b.input((1,))
+m = b.finish([x], [b.floor(x)])
+for device in ("reference", "litert"):
+    nnhal.compile(m, devices=device)(np.ones(1, np.float32))
+"""
+    environment = {**os.environ, "NNHAL_VLOG": "all"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    told = ("model told: 1 operations", "compilation reference prepared", "cpuexe FLOOR #0 wrote", "manager driver")
+    for tag in (*told, "memory "):
+        assert f"nnhal.{tag}" in done.stderr, tag
+    assert "nnhal.driver litert: an interpreter" in done.stderr
 
 
 def test_an_unknown_log_tag_is_warned_of(caplog):

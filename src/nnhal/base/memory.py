@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import Closed, InvalidArgument, OutOfMemory, Unmappable
+from nnhal.base.log import logger
 from nnhal.base.operands import Array
 
+_log = logger("memory")
 SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _F_ADD_SEALS = 1033
 
@@ -47,6 +49,7 @@ class Memory:
         except OSError as error:
             os.close(fd)
             raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error.strerror}") from error
+        _log.debug("ashmem of %d bytes, descriptor %d", size, fd)
         return cls("ashmem", size, fd, 0, data, readonly=False)
 
     @classmethod
@@ -73,6 +76,7 @@ class Memory:
         except (OSError, ValueError) as error:
             raise Unmappable(f"memory: descriptor {fd} cannot be mapped: {error}") from error
         data = np.frombuffer(region, np.uint8)[offset - start :]
+        _log.debug("%d bytes at %d of descriptor %d mapped", size, offset, fd)
         return cls("mmap_fd", size, os.dup(fd), offset, data, readonly)
 
     @classmethod

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from logging import DEBUG
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,15 @@ from nnhal import ops
 from nnhal.base.codes import DeviceType, operation_name
 from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed, OutOfMemory
 from nnhal.base.extensions import EXTENSIONS, canonical
+from nnhal.base.log import logger
 from nnhal.base.operands import Array, Unknown, Value
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import CONSTANTS, Model, Operation
 from nnhal.model.validate import Facts, validate
 from nnhal.ops.schema import Bound, agree, bind, show
+
+_log = logger("cpuexe")
 
 
 class Reference(Device):
@@ -113,6 +117,7 @@ class Interpreter(Prepared):
         arrays.update(zip(subgraph.inputs, inputs, strict=True))
         rebind = any(x is None for x in inputs)
         context = Context(lambda index, xs: self.call(index + 1, xs, control, None), control)
+        verbose = _log.isEnabledFor(DEBUG)
         for step in self.steps[number]:
             control.check()
             given = [arrays.get(i) for i in step.inputs]
@@ -123,6 +128,8 @@ class Interpreter(Prepared):
                 bound = _rebind(step, [values[i] for i in step.inputs], given)
             for index, array in zip(step.outputs, _apply(bound, given, context), strict=True):
                 arrays[index] = array
+                if verbose:
+                    _log.debug("%s wrote operand %d: %s%s", bound.name, index, array.dtype, show(array.shape))
                 if observe is not None:
                     observe(index, array)
             for index in step.last:

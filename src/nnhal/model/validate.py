@@ -22,12 +22,14 @@ from nnhal.base.codes import (
 from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.extensions import canonical, extension_name
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.base.log import logger
 from nnhal.base.operands import Shape, SubgraphFacts, Value
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph, describe, operation_label
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, bind
 
 LIMIT_RANK = 32  # of any operand; below feature level 7, operations take no more than MAX_RANK
+_log = logger("model")
 MAX_DEPTH = 64  # of subgraphs within subgraphs
 
 
@@ -71,6 +73,7 @@ def _validate(model: Model) -> Facts:
         bindings[index] = _bind(model, index, bindings)
     ordered = tuple(bindings[i] for i in range(len(model.subgraphs)))
     level, reasons = _level(model, ordered)
+    _log.debug("%s: %d operations, level %s", model.name or "model", len(model.main.operations), level)
     return Facts(ordered, level, reasons)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.base.log import logger
 from nnhal.base.operands import Array, dtype_of
 from nnhal.drivers.litert.flatbuffer import unavailable
 from nnhal.drivers.litert.graph import Lowered, Refused
@@ -29,6 +30,7 @@ from nnhal.model.graph import Model, describe
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
+_log = logger("driver")
 MOST_SHAPES = 4  # sets of input shapes kept ready
 MOST_INTERPRETERS = max(2, min(8, os.cpu_count() or 1))  # for each set of shapes; executions beyond them wait
 POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
@@ -80,6 +82,7 @@ class Interpreter:
             self._litert.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise OperationFailed(f"litert: the model cannot be prepared: {error}") from error
+        _log.debug("litert: an interpreter with %d threads made", recipe.settings.threads)
         # The public `invoke` costs half as much again as the call itself; what it checks, that nobody else holds an array
         # over the interpreter's memory, is this module's business.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
