@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -254,6 +255,63 @@ def test_a_sum_of_many_is_a_chain_of_sums():
     w.operator("ADD_N", xs, [y])
     model = agrees(w.bytes(xs, [y]), *(np.full((1, 4), n, "f4") for n in (1, 2, 3)))
     assert names(model) == ["ADD", "ADD"]
+
+
+def weights(w: Writer, *shapes: list[int]) -> list[int]:
+    generator = np.random.default_rng(5)
+    return [w.tensor(shape, "f4", generator.normal(size=shape) * 0.5) for shape in shapes]
+
+
+def layer(kind: str) -> bytes:
+    """A recurrent layer of two steps, a batch of one, three inputs and two units."""
+    w = Writer()
+    both, steps = kind.startswith("BIDIRECTIONAL"), [] if kind in ("RNN", "LSTM") else [2]
+    x, outs = w.tensor([*steps, 1, 3]), [w.tensor([*steps, 1, 2]) for _ in range(1 + both)]
+
+    def kept(size: int = 2) -> int:
+        return w.tensor([1, size], isVariable=True)
+
+    if kind.endswith("RNN"):
+        ways = [[*weights(w, [2, 3], [2, 2], [2]), kept()] for _ in range(1 + both)]
+        inputs, options = [x, *chain(*ways)], {"RNN": "RNN", "BIDIRECTIONAL_SEQUENCE_RNN": "BidirectionalSequenceRNN"}
+        fields = {"fusedActivationFunction": 4} | ({"timeMajor": True} if steps else {})
+        inputs += [-1] * 3 * both
+        w.operator(kind, inputs, outs, options.get(kind, "SequenceRNN"), **fields)
+    else:
+        ways = [
+            [*weights(w, *[[2, 3]] * 4, *[[2, 2]] * 4), -1, -1, -1, *weights(w, *[[2]] * 4), -1, -1]
+            for _ in range(1 + both)
+        ]
+        inputs = [x, *chain(*ways), *(kept() for _ in range(2 + 2 * both)), *[-1] * 9 * both]
+        options = "BidirectionalSequenceLSTM" if both else "LSTM"
+        w.operator(kind, inputs, outs, options, fusedActivationFunction=4, **({"timeMajor": True} if both else {}))
+    return w.bytes([x], outs)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"],
+)
+def test_a_recurrent_layer_keeps_its_state_in_a_stream(kind):
+    content = layer(kind)
+    stream, engine = nnhal.compile(load(content), devices="reference").stream(), LiteRT(content, 1)
+    generator = np.random.default_rng(0)
+    for _ in range(3):
+        x = generator.normal(size=engine.inputs[0]["shape"]).astype("f4")
+        results = stream(x)
+        for actual, expected in zip(results if isinstance(results, tuple) else (results,), engine([x]), strict=True):
+            assert np.abs(actual - expected).max() < 1e-5
+
+
+def test_a_dense_layer_with_a_scale_for_each_unit_is_a_convolution():
+    w = Writer()
+    generator = np.random.default_rng(0)
+    x, y = w.tensor([2, 6], "i1", scale=0.05, zero=3), w.tensor([2, 4], "i1", scale=0.2, zero=-5)
+    k = w.tensor([4, 6], "i1", generator.integers(-127, 128, (4, 6)), scale=[0.01, 0.02, 0.03, 0.005])
+    b = w.tensor([4], "i4", [100, -50, 0, 7], scale=[0.0005, 0.001, 0.0015, 0.00025])
+    w.operator("FULLY_CONNECTED", [x, k, b], [y], "FullyConnected")
+    model = agrees(w.bytes([x], [y]), generator.integers(-128, 128, (2, 6), np.int8), tolerance=1)
+    assert names(model) == ["RESHAPE", "CONV_2D", "RESHAPE"]
 
 
 @pytest.mark.models

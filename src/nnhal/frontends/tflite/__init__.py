@@ -7,14 +7,14 @@ import numpy as np
 
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.memory import Memory
-from nnhal.frontends.tflite import arithmetic, control, layers, movement, state
+from nnhal.frontends.tflite import arithmetic, control, layers, movement, recurrent, state
 from nnhal.frontends.tflite.build import Importer
 from nnhal.frontends.tflite.file import File, Graph, Reader
 from nnhal.frontends.tflite.table import TABLE
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 
-ENTRIES = arithmetic, control, layers, movement, state  # importing them fills the table
+ENTRIES = arithmetic, control, layers, movement, recurrent, state  # importing them fills the table
 Source = str | os.PathLike[str] | bytes
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None
 

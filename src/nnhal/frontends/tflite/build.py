@@ -118,6 +118,18 @@ class Importer:
             self.operands[index] = operand
         return operand
 
+    def reshaped_constant(self, index: int, shape: tuple[int, ...]) -> int:
+        """A constant of the file under another shape, its channels still along dimension 0."""
+        tensor = self.tensor(index)
+        value = self.constant(index)
+        if value is None or tensor.axis:
+            raise Refused("weights are not constant, or have scales along another dimension than their first")
+        kind = self.kind(tensor)
+        scale, zero, channel = self._quant(tensor, kind)
+        operand = self._place(tensor, index, kind, value.reshape(shape), scale, zero, channel)
+        self.values[operand] = Value(kind, shape, scale, zero, channel, value.reshape(shape), tensor.name)
+        return operand
+
     def _place(self, tensor: Tensor, index: int, kind: int, value: Array, scale: float, zero: int, channel: Any) -> int:
         if not value.size:
             raise Refused(f"constant {tensor.name} has no elements")

@@ -52,13 +52,25 @@ def pool(g: Importer, o: Operator) -> None:
     g.emit(o.name, [g.x(o.inputs[0]), *map(g.int32, numbers), g.activation(o)], [g.declare(o.outputs[0])])
 
 
+def dense_per_channel(g: Importer, o: Operator, x: int, y: int) -> None:
+    """Weights with a scale for each unit, which FULLY_CONNECTED lacks and CONV_2D has: a 1x1 convolution of 1x1 pictures."""
+    units, size = g.tensor(o.inputs[1]).shape
+    filter = g.reshaped_constant(o.inputs[1], (units, 1, 1, size))
+    bias = g.x(o.inputs[2], bias=[]) if has(o, 2) else zero_bias(g, x, filter, units)
+    rows = math.prod(g.known(x)) // size
+    cells, wide = reshape(g, x, (rows, 1, 1, size)), g.like(y, (rows, 1, 1, units))
+    g.emit("CONV_2D", [cells, filter, bias, *map(g.int32, (2, 1, 1)), g.activation(o)], [wide])
+    g.emit("RESHAPE", [wide, g.ints(g.values[y].known)], [y])
+
+
 @entry("FULLY_CONNECTED")
 def fully_connected(g: Importer, o: Operator) -> None:
     x, weights, y = g.x(o.inputs[0]), g.x(o.inputs[1]), g.declare(o.outputs[0])
     if o.option("WeightsFormat", 0):
         raise Refused("weights are shuffled")
     if g.values[weights].channel is not None:
-        raise Refused("per-channel weights")
+        dense_per_channel(g, o, x, y)
+        return
     units, size = g.known(weights)
     bias = g.x(o.inputs[2], bias=scales(g, x, weights)) if has(o, 2) else zero_bias(g, x, weights, units)
     shape = g.shape(x)
