@@ -1,86 +1,91 @@
-"""Writes small `.tflite` files for tests, with the published schema's object interface."""
+"""Writes small `.tflite` files for tests with the published schema's object interface, and runs them on LiteRT."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema  # noqa: TID251
+from ai_edge_litert.interpreter import Interpreter, OpResolverType  # noqa: TID251
 
-KINDS = {"f4": "FLOAT32", "f2": "FLOAT16", "i4": "INT32", "i8": "INT64", "u1": "UINT8", "i1": "INT8", "b1": "BOOL"}
+KINDS = {
+    "f4": "FLOAT32",
+    "f2": "FLOAT16",
+    "f8": "FLOAT64",
+    "i1": "INT8",
+    "i2": "INT16",
+    "i4": "INT32",
+    "i8": "INT64",
+    "u1": "UINT8",
+    "b1": "BOOL",
+    "resource": "RESOURCE",
+    "string": "STRING",
+}
 
 
 class Writer:
-    """One subgraph; tensors and operators are added, `bytes` packs them."""
+    """A file; tensors and operators go to its latest subgraph, `bytes` packs it."""
 
     def __init__(self) -> None:
         self.model = schema.ModelT()
-        self.model.version = 3
-        self.model.buffers = [self._buffer(None)]
-        self.model.operatorCodes = []
+        self.model.version, self.model.subgraphs, self.model.operatorCodes = 3, [], []
+        self.model.buffers = [schema.BufferT()]
+        self.subgraph()
+
+    def subgraph(self) -> int:
+        """Start another subgraph; returns its number."""
         self.graph = schema.SubGraphT()
         self.graph.tensors, self.graph.operators = [], []
-        self.model.subgraphs = [self.graph]
+        self.model.subgraphs.append(self.graph)
+        return len(self.model.subgraphs) - 1
 
-    def _buffer(self, data: bytes | None) -> Any:
-        buffer = schema.BufferT()
-        buffer.data = None if data is None else np.frombuffer(data, np.uint8)
-        return buffer
+    def ends(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        """State the inputs and outputs of the latest subgraph."""
+        self.graph.inputs, self.graph.outputs = list(inputs), list(outputs)
 
     def tensor(
-        self, shape: list[int], kind: str = "f4", data: Any = None, scale: Any = None, zero: Any = 0, **more: Any
+        self, shape: Sequence[int], kind: str = "f4", data: Any = None, scale: Any = None, zero: Any = 0, **more: Any
     ) -> int:
-        """A tensor; constant where `data` is given. scale: a number, or a list for per-channel (along `axis`)."""
+        """A tensor; constant where `data` is given. scale: a number, or a list for per-channel along `axis`."""
         tensor = schema.TensorT()
-        tensor.name, tensor.shape = f"t{len(self.graph.tensors)}", shape
-        tensor.type = getattr(schema.TensorType, KINDS[kind])
-        tensor.buffer = 0
+        tensor.name, tensor.shape = f"t{len(self.graph.tensors)}", list(shape)
+        tensor.type, tensor.buffer = getattr(schema.TensorType, KINDS[kind]), 0
         if data is not None:
-            self.model.buffers.append(self._buffer(np.asarray(data, np.dtype(kind)).tobytes()))
+            self.model.buffers.append(schema.BufferT())
+            self.model.buffers[-1].data = np.asarray(data, np.dtype(kind)).reshape(-1).view(np.uint8)
             tensor.buffer = len(self.model.buffers) - 1
         if scale is not None:
-            quant = schema.QuantizationParametersT()
+            quant = tensor.quantization = schema.QuantizationParametersT()
             quant.scale = np.atleast_1d(np.asarray(scale, np.float32))
             quant.zeroPoint = np.broadcast_to(np.asarray(zero, np.int64), quant.scale.shape).copy()
             quant.quantizedDimension = more.pop("axis", 0)
-            tensor.quantization = quant
         for name, value in more.items():
             setattr(tensor, name, value)
         self.graph.tensors.append(tensor)
         return len(self.graph.tensors) - 1
 
-    def operator(self, name: str, inputs: list[int], outputs: list[int], options: str = "", **fields: Any) -> None:
-        """An operator; `fields` are its options' fields. A name that is no builtin is a custom operation."""
-        code = schema.OperatorCodeT()
-        builtin = getattr(schema.BuiltinOperator, name, None)
-        code.builtinCode = schema.BuiltinOperator.CUSTOM if builtin is None else builtin
+    def operator(
+        self, name: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **fields: Any
+    ) -> None:
+        """An operator; `fields` are those of its options. A name that is no builtin is a custom operation."""
+        code, number = schema.OperatorCodeT(), getattr(schema.BuiltinOperator, name, None)
+        code.builtinCode = schema.BuiltinOperator.CUSTOM if number is None else number
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-        code.customCode = name if builtin is None else None
+        code.customCode = name if number is None else None
+        code.version = fields.pop("version", 1)
         self.model.operatorCodes.append(code)
         operator = schema.OperatorT()
         operator.opcodeIndex = len(self.model.operatorCodes) - 1
-        operator.inputs, operator.outputs = inputs, outputs
+        operator.inputs, operator.outputs = list(inputs), list(outputs)
         if options:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, f"{options}Options")
             operator.builtinOptions = getattr(schema, f"{options}OptionsT")()
             for field, value in fields.items():
+                assert hasattr(operator.builtinOptions, field), field
                 setattr(operator.builtinOptions, field, value)
         self.graph.operators.append(operator)
 
-    def subgraph(self) -> "Writer":
-        """A writer for another subgraph of the same file; end it with `close`."""
-        other = Writer.__new__(Writer)
-        other.model, other.graph = self.model, schema.SubGraphT()
-        other.graph.tensors, other.graph.operators = [], []
-        self.model.subgraphs.append(other.graph)
-        return other
-
-    def close(self, inputs: list[int], outputs: list[int]) -> int:
-        """End a subgraph; its number."""
-        self.graph.inputs, self.graph.outputs = inputs, outputs
-        return next(n for n, graph in enumerate(self.model.subgraphs) if graph is self.graph)
-
-    def signature(self, key: str, inputs: dict[str, int], outputs: dict[str, int], graph: int = 0) -> None:
+    def signature(self, key: str, inputs: Mapping[str, int], outputs: Mapping[str, int], graph: int = 0) -> None:
         """An entry point."""
         found = schema.SignatureDefT()
         found.signatureKey, found.subgraphIndex = key, graph
@@ -93,10 +98,25 @@ class Writer:
         entry.name, entry.tensorIndex = name, tensor
         return entry
 
-    def bytes(self, inputs: list[int], outputs: list[int], change: Callable[[Any], None] = lambda model: None) -> bytes:
+    def bytes(self, change: Callable[[Any], object] = lambda model: None) -> bytes:
         """The file; `change` may spoil the model before it is packed."""
-        self.graph.inputs, self.graph.outputs = inputs, outputs
         change(self.model)
         builder = flatbuffers.Builder(1024)
         builder.Finish(self.model.Pack(builder), b"TFL3")
         return bytes(builder.Output())
+
+
+def litert(content: bytes, *inputs: Any, calls: int = 1) -> list[Any]:
+    """What LiteRT's own kernels make of a file; with several calls its outputs after the last."""
+    engine = Interpreter(
+        model_content=content, experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    )
+    for detail, x in zip(engine.get_input_details(), inputs, strict=True):
+        if tuple(detail["shape"]) != np.shape(x):
+            engine.resize_tensor_input(detail["index"], np.shape(x))
+    engine.allocate_tensors()
+    for _ in range(calls):
+        for detail, x in zip(engine.get_input_details(), inputs, strict=True):
+            engine.set_tensor(detail["index"], x)
+        engine.invoke()
+    return [engine.get_tensor(detail["index"]).copy() for detail in engine.get_output_details()]

@@ -107,10 +107,6 @@ class ModelBuilder:
         self._operations.append(Operation(int(code), tuple(map(int, inputs)), tuple(map(int, outputs)), name))
         return len(self._operations) - 1
 
-    def rename(self, index: int, name: str) -> None:
-        """Give an operand another label."""
-        self._operands[index] = replace(self._operands[index], name=name)
-
     def add_pool(self, memory: Memory) -> int:
         """Make a memory a pool of the model; returns its number."""
         return self._shared.add(memory)

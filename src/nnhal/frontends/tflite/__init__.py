@@ -1,104 +1,152 @@
-"""The TFLite importer: a `.tflite` file as a model whose weights stay in the mapped file."""
+"""The TFLite importer: `.tflite` files as models whose weights stay in the mapped file.
+
+    load("model.tflite")                                  the file's own shapes
+    load("model.tflite", shapes={"input": (4, 224, 224, 3)})
+    load("model.tflite", signature="encode")
+
+The way of a file: `reader` makes records of it (`file`) and trusts nothing; `lowering` turns operators into NNAPI
+operations by the entries in `elementwise`, `layers`, `movement`, `recurrent`, `state` and `control`, after `fold` computed
+what is known of shapes; `write` puts the result into a model. What NNAPI cannot express exactly is one UnsupportedModel
+that lists all of it.
+"""
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.errors import BadFile, InvalidArgument, NnhalError
 from nnhal.base.memory import Memory
-from nnhal.frontends.tflite import arithmetic, control, layers, movement, recurrent, state
-from nnhal.frontends.tflite.build import Importer
-from nnhal.frontends.tflite.file import File, Graph, Reader
-from nnhal.frontends.tflite.table import TABLE
-from nnhal.model.builder import ModelBuilder
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.file import File, Signature, Subgraph
+from nnhal.frontends.tflite.graph import UNTYPED, Context, Refused, typed
+from nnhal.frontends.tflite.lowering import lower, unsupported
+from nnhal.frontends.tflite.reader import read
+from nnhal.frontends.tflite.state import settle
+from nnhal.frontends.tflite.write import Writer
 from nnhal.model.graph import Model
+from nnhal.model.validate import validate
 
-ENTRIES = arithmetic, control, layers, movement, recurrent, state  # importing them fills the table
 Source = str | os.PathLike[str] | bytes
-Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None
+Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
+OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
-def load(source: Source, *, signature: str | None = None, shapes: Shapes = None) -> Model:
-    """Read a file, or its bytes, as a model.
+def load(source: Source, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
+    """Read a file, or its bytes, as a model; weights stay where they are.
 
-    signature: which of several entry points; the first by default. shapes: input shapes by name or in order, 0 or -1 for a
-    dimension left open; the file's own by default. Raises BadFile naming the place of the damage, or UnsupportedModel
-    listing everything that NNAPI cannot express.
+    signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
+    shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
+    Raises BadFile naming the place where the file lies, UnsupportedModel listing all operations that NNAPI cannot express,
+    InvalidArgument for a signature or input that the file does not have.
     """
-    file = _read(source)
-    number, names = _entry_point(file, signature)
-    graph = file.graphs[number]
-    builder = ModelBuilder(os.path.splitext(os.path.basename(file.label))[0])
-    importer = Importer(file, graph, builder, builder.add_pool(file.memory), number)
-    wanted = _shapes(graph, names, shapes)
-    importer.reshaped = any(wanted[i] != graph.tensors[i].shape for i in wanted)
-    inputs = [importer.declare(i, wanted[i] or (1,), names.get(i, "")) for i in graph.inputs]
-    importer.convert(TABLE)
-    outputs = _outputs(importer, graph, inputs)
-    ins, outs, states = importer.states(len(inputs), outputs)
-    for operand, index in zip(outputs, graph.outputs, strict=True):
-        builder.rename(operand, names.get(index) or graph.tensors[index].name)
-    return builder.finish([*inputs, *ins], [*outputs, *outs], states=states)
+    label, memory = _open(source)
+    file = read(memory.bytes(), label)
+    chosen = _signature(file, signature)
+    entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())
+    file, subgraph = _all_outputs(file, chosen.subgraph if chosen else 0, entries[1])
+    if not subgraph.outputs:
+        raise BadFile(f"{label}: subgraph {subgraph.index}: has no outputs, must have at least one")
+    names = _names(subgraph, subgraph.inputs, entries[0])
+    wanted = _shapes(subgraph, names, shapes)
+    context = Context(file, lower, reshaped=wanted != [subgraph.tensors[i].shape for i in subgraph.inputs])
+    graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
+    states = [] if context.problems else settle(graph)
+    if context.problems:
+        raise unsupported(context)
+    for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
+        term.value = replace(term.value, name=name)
+    model = Writer(memory, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
+    validate(model)
+    return model
 
 
 def signatures(source: Source) -> list[str]:
-    """The keys of a file's entry points."""
-    return [s.key for s in _read(source).signatures]
+    """The names of a file's entry points."""
+    label, memory = _open(source)
+    return [s.key for s in read(memory.bytes(), label).signatures]
 
 
-def _read(source: Source) -> File:
+def _open(source: Source) -> tuple[str, Memory]:
+    """A label for messages, and the bytes as a memory."""
     if isinstance(source, bytes):
-        if not source:
-            raise BadFile("model: has 0 bytes, must be a .tflite file")
-        return Reader("model", Memory.wrap(np.frombuffer(source, np.uint8))).read()
+        return "model", Memory.wrap(np.frombuffer(source, np.uint8))
     label = os.fspath(source)
     try:
-        if not os.path.getsize(label):
-            raise BadFile(f"{label}: has 0 bytes, must be a .tflite file")
-        memory = Memory.from_file(label)
-    except OSError as error:
-        raise BadFile(f"{label}: {error.strerror}") from error
-    return Reader(label, memory).read()
+        size = os.stat(label).st_size
+        return label, Memory.from_file(label) if size else Memory.wrap(np.zeros(0, np.uint8))
+    except (OSError, NnhalError) as error:
+        raise BadFile(f"{label}: cannot be mapped: {error}; must be a .tflite file") from error
 
 
-def _entry_point(file: File, key: str | None) -> tuple[int, dict[int, str]]:
-    """The subgraph of a signature, and the names it gives to tensors."""
-    if key is None and not file.signatures:
-        return 0, {}
-    for found in file.signatures:
-        if key is None or found.key == key:
-            return found.graph, {index: name for name, index in (*found.inputs, *found.outputs)}
-    keys = ", ".join(s.key for s in file.signatures) or "none: the file has no signatures"
-    raise InvalidArgument(f"{file.label}: signature is {key!r}, must be one of {keys}")
+def _signature(file: File, key: str | None) -> Signature | None:
+    if key is None:
+        return next((s for s in file.signatures), None)
+    for signature in file.signatures:
+        if signature.key == key:
+            return signature
+    there = ", ".join(s.key for s in file.signatures) or "none: the file has no signatures"
+    raise InvalidArgument(f"{file.label}: signature is {key!r}, must be one of {there}")
 
 
-def _shapes(graph: Graph, names: Mapping[int, str], shapes: Shapes) -> dict[int, tuple[int, ...]]:
-    """The shape of each input tensor."""
-    found = {i: graph.tensors[i].shape for i in graph.inputs}
+def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, Subgraph]:
+    """The file and a subgraph of it, which gives a tensor once for each name that the signature has for it."""
+    subgraph, left = file.subgraphs[number], [index for _, index in entries]
+    for index in subgraph.outputs:
+        if index in left:
+            left.remove(index)
+    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left))
+    graphs = (*file.subgraphs[:number], subgraph, *file.subgraphs[number + 1 :])
+    return replace(file, subgraphs=graphs), subgraph
+
+
+def _names(subgraph: Subgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
+    """The name of each input or output: the signature's, else the tensor's. One that is listed twice has two."""
+    left = list(entries)
+    names = []
+    for index in tensors:
+        entry = next((e for e in left if e[1] == index), None)
+        names.append(entry[0] if entry else subgraph.tensors[index].name)
+        if entry:
+            left.remove(entry)
+    return names
+
+
+def _shapes(subgraph: Subgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:
+    """The shape of each input, the caller's where given."""
+    found = [subgraph.tensors[index].shape for index in subgraph.inputs]
     if shapes is None:
         return found
     if not isinstance(shapes, Mapping):
-        if len(shapes) > len(graph.inputs):
-            raise InvalidArgument(f"shapes: got {len(shapes)}, must be at most {len(graph.inputs)}, one an input")
-        shapes = {names.get(i) or graph.tensors[i].name: s for i, s in zip(graph.inputs, shapes, strict=False)}
-    table = {names.get(i) or graph.tensors[i].name: i for i in graph.inputs}
+        if len(shapes) != len(found):
+            raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(found)}: {', '.join(names)}")
+        shapes = dict(zip(names, shapes, strict=True))
     for name, shape in shapes.items():
-        if name not in table:
-            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(table)}")
-        index = table[name]
-        if len(shape) != len(found[index]):
-            raise InvalidArgument(f"shapes: {name} has rank {len(shape)}, must be {len(found[index])}")
-        found[index] = tuple(max(0, int(d)) for d in shape)
+        if name not in names:
+            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
+        if any(d < -1 for d in shape):
+            raise InvalidArgument(
+                f"shapes: {name} is {list(shape)}, must be at least 0, or -1 for a dimension left open"
+            )
+        rank = len(found[names.index(name)])
+        if len(shape) != rank:
+            raise InvalidArgument(f"shapes: {name} has rank {len(shape)}, must be {rank}")
+        found[names.index(name)] = tuple(int(d) for d in shape)
     return found
 
 
-def _outputs(importer: Importer, graph: Graph, inputs: Sequence[int]) -> list[int]:
-    """The operands of the outputs; a copy where one is an input, a constant, or named twice."""
-    outputs: list[int] = []
-    for index in graph.outputs:
-        operand = importer.x(index)
-        if operand in outputs or operand not in importer.written:
-            operand = importer.identity(operand)
-        outputs.append(operand)
-    return outputs
+def _values(
+    context: Context, subgraph: Subgraph, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> list[Value]:
+    """What is known of the inputs."""
+    values = []
+    for index, name, shape in zip(subgraph.inputs, names, shapes, strict=True):
+        try:
+            value = typed(subgraph.tensors[index])
+        except Refused as error:
+            context.problems[f"input {error}", ""] = []
+            value = Value(UNTYPED)
+        dims = tuple(None if d in OPEN else d for d in shape) or (1,)
+        values.append(replace(value, shape=dims, name=name))
+    return values

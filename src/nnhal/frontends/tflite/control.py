@@ -1,80 +1,73 @@
-"""Control flow: IF and WHILE with the subgraphs that they call."""
+"""Entries of operators that call subgraphs."""
 
 from collections.abc import Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import BadFile
-from nnhal.base.operands import SubgraphFacts, Value
-from nnhal.frontends.tflite.build import Importer, Refused
-from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.table import TABLE, entry
-
-DEEPEST = 32  # of subgraphs within subgraphs
+from nnhal.base.operands import Shape, Value
+from nnhal.frontends.tflite.graph import Graph, Refused, Term
+from nnhal.frontends.tflite.task import Task, entry
 
 
-def called(g: Importer, number: int) -> int:
-    """A subgraph of the file as a SUBGRAPH operand."""
-    if not 0 <= number < len(g.file.graphs):
-        raise BadFile(f"{g.where()}: calls subgraph {number}, must be 0 to {len(g.file.graphs) - 1}")
-    if g.depth >= DEEPEST:
-        raise BadFile(f"{g.where()}: subgraphs are nested deeper than {DEEPEST}, or call themselves")
-    graph = g.file.graphs[number]
-    builder = g.builder.subgraph()
-    inner = Importer(g.file, graph, builder, g.pool, number, g.depth + 1)
-    inputs = [inner.declare(i) for i in graph.inputs]
-    inner.convert(TABLE)
-    if inner.state_inputs:
-        raise Refused("a subgraph that it calls keeps variables")
-    outputs: list[int] = []
-    for index in graph.outputs:
-        operand = inner.x(index)
-        outputs.append(inner.identity(operand) if operand in outputs or operand not in inner.written else operand)
-    facts = inner.facts(0, inputs, outputs)
-    index = builder.finish_subgraph(inputs, outputs)
-    operand = g.builder.subgraph_operand(OperandType.SUBGRAPH, index)
-    g.values[operand] = Value(OperandType.SUBGRAPH, data=SubgraphFacts(index, facts.inputs, facts.outputs))
-    return operand
+def called(t: Task, number: int, given: Sequence[Value]) -> Graph:
+    """A subgraph for these inputs; Refused without a reason where its own operators were."""
+    context, count = t.graph.context, len(t.graph.file.subgraphs)
+    if 0 <= number < count:
+        source = t.graph.file.subgraphs[number]
+        takes = len(source.inputs)
+        t.require(takes == len(given), f"gives subgraph {number} {len(given)} inputs, must be {takes}")
+        for place, index in enumerate(source.inputs):
+            inner = source.tensors[index].type
+            outer = t.raw(len(t.operator.inputs) - len(given) + place).kind
+            t.require(inner == outer, f"input {place} of subgraph {number} is {inner}, must be {outer}")
+    graph = context.import_subgraph(number, given, t.label)
+    if graph.failed:
+        raise Refused
+    return graph
 
 
-def declared(g: Importer, indices: Sequence[int]) -> list[int]:
-    """Outputs of control flow, whose shapes follow from the subgraphs."""
-    return [g.declare(i) for i in indices]
+def reference(graph: Graph) -> Term:
+    """A subgraph as an operand."""
+    return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
 
 
-@entry("IF")
-def if_(g: Importer, o: Operator) -> None:
-    branches = [called(g, o.option(name)) for name in ("ThenSubgraphIndex", "ElseSubgraphIndex")]
-    condition, *inputs = (g.x(i) for i in o.inputs)
-    g.emit("IF", [condition, *branches, *inputs], declared(g, o.outputs))
+def truth(t: Task, term: Term) -> Term:
+    """A condition of shape [1]."""
+    t.require(term.value.shape == (1,), f"the condition has shape {term.value.shape}, must be one element")
+    return term
 
 
-@entry("WHILE")
-def while_(g: Importer, o: Operator) -> None:
-    parts = [called(g, o.option(name)) for name in ("CondSubgraphIndex", "BodySubgraphIndex")]
-    g.emit("WHILE", [*parts, *(g.x(i) for i in o.inputs)], declared(g, o.outputs))
+@entry("IF", inputs=(1, None), outputs=(1, None))
+def branch(t: Task) -> None:
+    """Both branches take the same operands."""
+    o, condition = t.options("IfOptions"), truth(t, t.x(0))
+    operands = t.xs(1)
+    values = [replace(term.value, data=None) for term in operands]
+    graphs = [called(t, o(name), values) for name in ("ThenSubgraphIndex", "ElseSubgraphIndex")]
+    t.give("IF", condition, *map(reference, graphs), *operands)
 
 
-@entry("RANK")
-def rank(g: Importer, o: Operator) -> None:
-    g.folded[o.outputs[0]] = np.array([len(g.tensor(o.inputs[0]).shape)], np.int32)
+@entry("WHILE", inputs=(1, None), outputs=(1, None))
+def loop(t: Task) -> None:
+    """A dimension that the body changes is unknown from the start."""
+    o, operands = t.options("WhileOptions"), t.xs()
+    t.require(len(operands) == len(t.operator.outputs), "must have as many outputs as inputs")
+    values = [replace(term.value, data=None) for term in operands]
+    while True:
+        body = called(t, o("BodySubgraphIndex"), values)
+        t.require(
+            len(body.outputs) == len(values), f"the body has {len(body.outputs)} outputs, must have {len(values)}"
+        )
+        shapes = [common(v.shape, r.value.shape) for v, r in zip(values, body.outputs, strict=True)]
+        if shapes == [v.shape for v in values]:
+            break
+        values = [replace(v, shape=shape) for v, shape in zip(values, shapes, strict=True)]
+    condition = called(t, o("CondSubgraphIndex"), values)
+    t.give("WHILE", reference(condition), reference(body), *operands)
 
 
-@entry("FILL")
-def fill(g: Importer, o: Operator) -> None:
-    value = g.constant(o.inputs[1])
-    if value is None or value.dtype.kind not in "if":
-        raise Refused("its value is not a constant number")
-    kind = OperandType.FLOAT32 if value.dtype.kind == "f" else OperandType.INT32
-    g.emit("FILL", [g.x(o.inputs[0]), g.literal(value.reshape(-1)[0], kind)], [g.declare(o.outputs[0])])
-
-
-@entry("EMBEDDING_LOOKUP")
-def embedding_lookup(g: Importer, o: Operator) -> None:
-    g.emit("EMBEDDING_LOOKUP", [g.x(i) for i in o.inputs], [g.declare(o.outputs[0])])
-
-
-@entry("HASHTABLE_LOOKUP")
-def hashtable_lookup(g: Importer, o: Operator) -> None:
-    g.emit("HASHTABLE_LOOKUP", [g.x(i) for i in o.inputs], [g.declare(i) for i in o.outputs])
+def common(before: Shape | None, after: Shape | None) -> Shape | None:
+    """What is known of a shape that is either."""
+    if before is None or after is None or len(before) != len(after):
+        return None
+    return tuple(m if m == n else None for m, n in zip(before, after, strict=True))

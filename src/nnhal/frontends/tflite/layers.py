@@ -1,120 +1,260 @@
-"""Operators with weights and windows: convolutions, dense layers, pooling, normalisation, resizing."""
+"""Entries of layers: convolutions, matrix products, pooling, normalisations, resizing, look-ups."""
 
 import math
-from collections.abc import Sequence
+from dataclasses import replace
 
-from nnhal.frontends.tflite.build import Importer, Refused
-from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.table import PADDING, T, entry, has, reshape, scales, zero_bias
+import numpy as np
 
+from nnhal.base.codes import Padding
+from nnhal.base.operands import ChannelQuant, Value
+from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.reader import Fields
+from nnhal.frontends.tflite.task import ASYMMETRIC, Task, entry, viewed
+from nnhal.ops.schema import F32, I32, Q8PC
 
-@entry("CONV_2D")
-def conv(g: Importer, o: Operator) -> None:
-    weighted(g, o, "CONV_2D", 0, [])
-
-
-@entry("DEPTHWISE_CONV_2D")
-def depthwise(g: Importer, o: Operator) -> None:
-    depth = g.tensor(o.inputs[0]).shape[-1]
-    channels = g.tensor(o.inputs[1]).shape[-1]
-    if not depth or channels % depth:
-        raise Refused(f"filter has {channels} channels, the input {depth}")
-    weighted(g, o, "DEPTHWISE_CONV_2D", 3, [channels // depth])
+SCHEMES = {0: Padding.SAME, 1: Padding.VALID}
+BIAS_SLACK = 0.02  # of an output step: how far TFLite lets the scale of a bias be from that of the products
+MOST_UNITS = 1 << 20  # whose bias is written as zeros where the file has none
+LSH_TYPES = {1: 3, 2: 2}  # sparse with offsets, and dense; NNAPI's 1 has no offsets
 
 
-def weighted(g: Importer, o: Operator, name: str, axis: int, multiplier: Sequence[int]) -> None:
-    """A convolution: input, filter, bias, scheme, strides, activation, layout, dilations."""
-    x, filter = g.x(o.inputs[0]), g.x(o.inputs[1])
-    bias = g.x(o.inputs[2], bias=scales(g, x, filter)) if has(o, 2) else zero_bias(g, x, filter, g.shape(filter)[axis])
-    channel = g.values[filter].channel
-    if channel is not None and channel.axis != axis:
-        raise Refused(f"filter has scales along dimension {channel.axis}, must be {axis}")
-    numbers = [PADDING[o.option("Padding")], o.option("StrideW"), o.option("StrideH"), *multiplier]
-    dilations = o.option("DilationWFactor"), o.option("DilationHFactor")
-    tail = [] if dilations == (1, 1) else [g.flag(False), *map(g.int32, dilations)]
-    inputs = [x, filter, bias, *map(g.int32, numbers), g.activation(o), *tail]
-    g.emit(name, inputs, [g.declare(o.outputs[0])])
+def scheme(t: Task, o: Fields) -> Padding:
+    """The padding scheme of a layer."""
+    code = o("Padding")
+    t.require(code in SCHEMES, f"padding is {code}, must be 0 (SAME) or 1 (VALID)")
+    return SCHEMES[code]
 
 
-@entry("TRANSPOSE_CONV")
-def transpose_conv(g: Importer, o: Operator) -> None:
-    filter, x = g.x(o.inputs[1]), g.x(o.inputs[2])
-    bias = g.x(o.inputs[3], bias=scales(g, x, filter)) if has(o, 3) else zero_bias(g, x, filter, g.shape(filter)[0])
-    numbers = [PADDING[o.option("Padding")], o.option("StrideW"), o.option("StrideH")]
-    inputs = [x, filter, bias, g.x(o.inputs[0]), *map(g.int32, numbers), g.activation(o), g.flag(False)]
-    g.emit("TRANSPOSE_CONV_2D", inputs, [g.declare(o.outputs[0])])
+def weights_of(t: Task, place: int, x: Term) -> Term:
+    """Weights for an input: integers beside a float input (dynamic-range quantisation) are made real, since what such a
+    file asks for is the layer on real values; TFLite's own kernels approximate it.
+    """
+    weights = t.x(place)
+    return t.real(weights) if x.value.type == F32 else weights
 
 
-@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D")
-def pool(g: Importer, o: Operator) -> None:
-    names = ("StrideW", "StrideH", "FilterWidth", "FilterHeight")
-    numbers = [PADDING[o.option("Padding")], *(o.option(name) for name in names)]
-    g.emit(o.name, [g.x(o.inputs[0]), *map(g.int32, numbers), g.activation(o)], [g.declare(o.outputs[0])])
+def bias_of(t: Task, place: int, x: Term, weights: Term, units: int) -> Term:
+    """The bias, zeros where the file has none; an int32 one with the scale that NNAPI asks for."""
+    t.require(units <= MOST_UNITS or t.given(place), f"has {units} units and no bias, must be {MOST_UNITS} at most")
+    if x.value.type not in ASYMMETRIC:
+        given = t.maybe(place)
+        bias = constant(x.value, np.zeros(units, x.value.dtype)) if given is None else t.real(given)
+        return t.reshaped(bias, (units,))
+    scale = 0.0
+    if weights.value.channel is None:
+        scale = float(np.float32(x.value.scale) * np.float32(weights.value.scale))
+    if not t.given(place):
+        return constant(Value(I32, None, scale), np.zeros(units, np.int32))
+    bias = t.x(place)
+    quant = t.graph.source.tensors[t.operator.inputs[place]].quant
+    if quant is not None and scale and t.declared().scale:
+        distance = abs(quant.scales[0] - scale) / t.declared().scale
+        t.require(
+            distance <= BIAS_SLACK, f"the bias has scale {quant.scales[0]:g}, must be {scale:g}, that of the products"
+        )
+    if bias.value.data is None:  # TFLite keeps no scale with what it computes in int32
+        bias.value = replace(bias.value, scale=scale)
+        return t.reshaped(bias, (units,))
+    shape = (units,) if bias.value.data.size == units else bias.value.data.shape
+    flat = viewed(bias, shape)
+    flat.value = replace(flat.value, scale=scale)
+    return flat
 
 
-def dense_per_channel(g: Importer, o: Operator, x: int, y: int) -> None:
-    """Weights with a scale for each unit, which FULLY_CONNECTED lacks and CONV_2D has: a 1x1 convolution of 1x1 pictures."""
-    units, size = g.tensor(o.inputs[1]).shape
-    filter = g.reshaped_constant(o.inputs[1], (units, 1, 1, size))
-    bias = g.x(o.inputs[2], bias=[]) if has(o, 2) else zero_bias(g, x, filter, units)
-    rows = math.prod(g.known(x)) // size
-    cells, wide = reshape(g, x, (rows, 1, 1, size)), g.like(y, (rows, 1, 1, units))
-    g.emit("CONV_2D", [cells, filter, bias, *map(g.int32, (2, 1, 1)), g.activation(o)], [wide])
-    g.emit("RESHAPE", [wide, g.ints(g.values[y].known)], [y])
+@entry("CONV_2D", inputs=(2, 3))
+def convolution(t: Task) -> None:
+    """TFLite sees groups by the depth of the filter."""
+    o, x = t.options("Conv2DOptions"), t.x(0)
+    w = weights_of(t, 1, x)
+    units, _, _, depth = four(t, t.known(w), "filter")
+    inputs = t.shape(x)[-1]
+    more = dilation(o)
+    if inputs is not None and depth and inputs != depth and inputs % depth == 0:
+        t.require(not more, "in groups has no dilation in NNAPI")
+        more = {"groups": inputs // depth, "nchw": False}
+        name = "GROUPED_CONV_2D"
+    else:
+        name = "CONV_2D"
+    bias = bias_of(t, 2, x, w, units)
+    how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH")}
+    t.fused(o("FusedActivationFunction"), name, x, w, bias, **how, **more)
 
 
-@entry("FULLY_CONNECTED")
-def fully_connected(g: Importer, o: Operator) -> None:
-    x, weights, y = g.x(o.inputs[0]), g.x(o.inputs[1]), g.declare(o.outputs[0])
-    if o.option("WeightsFormat", 0):
-        raise Refused("weights are shuffled")
-    if g.values[weights].channel is not None:
-        dense_per_channel(g, o, x, y)
+@entry("DEPTHWISE_CONV_2D", inputs=(2, 3))
+def depthwise(t: Task) -> None:
+    """The multiplier follows from the shapes, as in TFLite's kernels."""
+    o, x = t.options("DepthwiseConv2DOptions"), t.x(0)
+    w = weights_of(t, 1, x)
+    units, depth = four(t, t.known(w), "filter")[3], t.shape(x)[-1]
+    multiplier = o("DepthMultiplier") if depth in (None, 0) else units // (depth or 1)
+    how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH"), "depth_multiplier": multiplier}
+    bias = bias_of(t, 2, x, w, units)
+    t.fused(o("FusedActivationFunction"), t.name, x, w, bias, **how, **dilation(o))
+
+
+def dilation(o: Fields) -> dict[str, int | bool]:
+    """Dilation as named arguments, none where there is none."""
+    width, height = o("DilationWFactor"), o("DilationHFactor")
+    return {} if (width, height) == (1, 1) else {"dilation_w": width, "dilation_h": height}
+
+
+def four(t: Task, shape: tuple[int, ...], what: str) -> tuple[int, int, int, int]:
+    """A shape of four dimensions."""
+    t.require(len(shape) == 4, f"{what} has shape {list(shape)}, must have four dimensions")
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+@entry("TRANSPOSE_CONV", inputs=(3, 4))
+def transposed_convolution(t: Task) -> None:
+    """NNAPI has the shape after the bias."""
+    o, x = t.options("TransposeConvOptions"), t.x(2)
+    w = weights_of(t, 1, x)
+    units = four(t, t.known(w), "filter")[0]
+    bias, shape = bias_of(t, 3, x, w, units), t.index(0, "output_shape")
+    how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH"), "nchw": False}
+    t.fused(o("FusedActivationFunction"), "TRANSPOSE_CONV_2D", x, w, bias, shape, **how)
+
+
+@entry("FULLY_CONNECTED", inputs=(2, 3), outputs=(1, 2))
+def fully_connected(t: Task) -> None:
+    """The input is rows of `input_size` elements, whatever its rank."""
+    o, x = t.options("FullyConnectedOptions"), t.x(0)
+    t.require(
+        o("WeightsFormat") == 0 and len(t.operator.outputs) == 1, "weights are shuffled, which NNAPI does not have"
+    )
+    w = weights_of(t, 1, x)
+    shape = t.known(w)
+    t.require(len(shape) == 2, f"weights have shape {list(shape)}, must have two dimensions")
+    units, size = shape
+    sizes = t.shape(x)
+    if not 2 <= len(sizes) <= 4:
+        t.require(size > 0, "weights have no elements")
+        x = t.reshaped(x, (None if None in sizes else math.prod(t.known(x)) // size, size))
+    code, keep = o("FusedActivationFunction"), o("KeepNumDims") and len(sizes) != 2
+    bias = bias_of(t, 2, x, w, units)
+    if keep or w.value.type == Q8PC:
+        rows = rows_of(t, x, bias, w, code)
+        lead = sizes[:-1] if keep else t.shape(rows)[:1]
+        t.reshaped(rows, (*lead, units), out=True)
+    else:
+        t.fused(code, "FULLY_CONNECTED", x, w, bias)
+
+
+def rows_of(t: Task, x: Term, bias: Term, w: Term, code: int) -> Term:
+    """A fully connected layer whose result is used by another operation; with scales per channel, as a convolution."""
+    t.require(code < 4, "with this activation NNAPI fuses nothing")
+    if w.value.type != Q8PC:
+        return t.make("FULLY_CONNECTED", x, w, bias, like=t.out(), activation=code)
+    channel = w.value.channel
+    units, size = t.known(w)
+    if channel is None or channel.axis != 0 or w.value.data is None:
+        t.refuse("scales are not one for each unit")
+    filter = viewed(w, (units, 1, 1, size))
+    filter.value = replace(filter.value, channel=ChannelQuant(channel.scales, 0))
+    shape = t.shape(x)
+    pixels = t.reshaped(x, (None if None in shape else math.prod(t.known(x)) // max(1, size), 1, 1, size))
+    how = {"scheme": Padding.VALID, "stride_w": 1, "stride_h": 1}
+    return t.make("CONV_2D", pixels, filter, bias, like=t.out(), activation=code, **how)
+
+
+@entry("BATCH_MATMUL", inputs=2)
+def batch_matmul(t: Task) -> None:
+    """NNAPI's has equal batches; one matrix for all of them is a product of all rows with it."""
+    o, x = t.options("BatchMatMulOptions"), t.x(0)
+    adjoint = {"adj_x": o("AdjX"), "adj_y": o("AdjY")}
+    y = weights_of(t, 1, x)
+    left, right = t.shape(x), t.shape(y)
+    if left[:-2] == right[:-2] and len(left) <= 4:
+        t.give("BATCH_MATMUL", x, y, **adjoint)
         return
-    units, size = g.known(weights)
-    bias = g.x(o.inputs[2], bias=scales(g, x, weights)) if has(o, 2) else zero_bias(g, x, weights, units)
-    shape = g.shape(x)
-    if len(shape) == 1 or len(shape) > 4:
-        x, shape = reshape(g, x, (math.prod(g.known(x)) // size, size)), (0, size)
-    flat = y if len(g.values[y].dims) == 2 else g.like(y, (None, units))
-    g.emit("FULLY_CONNECTED", [x, weights, bias, g.activation(o)], [flat])
-    if flat != y:
-        target = (*g.known(x)[:-1], units) if o.option("KeepNumDims", False) else g.values[y].known
-        g.emit("RESHAPE", [flat, g.ints(target)], [y])
+    left, right = t.known(x), t.known(y)
+    if left[:-2] == right[:-2]:
+        batches = math.prod(left[:-2])
+        x, y = t.reshaped(x, (batches, *left[-2:])), t.reshaped(y, (batches, *right[-2:]))
+    else:
+        t.require(math.prod(right[:-2]) == 1, "one side's matrices are repeated, NNAPI needs as many on both sides")
+        t.require(not o("AdjX"), "the matrices of the first side are transposed and multiplied with one of the other")
+        x, y = t.reshaped(x, (math.prod(left[:-1]), left[-1])), t.reshaped(y, right[-2:])
+    product = t.make("BATCH_MATMUL", x, y, like=t.out(), **adjoint)
+    rows, columns = left[-1 if o("AdjX") else -2], right[-2 if o("AdjY") else -1]
+    batch = np.broadcast_shapes(left[:-2], right[:-2])
+    t.reshaped(product, (*batch, rows, columns), out=True)
 
 
-@entry("SOFTMAX")
-def softmax(g: Importer, o: Operator) -> None:
-    g.emit("SOFTMAX", [g.x(o.inputs[0]), g.literal(o.option("Beta", 1.0), T.FLOAT32)], [g.declare(o.outputs[0])])
+# ------------------------------------------------------------------------------------------------ pooling, normalisation
 
 
-@entry("LOG_SOFTMAX")
-def log_softmax(g: Importer, o: Operator) -> None:
-    g.emit("LOG_SOFTMAX", [g.x(o.inputs[0]), g.literal(1.0, T.FLOAT32), g.int32(-1)], [g.declare(o.outputs[0])])
+@entry("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D", real=True)
+def pool(t: Task) -> None:
+    """Padding does not count in TFLite's means either."""
+    o = t.options("Pool2DOptions")
+    how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH")}
+    window = {"filter_w": o("FilterWidth"), "filter_h": o("FilterHeight")}
+    t.fused(o("FusedActivationFunction"), t.name, t.x(0), **how, **window)
 
 
-@entry("L2_NORMALIZATION")
-def l2_normalization(g: Importer, o: Operator) -> None:
-    g.emit("L2_NORMALIZATION", [g.x(o.inputs[0])], [g.declare(o.outputs[0])])
+@entry("SOFTMAX", real=True)
+def softmax(t: Task) -> None:
+    """Along the last dimension."""
+    t.flattened("SOFTMAX", t.x(0), t.options("SoftmaxOptions")("Beta"))
+
+
+@entry("LOG_SOFTMAX", real=True)
+def log_softmax(t: Task) -> None:
+    """Along the last dimension, without beta."""
+    t.give("LOG_SOFTMAX", t.x(0), 1.0, -1)
+
+
+@entry("L2_NORMALIZATION", real=True)
+def l2_normalisation(t: Task) -> None:
+    """Along the last dimension."""
+    code = t.options("L2NormOptions")("FusedActivationFunction")
+    if code:
+        t.activated(code, t.make("L2_NORMALIZATION", t.x(0), like=t.out()))
+    else:
+        t.give("L2_NORMALIZATION", t.x(0))
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION")
-def lrn(g: Importer, o: Operator) -> None:
-    numbers = [g.literal(o.option(name), T.FLOAT32) for name in ("Bias", "Alpha", "Beta")]
-    inputs = [g.x(o.inputs[0]), g.int32(o.option("Radius")), *numbers]
-    g.emit("LOCAL_RESPONSE_NORMALIZATION", inputs, [g.declare(o.outputs[0])])
+def local_response(t: Task) -> None:
+    """Along the last dimension."""
+    o = t.options("LocalResponseNormalizationOptions")
+    t.give(t.name, t.x(0), o("Radius"), o("Bias"), o("Alpha"), o("Beta"))
 
 
-@entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
-def resize(g: Importer, o: Operator) -> None:
-    height, width = g.numbers(o.inputs[1], "size")
-    align, half = o.option("AlignCorners", False), o.option("HalfPixelCenters", False)
-    tail = [g.flag(False)] if o.name == "RESIZE_NEAREST_NEIGHBOR" and not (align or half) else []
-    tail = [g.flag(False), g.flag(align), g.flag(half)] if align or half else tail
-    g.emit(o.name, [g.x(o.inputs[0]), g.int32(width), g.int32(height), *tail], [g.declare(o.outputs[0])])
+# ------------------------------------------------------------------------------------------------- resizing and look-ups
 
 
-@entry("BATCH_MATMUL")
-def batch_matmul(g: Importer, o: Operator) -> None:
-    flags = g.flag(o.option("AdjX", False)), g.flag(o.option("AdjY", False))
-    g.emit("BATCH_MATMUL", [g.x(o.inputs[0]), g.x(o.inputs[1]), *flags], [g.declare(o.outputs[0])])
+@entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", inputs=2, real=True)
+def resize(t: Task) -> None:
+    """To a size that is constant."""
+    bilinear = t.name == "RESIZE_BILINEAR"
+    o = t.options("ResizeBilinearOptions" if bilinear else "ResizeNearestNeighborOptions")
+    size = t.ints(1, "size")
+    t.require(len(size) == 2, f"size = {size}, must be height and width")
+    grid = {"align_corners": o("AlignCorners"), "half_pixel_centers": o("HalfPixelCenters")}
+    more = {name: True for name, there in grid.items() if there} | ({} if bilinear else {"nchw": False})
+    t.give(t.name, t.x(0), out_w=size[1], out_h=size[0], **more)
+
+
+@entry("EMBEDDING_LOOKUP", inputs=2)
+def embedding(t: Task) -> None:
+    """Rows by number."""
+    values = t.real(t.x(1)) if t.out().type == F32 else t.x(1)
+    t.give(t.name, t.index(0, "lookups"), values)
+
+
+@entry("HASHTABLE_LOOKUP", inputs=3, outputs=2)
+def hashtable(t: Task) -> None:
+    """Rows by key; hits are bytes that stand for themselves."""
+    values, hits = t.run(t.name, t.index(0, "lookups"), t.index(1, "keys"), t.x(2), outs=[t.out(0), t.out(1)])
+    t.result(0, values)
+    t.result(1, hits)
+
+
+@entry("LSH_PROJECTION", inputs=(2, 3))
+def lsh(t: Task) -> None:
+    """NNAPI's sparse projection has offsets since 1.2, as TFLite's."""
+    code = t.options("LSHProjectionOptions")("Type")
+    t.require(code in LSH_TYPES, f"type is {code}, must be 1 (SPARSE) or 2 (DENSE)")
+    t.give(t.name, t.x(0), t.x(1), t.maybe(2), LSH_TYPES[code])

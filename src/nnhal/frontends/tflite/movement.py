@@ -1,221 +1,400 @@
-"""Operators that move data: shapes, joins, slices, blocks."""
+"""Entries of operators that move data: shapes, slices, joining and splitting, padding, blocks, reductions over axes."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from nnhal.frontends.tflite.build import Importer, Refused
-from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.table import T, entry, has, reshape
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.reader import Fields
+from nnhal.frontends.tflite.task import MOST_DIMENSIONS, Task, entry
+from nnhal.ops.schema import I32
+
+# ---------------------------------------------------------------------------------------------------------------- shapes
 
 
-@entry("RESHAPE")
-def reshaping(g: Importer, o: Operator) -> None:
-    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
-    if has(o, 1):
-        value = g.constant(o.inputs[1])
-        shape = g.x(o.inputs[1]) if value is None else g.ints([int(n) for n in value.reshape(-1)] or [1])
-    else:
-        shape = g.ints(g.tensor(o.outputs[0]).shape or [1])
-    g.emit("RESHAPE", [x, shape], [y])
-
-
-@entry("EXPAND_DIMS")
-def expand_dims(g: Importer, o: Operator) -> None:
-    (axis,) = g.numbers(o.inputs[1], "axis")
-    g.emit("EXPAND_DIMS", [g.x(o.inputs[0]), g.int32(axis)], [g.declare(o.outputs[0])])
+@entry("RESHAPE", inputs=(1, 2))
+def reshape(t: Task) -> None:
+    """To a shape that is an input, or an option; one dimension may be left open (-1), or be known only at execution."""
+    x = t.x(0)
+    if t.given(1) and t.raw(1).data is None:
+        t.give("RESHAPE", x, t.index(1, "shape"))
+        return
+    wanted = t.partly(1, "shape") if t.given(1) else list(t.options("ReshapeOptions").numbers("NewShape") or ())
+    if wanted == [0] and not t.graph.source.tensors[t.operator.outputs[0]].shape:
+        wanted = []  # how old files say that the result is a scalar
+    t.reshaped(x, [None if n == -1 else n for n in wanted] or [1], out=True)
 
 
 @entry("SQUEEZE")
-def squeeze(g: Importer, o: Operator) -> None:
-    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
-    axes = (
-        [int(n) for n in o.options.SqueezeDimsAsNumpy()]
-        if o.options is not None and o.options.SqueezeDimsLength()
-        else []
-    )
-    axes = axes or [i for i, d in enumerate(g.known(x)) if d == 1]
-    if axes:
-        g.emit("SQUEEZE", [x, g.ints(axes)], [y])
+def squeeze(t: Task) -> None:
+    """All dimensions of 1, or those named."""
+    x = t.x(0)
+    shape = t.shape(x)[: t.rank(x)]
+    named = t.options("SqueezeOptions").numbers("SqueezeDims") or ()
+    axes = sorted({t.axis(n, len(shape)) for n in named})
+    if not axes:
+        t.known(x)
+        axes = [i for i, d in enumerate(shape) if d == 1]
+    t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {axes} of {list(shape)} must be 1")
+    left = [d for i, d in enumerate(shape) if i not in axes]
+    if x.value.type != I32 and axes and len(shape) <= 4:
+        t.give("SQUEEZE", x, t.integers(axes))
     else:
-        g.emit("RESHAPE", [x, g.ints(g.known(x))], [y])
+        t.reshaped(x, left or [1], out=True)
 
 
-@entry("TRANSPOSE")
-def transpose(g: Importer, o: Operator) -> None:
-    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
-    if len(g.shape(x)) > 4:
-        wide_transpose(g, x, g.numbers(o.inputs[1], "permutation"), y)
+@entry("EXPAND_DIMS", inputs=2)
+def expand_dims(t: Task) -> None:
+    """A new dimension of 1."""
+    x, axis = t.x(0), t.integer(1, "axis")
+    if x.scalar:
+        t.reshaped(x, [1], out=True)
     else:
-        g.emit("TRANSPOSE", [x, g.ints(g.numbers(o.inputs[1], "permutation"))], [y])
-
-
-def wide_transpose(g: Importer, x: int, order: list[int], y: int) -> None:
-    """A transposition of more than four dimensions: those that stay together are one, and ones do not count."""
-    shape = g.known(x)
-    kept = [i for i in order if shape[i] != 1]
-    groups: list[list[int]] = []
-    for i in kept:
-        before = [j for j in range(i) if shape[j] != 1]
-        if groups and before and groups[-1][-1] == before[-1]:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    if len(groups) > 4:
-        raise Refused(f"permutation {order} of {list(shape)} needs {len(groups)} dimensions, NNAPI has 4")
-    inside = sorted(groups)
-    sizes = [math.prod(shape[i] for i in group) for group in inside]
-    small = reshape(g, x, sizes or [1])
-    moved = g.like(x, [math.prod(shape[i] for i in group) for group in groups] or [1])
-    g.emit("TRANSPOSE", [small, g.ints([inside.index(group) for group in groups] or [0])], [moved])
-    g.emit("RESHAPE", [moved, g.ints([shape[i] for i in order])], [y])
-
-
-@entry("CONCATENATION")
-def concatenation(g: Importer, o: Operator) -> None:
-    if o.option("FusedActivationFunction", 0):
-        raise Refused("with a fused activation")
-    xs, y = [g.x(i) for i in o.inputs], g.declare(o.outputs[0])
-    g.emit("CONCATENATION", [*xs, g.int32(o.option("Axis") % len(g.shape(xs[0])))], [y])
-
-
-@entry("PACK")
-def pack(g: Importer, o: Operator) -> None:
-    xs, y = [g.x(i) for i in o.inputs], g.declare(o.outputs[0])
-    rank = len(g.tensor(o.inputs[0]).shape)
-    if rank == 0:  # scalars are tensors of one element here
-        column = g.like(y, (len(xs), 1))
-        g.emit("PACK", [g.int32(0), *xs], [column])
-        g.emit("RESHAPE", [column, g.ints([len(xs)])], [y])
-    else:
-        g.emit("PACK", [g.int32(o.option("Axis") % (rank + 1)), *xs], [y])
-
-
-@entry("UNPACK")
-def unpack(g: Importer, o: Operator) -> None:
-    x = g.x(o.inputs[0])
-    shape, axis = g.known(x), o.option("Axis") % len(g.shape(x))
-    parts = [g.like(x, [1 if i == axis else d for i, d in enumerate(shape)]) for _ in o.outputs]
-    g.emit("SPLIT", [x, g.int32(axis), g.int32(len(parts))], parts)
-    for part, index in zip(parts, o.outputs, strict=True):
-        g.emit("RESHAPE", [part, g.ints([d for i, d in enumerate(shape) if i != axis] or [1])], [g.declare(index)])
-
-
-@entry("SPLIT")
-def split(g: Importer, o: Operator) -> None:
-    (axis,) = g.numbers(o.inputs[0], "axis")
-    g.emit("SPLIT", [g.x(o.inputs[1]), g.int32(axis), g.int32(len(o.outputs))], [g.declare(i) for i in o.outputs])
-
-
-@entry("SPLIT_V")
-def split_v(g: Importer, o: Operator) -> None:
-    x, sizes, (axis,) = g.x(o.inputs[0]), g.numbers(o.inputs[1], "sizes"), g.numbers(o.inputs[2], "axis")
-    shape = g.known(x)
-    axis %= len(shape)
-    sizes = [shape[axis] - sum(n for n in sizes if n >= 0) if n < 0 else n for n in sizes]
-    start = 0
-    for index, size in zip(o.outputs, sizes, strict=True):
-        begin = [start if i == axis else 0 for i in range(len(shape))]
-        extent = [size if i == axis else d for i, d in enumerate(shape)]
-        g.emit("SLICE", [x, g.ints(begin), g.ints(extent)], [g.declare(index)])
-        start += size
-
-
-@entry("PAD", "PADV2")
-def pad(g: Importer, o: Operator) -> None:
-    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
-    paddings = g.constant(o.inputs[1])
-    table = g.x(o.inputs[1]) if paddings is None else g.literal(paddings.astype(np.int32), T.TENSOR_INT32)
-    if not has(o, 2):
-        g.emit("PAD", [x, table], [y])
-        return
-    value = g.constant(o.inputs[2])
-    if value is None:
-        raise Refused("its value is not constant")
-    scalar = value.reshape(-1)[0]
-    kind = T.FLOAT32 if value.dtype == np.float32 else T.INT32
-    g.emit("PAD_V2", [x, table, g.literal(scalar, kind)], [y])
-
-
-@entry("MIRROR_PAD")
-def mirror_pad(g: Importer, o: Operator) -> None:
-    paddings = g.constant(o.inputs[1])
-    if paddings is None:
-        raise Refused("its paddings are not constant")
-    table = g.literal(paddings.astype(np.int32), T.TENSOR_INT32)
-    g.emit("MIRROR_PAD", [g.x(o.inputs[0]), table, g.int32(o.option("Mode"))], [g.declare(o.outputs[0])])
-
-
-@entry("SLICE")
-def slice_(g: Importer, o: Operator) -> None:
-    begin, size = (g.ints(g.numbers(i, what)) for i, what in zip(o.inputs[1:3], ("begin", "size"), strict=True))
-    g.emit("SLICE", [g.x(o.inputs[0]), begin, size], [g.declare(o.outputs[0])])
-
-
-@entry("STRIDED_SLICE")
-def strided_slice(g: Importer, o: Operator) -> None:
-    if o.option("EllipsisMask") or o.option("NewAxisMask"):
-        raise Refused("with an ellipsis or a new axis")
-    x, y = g.x(o.inputs[0]), g.declare(o.outputs[0])
-    rank = len(g.shape(x))
-    rows = [g.numbers(i, what) for i, what in zip(o.inputs[1:4], ("begin", "end", "strides"), strict=True)]
-    masks = [o.option("BeginMask"), o.option("EndMask"), o.option("ShrinkAxisMask")]
-    missing = rank - len(rows[0])
-    rows = [row + [fill] * missing for row, fill in zip(rows, (0, 0, 1), strict=True)]
-    rest = sum(1 << i for i in range(rank - missing, rank))
-    masks = [masks[0] | rest, masks[1] | rest, masks[2]]
-    if masks[2] == (1 << rank) - 1:  # a scalar is a tensor of one element here
-        part = g.like(x, [1] * rank)
-        begin = [0 if masks[0] >> i & 1 else n for i, n in enumerate(rows[0])]
-        begin = [n + d if n < 0 else n for n, d in zip(begin, g.known(x), strict=True)]
-        g.emit("SLICE", [x, g.ints(begin), g.ints([1] * rank)], [part])
-        g.emit("RESHAPE", [part, g.ints([1])], [y])
-        return
-    for i in range(rank):  # NNAPI wants the end that follows from the begin of an axis that shrinks
-        if masks[2] >> i & 1:
-            rows[0][i] = first = 0 if masks[0] >> i & 1 else rows[0][i]
-            rows[1][i], rows[2][i] = first + 1, 1
-            masks = [masks[0] & ~(1 << i), masks[1] | (1 << i) if first == -1 else masks[1] & ~(1 << i), masks[2]]
-    g.emit("STRIDED_SLICE", [x, *map(g.ints, rows), *map(g.int32, masks)], [y])
-
-
-@entry("GATHER")
-def gather(g: Importer, o: Operator) -> None:
-    if o.option("BatchDims", 0):
-        raise Refused("with batch dimensions")
-    axis = o.option("Axis", 0)
-    g.emit("GATHER", [g.x(o.inputs[0]), g.int32(axis), g.x(o.inputs[1])], [g.declare(o.outputs[0])])
-
-
-@entry("TILE")
-def tile(g: Importer, o: Operator) -> None:
-    g.emit("TILE", [g.x(o.inputs[0]), g.x(o.inputs[1])], [g.declare(o.outputs[0])])
-
-
-@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")
-def blocks(g: Importer, o: Operator) -> None:
-    g.emit(o.name, [g.x(o.inputs[0]), g.int32(o.option("BlockSize"))], [g.declare(o.outputs[0])])
-
-
-@entry("BATCH_TO_SPACE_ND")
-def batch_to_space(g: Importer, o: Operator) -> None:
-    if any(g.numbers(o.inputs[2], "crops")):
-        raise Refused("with crops")
-    g.emit(o.name, [g.x(o.inputs[0]), g.x(o.inputs[1])], [g.declare(o.outputs[0])])
-
-
-@entry("SPACE_TO_BATCH_ND")
-def space_to_batch(g: Importer, o: Operator) -> None:
-    g.emit(o.name, [g.x(i) for i in o.inputs[:3]], [g.declare(o.outputs[0])])
+        t.give("EXPAND_DIMS", x, t.axis(axis, t.rank(x) + 1))
 
 
 @entry("SHAPE")
-def shape(g: Importer, o: Operator) -> None:
-    tensor = g.tensor(o.inputs[0])
-    known = g.known(g.x(o.inputs[0])) if tensor.shape else ()
-    g.folded[o.outputs[0]] = np.array(known, np.int32)
+def shape_of(t: Task) -> None:
+    """Known at import, as far as the shape is."""
+    x = t.raw(0)
+    shape = t.shape(x)[: t.rank(x)]
+    t.known_result(np.array(shape, object if None in shape else np.int64))
 
 
-@entry("REVERSE_V2")
-def reverse(g: Importer, o: Operator) -> None:
-    g.emit("REVERSE", [g.x(o.inputs[0]), g.ints(g.numbers(o.inputs[1], "axis"))], [g.declare(o.outputs[0])])
+@entry("RANK")
+def rank_of(t: Task) -> None:
+    """Known at import."""
+    t.known_result(np.array(t.rank(t.raw(0))))
+
+
+@entry("TRANSPOSE", inputs=2)
+def transpose(t: Task) -> None:
+    """Of more than four dimensions, those that stay together become one."""
+    x = t.x(0)
+    if t.rank(x) <= MOST_DIMENSIONS:
+        t.give("TRANSPOSE", x, t.index(1, "permutation"))
+        return
+    shape, order = t.known(x), t.ints(1, "permutation")
+    t.require(
+        sorted(order) == list(range(len(shape))), f"permutation = {order}, must be one of {len(shape)} dimensions"
+    )
+    runs = together(order, shape)
+    inside = sorted(runs)
+    narrow = t.reshaped(x, [math.prod(shape[i] for i in run) for run in inside])
+    moved = t.make("TRANSPOSE", narrow, t.integers([inside.index(run) for run in runs]))
+    t.reshaped(moved, [shape[i] for i in order], out=True)
+
+
+def together(order: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
+    """The dimensions in their new order, those that follow each other before and after in one list; ones are left out."""
+    counting = [i for i, size in enumerate(shape) if size != 1]
+    after = dict(pairwise(counting))
+    runs: list[list[int]] = []
+    for i in order:
+        if shape[i] == 1:
+            continue
+        if runs and after.get(runs[-1][-1]) == i:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs or [[0]]
+
+
+# ------------------------------------------------------------------------------------------------- joining and splitting
+
+
+@entry("CONCATENATION", inputs=(1, None))
+def concatenate(t: Task) -> None:
+    """Quantised inputs may have scales of their own."""
+    o, terms = t.options("ConcatenationOptions"), t.xs()
+    axis, code = o("Axis"), o("FusedActivationFunction")
+    axis = t.axis(axis, t.rank(terms[0]))
+    if t.rank(terms[0]) > MOST_DIMENSIONS:
+        joined_flat(t, terms, axis)
+    elif code:
+        t.activated(code, t.make("CONCATENATION", *terms, axis, like=t.out()))
+    else:
+        t.give("CONCATENATION", *terms, axis)
+
+
+def joined_flat(t: Task, terms: Sequence[Term], axis: int) -> None:
+    """Of more than four dimensions: those before and those behind the axis become one each."""
+    shapes = [t.known(term) for term in terms]
+    first = shapes[0]
+    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
+    outer, inner = math.prod(first[:axis]), math.prod(first[axis + 1 :])
+    flat = [t.reshaped(term, (outer, shape[axis], inner)) for term, shape in zip(terms, shapes, strict=True)]
+    joined = t.make("CONCATENATION", *flat, 1, like=t.out())
+    t.reshaped(joined, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]), out=True)
+
+
+@entry("PACK", inputs=(1, None))
+def pack(t: Task) -> None:
+    """Along a new dimension."""
+    terms = t.xs()
+    rank = t.rank(terms[0])
+    axis = t.axis(t.options("PackOptions")("Axis"), rank + 1)
+    if rank:
+        t.give("PACK", axis, *terms)
+    else:
+        t.reshaped(t.make("PACK", 0, *terms, like=terms[0]), [len(terms)], out=True)
+
+
+@entry("UNPACK", outputs=(1, None))
+def unpack(t: Task) -> None:
+    """Parts of size 1, without that dimension."""
+    x = t.x(0)
+    shape, count = t.shape(x), len(t.operator.outputs)
+    axis = t.axis(t.options("UnpackOptions")("Axis"), t.rank(x))
+    t.require(shape[axis] in (count, None), f"dimension {axis} = {shape[axis]}, must be {count}, the number of outputs")
+    left = (*shape[:axis], *shape[axis + 1 :])
+    parts = [x] if count == 1 else t.run("SPLIT", x, axis, count, outs=[bare(x)] * count)
+    for number, part in enumerate(parts):
+        if x.value.type == I32 or not left:
+            like = t.out(number)
+            dims = t.integers([-1 if d is None else d for d in left or (1,)])
+            t.result(number, t.run("RESHAPE", part, dims, outs=[like])[0])
+        else:
+            t.result(number, t.run("SQUEEZE", part, t.integers([axis]), outs=[t.out(number)])[0])
+
+
+@entry("SPLIT", inputs=2, outputs=(1, None))
+def split(t: Task) -> None:
+    """Into equal parts; TFLite has the axis first."""
+    x, count = t.x(1), len(t.operator.outputs)
+    t.give("SPLIT", x, t.axis(t.integer(0, "axis"), t.rank(x)), count)
+
+
+@entry("SPLIT_V", inputs=3, outputs=(1, None))
+def split_sizes(t: Task) -> None:
+    """Into parts of given sizes, one of which may be what is left."""
+    x, sizes = t.x(0), t.ints(1, "size_splits")
+    axis, count = t.axis(t.integer(2, "axis"), t.rank(x)), len(t.operator.outputs)
+    t.require(len(sizes) == count, f"has {len(sizes)} sizes, must have {count}, one for each output")
+    if -1 in sizes:
+        rest = t.known(x)[axis] - sum(n for n in sizes if n != -1)
+        sizes = [rest if n == -1 else n for n in sizes]
+    if len(set(sizes)) == 1:
+        t.give("SPLIT", x, axis, count)
+        return
+    rank, begin = t.rank(x), 0
+    for number, size in enumerate(sizes):
+        starts = [begin if i == axis else 0 for i in range(rank)]
+        extents = [size if i == axis else -1 for i in range(rank)]
+        outs = [t.out(number)]
+        t.result(number, t.run("SLICE", x, t.integers(starts), t.integers(extents), outs=outs)[0])
+        begin += size
+
+
+# ---------------------------------------------------------------------------------------------------------------- slices
+
+
+@entry("SLICE", inputs=3)
+def slice_(t: Task) -> None:
+    """-1 as size is the rest."""
+    t.give("SLICE", t.x(0), t.index(1, "begin"), t.index(2, "size"))
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a strided slice takes of one dimension. all_before, all_behind: begin or end is ignored."""
+
+    begin: int = 0
+    end: int = 0
+    stride: int = 1
+    all_before: bool = True
+    all_behind: bool = True
+    shrinks: bool = False
+
+
+@entry("STRIDED_SLICE", inputs=4)
+def strided_slice(t: Task) -> None:
+    """NNAPI has no ellipsis and no new axes: an ellipsis is written out, new axes follow."""
+    x, o = t.x(0), t.options("StridedSliceOptions")
+    if any(t.raw(place).data is None for place in (1, 2, 3)):
+        plain = not (o("EllipsisMask") or o("NewAxisMask") or o("Offset"))
+        t.require(
+            plain, "begin, end or strides are computed at execution, must be constant for an ellipsis or new axes"
+        )
+        vectors = t.index(1, "begin"), t.index(2, "end"), t.index(3, "strides")
+        t.give("STRIDED_SLICE", x, *vectors, o("BeginMask"), o("EndMask"), o("ShrinkAxisMask"))
+        return
+    ranges, added = written_out(t, o, t.rank(x))
+    rows = [t.integers([getattr(r, name) for r in ranges]) for name in ("begin", "end", "stride")]
+    flags = [[getattr(r, name) for r in ranges] for name in ("all_before", "all_behind", "shrinks")]
+    masks = [sum(1 << i for i, flag in enumerate(column) if flag) for column in flags]
+    if all(r.shrinks for r in ranges):
+        added = added[1:]  # a scalar has one dimension already
+    if not added:
+        t.give("STRIDED_SLICE", x, *rows, *masks)
+        return
+    part = t.make("STRIDED_SLICE", x, *rows, *masks, like=t.out())
+    for axis in added[:-1]:
+        part = t.make("EXPAND_DIMS", part, axis)
+    t.give("EXPAND_DIMS", part, added[-1])
+
+
+def written_out(t: Task, o: Fields, rank: int) -> tuple[list[Range], list[int]]:
+    """A range for each dimension of the input, and the places of new axes in the result."""
+    rows = [t.ints(place, what) for place, what in ((1, "begin"), (2, "end"), (3, "strides"))]
+    count = len(rows[0])
+    t.require(all(len(row) == count for row in rows), f"begin, end and strides are {rows}, must be of one length")
+    begin_mask, end_mask, shrink_mask = o("BeginMask"), o("EndMask"), o("ShrinkAxisMask")
+    ellipsis, new = o("EllipsisMask"), o("NewAxisMask")
+    ranges: list[Range] = []
+    added: list[int] = []
+    missing = rank - sum(not (ellipsis | new) >> i & 1 for i in range(count))
+    t.require(missing >= 0, f"begin has {count} elements, must have at most {rank}, one for each dimension")
+    for i, (begin, end, stride) in enumerate(zip(*rows, strict=True)):
+        if ellipsis >> i & 1:
+            t.require(ellipsis == 1 << i, "has more than one ellipsis")
+            ranges += [Range()] * missing
+        elif new >> i & 1:
+            added.append(len([r for r in ranges if not r.shrinks]) + len(added))
+        else:
+            last = begin + end if o("Offset") else end
+            all_before, all_behind, shrinks = (bool(mask >> i & 1) for mask in (begin_mask, end_mask, shrink_mask))
+            if shrinks:  # takes one element, whatever end says
+                first = 0 if all_before else begin
+                ranges.append(Range(first, first + 1, 1, all_before=False, all_behind=first == -1, shrinks=True))
+            else:
+                ranges.append(Range(begin, last, stride, all_before, all_behind))
+    return ranges + ([] if ellipsis else [Range()] * missing), added
+
+
+@entry("GATHER", inputs=2)
+def gather(t: Task) -> None:
+    """One index takes a dimension away."""
+    x, o = t.x(0), t.options("GatherOptions")
+    t.require(o("BatchDims") == 0, f"has {o('BatchDims')} batch dimensions, which NNAPI does not have")
+    axis, indices = t.axis(o("Axis"), t.rank(x)), t.index(1, "indices")
+    if not indices.scalar:
+        t.give("GATHER", x, axis, indices)
+        return
+    shape = t.shape(x)
+    left = (*shape[:axis], *shape[axis + 1 :])
+    t.reshaped(t.make("GATHER", x, axis, indices), left or (1,), out=True)
+
+
+@entry("TILE", inputs=2)
+def tile(t: Task) -> None:
+    """Repeats."""
+    t.give("TILE", t.x(0), t.index(1, "multiples"))
+
+
+@entry("REVERSE_V2", inputs=2)
+def reverse(t: Task) -> None:
+    """One dimension after the other."""
+    x, axes = t.x(0), t.ints(1, "axis")
+    t.require(axes, "names no axis")
+    axes = [t.axis(axis, t.rank(x)) for axis in axes]
+    for axis in axes[:-1]:
+        x = t.make("REVERSE", x, t.integers([axis]))
+    t.give("REVERSE", x, t.integers(axes[-1:]))
+
+
+# --------------------------------------------------------------------------------------------------------------- padding
+
+
+@entry("PAD", inputs=2)
+def pad(t: Task) -> None:
+    """With real 0."""
+    t.give("PAD", t.x(0), t.index(1, "paddings"))
+
+
+@entry("PADV2", inputs=3)
+def pad_value(t: Task) -> None:
+    """With a constant, which has the quantisation of the input."""
+    x, value = t.x(0), t.x(2)
+    scales = [(v.scale, v.zero_point) for v in (x.value, value.value)]
+    t.require(scales[0] == scales[1], "the value has a scale of its own, must have that of the input")
+    t.give("PAD_V2", x, t.index(1, "paddings"), t.number(2, "value"))
+
+
+@entry("MIRROR_PAD", inputs=2)
+def mirror_pad(t: Task) -> None:
+    """TFLite's modes are NNAPI's."""
+    t.give("MIRROR_PAD", t.x(0), t.index(1, "paddings"), t.options("MirrorPadOptions")("Mode"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- blocks
+
+
+@entry("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
+def blocks(t: Task) -> None:
+    """Squares of pixels."""
+    kind = "SpaceToDepthOptions" if t.name == "SPACE_TO_DEPTH" else "DepthToSpaceOptions"
+    t.give(t.name, t.x(0), t.options(kind)("BlockSize"))
+
+
+@entry("SPACE_TO_BATCH_ND", inputs=3)
+def space_to_batch(t: Task) -> None:
+    """NNAPI has four dimensions."""
+    t.give(t.name, t.x(0), t.index(1, "block_shape"), t.index(2, "paddings"))
+
+
+@entry("BATCH_TO_SPACE_ND", inputs=3)
+def batch_to_space(t: Task) -> None:
+    """NNAPI does not crop: that is a slice of the result."""
+    x, block, crops = t.x(0), t.index(1, "block_shape"), t.ints(2, "crops")
+    if not any(crops):
+        t.give(t.name, x, block)
+        return
+    t.require(len(crops) == 4 and min(crops) >= 0, f"crops = {crops}, must be two for height and two for width")
+    whole = t.make(t.name, x, block)
+    sizes = t.shape(whole)
+    t.require(None not in sizes[1:3], "height or width is known only at execution, must be known for crops")
+    (top, bottom), (left, right) = crops[:2], crops[2:]
+    extents = [-1, (sizes[1] or 0) - top - bottom, (sizes[2] or 0) - left - right, -1]
+    t.give("SLICE", whole, t.integers([0, top, left, 0]), t.integers(extents))
+
+
+# ------------------------------------------------------------------------------------------------------------ reductions
+
+
+@entry("SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN", "MEAN", inputs=2, real=True)
+@entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
+def reduce(t: Task) -> None:
+    """Over some axes."""
+    x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
+    if t.raw(1).data is not None and not t.ints(1, "axes"):
+        t.refuse("names no axis")
+    t.give("REDUCE_SUM" if t.name == "SUM" else t.name, x, t.index(1, "axes"), keep)
+
+
+@entry("ARG_MAX", "ARG_MIN", inputs=2)
+def arg_extreme(t: Task) -> None:
+    """64-bit positions fit into 32 bits."""
+    x = t.x(0)
+    axis = t.axis(t.integer(1, "axis"), t.rank(x))
+    (found,) = t.run(t.name.replace("_", ""), x, axis, outs=[Value(I32, None)])
+    found.narrow = t.graph.source.tensors[t.operator.outputs[0]].type == "INT64"
+    t.same(found)
+
+
+@entry("TOPK_V2", inputs=2, outputs=2)
+def topk(t: Task) -> None:
+    """Among equals TFLite has the lower index first, NNAPI the higher: where indices count, it sees the row reversed."""
+    x, k = t.x(0), t.integer(1, "k")
+    if not t.reads(1):
+        t.give("TOPK_V2", x, k)
+        return
+    size = t.shape(x)[-1]
+    if size is None:
+        t.refuse("the last dimension is known only at execution, must be known to count from its front")
+    mirrored = t.make("REVERSE", x, t.integers([t.rank(x) - 1]))
+    values, indices = t.run("TOPK_V2", mirrored, k, outs=[t.out(0), t.out(1)])
+    t.result(0, values)
+    last = constant(Value(I32), np.array([size - 1], np.int32))
+    t.result(1, t.run("SUB", last, indices, outs=[t.out(1)], activation=0)[0])
+
+
+def bare(term: Term) -> Value:
+    """Type and quantisation of a term, for another of them."""
+    value = term.value
+    return Value(value.type, None, value.scale, value.zero_point)

@@ -1,125 +1,143 @@
-"""Recurrent layers. Their variable tensors become states: inputs and outputs that the API carries from call to call."""
+"""Entries of recurrent operators: TFLite keeps their states in variable tensors, NNAPI has them as inputs and outputs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from nnhal.frontends.tflite.build import Importer, Refused
-from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.table import T, entry, has
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.graph import Term
+from nnhal.frontends.tflite.reader import Fields
+from nnhal.frontends.tflite.state import read_tensor, write_tensor
+from nnhal.frontends.tflite.task import Task, entry
+from nnhal.ops.schema import F32
 
-CODES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4}  # fused activations that NNAPI numbers alike; SIGN_BIT is another
-
-
-def floats(g: Importer, o: Operator) -> None:
-    """Refuse what NNAPI has no operation for: quantised layers, and those of mixed types."""
-    if any(g.tensor(i).type != "float32" for i in o.inputs if i >= 0):
-        raise Refused("quantised or of mixed types")
-    if o.option("AsymmetricQuantizeInputs", False) or getattr(o.options, "DiagonalRecurrentTensors", bool)():
-        raise Refused("with settings that NNAPI lacks")
-
-
-def given(g: Importer, o: Operator, places: Sequence[int]) -> list[int]:
-    """Inputs by place; an omitted operand for each that is not there."""
-    return [g.x(o.inputs[i]) if has(o, i) else g.omitted(T.TENSOR_FLOAT32) for i in places]
+WEIGHTS = 17  # of an LSTM cell: 8 matrices, 3 peepholes, 4 biases, projection with bias
+NORMS = 4
+KINDS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}  # whose codes are NNAPI's too
 
 
-def activation(g: Importer, o: Operator) -> int:
-    """The layer's activation as a scalar."""
-    code = o.option("FusedActivationFunction")
-    if code not in CODES:
-        raise Refused(f"with activation {code}")
-    return g.int32(CODES[code])
+def activation(t: Task, o: Fields) -> int:
+    """The activation of a cell."""
+    code = int(o("FusedActivationFunction"))
+    t.require(code in KINDS, f"activation is {code}, must be one of {', '.join(map(str, KINDS))}")
+    return code
 
 
-def carry(g: Importer, o: Operator, places: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The states at these inputs: the operands to read, and those that hold what they become."""
-    before = [g.x(o.inputs[i]) for i in places]
-    after = [g.like(operand, g.known(operand)) for operand in before]
-    for place, operand in zip(places, after, strict=True):
-        if not g.tensor(o.inputs[place]).variable:
-            raise Refused("a state is no variable tensor")
-        g.assign_variable(o.inputs[place], operand)
-    return before, after
+def weights(t: Task, start: int, count: int) -> list[Term | None]:
+    """Weights, made real where they are integers beside real inputs."""
+    found = [t.maybe(place) for place in range(start, start + count)]
+    return [None if term is None else t.real(term) for term in found]
 
 
-def clips(g: Importer, o: Operator) -> list[int]:
-    return [g.literal(o.option(name), T.FLOAT32) for name in ("CellClip", "ProjClip")]
+def floating(t: Task) -> Term:
+    """The input, of floats: NNAPI's quantised LSTMs are other operations than TFLite's."""
+    x = t.x(0)
+    t.require(x.value.type == F32, f"of {x.kind} computes in another way than NNAPI's quantised LSTMs")
+    return x
 
 
-@entry("UNIDIRECTIONAL_SEQUENCE_LSTM")
-def sequence_lstm(g: Importer, o: Operator) -> None:
-    floats(g, o)
-    weights, norms = given(g, o, range(18)), given(g, o, range(20, 24))
-    states, finals = carry(g, o, (18, 19))
-    settings = [activation(g, o), *clips(g, o), g.flag(o.option("TimeMajor"))]
-    g.emit("UNIDIRECTIONAL_SEQUENCE_LSTM", [*weights, *states, *settings, *norms], [g.declare(o.outputs[0]), *finals])
+def stepped(t: Task, name: str, given: Sequence[Any], places: Sequence[int], outs: Sequence[int | None]) -> None:
+    """Write an operation; `places` are the inputs that are states, `outs` the order of its outputs: the number of an
+    output of the operator, or None for the next state.
+    """
+    keys = iter(places)
+    values, targets = [], []
+    for number in outs:
+        place = None if number is not None else next(keys)
+        targets.append((number, place))
+        values.append(t.out(number or 0) if place is None else bare(read_tensor(t, place)))
+    for (number, place), term in zip(targets, t.run(name, *given, outs=values), strict=True):
+        if place is not None:
+            write_tensor(t, place, term)
+        elif number is not None and number >= 0:
+            t.result(number, term)
 
 
-@entry("LSTM")
-def lstm(g: Importer, o: Operator) -> None:
-    if o.option("KernelType", 0):
-        raise Refused("of the basic kind")
-    floats(g, o)
-    weights, norms = given(g, o, range(18)), given(g, o, range(20, 24))
-    states, finals = carry(g, o, (18, 19))
-    batch, units = g.known(states[1])
-    scratch = g.new(T.TENSOR_FLOAT32, (batch, units * (4 if has(o, 1) else 3)))
-    inputs = [*weights, *states, activation(g, o), *clips(g, o), *(norms if has(o, 21) else [])]
-    g.emit("LSTM", inputs, [scratch, *finals, g.declare(o.outputs[0])])
+def bare(term: Term) -> Value:
+    """A state's type, with the shape that the operation infers."""
+    return replace(term.value, shape=None, data=None, name="")
 
 
-@entry("BIDIRECTIONAL_SEQUENCE_LSTM")
-def bidirectional_lstm(g: Importer, o: Operator) -> None:
-    floats(g, o)
-    weights, auxiliary = given(g, o, range(35)), given(g, o, range(39, 48))
-    states, finals = carry(g, o, (35, 36, 37, 38))
-    flags = [g.flag(False), g.flag(o.option("TimeMajor", True))]
-    norms = [g.omitted(T.TENSOR_FLOAT32) for _ in range(8)]
-    inputs = [*weights, *states, *auxiliary, activation(g, o), *clips(g, o), *flags, *norms]
-    both_ways(g, o, "BIDIRECTIONAL_SEQUENCE_LSTM", inputs, finals)
+# ------------------------------------------------------------------------------------------------------------------ LSTM
 
 
-@entry("RNN")
-def rnn(g: Importer, o: Operator) -> None:
-    floats(g, o)
-    weights = given(g, o, range(4))
-    states, finals = carry(g, o, (4,))
-    g.emit("RNN", [*weights, *states, activation(g, o)], [*finals, g.declare(o.outputs[0])])
+def lstm_arguments(t: Task, o: Fields, *, time_major: bool | None) -> list[Any]:
+    """The arguments of both LSTM operations."""
+    x = floating(t)
+    states = [read_tensor(t, place) for place in (18, 19)]
+    norms = weights(t, 20, NORMS) if len(t.operator.inputs) > 20 else [None] * NORMS
+    head = [x, *weights(t, 1, WEIGHTS), *states, activation(t, o), o("CellClip"), o("ProjClip")]
+    sequence = [] if time_major is None else [time_major]
+    return [*head, *sequence, *(norms if any(norms) or time_major is not None else [])]
 
 
-@entry("UNIDIRECTIONAL_SEQUENCE_RNN")
-def sequence_rnn(g: Importer, o: Operator) -> None:
-    floats(g, o)
-    weights = given(g, o, range(4))
-    states, finals = carry(g, o, (4,))
-    inputs = [*weights, *states, activation(g, o), g.int32(o.option("TimeMajor"))]
-    g.emit("UNIDIRECTIONAL_SEQUENCE_RNN", inputs, [g.declare(o.outputs[0]), *finals])
+@entry("LSTM", inputs=(20, 24))
+def lstm(t: Task) -> None:
+    """One step, in float."""
+    o = t.options("LSTMOptions")
+    t.require(o("KernelType") == 0, "of the basic kernel has other arguments than NNAPI's, must be of the full one")
+    given = lstm_arguments(t, o, time_major=None)
+    gates = 3 if given[1] is None else 4
+    units = t.known(read_tensor(t, 19))
+    scratch = Value(F32, (units[0], units[1] * gates) if len(units) == 2 else None)
+    places = [read_tensor(t, 18), read_tensor(t, 19)]
+    outs = [scratch, *map(bare, places), t.out()]
+    _, state, cell, output = t.run("LSTM", *given, outs=outs)
+    write_tensor(t, 18, state)
+    write_tensor(t, 19, cell)
+    t.result(0, output)
 
 
-@entry("BIDIRECTIONAL_SEQUENCE_RNN")
-def bidirectional_rnn(g: Importer, o: Operator) -> None:
-    floats(g, o)
-    forward, backward, auxiliary = (given(g, o, places) for places in (range(4), range(5, 8), range(9, 12)))
-    states, finals = carry(g, o, (4, 8))
-    flags = [activation(g, o), g.flag(o.option("TimeMajor")), g.flag(False)]
-    inputs = [*forward, states[0], *backward, states[1], *auxiliary, *flags]
-    both_ways(g, o, "BIDIRECTIONAL_SEQUENCE_RNN", inputs, finals)
+@entry("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs=(20, 24))
+def sequence_lstm(t: Task) -> None:
+    """A sequence, in float."""
+    o = t.options("UnidirectionalSequenceLSTMOptions")
+    t.require(not o("DiagonalRecurrentTensors"), "has diagonal recurrent weights, which NNAPI does not have")
+    stepped(t, t.name, lstm_arguments(t, o, time_major=bool(o("TimeMajor"))), (18, 19), (0, None, None))
 
 
-def both_ways(g: Importer, o: Operator, name: str, inputs: Sequence[int], finals: Sequence[int]) -> None:
-    """Outputs of both directions; where the file merges them they are joined behind the layer."""
-    if not o.option("MergeOutputs"):
-        g.emit(name, inputs, [*(g.declare(i) for i in o.outputs), *finals])
-        return
-    y = g.declare(o.outputs[0])
-    halves = [g.like(y, (None,) * 3) for _ in range(2)]
-    g.emit(name, inputs, [*halves, *finals])
-    g.emit("CONCATENATION", [*halves, g.int32(2)], [y])
+@entry("BIDIRECTIONAL_SEQUENCE_LSTM", inputs=48, outputs=(1, 2))
+def two_way_lstm(t: Task) -> None:
+    """NNAPI has settings behind the weights, and no layer normalisation is left to state."""
+    o, places = t.options("BidirectionalSequenceLSTMOptions"), (35, 36, 37, 38)
+    given = [floating(t), *weights(t, 1, 2 * WEIGHTS), *(read_tensor(t, place) for place in places), *weights(t, 39, 9)]
+    merged = bool(o("MergeOutputs"))
+    settings = [activation(t, o), o("CellClip"), o("ProjClip"), merged, bool(o("TimeMajor"))]
+    outs = range(1 if merged else 2)
+    stepped(t, t.name, [*given, *settings, *[None] * (2 * NORMS)], places, (*outs, *[None] * 4))
 
 
-@entry("SVDF")
-def svdf(g: Importer, o: Operator) -> None:
-    floats(g, o)
-    weights = given(g, o, range(4))
-    states, finals = carry(g, o, (4,))
-    inputs = [*weights, *states, g.int32(o.option("Rank")), activation(g, o)]
-    g.emit("SVDF", inputs, [*finals, g.declare(o.outputs[0])])
+# ------------------------------------------------------------------------------------------------------------ RNN and SVDF
+
+
+@entry("RNN", inputs=5)
+def rnn(t: Task) -> None:
+    """One step; NNAPI gives the state first."""
+    given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, t.options("RNNOptions"))]
+    stepped(t, t.name, given, (4,), (None, 0))
+
+
+@entry("UNIDIRECTIONAL_SEQUENCE_RNN", inputs=5)
+def sequence_rnn(t: Task) -> None:
+    """A sequence."""
+    o = t.options("SequenceRNNOptions")
+    given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, o), bool(o("TimeMajor"))]
+    stepped(t, t.name, given, (4,), (0, None))
+
+
+@entry("BIDIRECTIONAL_SEQUENCE_RNN", inputs=12, outputs=(1, 2))
+def two_way_rnn(t: Task) -> None:
+    """A sequence in both directions."""
+    o = t.options("BidirectionalSequenceRNNOptions")
+    merged = bool(o("MergeOutputs"))
+    cells = [*weights(t, 1, 3), read_tensor(t, 4), *weights(t, 5, 3), read_tensor(t, 8)]
+    given = [floating(t), *cells, *weights(t, 9, 3), activation(t, o), bool(o("TimeMajor")), merged]
+    stepped(t, t.name, given, (4, 8), (*range(1 if merged else 2), None, None))
+
+
+@entry("SVDF", inputs=5)
+def svdf(t: Task) -> None:
+    """Float; the state starts at zero in both, so that it does not matter where each keeps its newest entry."""
+    o = t.options("SVDFOptions")
+    given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), o("Rank"), activation(t, o)]
+    stepped(t, t.name, given, (4,), (None, 0))

@@ -1,81 +1,98 @@
-"""Expands sparse constants (DENSIFY): block-sparse tensors with a traversal order, as the schema describes them."""
+"""Sparse constants: levels of a tree whose leaves are the stored values, as the TFLite schema describes them (after TACO).
 
-from typing import Any
+Every dimension is one level; a dimension of blocks is two, the block's place and the place within it. A dense level has
+a child for each index. A sparse one lists the children of each node: node p has those from segments[p] to segments[p + 1],
+whose indices are in `indices`.
+"""
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.file import File, Tensor
+
+GROWTH, ROOM = 256, 1 << 24  # a dense form has at most so many times the bytes of the sparse one, and this many more
 
 
-def densify(file: File, tensor: Tensor) -> Array:
-    """The dense value of a sparse constant. BadFile where its metadata contradict each other."""
-    import tflite
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level, in the order of traversal."""
 
-    assert tensor.region is not None
-    sparsity, rank = tensor.sparsity, len(tensor.shape)
-    values = file.memory.view(*tensor.region, dtype=np.dtype(tensor.type))
-    order = [int(sparsity.TraversalOrder(i)) for i in range(sparsity.TraversalOrderLength())]
-    blocks = [int(sparsity.BlockMap(i)) for i in range(sparsity.BlockMapLength())]
-    levels = [sparsity.DimMetadata(i) for i in range(sparsity.DimMetadataLength())]
-    label = f"{file.label}: sparse tensor {tensor.name}"
-    if sorted(order) != list(range(len(levels))) or len(levels) != rank + len(blocks):
-        raise BadFile(
-            f"{label}: traversal order is {order}, must name {rank} dimensions and {len(blocks)} block dimensions"
-        )
-    sizes = _block_sizes(label, tensor, order, levels, blocks)
-    # Each level refines the positions: `parents` are indices into the level so far, one column a level in `coordinates`.
-    parents, coordinates = np.zeros(1, np.int64), np.zeros((1, 0), np.int64)
-    for level in levels:
-        if level.Format() == tflite.DimensionType.DENSE:
-            size = int(level.DenseSize())
-            coordinates = np.repeat(coordinates, size, 0)
-            column = np.tile(np.arange(size), len(parents))
-            parents = (parents[:, None] * size + np.arange(size)).reshape(-1)
-        else:
-            segments, indices = (_vector(level, part) for part in ("ArraySegments", "ArrayIndices"))
-            if (
-                parents.max(initial=0) + 1 >= len(segments)
-                or (np.diff(segments) < 0).any()
-                or segments[-1] > len(indices)
-            ):
-                raise BadFile(f"{label}: segments {segments[:8].tolist()} do not fit {len(indices)} indices")
-            counts = segments[parents + 1] - segments[parents]
-            starts = np.repeat(segments[parents], counts)
-            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            coordinates = np.repeat(coordinates, counts, 0)
-            parents = starts + within
-            column = indices[parents]
-        coordinates = np.concatenate([coordinates, column[:, None]], 1)
-        if len(coordinates) > np.prod(tensor.shape):
-            raise BadFile(f"{label}: describes more elements than the {int(np.prod(tensor.shape))} of its shape")
-    if len(coordinates) != len(values):
-        raise BadFile(f"{label}: describes {len(coordinates)} values, must describe the {len(values)} of its buffer")
-    by_dimension = np.empty_like(coordinates)
-    by_dimension[:, order] = coordinates
-    place = by_dimension[:, :rank].copy()
-    for n, dimension in enumerate(blocks):
-        place[:, dimension] = place[:, dimension] * sizes[n] + by_dimension[:, rank + n]
-    if (place < 0).any() or (place >= np.array(tensor.shape)).any():
-        raise BadFile(f"{label}: has indices outside its shape {list(tensor.shape)}")
-    dense = np.zeros(tensor.shape, values.dtype)
-    dense[tuple(place.T)] = values
+    dense: bool
+    size: int
+    segments: Array
+    indices: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Sparsity:
+    """order: dimension of each level, those from the rank on being places in blocks. blocks: dimension of each block."""
+
+    order: tuple[int, ...]
+    blocks: tuple[int, ...]
+    levels: tuple[Level, ...]
+
+
+def densify(sparsity: Sparsity, shape: tuple[int, ...], values: Array, place: str) -> Array:
+    """The whole tensor, zeros where nothing is stored. `place` is for messages."""
+    _check(sparsity, shape, values, place)
+    found, dimensions = _leaves(sparsity, len(values), place), len(sparsity.order)
+    _must(len(found) == len(values), place, f"describes {len(found)} values, must describe the {len(values)} stored")
+    coordinates = np.empty((len(found), dimensions), np.int64)
+    coordinates[:, sparsity.order] = found
+    index = coordinates[:, : len(shape)]
+    for number, dimension in enumerate(sparsity.blocks):
+        level = sparsity.levels[sparsity.order.index(len(shape) + number)]
+        index[:, dimension] = index[:, dimension] * level.size + coordinates[:, len(shape) + number]
+    inside = bool(((index >= 0) & (index < np.array(shape, np.int64))).all())
+    _must(inside, place, f"has indices outside of its shape {list(shape)}, must have none")
+    dense = np.zeros(shape, values.dtype)
+    dense[tuple(index.T)] = values
     return dense
 
 
-def _block_sizes(label: str, tensor: Tensor, order: list[int], levels: list[Any], blocks: list[int]) -> list[int]:
-    if any(not 0 <= d < len(tensor.shape) for d in blocks):
-        raise BadFile(f"{label}: block map is {blocks}, must name dimensions of {list(tensor.shape)}")
-    return [int(levels[order.index(len(tensor.shape) + n)].DenseSize()) for n in range(len(blocks))]
+def _must(condition: bool, place: str, what: str) -> None:
+    if not condition:
+        raise BadFile(f"{place}: {what}")
 
 
-def _vector(level: Any, part: str) -> Array:
-    """A vector of segments or indices, of whatever width the file uses."""
-    import tflite
+def _check(sparsity: Sparsity, shape: tuple[int, ...], values: Array, place: str) -> None:
+    rank, order, blocks = len(shape), sparsity.order, sparsity.blocks
+    _must(rank > 0, place, "is a scalar, must have a dimension to be sparse")
+    whole = sorted(order) == list(range(rank + len(blocks)))
+    _must(whole, place, f"traversal order is {list(order)}, must be a permutation")
+    distinct = len(set(blocks)) == len(blocks) and all(0 <= d < rank for d in blocks)
+    _must(distinct, place, f"block map is {list(blocks)}, must be different dimensions of 0 to {rank - 1}")
+    count = len(sparsity.levels)
+    _must(count == len(order), place, f"has {count} levels, must have {len(order)}")
+    sizes = [level.size for level in sparsity.levels]
+    _must(min(sizes, default=0) >= 0, place, f"has sizes {sizes}, must have none below 0")
+    size, limit = math.prod(shape) * values.itemsize, GROWTH * values.nbytes + ROOM
+    _must(size <= limit, place, f"has {size} bytes when expanded, must have at most {limit}")
 
-    kind, table = getattr(level, f"{part}Type")(), getattr(level, part)()
-    names = {v: k for k, v in vars(tflite.SparseIndexVector).items() if isinstance(v, int)}
-    vector = getattr(tflite, names[kind])()
-    vector.Init(table.Bytes, table.Pos)
-    return np.asarray(vector.ValuesAsNumpy(), np.int64).reshape(-1)
+
+def _leaves(sparsity: Sparsity, stored: int, place: str) -> Array:
+    """The path to each stored value: an array [values, levels] of indices."""
+    most = max(stored, *(len(level.segments) for level in sparsity.levels), 1)
+    paths = np.zeros((1, 0), np.int64)
+    for number, level in enumerate(sparsity.levels):
+        nodes = len(paths)
+        if level.dense:
+            count = nodes * level.size
+            _must(count <= most, place, f"level {number} has {count} nodes, must have at most {most}")
+            parents = np.repeat(np.arange(nodes), level.size)
+            children = np.tile(np.arange(level.size), nodes)
+        else:
+            segments, children = level.segments, level.indices
+            whole = len(segments) == nodes + 1 and segments[0] == 0 and segments[-1] == len(children)
+            sizes = np.diff(segments)
+            _must(
+                bool(whole) and bool((sizes >= 0).all()),
+                place,
+                f"level {number} must have {nodes + 1} segments that rise from 0 to {len(children)}",
+            )
+            parents = np.repeat(np.arange(nodes), sizes)
+        paths = np.concatenate([paths[parents], children[:, None]], axis=1)
+    return paths

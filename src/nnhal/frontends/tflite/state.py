@@ -1,47 +1,146 @@
-"""Resource variables: read, assigned, and given their first values by CALL_ONCE."""
+"""Entries of what a model keeps from run to run: resource variables; and variable tensors, for recurrent operators."""
+
+import math
+from dataclasses import replace
 
 import numpy as np
 
-from nnhal.frontends.tflite.build import Importer, Refused
-from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.table import entry
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.tflite.graph import UNTYPED, Graph, Refused, Term, Variable, stored
+from nnhal.frontends.tflite.reader import CONTAINER_SLOT, SHARED_NAME_SLOT
+from nnhal.frontends.tflite.task import Task, entry
+
+MOST_STATE = 1 << 30  # bytes of a state, which is kept as an array
+
+# ---------------------------------------------------------------------------------------------------- variable tensors
 
 
-@entry("CALL_ONCE")
-def call_once(g: Importer, o: Operator) -> None:
-    number = o.option("InitSubgraphIndex")
-    graph = g.file.graphs[number]
-    inner = Importer(g.file, graph, g.builder, g.pool, number)
-    for each in graph.operators:
-        if each.name == "VAR_HANDLE":
-            handle(inner, each)
-        elif each.name == "ASSIGN_VARIABLE":
-            value = inner.constant(each.inputs[1])
-            if value is None:
-                raise Refused("a variable starts with what is not constant")
-            g.initial[inner.handles[each.inputs[0]]] = np.array(value)
-        else:
-            raise Refused(f"its subgraph has {each.name}")
+def variable_of(t: Task, place: int) -> Variable:
+    """The variable of a variable tensor."""
+    t.require(t.given(place), f"input {place} is omitted, must be a state")
+    index = t.operator.inputs[place]
+    tensor = t.graph.source.tensors[index]
+    t.require(tensor.variable, f"input {place}, {tensor.name!r}, must be a variable tensor, which a state lies in")
+    variable = t.graph.variable(("tensor", index), tensor.name)
+    if variable.value is None:
+        variable.value = replace(t.graph.declared(index), shape=tensor.shape)
+    return variable
 
 
-@entry("VAR_HANDLE")
-def handle(g: Importer, o: Operator) -> None:
-    name, container = o.option("SharedName") or b"", o.option("Container") or b""
-    g.handles[o.outputs[0]] = f"{container.decode()}/{name.decode()}"
+def read_tensor(t: Task, place: int) -> Term:
+    """The present value of a variable tensor."""
+    return read(variable_of(t, place))
+
+
+def write_tensor(t: Task, place: int, term: Term) -> None:
+    """A variable tensor has this value from now on."""
+    variable = variable_of(t, place)
+    t.later.append(lambda: setattr(variable, "current", term))
+
+
+def read(variable: Variable) -> Term:
+    """What a variable stands for now: before it was written, a state input."""
+    if variable.current is None:
+        if variable.value is None:
+            raise Refused(f"variable {variable.name!r} has no type")
+        variable.input = variable.current = Term(replace(variable.value, name=variable.name))
+    return variable.current
+
+
+# -------------------------------------------------------------------------------------------------- resource variables
+
+
+@entry("CALL_ONCE", inputs=(0, None), outputs=(0, None))
+def call_once(t: Task) -> None:
+    """A subgraph that gives variables their first values."""
+    number = t.options("CallOnceOptions")("InitSubgraphIndex")
+    t.require(not t.graph.inner, "within a subgraph is not run once")
+    t.graph.context.import_subgraph(number, (), t.label, starts=True)
+
+
+@entry("VAR_HANDLE", inputs=(0, None))
+def handle(t: Task) -> None:
+    """A name for a variable."""
+    o = t.options("VarHandleOptions")
+    key = o.text(CONTAINER_SLOT), o.text(SHARED_NAME_SLOT)
+    variable = t.graph.variable(key, "/".join(part for part in key if part))
+    t.same(Term(Value(UNTYPED, ()), "RESOURCE", variable=variable))
+
+
+def named(t: Task) -> Variable:
+    """The variable that input 0 names."""
+    variable = t.raw(0).variable
+    if variable is None:
+        t.refuse("input 0 is no handle of a variable")
+    return variable
 
 
 @entry("READ_VARIABLE")
-def read_variable(g: Importer, o: Operator) -> None:
-    key = g.handles[o.inputs[0]]
-    if key not in g.variables:
-        operand = g.declare(o.outputs[0], g.tensor(o.outputs[0]).shape, key.lstrip("/"))
-        g.state_inputs[key] = g.variables[key] = operand
-        zero = g.values[operand].zero_point
-        g.initial.setdefault(key, np.full(g.known(operand), zero, g.values[operand].dtype))
-        g.initial[key] = g.initial[key].reshape(g.known(operand))
-    g.operands[o.outputs[0]] = g.variables[key]
+def read_variable(t: Task) -> None:
+    """The present value."""
+    variable, value = named(t), t.declared()
+    if variable.value is None:
+        tensor = t.graph.source.tensors[t.operator.outputs[0]]
+        t.require(not tensor.open, "its shape is known only at execution")
+        variable.value = replace(value, shape=tensor.shape or (1,), name=variable.name)
+    kept = variable.value
+    same = (kept.type, kept.scale, kept.zero_point) == (value.type, value.scale, value.zero_point)
+    t.require(same, f"reads variable {variable.name!r} with another type or scale than it was assigned")
+    t.same(read(variable))
 
 
-@entry("ASSIGN_VARIABLE")
-def assign_variable(g: Importer, o: Operator) -> None:
-    g.variables[g.handles[o.inputs[0]]] = g.x(o.inputs[1])
+@entry("ASSIGN_VARIABLE", inputs=2, outputs=0)
+def assign_variable(t: Task) -> None:
+    """A new value; in an initialising subgraph the first one, which has to be constant."""
+    variable, term = named(t), t.x(1)
+    if t.graph.starts:
+        variable.initial = t.data(1, f"the first value of {variable.name!r}")
+        variable.value = replace(term.value, data=None, name=variable.name)
+        return
+    kept = variable.value
+    if kept is None:
+        variable.value = replace(term.value, data=None, name=variable.name)
+    else:
+        pairs = ((getattr(kept, n), getattr(term.value, n)) for n in ("type", "shape", "scale", "zero_point"))
+        t.require(
+            all(mine == theirs for mine, theirs in pairs),
+            f"assigns {term.kind}{list(term.value.shape or ())}, must have type, shape and scale of {variable.name!r}",
+        )
+    t.later.append(lambda: setattr(variable, "current", term))
+
+
+# ------------------------------------------------------------------------------------------------------------------ states
+
+
+def settle(graph: Graph) -> list[tuple[Term, Term, Array]]:
+    """Of every variable that is read and then written: what it is read from, what it becomes, its first value.
+
+    One that is never written is constant, one that is never read before it is written needs no state.
+    """
+    states = []
+    taken = set(map(id, (*graph.inputs, *graph.outputs)))
+    for variable in graph.context.variables.values():
+        source, last, value = variable.input, variable.current, variable.value
+        if source is None or last is None or value is None:
+            continue
+        shape = tuple(d for d in value.shape or (None,) if d is not None)
+        if len(shape) != len(value.shape or ()):
+            graph.problem(f"variable {variable.name!r}", "must have a shape that is known at import")
+            continue
+        if math.prod(shape) * value.dtype.itemsize > MOST_STATE:
+            graph.problem(
+                f"variable {variable.name!r}", f"has shape {list(shape)}, must have at most {MOST_STATE} bytes"
+            )
+            continue
+        first = variable.initial
+        if first is None:
+            empty = stored(value)
+            first = np.full(shape, empty, value.dtype) if empty else np.zeros(shape, value.dtype)
+        first = np.ascontiguousarray(first).reshape(shape)
+        if last is source:
+            source.data = first
+            source.value = replace(source.value, data=first)
+        else:
+            taken.add(id(source))
+            states.append((source, graph.own(last, taken), first))
+    return states

@@ -1,0 +1,288 @@
+"""Arithmetic on shapes: operators whose inputs are all known are computed at import, so that shapes become constants.
+
+Functions take the operator's options and its inputs as arrays, and return an array, or a list of them. Arrays of objects
+hold None for what is known only at execution: they may be moved, not computed with.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.operands import Array
+from nnhal.frontends.tflite.file import DTYPES
+from nnhal.frontends.tflite.reader import Options
+
+Fold = Callable[..., Any]
+MOST = 4096  # elements of a result
+KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
+FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
+
+
+class Unknown(Exception):
+    """This call has to be left to execution."""
+
+
+def must(condition: Any) -> None:
+    """Leave it to execution unless the condition holds."""
+    if not condition:
+        raise Unknown
+
+
+def fold(name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[str]) -> list[Array] | None:
+    """The outputs of an operator, of the types `kinds`; None where it is not one that is computed at import."""
+    function, partly = (MOVES[name], True) if name in MOVES else (SUMS.get(name), False)
+    if function is None or not set(kinds) <= KINDS or sum(a.size for a in arrays) > MOST:
+        return None
+    if not partly and any(a.dtype == object for a in arrays):
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            results = function(options, *arrays)
+            results = results if isinstance(results, list) else [results]
+            must(len(results) == len(kinds))
+            return [_stored(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
+    except (*FAILURES, Unknown):
+        return None
+
+
+def _stored(result: Array, kind: str) -> Array:
+    """A result in the type of its output; one that does not hold the value is left to execution."""
+    must(result.size <= MOST)
+    if result.dtype == object:
+        if any(n is None for n in result.reshape(-1)):
+            return result
+        result = result.astype(np.int64)
+    array = result.astype(np.dtype(DTYPES[kind]))
+    must(array.dtype.kind == "f" or bool((array.astype(result.dtype) == result).all()))
+    return array
+
+
+# ------------------------------------------------------------------------------------------------------------------ moves
+
+
+def axis_of(axis: Array) -> int:
+    """An axis that is an input."""
+    must(axis.size == 1)
+    return int(axis.reshape(-1)[0])
+
+
+def numbers(x: Array) -> list[int]:
+    """Integers that are all known."""
+    return [int(n) for n in x.reshape(-1)]
+
+
+def _pack(o: Options, *xs: Array) -> Any:
+    return np.stack([x.astype(object) for x in xs], o.read("PackOptions")("Axis"))
+
+
+def _unpack(o: Options, x: Array) -> Any:
+    return list(np.moveaxis(x, o.read("UnpackOptions")("Axis"), 0))
+
+
+def _concatenate(o: Options, *xs: Array) -> Any:
+    fields = o.read("ConcatenationOptions")
+    must(fields("FusedActivationFunction") == 0)
+    return np.concatenate([x.astype(object) for x in xs], fields("Axis"))
+
+
+def _gather(o: Options, x: Array, indices: Array) -> Any:
+    fields = o.read("GatherOptions")
+    must(fields("BatchDims") == 0 and indices.min(initial=0) >= 0)
+    return x.take(indices.astype(np.int64), fields("Axis"))
+
+
+def _slice(_: Options, x: Array, begin: Array, size: Array) -> Any:
+    starts, sizes = numbers(begin), numbers(size)
+    must(len(starts) == len(sizes) == x.ndim)
+    for start, count, room in zip(starts, sizes, x.shape, strict=True):
+        must(0 <= start <= room and -1 <= count <= room - start)
+    return x[tuple(slice(s, None if n == -1 else s + n) for s, n in zip(starts, sizes, strict=True))]
+
+
+def _strided_slice(o: Options, x: Array, begin: Array, end: Array, strides: Array) -> Any:
+    fields = o.read("StridedSliceOptions")
+    masks = [fields(n) for n in ("EllipsisMask", "NewAxisMask", "ShrinkAxisMask", "BeginMask", "EndMask")]
+    must(not fields("Offset"))
+    index: list[Any] = []
+    for i, (first, last, stride) in enumerate(zip(numbers(begin), numbers(end), numbers(strides), strict=True)):
+        ellipsis, new, shrink, all_before, all_behind = (mask >> i & 1 for mask in masks)
+        if ellipsis:
+            index.append(Ellipsis)
+        elif new:
+            index.append(None)
+        elif shrink:
+            index.append(0 if all_before else first)
+        else:
+            index.append(slice(None if all_before else first, None if all_behind else last, stride))
+    return x[tuple(index)]
+
+
+def _reshape(o: Options, x: Array, *shape: Array) -> Any:
+    wanted = numbers(shape[0]) if shape else list(o.read("ReshapeOptions").numbers("NewShape") or ())
+    return x.reshape([] if wanted == [0] and x.size == 1 else wanted)
+
+
+def _squeeze(o: Options, x: Array) -> Any:
+    return x.squeeze(o.read("SqueezeOptions").numbers("SqueezeDims") or None)
+
+
+def _expand_dims(_: Options, x: Array, axis: Array) -> Any:
+    return np.expand_dims(x, axis_of(axis))
+
+
+def _transpose(_: Options, x: Array, order: Array) -> Any:
+    return x.transpose(numbers(order))
+
+
+def _tile(_: Options, x: Array, times: Array) -> Any:
+    must(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST)
+    return np.tile(x, numbers(times))
+
+
+def _broadcast_to(_: Options, x: Array, shape: Array) -> Any:
+    must(math.prod(numbers(shape)) <= MOST)
+    return np.broadcast_to(x, numbers(shape))
+
+
+def _split(o: Options, axis: Array, x: Array) -> Any:
+    return np.split(x, o.read("SplitOptions")("NumSplits"), axis_of(axis))
+
+
+def _split_sizes(_: Options, x: Array, sizes: Array, axis: Array) -> Any:
+    must(min(numbers(sizes), default=0) >= 0 and sum(numbers(sizes)) == x.shape[axis_of(axis)])
+    return np.split(x, np.cumsum(sizes)[:-1].astype(np.int64), axis_of(axis))
+
+
+def _reverse(_: Options, x: Array, axes: Array) -> Any:
+    return np.flip(x, tuple(numbers(axes)))
+
+
+MOVES: dict[str, Fold] = {
+    "PACK": _pack,
+    "UNPACK": _unpack,
+    "CONCATENATION": _concatenate,
+    "GATHER": _gather,
+    "SLICE": _slice,
+    "STRIDED_SLICE": _strided_slice,
+    "RESHAPE": _reshape,
+    "SQUEEZE": _squeeze,
+    "EXPAND_DIMS": _expand_dims,
+    "TRANSPOSE": _transpose,
+    "TILE": _tile,
+    "BROADCAST_TO": _broadcast_to,
+    "SPLIT": _split,
+    "SPLIT_V": _split_sizes,
+    "REVERSE_V2": _reverse,
+}
+
+# ------------------------------------------------------------------------------------------------------------------- sums
+
+
+def plain(function: Callable[..., Any], options: str = "") -> Fold:
+    """A function of the arrays alone; options: those that may fuse an activation."""
+
+    def folded(o: Options, *xs: Array) -> Any:
+        must(not options or o.read(options)("FusedActivationFunction") == 0)
+        must(math.prod(np.broadcast_shapes(*(x.shape for x in xs))) <= MOST)
+        return function(*xs)
+
+    return folded
+
+
+def _quotient(x: Array, y: Array) -> Any:
+    """Of integers, towards 0."""
+    if x.dtype.kind == "f":
+        return x / y
+    must((y != 0).all())
+    whole = np.abs(x.astype(np.int64)) // np.abs(y.astype(np.int64))
+    return whole * np.sign(x).astype(np.int64) * np.sign(y).astype(np.int64)
+
+
+def _floor_quotient(x: Array, y: Array) -> Any:
+    must((y != 0).all())
+    return np.floor(x / y) if x.dtype.kind == "f" else x.astype(np.int64) // y
+
+
+def _modulo(x: Array, y: Array) -> Any:
+    must(x.dtype.kind == "i" and (y != 0).all())
+    return x.astype(np.int64) % y
+
+
+def _cast(_: Options, x: Array) -> Any:
+    """Towards 0; the type is that of the output."""
+    must(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
+    return np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
+
+
+def reduced(function: Callable[..., Any]) -> Fold:
+    """Over axes."""
+
+    def folded(o: Options, x: Array, axes: Array) -> Any:
+        keep = bool(o.read("ReducerOptions")("KeepDims"))
+        return function(x, axis=tuple({axis % x.ndim for axis in numbers(axes)}), keepdims=keep)
+
+    return folded
+
+
+def _span(_: Options, start: Array, limit: Array, delta: Array) -> Any:
+    first, last, step = (x.reshape(()) for x in (start, limit, delta))
+    must(first.dtype.kind == "i" and step != 0 and abs(int(last) - int(first)) // abs(int(step)) <= MOST)
+    return np.arange(int(first), int(last), int(step))
+
+
+def _filled(_: Options, dims: Array, value: Array) -> Any:
+    must(min(numbers(dims), default=0) >= 0 and math.prod(numbers(dims)) <= MOST)
+    return np.full(numbers(dims), value.reshape(()))
+
+
+def _broadcast_args(_: Options, x: Array, y: Array) -> Any:
+    return np.array(np.broadcast_shapes(tuple(numbers(x)), tuple(numbers(y))), np.int64)
+
+
+def exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of integers with room for the result, which is left to execution where 32 or 64 bits do not hold it."""
+
+    def folded(*xs: Array) -> Any:
+        if all(x.dtype.kind == "f" for x in xs):
+            return function(*xs)
+        return function(*(x.astype(object) for x in xs))
+
+    return folded
+
+
+SUMS: dict[str, Fold] = {
+    "ADD": plain(exact(np.add), "AddOptions"),
+    "SUB": plain(exact(np.subtract), "SubOptions"),
+    "MUL": plain(exact(np.multiply), "MulOptions"),
+    "DIV": plain(_quotient, "DivOptions"),
+    "FLOOR_DIV": plain(_floor_quotient),
+    "FLOOR_MOD": plain(_modulo),
+    "MAXIMUM": plain(np.maximum),
+    "MINIMUM": plain(np.minimum),
+    "FLOOR": plain(np.floor),
+    "CEIL": plain(np.ceil),
+    "NEG": plain(exact(np.negative)),
+    "EQUAL": plain(np.equal),
+    "NOT_EQUAL": plain(np.not_equal),
+    "LESS": plain(np.less),
+    "LESS_EQUAL": plain(np.less_equal),
+    "GREATER": plain(np.greater),
+    "GREATER_EQUAL": plain(np.greater_equal),
+    "LOGICAL_AND": plain(np.logical_and),
+    "LOGICAL_OR": plain(np.logical_or),
+    "LOGICAL_NOT": plain(np.logical_not),
+    "SELECT": plain(np.where),
+    "SELECT_V2": plain(np.where),
+    "CAST": _cast,
+    "SUM": reduced(np.sum),
+    "REDUCE_PROD": reduced(np.prod),
+    "REDUCE_MAX": reduced(np.max),
+    "REDUCE_MIN": reduced(np.min),
+    "REDUCE_ALL": reduced(np.all),
+    "REDUCE_ANY": reduced(np.any),
+    "RANGE": _span,
+    "FILL": _filled,
+    "BROADCAST_ARGS": _broadcast_args,
+}

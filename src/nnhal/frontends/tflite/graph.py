@@ -1,0 +1,243 @@
+"""A subgraph on its way into a model: what is known of each of its tensors, and the NNAPI operations made so far."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import BadFile, InvalidModel
+from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value
+from nnhal.frontends.tflite.file import DTYPES, Blob, File, Subgraph, Tensor
+from nnhal.frontends.tflite.sparse import densify
+from nnhal.model.validate import MAX_DEPTH
+from nnhal.ops import OPS
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S, bind
+
+PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "BOOL": B8}
+QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
+UNTYPED = -1  # the type of a Value that NNAPI has no type for
+PLAIN_SCALE = 1.0  # of 8-bit integers that stand for themselves
+
+
+class Refused(Exception):
+    """An operator that NNAPI cannot express; the message is the reason. Without one, it follows from another's."""
+
+
+@dataclass(eq=False, slots=True)
+class Term:
+    """A value in the making.
+
+    value: what NNAPI is told of it; its `data` is there for constants. kind: its type in the file.
+    data: what is known of the value at import, in the file's own shape and type; None within an array of objects is an
+    element known only at execution. blob: where constant data lie in the file.
+    scalar: of rank 0 in the file, where NNAPI has one dimension of 1. narrow: 64-bit integers in the file, 32-bit ones here.
+    doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
+    """
+
+    value: Value
+    kind: str = ""
+    data: Array | None = None
+    blob: Blob | None = None
+    scalar: bool = False
+    narrow: bool = False
+    doubtful: bool = False
+    variable: "Variable | None" = None
+    graph: "Graph | None" = None
+
+    @property
+    def partly(self) -> bool:
+        """Whether it is a shape of which only a part is known; no operation of NNAPI gives the rest."""
+        return self.data is not None and self.data.dtype == object
+
+
+@dataclass(eq=False, slots=True)
+class Variable:
+    """What is kept from run to run: its initial value, the term it is read from, and the one it now stands for."""
+
+    name: str
+    initial: Array | None = None
+    value: Value | None = None
+    input: Term | None = None
+    current: Term | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """An operation: an input is a term, or the type of one that is omitted."""
+
+    type: str
+    inputs: tuple["Term | int", ...]
+    outputs: tuple[Term, ...]
+    label: str
+
+
+@dataclass(eq=False)
+class Context:
+    """What the subgraphs of one import share. reshaped: the caller changed input shapes, so the file's are out of date."""
+
+    file: File
+    lower: "Callable[[Graph], None]"
+    reshaped: bool = False
+    problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    variables: dict[Any, Variable] = field(default_factory=dict)
+    _open: list[int] = field(default_factory=list)
+    _done: dict[Any, "Graph"] = field(default_factory=dict)
+
+    def import_subgraph(self, number: int, given: Sequence[Value], where: str, *, starts: bool = False) -> "Graph":
+        """A subgraph for inputs as given; each kind of call is imported once. starts: it gives variables their values."""
+        limit = len(self.file.subgraphs)
+        if not 0 <= number < limit:
+            raise BadFile(f"{self.file.label}: {where}: refers to subgraph {number}, must be 0 to {limit - 1}")
+        if number in self._open:
+            raise BadFile(f"{self.file.label}: {where}: subgraph {number} refers to itself, directly or through others")
+        if len(self._open) > MAX_DEPTH:
+            raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
+        key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
+        if key not in self._done:
+            self._open.append(number)
+            inner = len(self._open) > 1 and not starts
+            graph = Graph(self, self.file.subgraphs[number], given, inner=inner, starts=starts)
+            self.lower(graph)
+            self._done[key] = graph
+            self._open.pop()
+        return self._done[key]
+
+
+class Graph:
+    """One subgraph: terms by tensor, and the operations in order."""
+
+    def __init__(
+        self, context: Context, source: Subgraph, given: Sequence[Value], *, inner: bool = False, starts: bool = False
+    ) -> None:
+        self.context, self.source, self.inner, self.starts = context, source, inner, starts
+        self.file = context.file
+        self.operations: list[Emitted] = []
+        self.terms: dict[int, Term] = {}
+        self.inputs: list[Term] = []
+        self.outputs: list[Term] = []
+        self.failed = False  # an operator of it cannot be expressed
+        self.read = {*source.outputs, *(i for operator in source.operators for i in operator.inputs)}
+        for index, value in zip(source.inputs, given, strict=True):
+            tensor = source.tensors[index]
+            self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=not tensor.shape)
+            self.inputs.append(self.terms[index])
+
+    @property
+    def facts(self) -> SubgraphFacts:
+        """What control flow may know of it. The index is the writer's business."""
+        return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
+
+    def place(self, index: int) -> str:
+        """An operator's number for people."""
+        return f"#{index}" + (f" of subgraph {self.source.index}" if self.source.index else "")
+
+    def problem(self, name: str, reason: str, place: str = "") -> None:
+        """Note something that cannot be expressed."""
+        self.failed = True
+        self.context.problems.setdefault((name, reason), []).append(place)
+
+    def term(self, index: int) -> Term:
+        """The term of a tensor that was written, is an input, or is constant."""
+        if index not in self.terms:
+            self.terms[index] = self._constant(index)
+        return self.terms[index]
+
+    def declared(self, index: int) -> Value:
+        """Type and quantisation of a tensor as the file has them, the shape left open; Refused for what NNAPI lacks."""
+        tensor = self.source.tensors[index]
+        return replace(typed(tensor), name=tensor.name)
+
+    def _constant(self, index: int) -> Term:
+        tensor = self.source.tensors[index]
+        place = f"{self.file.label}: subgraph {self.source.index} tensor {index}"
+        data, blob = None, tensor.blob
+        if tensor.type in DTYPES:
+            dtype = np.dtype(DTYPES[tensor.type])
+            if tensor.sparsity is not None and blob is not None:
+                whole = blob.length % dtype.itemsize == 0
+                if not whole:
+                    raise BadFile(f"{place}: has {blob.length} bytes, must be a multiple of {dtype.itemsize}")
+                values = self.file.bytes_of(blob).view(dtype)
+                data, blob = densify(tensor.sparsity, tensor.shape, values, place), None
+            elif blob is not None:
+                data = self.file.bytes_of(blob).view(dtype).reshape(tensor.shape)
+            elif not tensor.variable:
+                data = np.zeros(tensor.shape, dtype)
+        try:
+            value = self.declared(index)
+        except Refused:
+            return Term(Value(UNTYPED, tensor.shape), tensor.type, data)
+        return constant(value, data, tensor.type, blob)
+
+    def variable(self, key: Any, name: str) -> Variable:
+        """A variable of the model, by a key of its own."""
+        if self.inner:
+            raise Refused("states within IF and WHILE are not carried from run to run in NNAPI")
+        return self.context.variables.setdefault(key, Variable(name))
+
+    def emit_copy(self, term: Term) -> Term:
+        """A copy of a term, where a model may not have it as an output itself."""
+        copied = replace(term.value, data=None)
+        bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
+        result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
+        self.operations.append(Emitted("CAST", (term,), (result,), "copy"))
+        return result
+
+    def finish(self) -> None:
+        """Fix the outputs: what is an input, constant or named twice becomes a copy."""
+        taken = set(map(id, self.inputs))
+        for index in self.source.outputs:
+            term, tensor = self.term(index), self.source.tensors[index]
+            if term.doubtful:
+                continue
+            if term.value.type == UNTYPED or term.narrow or term.partly:
+                why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
+                self.problem(
+                    f"output {tensor.name!r}", f"{why}, which NNAPI has no {'operation' if term.partly else 'type'} for"
+                )
+                continue
+            self.outputs.append(self.own(term, taken))
+
+    def own(self, term: Term, taken: set[int]) -> Term:
+        """The term, or a copy of it where it is not this graph's own to give away."""
+        if id(term) in taken or term.value.data is not None:
+            try:
+                term = self.emit_copy(term)
+            except InvalidModel as error:
+                self.problem(f"output {term.value.name!r}", f"must be copied: {error}")
+        taken.add(id(term))
+        return term
+
+
+def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None = None) -> Term:
+    """A constant term, of rank 1 at least. data: None for a variable, or partly known (an array of objects)."""
+    if data is None:
+        return Term(value, kind)
+    shape = data.shape or (1,)
+    known = None if data.dtype == object else data.reshape(shape)
+    return Term(replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0)
+
+
+def typed(tensor: Tensor) -> Value:
+    """A tensor's type and quantisation for NNAPI; Refused where it has none."""
+    if tensor.type in PLAIN:
+        return Value(PLAIN[tensor.type], None)
+    if tensor.type not in QUANTISED:
+        raise Refused(f"{tensor.name!r} is {tensor.type}, which NNAPI has no type for")
+    quant = tensor.quant
+    if quant is None:
+        return Value(QUANTISED[tensor.type], None, PLAIN_SCALE)
+    if len(quant.scales) > 1:
+        if tensor.type != "INT8" or any(quant.zero_points):
+            raise Refused(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 with zero points of 0")
+        return Value(Q8PC, None, channel=ChannelQuant(quant.scales, quant.axis))
+    if tensor.type == "INT16" and quant.zero_points[0]:
+        raise Refused(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")
+    return Value(QUANTISED[tensor.type], None, quant.scales[0], quant.zero_points[0])
+
+
+def stored(value: Value) -> int:
+    """The stored value of real 0."""
+    return value.zero_point if value.type in (Q8, Q8S, OperandType.TENSOR_QUANT16_ASYMM) else 0

@@ -1,0 +1,102 @@
+"""From a file's subgraph to NNAPI operations, operator by operator: what is known is computed, the rest has an entry."""
+
+from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite import control, elementwise, layers, movement, recurrent, state
+from nnhal.frontends.tflite.file import Operator
+from nnhal.frontends.tflite.fold import fold
+from nnhal.frontends.tflite.graph import UNTYPED, Context, Graph, Refused, Term
+from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, Entry, Task
+
+FAMILIES = (control, elementwise, layers, movement, recurrent, state)  # importing them fills the table
+
+
+def lower(graph: Graph) -> None:
+    """Lower every operator of a subgraph; what cannot be is noted in its context."""
+    for operator in graph.source.operators:
+        if not _folded(graph, operator):
+            _lower(graph, operator)
+    graph.finish()
+
+
+def unsupported(context: Context) -> UnsupportedModel:
+    """The one error that lists everything that cannot be expressed."""
+    parts = []
+    for (name, reason), places in context.problems.items():
+        where = " ".join([name, ", ".join(filter(None, places))]).strip()
+        parts.append(f"{where}: {reason}" if reason else where)
+    return UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+
+
+def _folded(graph: Graph, operator: Operator) -> bool:
+    terms = [graph.term(index) for index in operator.inputs if index >= 0]
+    data = [term.data for term in terms if term.data is not None and term.kind not in ("INT8", "UINT8", "INT16")]
+    if not operator.builtin or len(data) != len(operator.inputs) or not data:
+        return False
+    kinds = [graph.source.tensors[index].type for index in operator.outputs]
+    results = fold(operator.name, operator.options, data, kinds)
+    if results is None:
+        return False
+    task = Task(graph, operator)
+    for number, array in enumerate(results):
+        task.known_result(array, number)
+    task.commit()
+    return True
+
+
+def _lower(graph: Graph, operator: Operator) -> None:
+    entry = ENTRIES.get(operator.name) if operator.builtin else None
+    if entry is None:
+        reason = "NNAPI has no operation for it" if operator.builtin else ""
+        _give_up(graph, operator, reason, report=True)
+        return
+    _check_counts(graph, operator, entry)
+    found = _attempt(Task(graph, operator), entry)
+    if found is not None and entry.real and _quantised(graph, operator):
+        again = _attempt(Task(graph, operator, reals=True), entry)
+        found = None if again is None else found
+    if found is not None:
+        _give_up(graph, operator, found, report=bool(found))
+
+
+def _attempt(task: Task, entry: Entry) -> str | None:
+    """Lower one operator; the reason why it cannot be, "" where that is another operator's, None for success."""
+    try:
+        entry.lower(task)
+        task.commit()
+    except (Refused, InvalidModel) as error:
+        return str(error).removeprefix(f"{task.name}: ")
+    return None
+
+
+def _quantised(graph: Graph, operator: Operator) -> bool:
+    terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
+    return any(term.value.type in ASYMMETRIC for term in terms)
+
+
+def _check_counts(graph: Graph, operator: Operator, entry: Entry) -> None:
+    for kind, count, (least, most) in (
+        ("inputs", len(operator.inputs), entry.inputs),
+        ("outputs", len(operator.outputs), entry.outputs),
+    ):
+        if count < least or (most is not None and count > most):
+            must = f"{least} or more" if most is None else f"{least} to {most}" if most > least else f"{least}"
+            place = f"{graph.file.label}: subgraph {graph.source.index} operator {operator.index} ({operator.name})"
+            raise BadFile(f"{place}: has {count} {kind}, must have {must}")
+
+
+def _give_up(graph: Graph, operator: Operator, reason: str, *, report: bool) -> None:
+    """Note a refused operator; its outputs get what the file says of them, so that the rest can be looked at."""
+    graph.failed = True
+    if report:
+        graph.problem(operator.name, reason, graph.place(operator.index))
+    for index in operator.outputs:
+        tensor = graph.source.tensors[index]
+        try:
+            value = graph.declared(index)
+        except Refused:
+            value = Value(UNTYPED)
+        shape = tensor.shape if tensor.shape and not graph.context.reshaped else None
+        doubtful = value.type == UNTYPED or shape is None or bool(tensor.open)
+        value = Value(value.type, shape, value.scale, value.zero_point, value.channel, None, tensor.name)
+        graph.terms[index] = Term(value, tensor.type, doubtful=doubtful)

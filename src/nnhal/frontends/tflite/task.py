@@ -1,0 +1,389 @@
+"""What an entry of the table works with: one operator's tensors and options, and NNAPI operations to write."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nnhal.base.codes import Activation, OperandType
+from nnhal.base.operands import Array, Shape, Value, dtype_of
+from nnhal.frontends.tflite.file import OMITTED, Operator
+from nnhal.frontends.tflite.graph import UNTYPED, Emitted, Graph, Refused, Term, constant
+from nnhal.frontends.tflite.reader import Fields
+from nnhal.ops import OPS
+from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
+
+ASYMMETRIC = (Q8, Q8S)
+MOST_DIMENSIONS = 4  # of many of NNAPI's operations
+TANH = 4  # TFLite's fused activations; the ones before it are NNAPI's
+FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
+AFTER = {Activation.RELU: "RELU", Activation.RELU1: "RELU1", Activation.RELU6: "RELU6", TANH: "TANH"}
+INT32_RANGE = np.iinfo(np.int32)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to lower an operator. inputs, outputs: the least and greatest number; None: any.
+
+    real: what it computes is a function of real values alone, so where NNAPI's quantised form does not take the file's
+    scales the same can be said by dequantising, computing in float32 and quantising, which rounds once too.
+    """
+
+    lower: Callable[["Task"], None]
+    inputs: tuple[int, int | None]
+    outputs: tuple[int, int | None]
+    real: bool
+
+
+ENTRIES: dict[str, Entry] = {}
+Count = int | tuple[int, int | None]
+
+
+def entry(
+    *names: str, inputs: Count = 1, outputs: Count = 1, real: bool = False
+) -> Callable[[Callable[["Task"], None]], Callable[["Task"], None]]:
+    """Make a function the entry of the named operators."""
+    counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
+
+    def add(function: Callable[["Task"], None]) -> Callable[["Task"], None]:
+        for name in names:
+            ENTRIES[name] = Entry(function, counts[0], counts[1], real)
+        return function
+
+    return add
+
+
+class Task:
+    """One operator to lower. Nothing is written to the graph before `commit`. reals: see `Entry.real`."""
+
+    def __init__(self, graph: Graph, operator: Operator, *, reals: bool = False) -> None:
+        self.graph, self.operator, self.reals, self.name = graph, operator, reals, operator.name
+        self.emitted: list[Emitted] = []
+        self.results: dict[int, Term] = {}
+        self.later: list[Callable[[], None]] = []
+        self._real: dict[int, Term] = {}
+        self.label = f"{operator.name} {graph.place(operator.index)}"
+
+    def options(self, kind: str) -> Fields:
+        """The operator's options, such as Conv2DOptions."""
+        return self.operator.options.read(kind)
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the operator."""
+        raise Refused(reason)
+
+    def require(self, condition: Any, reason: str) -> None:
+        """Refuse the operator unless the condition holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def commit(self) -> None:
+        """Hand results and operations to the graph."""
+        self.graph.operations += self.emitted
+        for number, index in enumerate(self.operator.outputs):
+            term, tensor = self.results[number], self.graph.source.tensors[index]
+            term.kind = term.kind or tensor.type
+            if not tensor.shape and term.value.shape == (1,):
+                term.scalar = True
+            self.graph.terms[index] = term
+        for step in self.later:
+            step()
+
+    # ------------------------------------------------------------------------------------------------------- inputs
+
+    def given(self, place: int) -> bool:
+        """Whether input `place` is there."""
+        inputs = self.operator.inputs
+        return place < len(inputs) and inputs[place] != OMITTED
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, of whatever type."""
+        self.require(self.given(place), f"input {place} is omitted, must be given")
+        return self.graph.term(self.operator.inputs[place])
+
+    def maybe(self, place: int) -> Term | None:
+        """Input `place`, None where it is omitted."""
+        return self.x(place) if self.given(place) else None
+
+    def x(self, place: int) -> Term:
+        """Input `place` as an NNAPI tensor."""
+        term = self.raw(place)
+        if term.value.type == UNTYPED or term.narrow:
+            if term.doubtful:
+                raise Refused
+            try:
+                self.graph.declared(self.operator.inputs[place])
+            except Refused as error:
+                raise Refused(f"input {place}, {error}") from error
+            self.refuse(f"input {place} is {term.kind}, which NNAPI has no type for")
+        self.require(
+            not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
+        )
+        return self.real(term) if self.reals and term.value.type in ASYMMETRIC else term
+
+    def xs(self, start: int = 0) -> list[Term]:
+        """All inputs from a place on."""
+        return [self.x(place) for place in range(start, len(self.operator.inputs))]
+
+    def data(self, place: int, what: str) -> Array:
+        """The value of input `place`, which has to be known; elements known only at execution are None."""
+        term = self.raw(place)
+        if term.data is None:
+            if term.doubtful:
+                raise Refused
+            self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
+        return term.data
+
+    def partly(self, place: int, what: str) -> list[int | None]:
+        """Integers of which some may be known only at execution."""
+        data = self.data(place, what)
+        self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
+        return [None if n is None else int(n) for n in data.reshape(-1).tolist()]
+
+    def ints(self, place: int, what: str) -> list[int]:
+        """Constant integers."""
+        numbers = self.partly(place, what)
+        known = [n for n in numbers if n is not None]
+        self.require(len(known) == len(numbers), f"{what} is known only at execution, must be constant for NNAPI")
+        return known
+
+    def number(self, place: int, what: str) -> Any:
+        """A constant of one element."""
+        data = self.data(place, what)
+        self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
+        return data.reshape(-1)[0].item()
+
+    def integer(self, place: int, what: str) -> int:
+        """One constant integer."""
+        numbers = self.ints(place, what)
+        self.require(len(numbers) == 1, f"{what} = {numbers}, must be one number")
+        return numbers[0]
+
+    def index(self, place: int, what: str) -> Term:
+        """Integers as TENSOR_INT32; 64-bit constants are taken where they fit."""
+        term = self.raw(place)
+        self.require(not term.partly, f"{what} is a shape known only at execution, must be constant for NNAPI")
+        if term.value.type == I32:
+            return term
+        self.require(term.kind == "INT64", f"{what} is {term.kind}, must be INT32")
+        data = self.data(place, what)
+        self.require(data.dtype != object and data.size, f"{what} is not known, must be constant where it is INT64")
+        fits = INT32_RANGE.min <= data.min() and data.max() <= INT32_RANGE.max
+        self.require(fits, f"{what} holds numbers that do not fit into 32 bits")
+        return constant(Value(I32), data.astype(np.int32))
+
+    def integers(self, values: Sequence[int]) -> Term:
+        """A constant TENSOR_INT32."""
+        fits = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in values)
+        self.require(fits, f"{list(values)} do not fit into 32 bits")
+        return constant(Value(I32), np.array(values, np.int32).reshape(len(values)))
+
+    # ------------------------------------------------------------------------------------------------------- shapes
+
+    def shape(self, term: Term) -> Shape:
+        """The shape of a term; Refused where not even the rank is known."""
+        if term.value.shape is None:
+            self.refuse("the rank of an input is known only at execution")
+        return term.value.shape
+
+    def known(self, term: Term) -> tuple[int, ...]:
+        """The shape of a term, every dimension of it."""
+        shape = self.shape(term)
+        sizes = tuple(d for d in shape if d is not None)
+        self.require(len(sizes) == len(shape), "a dimension that has to be known is known only at execution")
+        return sizes
+
+    def rank(self, term: Term) -> int:
+        """The rank in the file, 0 for scalars."""
+        return 0 if term.scalar else len(self.shape(term))
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front."""
+        self.require(-rank <= axis < rank, f"axis = {axis}, must be from {-rank} to {rank - 1}")
+        return axis % rank
+
+    # ------------------------------------------------------------------------------------------------------ outputs
+
+    def declared(self, number: int = 0) -> Value:
+        """Type and quantisation of output `number` in the file."""
+        try:
+            return self.graph.declared(self.operator.outputs[number])
+        except Refused as error:
+            raise Refused(f"output {number}, {error}") from error
+
+    def out(self, number: int = 0) -> Value:
+        """Type and quantisation of output `number` as this task has to write it."""
+        value = self.declared(number)
+        return Value(F32, None, name="") if self.reals and value.type in ASYMMETRIC else value
+
+    def reads(self, number: int) -> bool:
+        """Whether anybody reads output `number`."""
+        return self.operator.outputs[number] in self.graph.read
+
+    def result(self, number: int, term: Term) -> None:
+        """Output `number` is this term; in a task on reals it is quantised first."""
+        value = self.declared(number)
+        if term.value.type != value.type and value.type in ASYMMETRIC and self.reals:
+            (term,) = self.run("QUANTIZE", term, outs=[value])
+        self.results[number] = term
+
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is the same as an input, or constant."""
+        self.results[number] = term
+
+    def known_result(self, data: Array, number: int = 0) -> None:
+        """Output `number` is known at import."""
+        index = self.operator.outputs[number]
+        kind = self.graph.source.tensors[index].type
+        try:
+            value = self.graph.declared(index)
+        except Refused:
+            value = Value(UNTYPED)
+        self.results[number] = constant(value, data, kind)
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def run(self, name: str, *given: Any, outs: Sequence[Value], **named: Any) -> list[Term]:
+        """Write an operation; returns its outputs with the shapes that its record infers.
+
+        given: terms, None for omitted ones, numbers, in the record's order. named: scalar arguments by name.
+        InvalidModel says what is against it.
+        """
+        record = OPS[name]
+        arguments = _arrange(record, given, named)
+        own = next((t.value.type for a, t in arguments if repr(a.spec) == "T" and isinstance(t, Term)), None)
+        inputs = tuple(_operand(record, a, value, own) for a, value in arguments)
+        values = [t.value if isinstance(t, Term) else None for t in inputs]
+        bound = bind(record, values, outs, name)
+        doubtful = any(t.doubtful for t in inputs if isinstance(t, Term))
+        results = [
+            Term(replace(v, shape=s, data=None), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)
+        ]
+        self.emitted.append(Emitted(name, inputs, tuple(results), self.label))
+        return results
+
+    def make(self, name: str, *given: Any, like: Term | Value | None = None, **named: Any) -> Term:
+        """Write an operation whose result is used by the next one. like: what has its type, by default the first term."""
+        model = like or next(t for t in given if isinstance(t, Term))
+        value = model.value if isinstance(model, Term) else model
+        return self.run(name, *given, outs=[replace(value, shape=None, data=None, name="")], **named)[0]
+
+    def give(self, name: str, *given: Any, **named: Any) -> None:
+        """Write an operation whose outputs are the operator's."""
+        outs = [self.out(number) for number in range(len(self.operator.outputs))]
+        for number, term in enumerate(self.run(name, *given, outs=outs, **named)):
+            self.result(number, term)
+
+    def fused(self, code: int, name: str, *given: Any, **named: Any) -> None:
+        """Write the operator as one operation with a fused activation, or with one behind it that NNAPI does not fuse."""
+        self.require(code in FUSED, f"activation is {code}, must be one of {', '.join(map(str, FUSED))}")
+        if code < TANH:
+            self.give(name, *given, activation=code, **named)
+        else:
+            self.activated(code, self.make(name, *given, like=self.out(), activation=0, **named))
+
+    def activated(self, code: int, term: Term) -> None:
+        """The operator's output is a term under an activation."""
+        if code == Activation.NONE:
+            self.result(0, term)
+        else:
+            self.require(code in AFTER, f"activation is {FUSED.get(code, code)}, which NNAPI does not have")
+            self.give(AFTER[code], term)
+
+    # ---------------------------------------------------------------------------------------------- common operations
+
+    def real(self, term: Term) -> Term:
+        """The real values of a quantised or float16 term as float32."""
+        if term.value.type in (F32, I32):
+            return term
+        if id(term) not in self._real:
+            kind = "CAST" if term.value.type == F16 else "DEQUANTIZE"
+            self._real[id(term)] = self.make(kind, term, like=Value(F32))
+        return self._real[id(term)]
+
+    def reshaped(self, term: Term, dims: Sequence[int | None], *, out: bool = False) -> Term:
+        """A term in another shape; one dimension may be None. out: it is output 0."""
+        self.require(sum(d is None for d in dims) <= 1, "more than one dimension is known only at execution")
+        if not out and tuple(dims) == term.value.shape:
+            return term
+        sizes = [d for d in dims if d is not None]
+        if (
+            not out
+            and term.value.data is not None
+            and len(sizes) == len(dims)
+            and math.prod(sizes) == term.value.data.size
+        ):
+            return viewed(term, sizes)
+        shape = self.integers([-1 if d is None else d for d in dims])
+        like = self.out() if out else replace(term.value, shape=None, data=None, name="")
+        (result,) = self.run("RESHAPE", term, shape, outs=[like])
+        if out:
+            self.result(0, result)
+        return result
+
+    def flattened(self, name: str, x: Term, *given: Any) -> None:
+        """Write the operator as an operation along the last dimension, or on single elements; NNAPI's have four at most."""
+        shape = self.shape(x)
+        if len(shape) <= MOST_DIMENSIONS:
+            self.give(name, x, *given)
+            return
+        rows = self.reshaped(x, (math.prod(self.known(x)[:-1]), shape[-1]))
+        self.reshaped(self.make(name, rows, *given, like=self.out()), shape, out=True)
+
+    def filled(self, shape: Sequence[int], value: float, kind: OperandType) -> Term:
+        """A tensor of equal elements."""
+        return self.make("FILL", self.integers(shape or (1,)), number(value, kind), like=Value(kind))
+
+    def scalar(self, value: Any, like: Term) -> Term:
+        """A constant of one element with the type of a term that is not quantised."""
+        return constant(Value(like.value.type), np.array([value], dtype_of(like.value.type)))
+
+
+def number(value: Any, kind: OperandType) -> Term:
+    """A scalar argument of the type that a tensor's elements have, where the record leaves the choice."""
+    scalar = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}[kind]
+    return Term(Value(scalar, (), data=np.asarray(value, dtype_of(scalar))))
+
+
+def viewed(term: Term, shape: Sequence[int]) -> Term:
+    """A constant in another shape, over the same bytes."""
+    data = np.asarray(term.value.data).reshape(tuple(shape))
+    return Term(replace(term.value, shape=tuple(shape), data=data), term.kind, data, term.blob)
+
+
+def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tuple[Arg, Any]]:
+    """Each argument of the form that takes these, with its value, up to the last that has to be there."""
+    for form in record.forms:
+        places = {a.name: n for n, a in enumerate(form)}
+        if any(name not in places for name in named):
+            continue
+        if any(a.many is not None for a in form):
+            slots = [(a, value) for a, start, end in form.slots(len(given)) for value in given[start:end]]
+            if all(_fits(a, value) for a, value in slots):
+                return slots
+            continue
+        values = dict(enumerate(given)) | {places[name]: value for name, value in named.items()}
+        last = max((n for n, a in enumerate(form) if n in values or a.default is REQUIRED), default=-1)
+        pairs = [
+            (a, values.get(n, None if a.default is REQUIRED else a.default)) for n, a in enumerate(form[: last + 1])
+        ]
+        if len(given) <= len(form) and all(_fits(a, value) for a, value in pairs):
+            return pairs
+    raise Refused(f"{record.name} needs an input that is omitted")
+
+
+def _fits(argument: Arg, value: Any) -> bool:
+    if value is None:
+        return argument.optional
+    return argument.scalar == (not isinstance(value, Term) or value.value.shape == () or value.graph is not None)
+
+
+def _operand(record: Op, argument: Arg, value: Any, own: int | None) -> Term | int:
+    if isinstance(value, Term):
+        return value
+    kind = next(iter(types_for(record, argument, own if own in record.types else None)))
+    if value is None:
+        return int(kind)
+    return Term(Value(kind, (), data=np.asarray(value, dtype_of(kind))))

@@ -1,0 +1,93 @@
+"""Writes graphs into a model builder: terms become operands, constants that lie in the file stay there."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.codes import MAX_COPIED_CONSTANT, OperandType
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.frontends.tflite.graph import Graph, Term
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model, State
+
+
+class Writer:
+    """Writes one model over the memory of a file."""
+
+    def __init__(self, memory: Memory, name: str) -> None:
+        self.memory, self.builder = memory, ModelBuilder(name)
+        self._pool: int | None = None
+        self._subgraphs: dict[int, int] = {}
+
+    def model(self, graph: Graph, states: Sequence[tuple[Term, Term, Array]]) -> Model:
+        """The whole model; states come after the ordinary inputs and outputs."""
+        inputs = [*graph.inputs, *(source for source, _, _ in states)]
+        outputs = [*graph.outputs, *(last for _, last, _ in states)]
+        places = self._body(self.builder, graph, inputs)
+        counts = len(graph.inputs), len(graph.outputs)
+        carried = [State(counts[0] + n, counts[1] + n, first) for n, (_, _, first) in enumerate(states)]
+        return self.builder.finish(
+            [places[id(term)] for term in inputs], [places[id(term)] for term in outputs], states=carried
+        )
+
+    def _body(self, builder: ModelBuilder, graph: Graph, inputs: Sequence[Term]) -> dict[int, int]:
+        """Write the operations of a graph; the operand of each term."""
+        places: dict[int, int] = {}
+        shared: dict[bytes, int] = {}
+
+        def place(each: Term | int) -> int:
+            if isinstance(each, int):
+                return builder.no_value(each)
+            if id(each) not in places:
+                key = _key(each)
+                found = shared.get(key) if key else None
+                places[id(each)] = self._operand(builder, each) if found is None else found
+                if key:
+                    shared[key] = places[id(each)]
+            return places[id(each)]
+
+        for term in inputs:
+            place(term)
+        for operation in graph.operations:
+            given = [place(each) for each in operation.inputs]
+            builder.operation(operation.type, given, [place(each) for each in operation.outputs], operation.label)
+        return places
+
+    def _operand(self, builder: ModelBuilder, term: Term) -> int:
+        value, blob = term.value, term.blob
+        if term.graph is not None:
+            return builder.subgraph_operand(OperandType.SUBGRAPH, self._subgraph(term.graph))
+        if value.data is None:
+            dims = [d or 0 for d in value.shape or ()]
+            return builder.operand(
+                value.type, dims, value.scale, value.zero_point, channel=value.channel, name=value.name
+            )
+        data = np.asarray(value.data)
+        if blob is None or data.nbytes <= MAX_COPIED_CONSTANT or not data.flags.aligned:
+            return builder.constant(
+                value.type, data, value.scale, value.zero_point, channel=value.channel, name=value.name
+            )
+        if self._pool is None:
+            self._pool = builder.add_pool(self.memory)
+        at = self._pool, blob.offset, blob.length
+        return builder.reference(
+            value.type, data.shape, *at, value.scale, value.zero_point, channel=value.channel, name=value.name
+        )
+
+    def _subgraph(self, graph: Graph) -> int:
+        if id(graph) not in self._subgraphs:
+            builder = self.builder.subgraph()
+            places = self._body(builder, graph, graph.inputs)
+            inputs, outputs = ([places[id(term)] for term in terms] for terms in (graph.inputs, graph.outputs))
+            self._subgraphs[id(graph)] = builder.finish_subgraph(inputs, outputs)
+        return self._subgraphs[id(graph)]
+
+
+def _key(term: Term) -> bytes:
+    """What two nameless small constants share an operand by, b"" for all others."""
+    value = term.value
+    plain = isinstance(value.data, np.ndarray) and not (value.name or value.quantised or value.scale)
+    if not plain or value.data.nbytes > MAX_COPIED_CONSTANT:
+        return b""
+    return repr((value.type, value.shape)).encode() + value.data.tobytes()

@@ -1,0 +1,116 @@
+"""Files of one operator, and whether nnhal and LiteRT's own kernels give the same on them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import nnhal
+from nnhal.frontends.tflite import load
+from tests.frontends.flat import Writer, litert
+
+RANDOM = np.random.default_rng(7)
+Case = tuple[Any, ...]  # name, inputs, outputs, options, their fields
+
+
+class X(NamedTuple):
+    """A tensor of a case: its value, type and quantisation, whether it is constant. A value of None is an output."""
+
+    data: Any
+    kind: str = "f4"
+    scale: Any = None
+    zero: Any = 0
+    constant: bool = False
+    shape: tuple[int, ...] = ()
+    axis: int = 0
+
+
+def f(*shape: int, low: float = -2, high: float = 2) -> X:
+    return X(RANDOM.uniform(low, high, shape).astype("f4"))
+
+
+def i(*shape: int, low: int = -9, high: int = 9) -> X:
+    return X(RANDOM.integers(low, high, shape, np.int32), "i4")
+
+
+def b(*shape: int) -> X:
+    return X(RANDOM.integers(0, 2, shape).astype(bool), "b1")
+
+
+def q(*shape: int, scale: float = 0.05, zero: int = 3, kind: str = "i1", constant: bool = False) -> X:
+    limits = np.iinfo(kind)
+    data = RANDOM.integers(limits.min, limits.max + 1, shape).astype(kind)
+    return X(data, kind, scale, zero, constant)
+
+
+def c(data: Any, kind: str = "i4") -> X:
+    return X(np.asarray(data, kind), kind, constant=True)
+
+
+def const(x: X) -> X:
+    return x._replace(constant=True)
+
+
+def channels(shape: tuple[int, ...], axis: int) -> X:
+    return X(
+        RANDOM.integers(-127, 128, shape).astype("i1"),
+        "i1",
+        RANDOM.uniform(0.005, 0.02, shape[axis]).astype("f4"),
+        0,
+        True,
+        axis=axis,
+    )
+
+
+def out(*shape: int, kind: str = "f4", scale: Any = None, zero: int = 0) -> X:
+    return X(None, kind, scale, zero, shape=shape)
+
+
+def bias(count: int, scale: Any) -> X:
+    return X(RANDOM.integers(-500, 500, count).astype("i4"), "i4", scale, 0, True)
+
+
+def file_of(
+    name: str, inputs: list[X | None], outputs: list[X], options: str = "", **fields: Any
+) -> tuple[bytes, list[Any]]:
+    w = Writer()
+    places, given, fed = [], [], []
+    for x in inputs:
+        if x is None:
+            places.append(-1)
+            continue
+        data = x.data if x.constant else None
+        more = {"axis": x.axis} if x.scale is not None else {}
+        places.append(w.tensor(x.data.shape, x.kind, data, x.scale, x.zero, **more))
+        if not x.constant:
+            given.append(places[-1])
+            fed.append(x.data)
+    results = [w.tensor(x.shape, x.kind, None, x.scale, x.zero) for x in outputs]
+    w.operator(name, places, results, options, **fields)
+    w.ends(given, results)
+    return w.bytes(), fed
+
+
+def run(content: bytes, fed: list[Any]) -> list[Any]:
+    results = nnhal.compile(load(content), devices="reference")(*map(np.atleast_1d, fed))
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def agrees(content: bytes, fed: list[Any], steps: int = 1) -> None:
+    """steps: that a quantised element may be off."""
+    for actual, expected in zip(run(content, fed), litert(content, *fed), strict=True):
+        assert actual.dtype == expected.dtype
+        assert actual.shape == (expected.shape or (1,))
+        distance = np.abs(actual.astype("f8") - expected.reshape(actual.shape).astype("f8")).max()
+        if expected.dtype.kind == "f":
+            assert distance <= 1e-5 * max(1, np.abs(expected).max())
+        elif expected.dtype.itemsize == 1 and expected.dtype != bool:
+            assert distance <= steps
+        else:
+            assert distance == 0
+
+
+def check(case: Case) -> None:
+    """Run a case."""
+    name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
+    content, fed = file_of(name, list(inputs), list(outputs), options, **fields)
+    agrees(content, fed)

@@ -1,0 +1,307 @@
+"""What calls subgraphs and what is kept from run to run: IF, WHILE, variables, recurrent operators."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.frontends.tflite import load
+from tests.frontends.flat import Writer, litert
+
+RANDOM = np.random.default_rng(3)
+
+
+def weights(w: Writer, *shape: int) -> int:
+    return w.tensor(shape, "f4", RANDOM.uniform(-0.5, 0.5, shape))
+
+
+def streams_agree(content: bytes, *shapes: Sequence[int], steps: int = 3) -> nnhal.Model:
+    """Several runs of a model with states give what LiteRT gives after as many."""
+    model = load(content)
+    assert model.states
+    stream = nnhal.compile(model, devices="reference").stream()
+    xs = [RANDOM.uniform(-1, 1, shape).astype("f4") for shape in shapes]
+    for step in range(1, steps + 1):
+        results = stream(*xs)
+        for actual, expected in zip(
+            results if isinstance(results, tuple) else (results,), litert(content, *xs, calls=step), strict=True
+        ):
+            assert np.abs(actual - expected).max() < 1e-5
+    return model
+
+
+def lstm(name: str, options: str, *, cifg: bool, norms: bool, sequence: bool, projection: bool) -> bytes:
+    w, (batch, time, size, units) = Writer(), (2, 3, 4, 5)
+    width = 3 if projection else units
+    x = w.tensor([time, batch, size] if sequence else [batch, size])
+    gates = [-1 if cifg and n == 0 else n for n in range(4)]
+    inputs = [x, *(n if n < 0 else weights(w, units, size) for n in gates)]
+    inputs += [n if n < 0 else weights(w, units, width) for n in gates]
+    inputs += [-1 if cifg else weights(w, units), weights(w, units), weights(w, units)]
+    inputs += [n if n < 0 else weights(w, units) for n in gates]
+    inputs += [weights(w, width, units), weights(w, width)] if projection else [-1, -1]
+    inputs += [w.tensor([batch, n], isVariable=True) for n in (width, units)]
+    inputs += [n if n < 0 else weights(w, units) for n in gates] if norms else []
+    y = w.tensor([time, batch, width] if sequence else [batch, width])
+    more = {"timeMajor": True} if sequence else {}
+    w.operator(name, inputs, [y], options, fusedActivationFunction=4, cellClip=2.0, projClip=0.0, **more)
+    w.ends([x], [y])
+    return w.bytes()
+
+
+@pytest.mark.parametrize("cifg", [False, True])
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("projection", [False, True])
+def test_a_sequence_lstm_carries_its_variable_tensors(cifg, norms, projection):
+    content = lstm(
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        "UnidirectionalSequenceLSTM",
+        cifg=cifg,
+        norms=norms,
+        sequence=True,
+        projection=projection,
+    )
+    assert len(streams_agree(content, (3, 2, 4)).states) == 2
+
+
+@pytest.mark.parametrize("cifg", [False, True])
+def test_one_step_of_an_lstm(cifg):
+    content = lstm("LSTM", "LSTM", cifg=cifg, norms=not cifg, sequence=False, projection=True)
+    streams_agree(content, (2, 4))
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_an_lstm_in_both_directions(merged):
+    w, (time, size, units) = Writer(), (3, 4, 5)
+    x = w.tensor([time, 1, size])
+    inputs = [x]
+    for _ in range(2):
+        inputs += [weights(w, units, size) for _ in range(4)] + [weights(w, units, units) for _ in range(4)]
+        inputs += [-1, -1, -1, *(weights(w, units) for _ in range(4)), -1, -1]
+    inputs += [w.tensor([1, units], isVariable=True) for _ in range(4)] + [-1] * 9
+    outputs = [w.tensor([time, 1, 2 * units])] if merged else [w.tensor([time, 1, units]) for _ in range(2)]
+    options = {"fusedActivationFunction": 4, "timeMajor": True, "mergeOutputs": merged}
+    w.operator("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, outputs, "BidirectionalSequenceLSTM", **options)
+    w.ends([x], outputs)
+    assert len(streams_agree(w.bytes(), (time, 1, size)).states) == 4
+
+
+@pytest.mark.parametrize("name", ["RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"])
+def test_an_rnn(name):
+    w, sequence = Writer(), name != "RNN"
+    x, y = (w.tensor([2, 3, 4]), w.tensor([2, 3, 5])) if sequence else (w.tensor([2, 4]), w.tensor([2, 5]))
+    inputs = [x, weights(w, 5, 4), weights(w, 5, 5), weights(w, 5), w.tensor([2, 5], isVariable=True)]
+    options = "SequenceRNN" if sequence else "RNN"
+    w.operator(name, inputs, [y], options, fusedActivationFunction=4)
+    w.ends([x], [y])
+    streams_agree(w.bytes(), (2, 3, 4) if sequence else (2, 4))
+
+
+def test_an_rnn_in_both_directions():
+    w = Writer()
+    x, outputs, inputs = w.tensor([2, 3, 4]), [w.tensor([2, 3, 5]), w.tensor([2, 3, 5])], []
+    for _ in range(2):
+        inputs += [weights(w, 5, 4), weights(w, 5, 5), weights(w, 5), w.tensor([2, 5], isVariable=True)]
+    options = {"fusedActivationFunction": 1}
+    name = "BIDIRECTIONAL_SEQUENCE_RNN"
+    w.operator(name, [x, *inputs, -1, -1, -1], outputs, "BidirectionalSequenceRNN", **options)
+    w.ends([x], outputs)
+    streams_agree(w.bytes(), (2, 3, 4))
+
+
+def test_svdf():
+    w, (filters, memory) = Writer(), (4, 3)
+    x, y = w.tensor([2, 5]), w.tensor([2, 2])
+    state = w.tensor([2, filters * memory], isVariable=True)
+    inputs = [x, weights(w, filters, 5), weights(w, filters, memory), weights(w, 2), state]
+    w.operator("SVDF", inputs, [y], "SVDF", rank=2, fusedActivationFunction=1)
+    w.ends([x], [y])
+    streams_agree(w.bytes(), (2, 5), steps=5)
+
+
+# ------------------------------------------------------------------------------------------------------------- variables
+
+
+def counter(*, initial: Any = (10, 20), read: bool = True) -> bytes:
+    """y = variable + x; variable = y. Initialised by a subgraph."""
+    w = Writer()
+    x, handle, old, y = w.tensor([2]), w.tensor([], "resource"), w.tensor([2]), w.tensor([2])
+    w.operator("CALL_ONCE", [], [], "CallOnce", initSubgraphIndex=1)
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="total", container="")
+    if read:
+        w.operator("READ_VARIABLE", [handle], [old], "ReadVariable")
+    w.operator("ADD", [old if read else x, x], [y], "Add")
+    w.operator("ASSIGN_VARIABLE", [handle, y], [], "AssignVariable")
+    w.ends([x], [y])
+    w.subgraph()
+    handle, value = w.tensor([], "resource"), w.tensor([2], "f4", initial)
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="total", container="")
+    w.operator("ASSIGN_VARIABLE", [handle, value], [], "AssignVariable")
+    w.ends([], [])
+    return w.bytes()
+
+
+def test_a_variable_starts_with_what_it_was_given_and_is_carried():
+    model = load(counter())
+    (state,) = model.states
+    assert (state.input, state.output) == (1, 1)
+    stream, x = nnhal.compile(model, devices="reference").stream(), np.ones(2, "f4")
+    assert stream(x).tolist() == [11, 21]
+    assert stream(x).tolist() == [12, 22]
+    assert litert(counter(), x, calls=2)[0].tolist() == [12, 22]
+
+
+def test_a_variable_that_nobody_reads_is_no_state():
+    assert not load(counter(read=False)).states
+
+
+def test_a_variable_that_nobody_writes_is_a_constant():
+    w = Writer()
+    x, handle, old, y = w.tensor([2]), w.tensor([], "resource"), w.tensor([2]), w.tensor([2])
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("READ_VARIABLE", [handle], [old], "ReadVariable")
+    w.operator("ADD", [old, x], [y], "Add")
+    w.ends([x], [y])
+    model = load(w.bytes())
+    assert not model.states and len(model.main.inputs) == 1
+
+
+def test_a_read_after_the_assignment_sees_what_was_assigned():
+    w = Writer()
+    x, handle, y = w.tensor([2]), w.tensor([], "resource"), w.tensor([2])
+    values = [w.tensor([2]) for _ in range(3)]
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("READ_VARIABLE", [handle], [values[0]], "ReadVariable")
+    w.operator("ADD", [values[0], x], [values[1]], "Add")
+    w.operator("ASSIGN_VARIABLE", [handle, values[1]], [], "AssignVariable")
+    w.operator("READ_VARIABLE", [handle], [values[2]], "ReadVariable")
+    w.operator("MUL", [values[2], values[2]], [y], "Mul")
+    w.ends([x], [y])
+    stream = nnhal.compile(load(w.bytes()), devices="reference").stream()
+    assert [stream(np.ones(2, "f4"))[0] for _ in range(3)] == [1, 4, 9]
+
+
+def test_a_first_value_that_is_computed_is_refused():
+    w = Writer()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("CALL_ONCE", [], [], "CallOnce", initSubgraphIndex=1)
+    w.operator("NEG", [x], [y])
+    w.ends([x], [y])
+    w.subgraph()
+    handle, value, other = w.tensor([], "resource"), w.tensor([2], "f4", [1, 2]), w.tensor([2])
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("EXP", [value], [other])
+    w.operator("ASSIGN_VARIABLE", [handle, other], [], "AssignVariable")
+    w.ends([], [])
+    with pytest.raises(
+        nnhal.UnsupportedModel, match="ASSIGN_VARIABLE #2 of subgraph 1: the first value of 'v' is computed"
+    ):
+        load(w.bytes())
+
+
+# ---------------------------------------------------------------------------------------------------------- control flow
+
+
+def branches() -> bytes:
+    w = Writer()
+    flag, x, y = w.tensor([1], "b1"), w.tensor([2]), w.tensor([2])
+    w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=2)
+    w.ends([flag, x], [y])
+    w.subgraph()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("NEG", [x], [y])
+    w.ends([x], [y])
+    w.subgraph()
+    x = w.tensor([2])
+    w.ends([x], [x])
+    return w.bytes()
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_if_runs_one_of_two_subgraphs(flag):
+    inputs = np.array([flag]), np.array([1, 2], "f4")
+    result = nnhal.compile(load(branches()), devices="reference")(*inputs)
+    assert result.tolist() == litert(branches(), *inputs)[0].tolist()
+
+
+def loop(body: str, shape: Sequence[int] = (1,)) -> bytes:
+    """While n < 10: n = n + 1, x = body(x)."""
+    w = Writer()
+    n, x, last, y = w.tensor([1], "i4"), w.tensor(shape), w.tensor([1], "i4"), w.tensor(shape)
+    w.operator("WHILE", [n, x], [last, y], "While", condSubgraphIndex=1, bodySubgraphIndex=2)
+    w.ends([n, x], [last, y])
+    w.subgraph()
+    n, x, limit, go = w.tensor([1], "i4"), w.tensor(shape), w.tensor([], "i4", 10), w.tensor([1], "b1")
+    w.operator("LESS", [n, limit], [go])
+    w.ends([n, x], [go])
+    w.subgraph()
+    n, x, one, more, y = (
+        w.tensor([1], "i4"),
+        w.tensor(shape),
+        w.tensor([], "i4", 1),
+        w.tensor([1], "i4"),
+        w.tensor(shape),
+    )
+    w.operator("ADD", [n, one], [more], "Add")
+    if body == "CONCATENATION":
+        w.operator(body, [x, x], [y], "Concatenation", axis=0)
+    else:
+        w.operator(body, [x, x], [y], body.title())
+    w.ends([n, x], [more, y])
+    return w.bytes()
+
+
+def test_while_runs_until_its_condition_fails():
+    inputs = np.array([7], "i4"), np.array([1.5], "f4")
+    count, result = nnhal.compile(load(loop("ADD")), devices="reference")(*inputs)
+    assert count.tolist() == [10] and result.tolist() == litert(loop("ADD"), *inputs)[1].tolist() == [12]
+
+
+def test_a_loop_that_changes_a_shape_leaves_it_open():
+    model = load(loop("CONCATENATION"))
+    compiled = nnhal.compile(model, devices="reference")
+    assert compiled.outputs[1].shape == (None,)
+    assert compiled(np.array([7], "i4"), np.array([1.5], "f4"))[1].shape == (8,)
+
+
+def test_a_subgraph_that_calls_itself_is_refused():
+    w = Writer()
+    flag, x, y = w.tensor([1], "b1"), w.tensor([2]), w.tensor([2])
+    w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    w.ends([flag, x], [y])
+    w.subgraph()
+    x, flag, y = w.tensor([2]), w.tensor([1], "b1", [True]), w.tensor([2])
+    w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    w.ends([x], [y])
+    with pytest.raises(nnhal.BadFile, match="IF #0 of subgraph 1: subgraph 1 refers to itself"):
+        load(w.bytes())
+
+
+def test_subgraphs_nested_too_deep_are_refused():
+    w = Writer()
+    for number in range(400):
+        flag, x, y = w.tensor([1], "b1", [True]), w.tensor([2]), w.tensor([2])
+        w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=number + 1, elseSubgraphIndex=number + 1)
+        w.ends([x], [y])
+        w.subgraph()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("NEG", [x], [y])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.BadFile, match="nested deeper than 64"):
+        load(w.bytes())
+
+
+def test_what_a_branch_cannot_express_is_listed_with_its_subgraph():
+    w = Writer()
+    flag, x, y = w.tensor([1], "b1"), w.tensor([2]), w.tensor([2])
+    w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    w.ends([flag, x], [y])
+    w.subgraph()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("GELU", [x], [y], "Gelu")
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        load(w.bytes())
+    assert str(caught.value).endswith("NNAPI: GELU #0 of subgraph 1: NNAPI has no operation for it")
