@@ -86,13 +86,16 @@ class Interpreter(Prepared):
         last_use = {
             i: n for n, operation in enumerate(subgraph.operations) for i in (*operation.inputs, *operation.outputs)
         }
-        kept = set(subgraph.outputs)
+        for index in subgraph.outputs:
+            last_use.pop(index, None)
+        dying: list[list[int]] = [[] for _ in subgraph.operations]
+        for index, n in last_use.items():
+            dying[n].append(index)
         steps = []
         for n, (operation, bound) in enumerate(zip(subgraph.operations, binding.operations, strict=True)):
             if bound is None:
                 raise InvalidModel(f"{operation_name(operation.type)} #{n}: the reference device has no kernel for it")
-            last = tuple(i for i, at in last_use.items() if at == n and i not in kept)
-            steps.append(Step(bound, operation.inputs, operation.outputs, last))
+            steps.append(Step(bound, operation.inputs, operation.outputs, tuple(dying[n])))
         return steps
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -104,19 +107,13 @@ class Interpreter(Prepared):
         spent = time.monotonic_ns() - start
         return Timing(spent, spent) if control.measure else None
 
-    def call(
-        self,
-        number: int,
-        inputs: Sequence[Array | None],
-        control: Control,
-        observe: Callable[[int, Array], None] | None = None,
-    ) -> list[Array]:
-        """Run subgraph `number`; `observe(operand, array)` sees every value that an operation writes."""
+    def call(self, number: int, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        """Run subgraph `number`. Results may share memory with inputs and constants."""
         subgraph, values = self.model.subgraphs[number], self.facts.subgraphs[number].values
         arrays: dict[int, Any] = dict(self.constants[number])
         arrays.update(zip(subgraph.inputs, inputs, strict=True))
         rebind = any(x is None for x in inputs)
-        context = Context(lambda index, xs: self.call(index + 1, xs, control, None), control)
+        context = Context(lambda index, xs: self.call(index + 1, xs, control), control)
         verbose = _log.isEnabledFor(DEBUG)
         for step in self.steps[number]:
             control.check()
@@ -130,8 +127,6 @@ class Interpreter(Prepared):
                 arrays[index] = array
                 if verbose:
                     _log.debug("%s wrote operand %d: %s%s", bound.name, index, array.dtype, show(array.shape))
-                if observe is not None:
-                    observe(index, array)
             for index in step.last:
                 arrays.pop(index, None)
         return [arrays[i] for i in subgraph.outputs]

@@ -57,7 +57,6 @@ class Builder:
 
     def __init__(self, name: str = "", *, _under: ModelBuilder | None = None) -> None:
         self._model = _under or ModelBuilder(name)
-        self._facts: dict[int, SubgraphFacts] = {}
 
     def input(
         self,

@@ -125,8 +125,3 @@ def describe(model: Model, subgraph: Subgraph, index: int) -> str:
 def operation_label(operation: Operation, index: int) -> str:
     """An operation for messages: `CONV_2D #3`."""
     return f"{operation_name(operation.type)} #{index}"
-
-
-def constant_or_none(model: Model, operand: Operand) -> Any:
-    """The value of a constant, None for all other operands."""
-    return model.constant(operand) if operand.lifetime in CONSTANTS else None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from nnhal.base.codes import MAX_OPERAND_BYTES, Activation, OperandType, Padding
-from nnhal.base.operands import Array, Shape, Unknown, Value, dtype_of
+from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.ops.schema import Bound, show
 
 ACTIVATION_RANGE = {
@@ -223,14 +223,6 @@ def axis_of(a: Bound, name: str, rank: int) -> int:
     axis: int = getattr(a, name)
     a.require(-rank <= axis < rank, f"{name} = {axis}, must be from {-rank} to {rank - 1}")
     return axis % rank
-
-
-def same_as_input(a: Bound) -> Sequence[Shape | None]:
-    """Shape rule: the output has the shape of the first tensor."""
-    first = a.inputs[0][1]
-    if not isinstance(first, Value):
-        raise Unknown
-    return [first.shape]
 
 
 def type_range(code: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ on the way. Documentation, validation, shape inference and random graphs are all
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
@@ -604,8 +604,3 @@ def agree(one: Shape, other: Shape) -> bool:
 def show(shape: Sequence[int | None] | None) -> str:
     """A shape for people: `[1, ?, 3]`, `[?...]` where the rank is unknown."""
     return "[?...]" if shape is None else f"[{', '.join('?' if d is None else str(d) for d in shape)}]"
-
-
-def with_data(value: Value, data: Any) -> Value:
-    """The same operand, its run-time shape and value known."""
-    return replace(value, shape=tuple(np.shape(data)), data=data)
