@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import axis_of, nhwc
+from nnhal.ops.common import axis_of, nhwc, padded_with_zero
 from nnhal.ops.schema import BOOL, F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True)
@@ -63,12 +63,6 @@ def to_batch(a: Bound, x: Array, _: Array, paddings: Array) -> Array:
     n, height, width, c = x.shape
     cells = x.reshape(n, height // h, h, width // w, w, c).transpose(2, 4, 0, 1, 3, 5)
     return cells.reshape(n * h * w, height // h, width // w, c)
-
-
-def zero_point(a: Bound) -> None:
-    """A quantised input whose zero point is not 0 is padded with it since 1.2; before, the padding is undefined."""
-    if a.T == Q8 and a.input.zero_point:
-        a.since(V1_2, "quantised inputs whose zero point is not 0 may be padded since 1.2")
 
 
 def from_batch(a: Bound, x: Array, _: Array) -> Array:
@@ -131,7 +125,7 @@ register(
         (Form(x, SIZES, arg("paddings", I32, "2 2"), LAYOUT),),
         BATCHED,
         nhwc(to_batch),
-        (zero_point,),
+        (padded_with_zero,),
         where={
             "out_n": lambda a: a.batch * math.prod(block_sizes(a)),
             "out_h": lambda a: padded_size(a, 0),

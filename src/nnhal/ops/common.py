@@ -8,6 +8,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from nnhal.base.codes import MAX_OPERAND_BYTES, Activation, OperandType, Padding
+from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.ops.schema import Bound, show
 
@@ -198,6 +199,19 @@ def nonzero(names: str, but: str = "batches") -> Callable[[Bound], None]:
             a.require(getattr(a, name) > 0, f"{name} = 0, must be at least 1: only {but} may be 0")
 
     return check
+
+
+def padded_with_zero(a: Bound) -> None:
+    """A quantised input whose zero point is not 0 is padded with it since 1.2; before, the padding is undefined."""
+    if a.T == OperandType.TENSOR_QUANT8_ASYMM and a.input.zero_point:
+        a.since(V1_2, "quantised inputs whose zero point is not 0 may be padded since 1.2")
+
+
+def indices_within(a: Bound, name: str, size: int) -> None:
+    """Rule: every element of the tensor argument `name` is an index into `size` elements."""
+    indices = getattr(a, name).array
+    bad = indices[(indices < 0) | (indices >= size)]
+    a.require(not bad.size, f"{name} has {bad[0] if bad.size else 0}, must be from 0 to {size - 1}")
 
 
 def broadcast(a: Bound, *values: Value) -> Shape:

@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.codes import MAX_RANK, LshProjection
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import indices_within
 from nnhal.ops.fingerprint import fingerprint64
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, fixed, out, register
 
@@ -19,9 +20,7 @@ def rows(a: Bound) -> list[Shape]:
 
 def within(a: Bound) -> None:
     """Indices lie within the first dimension of the values."""
-    size = a.values.known[0]
-    bad = a.lookups.array[(a.lookups.array < 0) | (a.lookups.array >= size)]
-    a.require(not bad.size, f"lookups has {bad[0] if bad.size else 0}, must be from 0 to {size - 1}")
+    indices_within(a, "lookups", a.values.known[0])
 
 
 def found(a: Bound) -> list[Shape]:

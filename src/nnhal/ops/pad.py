@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.codes import MirrorPad
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
+from nnhal.ops.common import padded_with_zero
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -53,12 +54,6 @@ def pad(a: Bound, x: Array, _: Array) -> Array:
     return np.pad(x, widths(a), constant_values=a.input.zero_point)
 
 
-def zero_point(a: Bound) -> None:
-    """A quantised input whose zero point is not 0 is padded with it since 1.2; before, the padding is undefined."""
-    if a.T == Q8 and a.input.zero_point:
-        a.since(V1_2, "quantised inputs whose zero point is not 0 may be padded since 1.2")
-
-
 def pad_value(a: Bound, x: Array, _: Array) -> Array:
     return np.pad(x, widths(a), constant_values=np.asarray(a.value).astype(x.dtype))
 
@@ -89,7 +84,7 @@ register(
         (Form(SMALL, PADDINGS),),
         OUT,
         pad,
-        (row_a_dimension, zero_point),
+        (row_a_dimension, padded_with_zero),
         infer=padded,
         doc="Zeros around a tensor.",
         example=example([0, 1, 2, 0, 0], input=[1, 2], paddings=[[1, 2]]),

@@ -4,7 +4,7 @@ import numpy as np
 
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
-from nnhal.ops.common import axis_of
+from nnhal.ops.common import axis_of, indices_within
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 OUT = (out("output", T, quant=SAME),)
@@ -71,9 +71,7 @@ def gathered(a: Bound) -> list[Shape]:
 
 def within(a: Bound) -> None:
     """Indices lie within the axis."""
-    size = a.input.known[axis_of(a, "axis", a.input.rank)]
-    bad = a.indices.array[(a.indices.array < 0) | (a.indices.array >= size)]
-    a.require(not bad.size, f"indices has {bad[0] if bad.size else 0}, must be from 0 to {size - 1}")
+    indices_within(a, "indices", a.input.known[axis_of(a, "axis", a.input.rank)])
 
 
 def tiled(a: Bound) -> list[Shape]:
