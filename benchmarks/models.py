@@ -141,7 +141,7 @@ def inputs_of(name: str, model: nnhal.Model) -> list[list[np.ndarray]]:
 def exposed(path: Path) -> bytes:
     """The file with what its final SOFTMAX or LOGISTIC reads as further outputs: those saturate, their inputs vary."""
     import flatbuffers
-    from ai_edge_litert import schema_py_generated as schema  # noqa: TID251
+    from ai_edge_litert import schema_py_generated as schema  # noqa: TID251 (the file format, no engine)
 
     model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
     graph = model.subgraphs[0]

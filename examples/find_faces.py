@@ -66,7 +66,7 @@ def draw(picture: Image.Image, faces: list[dict[str, Any]], to_picture: Any) -> 
             (corners[0][0], corners[0][1] - max(17, 6 * width)),
             f"{face['score']:.0%}",
             fill="#00e676",
-            font_size=5 * width,
+            font_size=max(14, 5 * width),
         )
         for x, y in to_picture(face["points"]):
             canvas.ellipse([x - width, y - width, x + width, y + width], fill="#ff4081")

@@ -102,6 +102,14 @@ def test_unknown_dimensions_are_known_with_each_call():
         assert compiled(np.zeros((batch, 4, 4, 2), np.float32)).shape == (batch, 4, 4, 2)
 
 
+def test_an_output_of_unknown_shape_does_not_share_memory_with_its_input():
+    b = nnhal.Builder()
+    x = b.input((None, 4))
+    compiled = nnhal.compile(b.finish([x], [b.reshape(x, [-1])]), devices="reference")
+    given = np.ones((2, 4), np.float32)
+    assert not np.shares_memory(compiled(given), given)
+
+
 def test_devices_split_a_model_and_agree_with_one(x):
     compiled = nnhal.compile(pooled(5), devices=[Fake(takes=lambda n: n % 2 == 0), "reference"])
     assert compiled.placement.devices() == {"fake": 3, "reference": 2}

@@ -15,7 +15,7 @@ class LiteRT:
 
     def __init__(self, source: Path | bytes, threads: int, *, xnnpack: bool = True) -> None:
         try:
-            from ai_edge_litert import interpreter as litert  # noqa: TID251
+            from ai_edge_litert import interpreter as litert  # noqa: TID251 (a peer is an engine)
         except ImportError:
             raise DeviceUnavailable("the peer litert needs ai-edge-litert: pip install 'nnhal[litert]'") from None
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES

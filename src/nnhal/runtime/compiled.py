@@ -66,7 +66,7 @@ class Compiled:
         results are written to. Raises InvalidRequest, OutputInsufficientSize, or what the execution raised.
         """
         if out is None and self._plain is not None and len(inputs) == len(self._plain):
-            for x, (dtype, shape) in zip(inputs, self._plain):  # noqa: B905
+            for x, (dtype, shape) in zip(inputs, self._plain):  # noqa: B905 (as many, see above)
                 if type(x) is not np.ndarray or x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous:
                     break
             else:
