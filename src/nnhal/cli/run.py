@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ from nnhal.runtime.execution import Report
 from nnhal.runtime.specs import Spec
 
 TOP = 5
+
+
+@dataclass(frozen=True)
+class Done:
+    """What one run took and gave. spent: nanoseconds by phase. top: how many of the greatest elements to show."""
+
+    model: str
+    compiled: Compiled
+    given: Sequence[Given]
+    outputs: Sequence[Array]
+    spent: dict[str, int]
+    report: Report
+    labels: Sequence[str]
+    top: int
 
 
 @click.command("run")
@@ -60,10 +75,11 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     labels = _labels(options["labels"])
     top = options["top"] if options["top"] is not None else TOP if labels else 0
     assert report is not None
+    done = Done(model, compiled, given, outputs, spent, report, labels, top)
     if options["as_json"]:
-        common.emit(_document(model, compiled, given, outputs, spent, report, labels, top))
+        common.emit(_document(done))
     else:
-        _print(compiled, given, outputs, spent, report, labels, top)
+        _print(done)
 
 
 def _picture_options(options: dict[str, Any]) -> PictureOptions:
@@ -117,53 +133,36 @@ def summary(spec: Spec, array: Array) -> dict[str, Any]:
     return facts | ({"scale": spec.scale, "zero_point": spec.zero_point} if spec.scale else {})
 
 
-def _document(
-    model: str,
-    compiled: Compiled,
-    given: Sequence[Given],
-    outputs: Sequence[Array],
-    spent: dict[str, int],
-    report: Report,
-    labels: Sequence[str],
-    top: int,
-) -> dict[str, Any]:
+def _document(done: Done) -> dict[str, Any]:
     results = []
-    for spec, array in zip(compiled.outputs, outputs, strict=True):
-        results.append(summary(spec, array) | ({"top": greatest(array, top, labels)} if top else {}))
+    for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
+        results.append(summary(spec, array) | ({"top": greatest(array, done.top, done.labels)} if done.top else {}))
     return {
-        "model": model,
-        "inputs": [{"name": s.name, "from": g.origin} for s, g in zip(compiled.inputs, given, strict=True)],
+        "model": done.model,
+        "inputs": [{"name": s.name, "from": g.origin} for s, g in zip(done.compiled.inputs, done.given, strict=True)],
         "outputs": results,
-        "placement": compiled.placement.to_dict(),
-        "time_ns": spent,
-        "steps": [{"device": s.device, "operations": s.operations, "time_ns": s.total} for s in report.steps],
-        "fallbacks": report.fallbacks,
+        "placement": done.compiled.placement.to_dict(),
+        "time_ns": done.spent,
+        "steps": [{"device": s.device, "operations": s.operations, "time_ns": s.total} for s in done.report.steps],
+        "fallbacks": done.report.fallbacks,
     }
 
 
-def _print(
-    compiled: Compiled,
-    given: Sequence[Given],
-    outputs: Sequence[Array],
-    spent: dict[str, int],
-    report: Report,
-    labels: Sequence[str],
-    top: int,
-) -> None:
-    for spec, source in zip(compiled.inputs, given, strict=True):
+def _print(done: Done) -> None:
+    for spec, source in zip(done.compiled.inputs, done.given, strict=True):
         common.console.print(f"input  {spec}\n       from {source.origin}", markup=False)
-    for spec, array in zip(compiled.outputs, outputs, strict=True):
+    for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
         facts = summary(spec, array)
         spread = f"{facts['min']:.6g} to {facts['max']:.6g}, mean {facts['mean']:.6g}" if array.size else "no elements"
         common.console.print(f"output {spec.name}: {spec.type.name}{list(array.shape)}, {spread}", markup=False)
-        for entry in greatest(array, top, labels) if top else []:
+        for entry in greatest(array, done.top, done.labels) if done.top else []:
             common.console.print(
                 f"       {entry['value']:>12.6g}  #{entry['index']} {entry['label'] or ''}", markup=False
             )
-    for line in placement_lines(compiled.placement):
+    for line in placement_lines(done.compiled.placement):
         common.console.print(line, markup=False)
-    for step in report.steps:
+    for step in done.report.steps:
         common.console.print(f"step   {step.device}: {step.operations} operations, {common.milliseconds(step.total)}")
-    for line in (*report.fallbacks,):
+    for line in (*done.report.fallbacks,):
         common.console.print(f"fell back: {line}", markup=False)
-    common.console.print("time   " + ", ".join(f"{what} {common.milliseconds(ns)}" for what, ns in spent.items()))
+    common.console.print("time   " + ", ".join(f"{what} {common.milliseconds(ns)}" for what, ns in done.spent.items()))
