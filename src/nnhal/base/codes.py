@@ -276,6 +276,15 @@ class ResultCode(IntEnum):
     DEAD_OBJECT = 14
 
 
+class DeviceStatus(IntEnum):
+    """What a device says it is busy with."""
+
+    AVAILABLE = 0
+    BUSY = 1
+    OFFLINE = 2
+    UNKNOWN = 3
+
+
 class DeviceType(IntEnum):
     """What a device is."""
 

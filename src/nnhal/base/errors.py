@@ -135,3 +135,21 @@ class DeadObject(NnhalError):
 
     status = ErrorStatus.DEAD_OBJECT
     code = ResultCode.DEAD_OBJECT
+
+
+def error_of(status: ErrorStatus, message: str) -> NnhalError:
+    """The error that a status stands for, where only the status is known (old drivers, fences, other processes)."""
+    kinds: dict[ErrorStatus, type[NnhalError]] = {
+        ErrorStatus.INVALID_ARGUMENT: InvalidArgument,
+        ErrorStatus.DEVICE_UNAVAILABLE: DeviceUnavailable,
+        ErrorStatus.OUTPUT_INSUFFICIENT_SIZE: OutputInsufficientSize,
+        ErrorStatus.DEAD_OBJECT: DeadObject,
+        ErrorStatus.MISSED_DEADLINE_TRANSIENT: MissedDeadline,
+        ErrorStatus.MISSED_DEADLINE_PERSISTENT: MissedDeadline,
+        ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT: ResourceExhausted,
+        ErrorStatus.RESOURCE_EXHAUSTED_PERSISTENT: ResourceExhausted,
+    }
+    kind = kinds.get(status, OperationFailed)
+    if kind in (MissedDeadline, ResourceExhausted):
+        return kind(message, persistent=status.name.endswith("PERSISTENT"))
+    return kind(message)

@@ -4,6 +4,7 @@ Kinds, by the HAL's names: `ashmem` (a memfd that grows and shrinks for nobody),
 `host` pools wrap an array of this process; they cannot travel and serve calls that stay in it.
 """
 
+import fcntl
 import mmap
 import os
 import weakref
@@ -17,7 +18,7 @@ from nnhal.base.operands import Array
 
 _log = logger("memory")
 SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
-_F_ADD_SEALS = 1033
+_F_ADD_SEALS, _F_GET_SEALS, _SEAL_SHRINK = 1033, 1034, 0x0002
 
 
 class Memory:
@@ -32,6 +33,8 @@ class Memory:
         self.kind, self.size, self.fd, self.offset, self.readonly = kind, size, fd, offset, readonly
         self._bytes: Array | None = data
         self._finalizer = weakref.finalize(self, os.close, fd) if fd >= 0 else None
+        root = data.base if isinstance(data.base, np.ndarray) else data
+        _by_root[id(root)] = self
 
     @classmethod
     def allocate(cls, size: int, name: str = "nnhal") -> "Memory":
@@ -95,11 +98,38 @@ class Memory:
             raise InvalidArgument("memory: the array is not contiguous, must be row-major without gaps")
         return cls("host", array.nbytes, -1, 0, array.view(np.uint8).reshape(-1), not array.flags.writeable)
 
+    @staticmethod
+    def of(array: Array) -> "tuple[Memory, int] | None":
+        """The pool that an array is a view of, and the offset of its first byte there; None for any other array."""
+        root: Any = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        memory = _by_root.get(id(root))
+        if memory is None or memory._bytes is None or (memory._bytes is not root and memory._bytes.base is not root):
+            return None
+        return memory, _address(array) - _address(memory._bytes)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nobody can shrink it any more, so that another process may map it."""
+        if self.fd < 0:
+            return False
+        try:
+            return bool(fcntl.fcntl(self.fd, _F_GET_SEALS) & _SEAL_SHRINK)
+        except OSError:  # of a kind that has no seals
+            return False
+
     def bytes(self) -> Array:
         """All bytes as an array over the pool itself."""
         if self._bytes is None:
             raise Closed("memory: used after close")
         return self._bytes
+
+    def writable(self) -> Array:
+        """All bytes, to write to; InvalidArgument where the memory is for reading only."""
+        if self.readonly:
+            raise InvalidArgument("memory: is for reading only, must be writable")
+        return self.bytes()
 
     def view(self, offset: int, length: int, dtype: Any = np.uint8, shape: tuple[int, ...] | None = None) -> Array:
         """`length` bytes at `offset` as an array over the pool itself; InvalidArgument where they leave the pool."""
@@ -119,7 +149,14 @@ class Memory:
         return f"Memory({self.kind}, {self.size} bytes)"
 
 
-def _seal(fd: int) -> None:
-    import fcntl
+_by_root: "weakref.WeakValueDictionary[int, Memory]" = (
+    weakref.WeakValueDictionary()
+)  # by id of the array over all bytes
 
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _seal(fd: int) -> None:
     fcntl.fcntl(fd, _F_ADD_SEALS, SEALS)

@@ -8,8 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nnhal.base.codes import DeviceType, OperandType, Preference, Priority
+from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority
 from nnhal.base.levels import FL8, Level
+from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, HostBuffer
+from nnhal.hal.burst import Burst, BurstExecutor, LocalBurst
+from nnhal.hal.fence import Fence
+from nnhal.hal.fenced import FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 
@@ -72,7 +76,12 @@ class Hints:
 
 
 class Prepared(ABC):
-    """A model that a device has prepared. `run` may be called by several threads at once."""
+    """A model that a device has prepared. `run` may be called by several threads at once.
+
+    model: what was prepared; set by `prepared_by`. All methods but `run` have defaults that any driver can keep.
+    """
+
+    model: Model
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -80,6 +89,34 @@ class Prepared(ABC):
 
         Raises an NnhalError whose status says what failed. Returns what was measured, if `control.measure` asks for it.
         """
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        """Execute in the background; `notify` is called exactly once, also on failure. Errors of launching are raised."""
+        run_in_background(self, request, control, notify)
+
+    def execute_fenced(
+        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
+    ) -> FencedExecution:
+        """Execute when every fence in `wait_for` is signalled; the result's fence tells the end.
+
+        after: nanoseconds that the execution may take once the fences are signalled, None for no limit. Outputs need
+        fully specified shapes (InvalidArgument); a fence that is in error already is InvalidArgument.
+        """
+        return run_fenced(self, request, control, wait_for, after)
+
+    def burst(self) -> Burst:
+        """A series of executions, one at a time, that keep what they need in between."""
+        return LocalBurst(self)
+
+    def burst_executor(self) -> BurstExecutor | None:
+        """An executor of the driver's own for one burst from another process; None for the one that calls `run`."""
+        return None
+
+    def burst_opened(self) -> None:
+        """A burst begins: time to take up a state of high performance."""
+
+    def burst_closed(self) -> None:
+        """A burst ended."""
 
     def close(self) -> None:
         """Give resources back. Called once, after the last run has ended."""
@@ -106,8 +143,26 @@ class Device(ABC):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile a model all of whose operations have a good verdict. Raises an NnhalError where that fails."""
 
+    def status(self) -> DeviceStatus:
+        """What the device is busy with, as far as it tells."""
+        return DeviceStatus.AVAILABLE
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """Memory of the driver's own for inputs and outputs of models that this device has prepared.
+
+        By default an array in the driver's process. Raises an NnhalError where the driver refuses.
+        """
+        return HostBuffer(desc, roles)
+
     def close(self) -> None:
         """Give resources back."""
+
+
+def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
+    """What the device prepares, with its model noted."""
+    prepared = device.prepare(model, hints)
+    prepared.model = model
+    return prepared
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:

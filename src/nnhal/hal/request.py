@@ -2,15 +2,18 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
 from nnhal.base.errors import Cancelled, MissedDeadline
 from nnhal.base.operands import Array
+
+if TYPE_CHECKING:
+    from nnhal.hal.buffers import Buffer
 
 
 class Timing(NamedTuple):
@@ -50,12 +53,16 @@ class Request:
     inputs: one array an input, with the operand's element type and its shape of this execution; None for an omitted one.
     outputs: where results go: an array of the output's shape, an array of bytes where only the room is known, or None where
     the driver provides the array. `write` fills them; `shapes` and `sufficient` tell what became of each.
+    input_buffers, output_buffers: arguments that lie in driver buffers, by index; their arrays are None. A driver sees
+    only buffers of a class of its own there, host buffers reach it as arrays.
     """
 
     inputs: Sequence[Array | None]
     outputs: list[Array | None]
     shapes: list[tuple[int, ...] | None] = field(default_factory=list)
     sufficient: list[bool] = field(default_factory=list)
+    input_buffers: "Mapping[int, Buffer]" = field(default_factory=dict)
+    output_buffers: "Mapping[int, Buffer]" = field(default_factory=dict)
 
     def write(self, index: int, value: Array) -> None:
         """Give output `index` its value; where its room is too small, only the shape is kept."""

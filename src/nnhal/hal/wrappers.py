@@ -1,19 +1,27 @@
 """Behaviour added to any device by wrapping it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NoReturn
 
+from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, DeviceStatus, Preference, Priority
+from nnhal.base.errors import OperationFailed
+from nnhal.base.levels import V1_1, V1_2, V1_3, Level
+from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.fence import Fence
+from nnhal.hal.fenced import FencedExecution, Notify
+from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
+from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 
 
-class Limited(Device):
-    """A device that takes only some of what it could: `takes(model, place)` decides for each operation of a model.
+class Wrapper(Device):
+    """A device that does what another does; the others here change some of it."""
 
-    For experiments with placement: `Limited(litert, lambda model, n: n % 2 == 0, "every other operation is left out")`.
-    """
-
-    def __init__(self, inner: Device, takes: Callable[[Model, int], bool], reason: str = "left out on purpose") -> None:
-        self.inner, self.takes, self.reason = inner, takes, reason
+    def __init__(self, inner: Device) -> None:
+        self.inner = inner
         self.name, self.version, self.type, self.level = inner.name, inner.version, inner.type, inner.level
         self.extensions = inner.extensions
 
@@ -22,10 +30,244 @@ class Limited(Device):
         return self.inner.capabilities()
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        """The device's own verdicts, and no for what is left out."""
-        verdicts = self.inner.supports(model)
-        return [v if self.takes(model, n) else Verdict(False, self.reason) for n, v in enumerate(verdicts)]
+        """The device's own verdicts."""
+        return self.inner.supports(model)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """As the device does."""
         return self.inner.prepare(model, hints)
+
+    def status(self) -> DeviceStatus:
+        """That of the device itself."""
+        return self.inner.status()
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """As the device does; the buffer knows its roles by the wrapped prepared models and by their own."""
+        buffer = self.inner.allocate(desc, [replace(role, prepared=_unwrapped(role.prepared)) for role in roles])
+        buffer.roles = (*buffer.roles, *roles)
+        return buffer
+
+    def close(self) -> None:
+        """Close the device itself."""
+        self.inner.close()
+
+
+class PreparedWrapper(Prepared):
+    """A prepared model that does what another does."""
+
+    def __init__(self, inner: Prepared, model: Model) -> None:
+        self.inner, self.model = inner, model
+        inner.model = model
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """As the prepared model does."""
+        return self.inner.run(request, control)
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        """As the prepared model does."""
+        self.inner.execute(request, control, notify)
+
+    def execute_fenced(
+        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
+    ) -> FencedExecution:
+        """As the prepared model does."""
+        return self.inner.execute_fenced(request, control, wait_for, after)
+
+    def burst(self) -> Burst:
+        """As the prepared model does."""
+        return self.inner.burst()
+
+    def burst_executor(self) -> BurstExecutor | None:
+        """As the prepared model does."""
+        return self.inner.burst_executor()
+
+    def burst_opened(self) -> None:
+        """Passed on."""
+        self.inner.burst_opened()
+
+    def burst_closed(self) -> None:
+        """Passed on."""
+        self.inner.burst_closed()
+
+    def close(self) -> None:
+        """Close the prepared model itself."""
+        self.inner.close()
+
+
+def _unwrapped(prepared: Prepared) -> Prepared:
+    return prepared.inner if isinstance(prepared, PreparedWrapper) else prepared
+
+
+class Limited(Wrapper):
+    """A device that takes only some of what it could: `takes(model, place)` decides for each operation of a model.
+
+    For experiments with placement: `Limited(litert, lambda model, n: n % 2 == 0, "every other operation is left out")`.
+    """
+
+    def __init__(self, inner: Device, takes: Callable[[Model, int], bool], reason: str = "left out on purpose") -> None:
+        super().__init__(inner)
+        self.takes, self.reason = takes, reason
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        """The device's own verdicts, and no for what is left out."""
+        verdicts = self.inner.supports(model)
+        return [v if self.takes(model, n) else Verdict(False, self.reason) for n, v in enumerate(verdicts)]
+
+
+# ---------------------------------------------------------------------------------------------------------- at a level
+
+
+class AtLevel(Wrapper):
+    """Any device as one of a lower level: what the level lacks is refused, with the reason, or not passed on."""
+
+    def __init__(self, inner: Device, level: Level) -> None:
+        super().__init__(inner)
+        self.level = min(level, inner.level)
+        if self.level < V1_2:
+            self.extensions = ()
+
+    def capabilities(self) -> Capabilities:
+        """The device's own, as far as the level's form holds them."""
+        return stated_at(self.inner.capabilities(), self.level)
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        """The device's own verdicts, and no for what its level lacks."""
+        reasons = refusals(model, self.level)
+        if all(reasons):
+            return [Verdict(False, reason) for reason in reasons]
+        verdicts = self.inner.supports(model)
+        if len(verdicts) != len(reasons):
+            return verdicts  # for the runtime to refuse
+        own = ["" if v.ok else v.reason or "the device says no" for v in verdicts]
+        all_reasons = with_neighbours(model, [a or b for a, b in zip(reasons, own, strict=True)], self.level)
+        return [Verdict(False, reason) if reason else v for reason, v in zip(all_reasons, verdicts, strict=True)]
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Prepare the model in the level's form; what the level does not tell a driver keeps its default."""
+        if self.level < V1_3:
+            hints = replace(hints, priority=Priority.MEDIUM, deadline=None)
+        if self.level < V1_1:
+            hints = replace(hints, preference=Preference.FAST_SINGLE_ANSWER)
+        model = lowered(model, self.level)
+        return PreparedAtLevel(self.inner.prepare(model, hints), model, self.name, self.level)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """Since 1.3."""
+        if self.level < V1_3:
+            _refuse("allocate", V1_3, self.name, self.level)
+        return super().allocate(desc, roles)
+
+
+class PreparedAtLevel(PreparedWrapper):
+    """A prepared model of a device at a lower level."""
+
+    def __init__(self, inner: Prepared, model: Model, device: str, level: Level) -> None:
+        super().__init__(inner, model)
+        self._device, self._level = device, level
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Run; the driver is told of deadline and loop time-out since 1.3, of measuring since 1.2."""
+        if self._level >= V1_3:
+            return self.inner.run(request, control)
+        measure = control.measure and self._level >= V1_2
+        timing = self.inner.run(request, Control(None, LOOP_TIMEOUT_DEFAULT_NS, measure, control.cancelled))
+        control.check()
+        return timing
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        """In the background, by `run`."""
+        Prepared.execute(self, request, control, notify)
+
+    def execute_fenced(
+        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
+    ) -> FencedExecution:
+        """Since 1.3."""
+        if self._level < V1_3:
+            _refuse("executeFenced", V1_3, self._device, self._level)
+        return self.inner.execute_fenced(request, control, wait_for, after)
+
+    def burst(self) -> Burst:
+        """Since 1.2."""
+        if self._level < V1_2:
+            _refuse("configureExecutionBurst", V1_2, self._device, self._level)
+        return self.inner.burst()
+
+
+def _refuse(method: str, needed: Level, device: str, level: Level) -> NoReturn:
+    raise OperationFailed(f"{method} needs level {needed}, device {device} is at {level}")
+
+
+# ------------------------------------------------------------------------------------------------------------- recorded
+
+
+class Recorded(Wrapper):
+    """A device that notes every call of a method, of it and of what it prepares, in `calls`, by name."""
+
+    def __init__(self, inner: Device, calls: list[str]) -> None:
+        super().__init__(inner)
+        self.calls = calls
+
+    def capabilities(self) -> Capabilities:
+        """Noted, and passed on."""
+        self.calls.append("capabilities")
+        return super().capabilities()
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        """Noted, and passed on."""
+        self.calls.append("supports")
+        return super().supports(model)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Noted, and passed on; what is prepared notes its calls too."""
+        self.calls.append("prepare")
+        return RecordedPrepared(super().prepare(model, hints), model, self.calls)
+
+    def status(self) -> DeviceStatus:
+        """Noted, and passed on."""
+        self.calls.append("status")
+        return super().status()
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """Noted, and passed on."""
+        self.calls.append("allocate")
+        return super().allocate(desc, roles)
+
+    def close(self) -> None:
+        """Noted, and passed on."""
+        self.calls.append("close")
+        super().close()
+
+
+class RecordedPrepared(PreparedWrapper):
+    """A prepared model that notes every call."""
+
+    def __init__(self, inner: Prepared, model: Model, calls: list[str]) -> None:
+        super().__init__(inner, model)
+        self.calls = calls
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Noted, and passed on."""
+        self.calls.append("run")
+        return super().run(request, control)
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        """Noted, and passed on."""
+        self.calls.append("execute")
+        super().execute(request, control, notify)
+
+    def execute_fenced(
+        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
+    ) -> FencedExecution:
+        """Noted, and passed on."""
+        self.calls.append("execute_fenced")
+        return super().execute_fenced(request, control, wait_for, after)
+
+    def burst(self) -> Burst:
+        """Noted, and passed on."""
+        self.calls.append("burst")
+        return super().burst()
+
+    def close(self) -> None:
+        """Noted, and passed on."""
+        self.calls.append("close")
+        super().close()

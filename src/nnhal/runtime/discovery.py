@@ -1,4 +1,4 @@
-"""Finds device drivers: by entry point (group `nnhal.drivers`), or a Python file under development."""
+"""Finds device drivers: by entry point (group `nnhal.drivers`; samples by name only), or a Python file under development."""
 
 import importlib.util
 import threading
@@ -12,6 +12,7 @@ from nnhal.hal.device import Device
 from nnhal.hal.utilities import validate_capabilities
 
 GROUP = "nnhal.drivers"
+SAMPLES = "nnhal.samples"  # found by name only, no candidates where no device is named
 CPU = "reference"  # the device that everything can fall back to
 _log = logger("manager")
 
@@ -28,6 +29,7 @@ class Found:
 
 _lock = threading.Lock()
 _found: dict[str, Found] = {}
+_samples: dict[str, Found] = {}
 _scanned = False
 
 
@@ -50,7 +52,7 @@ def _load(name: str, origin: str, load: object) -> Found:
         factory = load()  # type: ignore[operator]
         device = factory()
         if not isinstance(device, Device):
-            raise DeviceUnavailable(f"{origin} gave {type(device).__name__}, must give a nnhal.hal.device.Device")
+            device = _adapted(device, name, origin)
         check(device)
     except Exception as error:
         _log.debug("driver %s (%s) does not load: %s", name, origin, error)
@@ -58,6 +60,55 @@ def _load(name: str, origin: str, load: object) -> Found:
         return Found(name, origin, None, problem)
     _log.debug("driver %s (%s) loaded as device %s", name, origin, device.name)
     return Found(device.name, origin, device)
+
+
+def _adapted(driver: object, name: str, origin: str) -> Device:
+    """The device over a driver that is written against the HAL's own methods."""
+    from nnhal.hal.adapters import adapt
+    from nnhal.hal.interfaces import hal_level
+
+    if hal_level(driver) is None:
+        kind = type(driver).__name__
+        raise DeviceUnavailable(f"{origin} gave {kind}, must give a nnhal.hal.device.Device or a driver of the HAL")
+    return adapt(driver, getattr(driver, "name", name))
+
+
+def sample(name: str) -> Found | None:
+    """A driver of the second group by its name, loaded once; None where there is none."""
+    with _lock:
+        if name not in _samples:
+            from importlib.metadata import entry_points
+
+            for point in entry_points(group=SAMPLES, name=name):
+                _samples[name] = _load(point.name, point.value, point.load)
+        return _samples.get(name)
+
+
+def names(*, samples: bool = True) -> list[str]:
+    """Names of all drivers that can be loaded, without loading any; the samples last."""
+    from importlib.metadata import entry_points
+
+    known = [point.name for group in (GROUP, SAMPLES)[: 1 + samples] for point in entry_points(group=group)]
+    return list(dict.fromkeys([*_found, *known]))
+
+
+def origin_of(name: str) -> str:
+    """What a process of its own has to load for a driver: the path of its file, or its name."""
+    entry = _found.get(name)
+    return entry.origin if entry is not None and entry.origin.endswith(".py") else name
+
+
+def load_one(name: str) -> Device:
+    """The device of one driver, found by name; no other is loaded. DeviceUnavailable says why not."""
+    from importlib.metadata import entry_points
+
+    for group in (GROUP, SAMPLES):
+        for point in entry_points(group=group, name=name):
+            entry = _load(point.name, point.value, point.load)
+            if entry.device is None:
+                raise DeviceUnavailable(f"device {name!r} does not load: {entry.problem}")
+            return entry.device
+    raise DeviceUnavailable(f"device {name!r} is not known, must be one of {', '.join(names())}")
 
 
 def check(device: Device) -> None:
@@ -114,7 +165,7 @@ def select(names: Sequence[str | Device] | None) -> list[Device]:
         if isinstance(name, Device):
             chosen.append(name)
             continue
-        entry = table.get(name)
+        entry = table.get(name) or sample(name)
         if entry is None:
             there = ", ".join(n for n, f in table.items() if f.device is not None)
             raise DeviceUnavailable(f"device {name!r} is not known, must be one of {there}")

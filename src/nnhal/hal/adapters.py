@@ -1,0 +1,314 @@
+"""Makes a device out of a driver that was written against NN HAL 1.0, 1.1 or 1.2 (or 1.3, in the HAL's names).
+
+The runtime knows `hal.device.Device` only; `adapt` gives it one over an object with the HAL's methods (`hal.interfaces`).
+"""
+
+import math
+import os
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus
+from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, OutputInsufficientSize, error_of
+from nnhal.base.levels import V1_1, V1_2, V1_3, Level
+from nnhal.base.memory import Memory
+from nnhal.base.operands import dtype_of
+from nnhal.hal.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out, lay_out_in, note
+from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.calls import Callback, Calls, Trace
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
+from nnhal.hal.lowering import lowered, refusals, with_neighbours
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.utilities import OldCapabilities, upgrade
+from nnhal.model.graph import Model
+from nnhal.model.parts import cut
+from nnhal.model.validate import validate
+from nnhal.ops.schema import agree, show
+
+GUESSED_ROOM = 4096  # bytes; at least, for an output of unknown shape at its first execution
+ATTEMPTS = 6  # executions of one request, each with more room where the last had too little
+
+
+def adapt(driver: object, name: str = "", trace: Trace | None = None) -> Device:
+    """The device that a driver of the HAL is. trace: told the HAL name of every method that is called.
+
+    InvalidArgument where the object is no driver of the HAL or lacks a method; OperationFailed or what its status stands for
+    where it does not answer who it is.
+    """
+    level = hal_level(driver)
+    if level is None:
+        raise InvalidArgument(f"{type(driver).__name__} is no driver, must have the methods of IDevice or be a Device")
+    return Adapted(driver, level, name or getattr(driver, "name", "") or type(driver).__name__, trace)
+
+
+# --------------------------------------------------------------------------------------------------------------- device
+
+
+class Adapted(Device):
+    """A device over a driver of the HAL."""
+
+    def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
+        self.driver, self.level, self.name = driver, level, name
+        self.calls = Calls(name, level, trace)
+        self._capabilities: Capabilities | None = None
+        self.version, self.type = "unknown", DeviceType.OTHER
+        if level >= V1_2:
+            self.version = str(self._ask("getVersionString"))
+            self.type = self._type(self._ask("getType"))
+            self.extensions = tuple(map(str, self._ask("getSupportedExtensions")))
+
+    def _ask(self, method: str) -> Any:
+        return self.calls.answer(self.driver, method, 1)[0]
+
+    def _type(self, given: Any) -> DeviceType:
+        if given not in DeviceType.__members__.values():
+            there = ", ".join(DeviceType.__members__)
+            raise OperationFailed(f"driver {self.name}: getType gave {given!r}, must be one of {there}")
+        return DeviceType(given)
+
+    def capabilities(self) -> Capabilities:
+        """Stated performance, asked for once; old forms as the table that they stand for."""
+        if self._capabilities is None:
+            given = self._ask("getCapabilities")
+            wanted = Capabilities if self.level >= V1_2 else OldCapabilities
+            if not isinstance(given, wanted):
+                kind = type(given).__name__
+                raise OperationFailed(f"driver {self.name}: getCapabilities gave {kind}, must be {wanted.__name__}")
+            self._capabilities = upgrade(given) if isinstance(given, OldCapabilities) else given
+        return self._capabilities
+
+    def status(self) -> DeviceStatus:
+        """What the driver says; UNKNOWN where it has no such method."""
+        if newest(self.driver, "getStatus", self.level) is None:
+            return DeviceStatus.UNKNOWN
+        given = self.calls.call(self.driver, "getStatus")
+        if given not in DeviceStatus.__members__.values():
+            raise OperationFailed(f"driver {self.name}: getStatus gave {given!r}, must be a DeviceStatus")
+        return DeviceStatus(given)
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        """The driver's verdicts on the part of the model that its level can express; reasons for the rest."""
+        reasons = refusals(model, self.level)
+        asked = [n for n, reason in enumerate(reasons) if not reason]
+        if not asked:
+            return [Verdict(False, reason) for reason in reasons]
+        part = _form(lowered(cut(model, asked).model, self.level), self.level)
+        (answers,) = self.calls.answer(self.driver, "getSupportedOperations", 1, part)
+        if not isinstance(answers, Sequence) or len(answers) != len(asked):
+            count = len(answers) if isinstance(answers, Sequence) else "no"
+            raise OperationFailed(
+                f"driver {self.name}: getSupportedOperations gave {count} verdicts, "
+                f"must be {len(asked)}, one an operation"
+            )
+        for n, answer in zip(asked, answers, strict=True):
+            reasons[n] = "" if answer else "the driver says no"
+        return [Verdict(not reason, reason) for reason in with_neighbours(model, reasons, self.level)]
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Have the driver prepare the model in its level's form, and wait for its callback or the deadline."""
+        old = _form(lowered(model, self.level), self.level)
+        callback = Callback(f"driver {self.name}: prepareModel")
+        form = newest(self.driver, "prepareModel", self.level)
+        assert form is not None  # adapt has looked
+        try:
+            launched = self.calls.exactly(*form, *self._arguments(form[0], old, hints), callback)
+            self.calls.expect(launched, form[0])
+        except NnhalError:
+            callback.close()
+            raise
+        result = callback.wait(hints.deadline)
+        status = self.calls.status(result[0] if result else None, "notify")
+        if status != ErrorStatus.NONE:
+            raise error_of(status, f"driver {self.name}: prepareModel ended with {status.name}")
+        prepared = result[1] if len(result) > 1 else None
+        if not any(newest(prepared, name, self.level) for name in ("execute", "executeSynchronously")):
+            raise OperationFailed(
+                f"driver {self.name}: prepareModel gave {type(prepared).__name__}, must be a prepared model"
+            )
+        return AdaptedPrepared(self.calls, prepared, old)
+
+    @staticmethod
+    def _arguments(form: str, model: Model, hints: Hints) -> tuple[Any, ...]:
+        """The arguments of a form of prepareModel, but for the callback. Nothing is kept, so there are no cache files."""
+        kept: tuple[Any, ...] = ((), (), bytes(TOKEN_SIZE))
+        return {
+            "prepareModel": (model,),
+            "prepareModel_1_1": (model, hints.preference),
+            "prepareModel_1_2": (model, hints.preference, *kept),
+            "prepareModel_1_3": (model, hints.preference, hints.priority, hints.deadline, *kept),
+        }[form]
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """Driver buffers exist since 1.3: before, OperationFailed, and the runtime takes shared memory."""
+        if self.level < V1_3:
+            raise OperationFailed(f"allocate needs level {V1_3}, device {self.name} is at {self.level}")
+        return super().allocate(desc, roles)
+
+
+def _form(model: Model, level: Level) -> Model:
+    if level >= V1_3:
+        return model
+    old = InlinedModel(
+        model.main, model.referenced, model.values, model.pools, model.relaxed, model.extensions, (), model.name
+    )
+    old.memo.update(model.memo)
+    return old
+
+
+# ------------------------------------------------------------------------------------------------------- prepared model
+
+
+class AdaptedPrepared(Prepared):
+    """A prepared model of a driver of the HAL.
+
+    A driver that is waited for may go on writing after the wait has ended: such executions write to a pool of the adapter's
+    own. All others write to the caller's arrays.
+    """
+
+    def __init__(self, calls: Calls, prepared: object, model: Model) -> None:
+        self._calls, self._prepared = calls, prepared
+        self.model = model
+        forms = newest(prepared, "executeSynchronously", calls.level), newest(prepared, "execute", calls.level)
+        asked = os.environ.get("NNHAL_SYNC_EXEC", "1") == "0"
+        wanted = (forms[1] or forms[0]) if asked else (forms[0] or forms[1])
+        assert wanted is not None  # the device has looked
+        self._name, self._method = wanted
+        self._synchronous = self._name.startswith("executeSynchronously")
+        self._main = model.main
+        values = validate(model).subgraphs[0].values
+        self._types = [dtype_of(self._main.operands[i].type) for i in self._main.outputs]
+        self._declared = [None if (v := values[i]) is None else v.shape for i in self._main.outputs]
+        self._known = self._rooms(None) if all(s is not None and None not in s for s in self._declared) else None
+        self._learned = [0] * len(self._types)  # bytes that outputs of unknown shape have needed
+        self._pools: deque[Memory] = deque()
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Execute; again with more room where an output that nobody gave room for turns out larger."""
+        control.check()
+        for _ in range(ATTEMPTS):
+            rooms = self._known or self._rooms(request)
+            shapes, timing, small = self._once(request, rooms, control)
+            if not small:
+                return timing.measured() if control.measure else None
+            if not self._grow(request, rooms, shapes):
+                for index, shape in enumerate(shapes):
+                    note(request, index, shape.dimensions, shape.is_sufficient)
+                return None
+        needs = ", ".join(f"output {i}: {show(s.dimensions)}" for i, s in enumerate(shapes) if not s.is_sufficient)
+        raise OutputInsufficientSize(
+            f"driver {self._calls.device}: still wants more room after {ATTEMPTS} executions: {needs}",
+            [s.dimensions for s in shapes],
+        )
+
+    def _rooms(self, request: Request | None) -> list[Room]:
+        """What each output may take; a request is needed where a shape is unknown."""
+        rooms = []
+        for index, (dtype, declared) in enumerate(zip(self._types, self._declared, strict=True)):
+            if declared is not None and None not in declared:
+                size = math.prod(declared) * dtype.itemsize  # type: ignore[arg-type]
+                rooms.append(Room(dtype, declared, size))  # type: ignore[arg-type]
+                continue
+            assert request is not None
+            target = request.outputs[index]
+            given = sum(x.nbytes for x in request.inputs if x is not None)
+            guess = self._learned[index] or max(GUESSED_ROOM, given)
+            rooms.append(Room(dtype, None, guess if target is None else target.nbytes))
+        return rooms
+
+    def _grow(self, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape]) -> bool:
+        """Remember what outputs need; False where one that is too small has the caller's room."""
+        for index, (room, shape) in enumerate(zip(rooms, shapes, strict=True)):
+            if shape.is_sufficient:
+                continue
+            if request.outputs[index] is not None or room.shape is not None:
+                return False
+            known = shape.dimensions and 0 not in shape.dimensions
+            exact = math.prod(shape.dimensions) * room.dtype.itemsize if known else 0
+            self._learned[index] = max(exact, 0 if exact > room.size else 4 * room.size)
+        return True
+
+    def _once(
+        self, request: Request, rooms: Sequence[Room], control: Control
+    ) -> tuple[Sequence[OutputShape], HalTiming, bool]:
+        """One execution: shapes (none where all were known), timing, and whether an output was too small."""
+        waited = not self._synchronous and (control.deadline is not None or control.cancelled is not None)
+        laid = lay_out_in(request, rooms, self._pool) if waited else lay_out(request, rooms)
+        status, shapes, timing = self._call(laid, control)
+        if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            shapes = self._checked(shapes, rooms)
+            if all(s.is_sufficient for s in shapes):
+                raise OperationFailed(f"{self._where}: OUTPUT_INSUFFICIENT_SIZE, must say which output")
+            return shapes, timing, True
+        self._calls.expect(status, self._name)
+        if shapes or any(room.shape is None for room in rooms):
+            shapes = self._checked(shapes, rooms)
+        collect(laid, request, rooms, shapes)
+        if waited:
+            self._pools.append(laid.request.pools[0])
+        return shapes, timing, False
+
+    def _pool(self, size: int) -> Memory:
+        try:
+            pool = self._pools.pop()
+        except IndexError:
+            return Memory.allocate(size, "request")
+        return pool if pool.size >= size else Memory.allocate(size, "request")
+
+    @property
+    def _where(self) -> str:
+        return f"driver {self._calls.device}: {self._name}"
+
+    def _call(self, laid: Laid, control: Control) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
+        level = self._calls.level
+        arguments: list[Any] = [laid.request]
+        if self._name != "execute":
+            arguments.append(control.measure)
+        if self._name.endswith("_1_3"):
+            arguments += [control.deadline, control.loop_timeout]
+        if self._synchronous:
+            result = self._calls.exactly(self._name, self._method, *arguments)
+        else:
+            callback = Callback(self._where)
+            try:
+                self._calls.expect(self._calls.exactly(self._name, self._method, *arguments, callback), self._name)
+            except NnhalError:
+                callback.close()
+                raise
+            result = callback.wait(control.deadline, control.cancelled)
+        if not isinstance(result, tuple) or len(result) not in {1, 3} or (self._synchronous and len(result) == 1):
+            raise OperationFailed(f"{self._where}: gave {result!r}, must give a status, shapes and timing")
+        status = self._calls.status(result[0], self._name)
+        if len(result) == 1 or level <= V1_1:
+            return status, (), HalTiming()
+        if not isinstance(result[1], Sequence):
+            raise OperationFailed(f"{self._where}: gave {result[1]!r}, must give output shapes")
+        return status, tuple(result[1]), result[2] if isinstance(result[2], HalTiming) else HalTiming()
+
+    def _checked(self, shapes: Sequence[Any], rooms: Sequence[Room]) -> Sequence[OutputShape]:
+        """The shapes that a driver reports; OperationFailed where they cannot be those of the model's outputs."""
+        if len(shapes) != len(rooms) or not all(isinstance(s, OutputShape) for s in shapes):
+            raise OperationFailed(f"{self._where}: gave {len(shapes)} output shapes, must be {len(rooms)}")
+        for index, (shape, room, declared) in enumerate(zip(shapes, rooms, self._declared, strict=True)):
+            if shape.is_sufficient and shape.dimensions == room.shape:
+                continue
+            if not all(isinstance(d, int) and d >= 0 for d in shape.dimensions):
+                raise OperationFailed(f"{self._where}: output {index} has shape {shape.dimensions!r}, must be sizes")
+            partly = tuple(d or None for d in shape.dimensions) if not shape.is_sufficient else shape.dimensions
+            if declared is not None and (partly or shape.is_sufficient) and not agree(partly, declared):
+                raise OperationFailed(
+                    f"{self._where}: output {index} has shape {show(shape.dimensions)}, must be {show(declared)}"
+                )
+            size = math.prod(shape.dimensions) * room.dtype.itemsize
+            if shape.is_sufficient and size > room.size:
+                raise OperationFailed(
+                    f"{self._where}: output {index} of shape {show(shape.dimensions)} has {size} bytes, "
+                    f"must fit the {room.size} that it was given"
+                )
+        return shapes
+
+    def close(self) -> None:
+        """Let go of the driver's prepared model: its lifetime follows references."""
+        self._prepared = self._method = None  # type: ignore[assignment]
+        self._pools.clear()

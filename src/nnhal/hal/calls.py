@@ -1,0 +1,105 @@
+"""Calls of a HAL driver's methods and the callbacks that it is given: what it answers is looked at before it is used."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, OperationFailed, error_of
+from nnhal.base.levels import Level
+from nnhal.base.log import logger
+from nnhal.hal.interfaces import newest
+
+Trace = Callable[[str], None]
+_SLICE = 0.02  # seconds between looks at whether an execution is still wanted
+_log = logger("driver")
+
+
+class Calls:
+    """Calls of one driver's methods: traced, errors of its own made nnhal's, answers looked at before they are used."""
+
+    def __init__(self, device: str, level: Level, trace: Trace | None) -> None:
+        self.device, self.level, self._trace = device, level, trace
+
+    def call(self, owner: object, method: str, *arguments: Any) -> Any:
+        """Call the newest form of a method; its arguments are those of that form."""
+        found = newest(owner, method, self.level)
+        if found is None:
+            raise OperationFailed(f"driver {self.device}: has no {method} at level {self.level}, must have one")
+        return self.exactly(found[0], found[1], *arguments)
+
+    def exactly(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call this form."""
+        _log.debug("%s: %s", self.device, name)
+        if self._trace is not None:
+            self._trace(name)
+        try:
+            return method(*arguments)
+        except NnhalError:
+            raise
+        except Exception as error:
+            raise OperationFailed(f"driver {self.device}: {name} raised {type(error).__name__}: {error}") from error
+
+    def answer(self, owner: object, method: str, count: int, *arguments: Any) -> Sequence[Any]:
+        """Call, and return the `count` values beside a status of NONE; raises what another status stands for."""
+        result = self.call(owner, method, *arguments)
+        if not isinstance(result, tuple) or len(result) != 1 + count:
+            raise OperationFailed(
+                f"driver {self.device}: {method} gave {type(result).__name__}, must give a status and {count} values"
+            )
+        self.expect(result[0], method)
+        return result[1:]
+
+    def expect(self, status: Any, method: str) -> None:
+        """Raise what a status stands for, unless it is NONE."""
+        found = self.status(status, method)
+        if found != ErrorStatus.NONE:
+            raise error_of(found, f"driver {self.device}: {method} failed with {found.name}")
+
+    def status(self, status: Any, method: str) -> ErrorStatus:
+        """The status that was given; OperationFailed where it is none."""
+        if status is ErrorStatus.NONE:
+            return ErrorStatus.NONE
+        if isinstance(status, bool) or status not in ErrorStatus.__members__.values():
+            raise OperationFailed(f"driver {self.device}: {method} gave status {status!r}, must be an ErrorStatus")
+        return ErrorStatus(status)
+
+
+class Callback:
+    """What a driver is given to tell the end of something: takes one notification, ignores and logs all others."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._lock, self._done = what, threading.Lock(), threading.Event()
+        self._closed = False
+        self.result: tuple[Any, ...] = ()
+
+    def notify(self, *result: Any) -> None:
+        """The end, with a status first."""
+        with self._lock:
+            late = self._closed or self._done.is_set()
+            if not late:
+                self.result = result
+                self._done.set()
+        if late:
+            _log.warning("%s: notified again or too late with %s, ignored", self._what, result[:1])
+
+    notify_1_2 = notify_1_3 = notify
+
+    def close(self) -> bool:
+        """Take no notification from now on; returns whether there was one."""
+        with self._lock:
+            self._closed = True
+            return self._done.is_set()
+
+    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, ...]:
+        """What was notified. MissedDeadline where nothing was by `deadline` (monotonic nanoseconds), Cancelled."""
+        while True:
+            left = None if deadline is None else max(0.0, (deadline - time.monotonic_ns()) / 1e9)
+            step = left if cancelled is None else min(_SLICE, _SLICE if left is None else left)
+            if self._done.wait(step):
+                return self.result
+            if cancelled is not None and cancelled.is_set() and not self.close():
+                raise Cancelled(f"{self._what}: cancelled by its owner")
+            if left is not None and left <= 0 and not self.close():
+                raise MissedDeadline(f"{self._what}: the driver notified nothing by the deadline")

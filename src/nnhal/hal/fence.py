@@ -1,0 +1,131 @@
+"""Fences: who holds one can wait for an execution to end, and nothing else.
+
+A fence is the read end of a pipe whose write end only the executing side holds. The end of the execution is one byte, its
+ErrorStatus; a hang-up without it is DEAD_OBJECT. nnhal looks at the byte without taking it out, so every holder of a
+duplicate sees it. Descriptors of the kernel's `sync_file` are fences too.
+"""
+
+import ctypes
+import fcntl
+import os
+import select
+import stat
+import struct
+import weakref
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, OperationFailed, error_of
+
+_SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
+_SYNC_FILE_INFO = struct.Struct("32siIIIQ")
+_SPLICE_F_NONBLOCK = 2
+
+
+class Fence:
+    """One fence; owns its descriptor. `fileno` makes it a thing to select or poll on: readable means signalled."""
+
+    def __init__(self, fd: int) -> None:
+        """Take over a descriptor; InvalidArgument where it is neither a pipe's read end nor a sync_file."""
+        self._kind = _kind_of(fd)
+        self._fd = fd
+        self._status: ErrorStatus | None = None
+        self._finalizer = weakref.finalize(self, os.close, fd)
+
+    def fileno(self) -> int:
+        """The descriptor; it stays the fence's."""
+        return self._fd
+
+    def status(self) -> ErrorStatus | None:
+        """NONE for a success, another status for a failure, None while it is pending."""
+        if self._status is None and _readable(self._fd, 0):
+            self._status = _status_of_sync_file(self._fd) if self._kind == "sync_file" else _status_in_pipe(self._fd)
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
+        if self._status is None and not _readable(self._fd, -1 if timeout is None else max(0, int(timeout * 1000))):
+            raise MissedDeadline(f"fence: not signalled after {timeout} s")
+        status = self.status()
+        if status == ErrorStatus.DEAD_OBJECT:
+            raise DeadObject("fence: the side that executes died before it signalled")
+        if status != ErrorStatus.NONE:
+            raise error_of(status or ErrorStatus.GENERAL_FAILURE, "fence: the execution it stands for failed")
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._finalizer()
+
+    def __repr__(self) -> str:
+        status = self.status() if self._finalizer.alive else None
+        return f"Fence({'pending' if status is None else status.name})"
+
+
+class Signal:
+    """The other end of a fence: `set` once; dropping it without is the hang-up that holders see as DEAD_OBJECT."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._finalizer = weakref.finalize(self, os.close, fd)
+
+    def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
+        """Signal; later calls do nothing."""
+        if self._finalizer.alive:
+            try:
+                os.write(self._fd, bytes((status,)))
+            except BrokenPipeError:  # nobody waits any more
+                pass
+            finally:
+                self._finalizer()
+
+
+def fence_pair() -> tuple[Fence, Signal]:
+    """A pending fence and the one thing that can signal it."""
+    try:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise OperationFailed(f"fence: no descriptors: {error.strerror}") from error
+    return Fence(read), Signal(write)
+
+
+def _kind_of(fd: int) -> str:
+    try:
+        mode = os.fstat(fd).st_mode
+        access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+    except OSError:
+        raise InvalidArgument(f"fence: descriptor {fd} is not open") from None
+    if stat.S_ISFIFO(mode) and access == os.O_RDONLY:
+        return "pipe"
+    try:
+        _status_of_sync_file(fd)
+    except OSError:
+        raise InvalidArgument(
+            f"fence: descriptor {fd} is no fence, must be the read end of a pipe or a sync_file"
+        ) from None
+    return "sync_file"
+
+
+def _readable(fd: int, milliseconds: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(milliseconds))
+
+
+def _status_in_pipe(fd: int) -> ErrorStatus:
+    """The status byte, left in the pipe; DEAD_OBJECT where the write end is gone without one."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        count = libc.tee(fd, write, ctypes.c_size_t(1), ctypes.c_uint(_SPLICE_F_NONBLOCK))
+        if count < 1:
+            return ErrorStatus.DEAD_OBJECT
+        value = os.read(read, 1)[0]
+    finally:
+        os.close(read)
+        os.close(write)
+    return ErrorStatus(value) if value in ErrorStatus.__members__.values() else ErrorStatus.GENERAL_FAILURE
+
+
+def _status_of_sync_file(fd: int) -> ErrorStatus:
+    info = fcntl.ioctl(fd, _SYNC_IOC_FILE_INFO, bytes(_SYNC_FILE_INFO.size))
+    status = _SYNC_FILE_INFO.unpack(info)[1]  # 1 signalled, 0 active, below 0 an error
+    return ErrorStatus.NONE if status >= 0 else ErrorStatus.GENERAL_FAILURE

@@ -1,0 +1,161 @@
+"""Executions in the background: with a callback, or with fences to wait for and one to tell the end.
+
+These are the defaults that every driver has; a driver whose engine queues work by itself overrides the methods of
+`Prepared` that call them.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed
+from nnhal.hal.buffers import run_resolved
+from nnhal.hal.fence import Fence, Signal, fence_pair
+from nnhal.hal.request import Control, Request, Timing
+
+if TYPE_CHECKING:
+    from nnhal.hal.device import Prepared
+
+Notify = Callable[[NnhalError | None, Timing | None], None]  # the error or None, and what was measured
+
+
+class ExecutionInfo(NamedTuple):
+    """Timing of a fenced execution: since it was launched, and since the last fence that it waited for was signalled."""
+
+    launched: Timing
+    fenced: Timing
+
+
+class FencedExecution:
+    """A fenced execution: its fence, and, once that is signalled, what became of it.
+
+    fence: None where the execution had ended before the call returned.
+    """
+
+    def __init__(self, fence: Fence | None) -> None:
+        self.fence = fence
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._then: list[Callable[[], object]] = []
+        self._error: NnhalError | None = None
+        self._info = ExecutionInfo(Timing(), Timing())
+
+    def get_execution_info(self) -> ExecutionInfo:
+        """Timings of both kinds; raises what the execution raised, and OperationFailed before it has ended."""
+        if not self._done.is_set():
+            raise OperationFailed("execution info: the execution has not ended, must be asked for after its fence")
+        if self._error is not None:
+            raise self._error
+        return self._info
+
+    def finish(self, error: NnhalError | None, info: ExecutionInfo | None) -> None:
+        """What the executing side says at the end, before it signals."""
+        self._error, self._info = error, info or self._info
+        with self._lock:
+            self._done.set()
+            left, self._then = self._then, []
+        for call in left:
+            call()
+
+    def when_ended(self, call: Callable[[], object]) -> None:
+        """Call this when the execution has ended, at once where it has."""
+        with self._lock:
+            if not self._done.is_set():
+                self._then.append(call)
+                return
+        call()
+
+
+def as_error(error: BaseException, where: str) -> NnhalError:
+    """An error of a driver as one of nnhal's own."""
+    return error if isinstance(error, NnhalError) else OperationFailed(f"{where}: {type(error).__name__}: {error}")
+
+
+def run_in_background(prepared: "Prepared", request: Request, control: Control, notify: Notify) -> None:
+    """Run on a thread of its own and notify exactly once."""
+
+    def work() -> None:
+        error: NnhalError | None = None
+        timing: Timing | None = None
+        try:
+            timing = run_resolved(prepared, request, control)
+        except BaseException as raised:
+            error = as_error(raised, "execution")
+        notify(error, timing)
+
+    threading.Thread(target=work, name="nnhal-execute", daemon=True).start()
+
+
+def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
+    """InvalidArgument where a fence is in error already, or an output's shape is not fully specified."""
+    for place, fence in enumerate(wait_for):
+        if fence.status() not in (None, ErrorStatus.NONE):
+            raise InvalidArgument(f"fence {place} to wait for is in error already, must be pending or signalled")
+    for place, array in enumerate(request.outputs):
+        if array is None and place not in request.output_buffers:
+            raise InvalidArgument(f"output {place} has no fully specified shape, must have one in a fenced execution")
+
+
+def run_fenced(
+    prepared: "Prepared", request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
+) -> FencedExecution:
+    """Run on a thread of its own once all fences are signalled, then signal."""
+    check_fenced(request, wait_for)
+    fence, signal = fence_pair()
+    execution = FencedExecution(fence)
+    launched = time.monotonic_ns()
+    own = [Fence(_duplicate(f)) for f in wait_for]
+    work = _Work(prepared, request, control, own, after, execution, signal, launched)
+    threading.Thread(target=work.run, name="nnhal-fenced", daemon=True).start()
+    return execution
+
+
+def _duplicate(fence: Fence) -> int:
+    import os
+
+    return os.dup(fence.fileno())
+
+
+class _Work(NamedTuple):
+    prepared: "Prepared"
+    request: Request
+    control: Control
+    wait_for: list[Fence]
+    after: int | None
+    execution: FencedExecution
+    signal: Signal
+    launched: int
+
+    def run(self) -> None:
+        error: NnhalError | None = None
+        info: ExecutionInfo | None = None
+        try:
+            info = self._run()
+        except BaseException as raised:
+            error = as_error(raised, "fenced execution")
+        self.execution.finish(error, info)
+        self.signal.set(ErrorStatus.NONE if error is None else error.status)
+
+    def _run(self) -> ExecutionInfo:
+        for fence in self.wait_for:
+            left = None if self.control.deadline is None else (self.control.deadline - time.monotonic_ns()) / 1e9
+            fence.wait(left)
+            fence.close()
+        ready = time.monotonic_ns()
+        control = self.control
+        if self.after is not None:
+            limit = ready + self.after
+            control = replace(control, deadline=limit if control.deadline is None else min(limit, control.deadline))
+        timing = run_resolved(self.prepared, self.request, control)
+        if not all(self.request.sufficient):
+            raise InvalidArgument("fenced execution: an output is larger than its memory")
+        end = time.monotonic_ns()
+        if control.deadline is not None and end > control.deadline:
+            raise MissedDeadline("fenced execution: the deadline has passed")
+        if not self.control.measure:
+            return ExecutionInfo(Timing(), Timing())
+        device = None if timing is None else timing.on_device
+        return ExecutionInfo(Timing(device, end - self.launched), Timing(device, end - ready))

@@ -1,0 +1,245 @@
+"""The HAL's own interfaces, level by level, as a driver in Python implements them.
+
+HIDL's generated callbacks are return values here: `getCapabilities() -> (ErrorStatus, OldCapabilities)`. A driver is any
+object with the methods of its level; of several forms of a method (`prepareModel`, `prepareModel_1_1`) the newest is called.
+"""
+# ruff: noqa: N801, N802, N803 - names are the HAL's
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus, Preference, Priority
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.hal.arguments import HalRequest, HalTiming, OutputShape
+from nnhal.hal.device import Capabilities
+from nnhal.hal.utilities import OldCapabilities
+from nnhal.model.graph import Model, Operand, Operation
+
+TOKEN_SIZE = 32  # bytes of a cache token
+
+DEVICE_METHODS: Mapping[str, Level] = {
+    "getCapabilities": V1_0,
+    "getSupportedOperations": V1_0,
+    "prepareModel": V1_0,
+    "getStatus": V1_0,
+    "getCapabilities_1_1": V1_1,
+    "getSupportedOperations_1_1": V1_1,
+    "prepareModel_1_1": V1_1,
+    "getVersionString": V1_2,
+    "getType": V1_2,
+    "getSupportedExtensions": V1_2,
+    "getCapabilities_1_2": V1_2,
+    "getSupportedOperations_1_2": V1_2,
+    "getNumberOfCacheFilesNeeded": V1_2,
+    "prepareModel_1_2": V1_2,
+    "prepareModelFromCache": V1_2,
+    "getCapabilities_1_3": V1_3,
+    "getSupportedOperations_1_3": V1_3,
+    "prepareModel_1_3": V1_3,
+    "prepareModelFromCache_1_3": V1_3,
+    "allocate": V1_3,
+}
+PREPARED_METHODS: Mapping[str, Level] = {
+    "execute": V1_0,
+    "execute_1_2": V1_2,
+    "executeSynchronously": V1_2,
+    "configureExecutionBurst": V1_2,
+    "execute_1_3": V1_3,
+    "executeSynchronously_1_3": V1_3,
+    "executeFenced": V1_3,
+}
+SINCE: Mapping[str, Level] = {**DEVICE_METHODS, **PREPARED_METHODS}
+NEEDED = "getCapabilities", "getSupportedOperations", "prepareModel"  # what no device can do without
+
+
+class InlinedModel(Model):
+    """A model as drivers below 1.3 know it: the main subgraph's fields stand in the model itself."""
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """The operands."""
+        return self.main.operands
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations, in execution order."""
+        return self.main.operations
+
+    @property
+    def input_indexes(self) -> tuple[int, ...]:
+        """The operands that are inputs."""
+        return self.main.inputs
+
+    @property
+    def output_indexes(self) -> tuple[int, ...]:
+        """The operands that are outputs."""
+        return self.main.outputs
+
+    @property
+    def operand_values(self) -> bytes:
+        """The bytes of CONSTANT_COPY operands."""
+        return self.values
+
+
+class ExecutionCallback(Protocol):
+    """How a driver tells the end of an execution: exactly once, from any thread, with the newest form it knows."""
+
+    def notify(self, status: ErrorStatus) -> None:
+        """1.0 and 1.1: a status only."""
+
+    def notify_1_2(self, status: ErrorStatus, outputShapes: Sequence[OutputShape], timing: HalTiming) -> None:
+        """1.2: also shapes, one an output (or none where all were known), and what was measured."""
+
+    def notify_1_3(self, status: ErrorStatus, outputShapes: Sequence[OutputShape], timing: HalTiming) -> None:
+        """1.3: as before, with 1.3's statuses."""
+
+
+class PreparedModelV1_0(Protocol):
+    """A prepared model of 1.0 and 1.1."""
+
+    def execute(self, request: HalRequest, callback: ExecutionCallback) -> ErrorStatus:
+        """Launch an execution; the status is that of the launch. `callback` is notified exactly once, also on failure."""
+
+
+class PreparedModelV1_2(PreparedModelV1_0, Protocol):
+    """A prepared model of 1.2."""
+
+    def execute_1_2(self, request: HalRequest, measure: bool, callback: ExecutionCallback) -> ErrorStatus:
+        """Launch an execution, and measure it where asked."""
+
+    def executeSynchronously(
+        self, request: HalRequest, measure: bool
+    ) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
+        """Execute; shapes also with OUTPUT_INSUFFICIENT_SIZE, none with another error."""
+
+
+class PreparedModelCallback(Protocol):
+    """How a driver hands over a prepared model: exactly once, from any thread; None with an error."""
+
+    def notify(self, status: ErrorStatus, preparedModel: Any) -> None:
+        """1.0 and 1.1."""
+
+    def notify_1_2(self, status: ErrorStatus, preparedModel: Any) -> None:
+        """1.2."""
+
+    def notify_1_3(self, status: ErrorStatus, preparedModel: Any) -> None:
+        """1.3."""
+
+
+class DeviceV1_0(Protocol):
+    """A driver of 1.0. An attribute `name` names the device; its class does where there is none."""
+
+    def getCapabilities(self) -> tuple[ErrorStatus, OldCapabilities]:
+        """Stated performance."""
+
+    def getSupportedOperations(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
+        """Whether each operation can be run, in order."""
+
+    def prepareModel(self, model: InlinedModel, callback: PreparedModelCallback) -> ErrorStatus:
+        """Launch a compilation; the status is that of the launch."""
+
+    def getStatus(self) -> DeviceStatus:
+        """What the device is busy with."""
+
+
+class DeviceV1_1(DeviceV1_0, Protocol):
+    """A driver of 1.1."""
+
+    def getCapabilities_1_1(self) -> tuple[ErrorStatus, OldCapabilities]:
+        """Stated performance, that of relaxed float32 too."""
+
+    def getSupportedOperations_1_1(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
+        """Whether each operation can be run."""
+
+    def prepareModel_1_1(
+        self, model: InlinedModel, preference: Preference, callback: PreparedModelCallback
+    ) -> ErrorStatus:
+        """Launch a compilation."""
+
+
+class DeviceV1_2(DeviceV1_1, Protocol):
+    """A driver of 1.2."""
+
+    def getVersionString(self) -> tuple[ErrorStatus, str]:
+        """The driver's version."""
+
+    def getType(self) -> tuple[ErrorStatus, DeviceType]:
+        """What kind of device it is."""
+
+    def getSupportedExtensions(self) -> tuple[ErrorStatus, Sequence[str]]:
+        """Names of vendor extensions."""
+
+    def getCapabilities_1_2(self) -> tuple[ErrorStatus, Capabilities]:
+        """Stated performance, a table by operand type."""
+
+    def getSupportedOperations_1_2(self, model: InlinedModel) -> tuple[ErrorStatus, Sequence[bool]]:
+        """Whether each operation can be run."""
+
+    def getNumberOfCacheFilesNeeded(self) -> tuple[ErrorStatus, int, int]:
+        """How many model and data cache files a compilation has."""
+
+    def prepareModel_1_2(
+        self,
+        model: InlinedModel,
+        preference: Preference,
+        modelCache: Sequence[int],
+        dataCache: Sequence[int],
+        token: bytes,
+        callback: PreparedModelCallback,
+    ) -> ErrorStatus:
+        """Launch a compilation; cache files are descriptors, none where nothing is to be kept."""
+
+
+class DeviceV1_3(DeviceV1_2, Protocol):
+    """A driver of 1.3, as far as it is adapted: driver buffers and fences are nnhal's own."""
+
+    def getCapabilities_1_3(self) -> tuple[ErrorStatus, Capabilities]:
+        """Stated performance, of IF and WHILE too."""
+
+    def getSupportedOperations_1_3(self, model: Model) -> tuple[ErrorStatus, Sequence[bool]]:
+        """Whether each operation of the main subgraph can be run."""
+
+    def prepareModel_1_3(
+        self,
+        model: Model,
+        preference: Preference,
+        priority: Priority,
+        deadline: int | None,
+        modelCache: Sequence[int],
+        dataCache: Sequence[int],
+        token: bytes,
+        callback: PreparedModelCallback,
+    ) -> ErrorStatus:
+        """Launch a compilation. deadline: nanoseconds on the monotonic clock."""
+
+
+def newest(owner: object, method: str, level: Level) -> tuple[str, Callable[..., Any]] | None:
+    """The newest form of a method that the object has at this level, with its name; None where it has none."""
+    for at in sorted((V1_0, V1_1, V1_2, V1_3), reverse=True):
+        name = method if SINCE.get(method) == at else f"{method}_1_{at - 1}"
+        found = getattr(owner, name, None) if SINCE.get(name) == at and at <= level else None
+        if callable(found):
+            return name, found
+    return None
+
+
+def hal_level(driver: object) -> Level | None:
+    """The level of a driver written against the HAL: what it says (`level`), or the newest of its forms of `prepareModel`.
+
+    None where it has none of the HAL's methods; InvalidArgument where it has some, but lacks what its level needs.
+    """
+    if not any(callable(getattr(driver, name, None)) for name in DEVICE_METHODS if name != "allocate"):
+        return None
+    form = newest(driver, "prepareModel", V1_3)
+    missing = [name for name in NEEDED if newest(driver, name, V1_3) is None]
+    if form is None or missing:
+        raise InvalidArgument(
+            f"driver {type(driver).__name__} has no {', '.join(missing)}, must have {', '.join(NEEDED)}"
+        )
+    said = getattr(driver, "level", None)
+    level = SINCE[form[0]] if said is None else Level(said)
+    for name in NEEDED:
+        if newest(driver, name, level) is None:
+            raise InvalidArgument(f"driver {type(driver).__name__} has no {name} of level {level}, must have one")
+    return min(level, V1_3)

@@ -1,0 +1,157 @@
+"""What a driver of a lower level may be given: which operations, in what form, and why not the others."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from nnhal.base.codes import TYPE_FACTS, operation_name, type_name
+from nnhal.base.errors import InvalidModel, OperationFailed
+from nnhal.base.levels import V1_1, V1_2, V1_3, Level
+from nnhal.base.log import logger
+from nnhal.base.operands import Value, is_tensor
+from nnhal.hal.device import Capabilities, Verdict
+from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, convert_to, is_extension, upgrade
+from nnhal.model.graph import Model
+from nnhal.model.parts import INSIDE, cut
+from nnhal.model.validate import validate
+from nnhal.ops.schema import perhaps_omitted, show
+
+_log = logger("driver")
+
+
+def refusals(model: Model, level: Level) -> list[str]:
+    """For each operation of the main subgraph, why a driver of this level is not asked about it; "" where it is."""
+    binding, main = validate(model).subgraphs[0], model.main
+    reasons = []
+    for operation, a in zip(main.operations, binding.operations, strict=True):
+        if a is None:
+            late = is_extension(operation.type) and level < V1_2
+            reasons.append(f"extensions exist since {V1_2}, the device is at {level}" if late else "")
+        elif a.level > level:
+            reasons.append(f"needs level {a.level}: {a.reasons[-1]}; the device is at {level}")
+        else:
+            reasons.append(_late_types(model, (*operation.inputs[: a.needed], *operation.outputs), level))
+    return with_neighbours(model, reasons, level)
+
+
+def _late_types(model: Model, operands: Sequence[int], level: Level) -> str:
+    for index in operands:
+        facts = TYPE_FACTS.get(model.main.operands[index].type)
+        if facts is not None and facts.since > level:
+            name = type_name(model.main.operands[index].type)
+            return f"{name} exists since {facts.since}, the device is at {level}"
+    return ""
+
+
+def with_neighbours(model: Model, reasons: Sequence[str], level: Level) -> list[str]:
+    """Below 1.2 also refuse what has inputs or outputs of unknown shape, for which those drivers have no answer.
+
+    An operand of unknown shape inside the model is one as soon as an operation that shares it runs elsewhere.
+    """
+    found = list(reasons)
+    if level >= V1_2:
+        return found
+    main, values = model.main, validate(model).subgraphs[0].values
+    left_out = _may_be_left_out(model)
+    opened = {i: why for i in range(len(main.operands)) if i not in left_out and (why := _open(values[i]))}
+    crossing = {i for i in (*main.inputs, *main.outputs) if i in opened} | {i for i in opened if opened[i] == "rank"}
+    touched = [{i for i in (*o.inputs, *o.outputs) if i in opened} for o in main.operations]
+    size = -1
+    while size != len(crossing):
+        size = len(crossing)
+        for n, operands in enumerate(touched):
+            if not found[n] and operands & crossing:
+                found[n] = _why(min(operands & crossing), values, level)
+            if found[n]:
+                crossing |= operands
+    return found
+
+
+def _may_be_left_out(model: Model) -> set[int]:
+    """Inputs declared as [0] that are only read as optional arguments: the request says that they have no value."""
+    binding, main = validate(model).subgraphs[0], model.main
+    optional: set[int] = set()
+    needed = set(main.outputs)
+    for operation, a in zip(main.operations, binding.operations, strict=True):
+        if a is None:
+            needed.update(operation.inputs)
+            continue
+        for argument, start, end in a.form.slots(len(operation.inputs)):
+            (optional if argument.optional else needed).update(operation.inputs[start:end])
+    values = binding.values
+    return {
+        i for i in set(main.inputs) & optional - needed if (value := values[i]) is not None and perhaps_omitted(value)
+    }
+
+
+def _open(value: Value | None) -> str:
+    """What is unknown of an operand: "rank", "dimensions" or nothing."""
+    if value is None or (value.shape == () and not is_tensor(value.type)):
+        return ""
+    if value.shape is None:
+        return "rank"
+    return "dimensions" if None in value.shape else ""
+
+
+def _why(index: int, values: Sequence[Value | None], level: Level) -> str:
+    value = values[index]
+    if value is None or value.shape is None:
+        return f"operand %{index} has unknown rank; must be known at level {level}"
+    return (
+        f"operand %{index} has shape {show(value.shape)}; inputs and outputs at level {level} must be fully specified"
+    )
+
+
+def lowered(model: Model, level: Level) -> Model:
+    """The model for a driver of this level: late defaults left out, every shape that is known filled in.
+
+    InvalidModel where the level lacks something, or shapes are unknown that it needs.
+    """
+    if level >= V1_3:
+        return convert_to(model, level)
+    if model.relaxed and level < V1_1:
+        _log.debug("relaxed float32 is computed in full: the device is at level %s", level)
+        model = replace(model, relaxed=False)
+    model = _filled(convert_to(model, level))
+    if level < V1_2:
+        for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
+            if reason:
+                raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
+    return model
+
+
+def ask_about(model: Model, level: Level, ask: Callable[[Model], Sequence[Verdict]]) -> list[Verdict]:
+    """Verdicts of a driver of a level: `ask` gets the part of the model that the level can express, in its form.
+
+    OperationFailed where it does not give one verdict for each operation of the part.
+    """
+    reasons = refusals(model, level)
+    asked = [n for n, reason in enumerate(reasons) if not reason]
+    verdicts = [Verdict(False, reason) for reason in reasons]
+    if asked:
+        answers = list(ask(lowered(cut(model, asked).model, level)))
+        if len(answers) != len(asked):
+            raise OperationFailed(f"gave {len(answers)} verdicts, must be {len(asked)}, one an operation")
+        for n, answer in zip(asked, answers, strict=True):
+            verdicts[n] = answer
+    return verdicts
+
+
+def _filled(model: Model) -> Model:
+    values = validate(model).subgraphs[0].values
+    operands = []
+    for operand, value in zip(model.main.operands, values, strict=True):
+        known = None if value is None or value.shape is None else tuple(d or 0 for d in value.shape)
+        changed = known is not None and operand.lifetime in INSIDE and known != operand.dimensions
+        operands.append(replace(operand, dimensions=known or ()) if changed else operand)
+    if all(one is other for one, other in zip(operands, model.main.operands, strict=True)):
+        return model
+    return replace(model, main=replace(model.main, operands=tuple(operands)))
+
+
+def stated_at(capabilities: Capabilities, level: Level) -> Capabilities:
+    """Capabilities as the runtime knows them from a driver of this level; what the level's form cannot hold is gone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossWarning)
+        form = convert_capabilities(capabilities, level)
+    return upgrade(form) if isinstance(form, OldCapabilities) else form

@@ -1,0 +1,277 @@
+"""The sample drivers: found by name only, each with its operations and figures; and the faulty one."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperandType as Type
+from nnhal.base.codes import OperationType
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed, UnsupportedModel
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
+from nnhal.drivers.samples import faulty, limited
+from nnhal.drivers.samples.faulty import Faulty
+from nnhal.hal.device import Hints
+from nnhal.hal.request import Control, Request
+from nnhal.model.builder import ModelBuilder
+from nnhal.ops import OPS
+from nnhal.runtime import discovery
+
+LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]
+LEVELS = {"sample-full-1.0": V1_0, "sample-full-1.1": V1_1, "sample-full-1.2": V1_2, "sample-full-1.3": V1_3}
+X = np.arange(16, dtype=np.float32).reshape(1, 2, 2, 4)
+
+
+def pooled(type="TENSOR_FLOAT32") -> nnhal.Model:
+    b = nnhal.Builder()
+    x = b.input((1, 2, 2, 4), type, **({} if "FLOAT" in type else {"scale": 0.5}))
+    y = b.max_pool_2d(x, padding="same", filter_size=2)
+    return b.finish([x], [b.add(y, y, **({} if "FLOAT" in type else {"scale": 1.0}))])
+
+
+def takes(name: str, model: nnhal.Model) -> list[bool]:
+    return [v.ok for v in discovery.select([name])[0].supports(model)]
+
+
+# ---------------------------------------------------------------------------------------------- all
+
+
+@pytest.mark.parametrize("name", [*LIMITED, *LEVELS, "faulty"])
+def test_a_sample_is_found_by_its_name(name):
+    assert discovery.select([name])[0].name == name
+
+
+def test_no_sample_is_a_candidate_where_no_device_is_named():
+    assert not {f.name for f in nnhal.devices()} & {*LIMITED, *LEVELS, "faulty"}
+    for name in LIMITED:
+        discovery.select([name])
+    assert not {f.name for f in nnhal.devices()} & {*LIMITED, *LEVELS, "faulty"}
+
+
+def test_the_command_line_takes_a_sample_by_name():
+    program = [sys.executable, "-m", "nnhal.cli.main", "run", "add4", "--device", "sample-full-1.0"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "on sample-full-1.0" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("name", "level"), LEVELS.items())
+def test_a_full_sample_is_of_its_level_and_takes_what_that_has(name, level):
+    device = discovery.select([name])[0]
+    assert device.level == level and takes(name, pooled()) == [True, True]
+    assert device.capabilities().of(Type.TENSOR_FLOAT32) == (1.1, 1.1)
+    compiled = nnhal.compile(pooled(), devices=name)
+    largest = X[0, 1, 1]  # of each channel: the first window covers all four places
+    np.testing.assert_array_equal(compiled(X)[0, 0, 0], 2 * largest)
+
+
+# ---------------------------------------------------------------------------------------------- the limited ones
+
+
+def test_figures_are_those_of_the_published_sample_drivers():
+    figures = {
+        name: [
+            discovery.select([name])[0].capabilities().of(kind, relaxed=relaxed)
+            for kind, relaxed in ((Type.TENSOR_FLOAT32, False), (Type.TENSOR_FLOAT32, True), (Type.TENSOR_INT32, False))
+        ]
+        for name in LIMITED[:4]
+    }
+    assert figures == {
+        "sample-float-fast": [(0.8, 1.2), (0.7, 1.1), (1.0, 1.0)],
+        "sample-float-slow": [(1.3, 0.7), (1.2, 0.6), (1.0, 1.0)],
+        "sample-minimal": [(0.4, 0.5), (0.4, 0.5), (1.0, 1.0)],
+        "sample-quant": [(50.0, 1.0), (50.0, 1.0), (50.0, 1.0)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "floats", "quantised", "half"),
+    [
+        ("sample-float-fast", [True, True], [False, False], [False, False]),
+        ("sample-float-slow", [True, True], [False, False], [False, False]),
+        ("sample-minimal", [False, True], [False, False], [False, False]),
+        ("sample-quant", [False, False], [True, True], [False, False]),
+    ],
+)
+def test_each_takes_its_types_and_operations(name, floats, quantised, half):
+    assert takes(name, pooled()) == floats
+    assert takes(name, pooled("TENSOR_QUANT8_ASYMM")) == quantised == takes(name, pooled("TENSOR_QUANT8_ASYMM_SIGNED"))
+    assert takes(name, pooled("TENSOR_FLOAT16")) == half
+
+
+def test_quant_looks_at_what_select_chooses_from():
+    b = ModelBuilder()
+    kinds = Type.TENSOR_BOOL8, Type.TENSOR_QUANT8_ASYMM, Type.TENSOR_QUANT8_ASYMM
+    operands = [b.operand(kind, (4,), 0.0 if kind == Type.TENSOR_BOOL8 else 0.5) for kind in kinds]
+    y = b.operand(Type.TENSOR_QUANT8_ASYMM, (4,), 0.5)
+    b.operation(OperationType.SELECT, operands, [y])
+    assert takes("sample-quant", b.finish(operands, [y])) == [True]
+
+
+@pytest.mark.parametrize(
+    ("preference", "devices"),
+    [
+        ("fast_single_answer", ["sample-float-fast", "sample-minimal"]),
+        ("low_power", ["sample-float-slow", "sample-minimal"]),
+    ],
+)
+def test_operations_go_to_the_sample_that_states_the_best_figure(preference, devices):
+    compiled = nnhal.compile(pooled(), devices=LIMITED[:4], preference=preference)
+    assert [c.device for c in compiled.placement.choices] == devices
+
+
+def test_what_a_sample_refuses_it_does_not_prepare():
+    with pytest.raises(InvalidArgument, match="sample-minimal: MAX_POOL_2D #0: takes only ADD, CONCATENATION, CONV_2D"):
+        limited.minimal().prepare(pooled(), Hints())
+    with pytest.raises(UnsupportedModel, match="input 0 must be TENSOR_QUANT8_ASYMM or"):
+        nnhal.compile(pooled(), devices="sample-quant")
+
+
+def test_partial_takes_the_same_half_for_the_same_seed(monkeypatch):
+    def half(seed):
+        monkeypatch.setenv(limited.SEED, seed)
+        device = limited.partial_()
+        verdicts = [device._takes(None, o) == "" for o in operations]
+        assert verdicts == [device._takes(None, o) == "" for o in operations]
+        return verdicts
+
+    operations = [nnhal.model.graph.Operation(OperationType[name], (), ()) for name in OPS]
+    first, again, other = half("1"), half("1"), half("2")
+    assert first == again != other
+    assert sum(first) == sum(other) == len(OPS) // 2
+
+
+# ---------------------------------------------------------------------------------------------- the faulty one
+
+
+def run(**options):
+    request = Request([X], [None])
+    Faulty().prepare(pooled(), Hints(options=options)).run(request, Control())
+    return request.outputs[0]
+
+
+PROGRAM = """
+import numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((2,))
+print("ready", flush=True)
+nnhal.compile(b.finish([x], [b.add(x, x)]), devices="faulty", driver_options={"faulty": {OPTIONS}})(np.ones(2, "f4"))
+print("survived")
+"""
+
+
+def start(options="", orders=""):
+    program = [sys.executable, "-c", PROGRAM.replace("{OPTIONS}", "{" + options + "}")]
+    environment = {**os.environ, faulty.VARIABLE: orders}
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("segv", -signal.SIGSEGV), ("kill", -signal.SIGKILL), ("abort", -signal.SIGABRT), ("exit:7", 7)],
+)
+def test_it_dies_as_it_is_told(fault, code):
+    process = start(f'"run": "{fault}"')
+    assert process.communicate(timeout=120)[0] == "ready\n"
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize(("options", "orders"), [('"run": "hang"', ""), ("", "supports=hang"), ("", "prepare=freeze")])
+def test_it_hangs_where_it_is_told(options, orders):
+    with start(options, orders) as process:
+        assert process.stdout.readline() == "ready\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        process.kill()
+
+
+def test_without_orders_it_works():
+    assert start().communicate(timeout=120)[0] == "ready\nsurvived\n"
+    np.testing.assert_array_equal(run(), nnhal.compile(pooled(), devices="reference")(X))
+
+
+@pytest.mark.parametrize("lie", ["nan", "negative"])
+def test_capabilities_that_lie_keep_the_driver_out(lie):
+    with pytest.raises(InvalidArgument, match=r"device faulty: performance of .* must be a number above 0"):
+        discovery.check(Faulty(f"capabilities={lie}"))
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [("short", "1 verdicts, must be 2"), ("long", "3 verdicts, must be 2"), ("nothing", "the driver failed to say")],
+)
+def test_verdicts_that_lie_are_refused(lie, message):
+    with pytest.raises(UnsupportedModel, match=message):
+        nnhal.compile(pooled(), devices=Faulty(f"supports={lie}"))
+
+
+def test_it_says_yes_and_fails_to_prepare():
+    device = Faulty("prepare=fail")
+    with pytest.raises(OperationFailed, match="failed on command"):
+        nnhal.compile(pooled(), devices=device)
+    compiled = nnhal.compile(pooled(), devices=device, fallback="allow")
+    assert {c.device for c in compiled.placement.choices} == {"reference"}
+
+
+def test_errors_of_an_execution():
+    with pytest.raises(RuntimeError, match="raised on command"):
+        run(run="raise")
+    with pytest.raises(OperationFailed, match="failed on command"):
+        run(run="fail")
+
+
+def test_results_that_lie():
+    right = run()
+    assert run(run="wrong-shape").shape == (7, 7, 7)
+    assert run(run="wrong-value").shape == right.shape and (run(run="wrong-value") != right).all()
+
+
+def test_faults_begin_after_as_many_calls_as_said():
+    prepared = Faulty().prepare(pooled(), Hints(options={"run": "fail", "after": 2}))
+    for _ in range(2):
+        prepared.run(Request([X], [None]), Control())
+    with pytest.raises(OperationFailed):
+        prepared.run(Request([X], [None]), Control())
+
+
+def test_leaks_grow_from_call_to_call(monkeypatch):
+    monkeypatch.setattr(faulty, "_kept", kept := [])
+    prepared = Faulty().prepare(pooled(), Hints(options={"run": "leak-descriptors:3"}))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(4):
+        prepared.run(Request([X], [None]), Control())
+    assert len(os.listdir("/proc/self/fd")) - before == 12
+    for descriptor in kept:
+        os.close(descriptor)
+    kept.clear()
+    run(run="leak-memory:2")
+    run(run="leak-memory:2")
+    assert sum(array.nbytes for array in kept) == 4 << 20
+
+
+@pytest.mark.parametrize("fault", ["read-file", "write-file", "socket", "exec", "sleep:0", "allocate:64"])
+def test_what_an_unconfined_process_may_do_it_does(fault):
+    assert run(run=fault) is not None
+
+
+@pytest.mark.parametrize(
+    ("orders", "message"),
+    [
+        ("walk=hang", "NNHAL_FAULTY: stage is 'walk', must be one of make, capabilities"),
+        ("run=nan", "NNHAL_FAULTY: run is 'nan', must be one of hang, spin"),
+        ("run=sleep:long", "run is 'sleep:long', must have a number after the colon"),
+    ],
+)
+def test_orders_that_do_not_exist_are_refused(orders, message):
+    with pytest.raises(InvalidArgument, match=message):
+        Faulty(orders)
+
+
+def test_a_driver_that_dies_of_an_error_when_it_is_made_is_unavailable(monkeypatch):
+    monkeypatch.setenv(faulty.VARIABLE, "make=raise")
+    monkeypatch.setattr(discovery, "_samples", {})
+    with pytest.raises(DeviceUnavailable, match="'faulty' does not load: RuntimeError: raised on command"):
+        discovery.select(["faulty"])

@@ -1,0 +1,230 @@
+"""Executions of drivers written against NN HAL 1.0, 1.1 and 1.2: memory, deadlines, shapes, timing, wrong answers."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import (
+    Cancelled,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    OperationFailed,
+    OutputInsufficientSize,
+)
+from nnhal.drivers.samples import full
+from nnhal.hal.adapters import adapt
+from nnhal.hal.arguments import NOT_MEASURED, HalTiming, OutputShape
+from nnhal.hal.device import Hints
+from nnhal.hal.request import Control, Request, Timing
+from tests.hal.old_drivers import FAILED, NONE, X, added, answering, executing, prepared, reshaped, run, soon, tiled
+
+# ---------------------------------------------------------------------------------------------- executing
+
+
+def test_inputs_and_outputs_are_the_callers_own_memory():
+    seen = []
+
+    def look(request, callback, real):
+        seen.extend(request.pools)
+        assert [a.dimensions for a in (*request.inputs, *request.outputs)] == [(3, 4), (3, 4)]
+        return real.execute(request, callback)
+
+    y = np.empty((3, 4), np.float32)
+    request = Request([X], [y])
+    prepared(executing(look)).run(request, Control())
+    assert [np.shares_memory(p.bytes(), a) for p, a in zip(seen, (X, y), strict=True)] == [True, True]
+    np.testing.assert_array_equal(y, 2 * X)
+
+
+def test_arrays_with_gaps_are_copied():
+    y = np.zeros((3, 8), np.float32)
+    request = Request([np.repeat(X, 2, 1)[:, ::2]], [y[:, ::2]])
+    prepared(full.FullV1_0()).run(request, Control())
+    np.testing.assert_array_equal(y[:, ::2], 2 * X)
+    assert not y[:, 1::2].any()
+
+
+def test_room_in_bytes_gets_the_result_and_its_shape():
+    small, large = np.zeros(47, np.uint8), np.zeros(64, np.uint8)
+    model = prepared(full.FullV1_0())
+    for room, enough in ((large, True), (small, False)):
+        request = Request([X], [room])
+        model.run(request, Control())
+        assert (request.shapes, request.sufficient) == ([(3, 4)], [enough])
+    np.testing.assert_array_equal(large[:48].view(np.float32).reshape(3, 4), 2 * X)
+    assert not large[48:].any() and not small.any()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (ErrorStatus.INVALID_ARGUMENT, InvalidArgument),
+        (ErrorStatus.DEVICE_UNAVAILABLE, DeviceUnavailable),
+        (FAILED, OperationFailed),
+        (12345, OperationFailed),
+    ],
+)
+def test_a_failed_execution_raises_what_its_status_stands_for(status, kind):
+    def launch(request, callback, real):
+        return status
+
+    def end(request, callback, real):
+        callback.notify(status)
+        return NONE
+
+    for act in (launch, end):
+        with pytest.raises(kind):
+            run(executing(act))
+
+
+def test_a_late_driver_does_not_write_to_the_callers_memory():
+    ended = threading.Event()
+
+    def late(request, callback, real):
+        def go():
+            time.sleep(0.4)
+            real.execute(request, callback)
+            ended.set()
+
+        threading.Thread(target=go).start()
+        return NONE
+
+    y = np.zeros((3, 4), np.float32)
+    with pytest.raises(MissedDeadline):
+        prepared(executing(late)).run(Request([X], [y]), Control(deadline=soon(0.1)))
+    assert ended.wait(30)
+    time.sleep(0.2)
+    assert not y.any()
+
+
+def test_an_execution_that_is_cancelled_ends():
+    cancelled = threading.Event()
+    threading.Timer(0.1, cancelled.set).start()
+    with pytest.raises(Cancelled):
+        run(executing(lambda request, callback, real: NONE), Control(cancelled=cancelled))
+
+
+def test_executions_with_a_deadline_reuse_their_pool():
+    pools = []
+
+    def look(request, callback, real):
+        pools.append(request.pools)
+        return real.execute(request, callback)
+
+    model = prepared(executing(look))
+    for n in range(3):
+        request = Request([X + n], [None])
+        model.run(request, Control(deadline=soon(30)))
+        np.testing.assert_array_equal(request.outputs[0], 2 * (X + n))
+    assert {len(p) for p in pools} == {1} and len({id(p[0]) for p in pools}) == 1
+    assert pools[0][0].kind == "ashmem"
+
+
+def test_many_executions_at_once():
+    model = prepared(full.FullV1_0())
+    results = {}
+
+    def one(n):
+        request = Request([X + n], [None])
+        model.run(request, Control(deadline=soon(30)))
+        results[n] = request.outputs[0]
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for n in range(16):
+        np.testing.assert_array_equal(results[n], 2 * (X + n))
+
+
+# ---------------------------------------------------------------------------------------------- 1.2
+
+
+def test_timing_is_asked_for_and_told_in_nanoseconds():
+    asked = answering(lambda status, shapes, timing: (status, shapes, HalTiming(3, 7)))
+    assert run(asked, Control(measure=True))[1] == Timing(3000, 7000)
+    assert run(asked)[1] is None
+    lying = answering(lambda status, shapes, timing: (status, shapes, HalTiming(9, 7)))
+    assert run(lying, Control(measure=True))[1] == Timing(None, 7000)
+    assert HalTiming.of(None) == (NOT_MEASURED, NOT_MEASURED) == (2**64 - 1, 2**64 - 1)
+
+
+def test_shapes_that_were_unknown_come_with_the_result():
+    request = Request([X, np.int32([6, 2])], [None])
+    prepared(full.FullV1_2(), reshaped(False)).run(request, Control())
+    np.testing.assert_array_equal(request.outputs[0], X.reshape(6, 2))
+
+
+def test_an_output_that_outgrows_the_guess_is_executed_again():
+    calls: list[str] = []
+    model = adapt(full.FullV1_2(), trace=calls.append).prepare(tiled(), Hints())
+    calls.clear()
+    for _ in range(2):
+        request = Request([X, np.int32([50, 60])], [None])
+        model.run(request, Control())
+        np.testing.assert_array_equal(request.outputs[0], np.tile(X, (50, 60)))
+    assert calls == ["executeSynchronously"] * 3  # the second request knows from the first
+
+
+def test_too_little_room_of_the_callers_is_told_with_the_shape():
+    request = Request([X, np.int32([50, 60])], [np.zeros(100, np.uint8)])
+    prepared(full.FullV1_2(), tiled()).run(request, Control())
+    assert (request.shapes, request.sufficient) == ([(150, 240)], [False])
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda s, shapes, t: (s, [OutputShape((4, 3))], t), r"output 0 has shape \[4, 3\], must be \[3, 4\]"),
+        (lambda s, shapes, t: (s, [*shapes, *shapes], t), "gave 2 output shapes, must be 1"),
+        (lambda s, shapes, t: (s, [(3, 4)], t), "gave 1 output shapes, must be 1"),
+        (lambda s, shapes, t: (s, [OutputShape((-3, -4))], t), r"has shape \(-3, -4\), must be sizes"),
+        (lambda s, shapes, t: (s, None, t), "gave None, must give output shapes"),
+        (lambda s, shapes, t: s, "must give a status, shapes and timing"),
+        (lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, t), "must say which output"),
+        (lambda s, shapes, t: (FAILED, (), t), "executeSynchronously failed with GENERAL_FAILURE"),
+    ],
+)
+def test_answers_that_cannot_be_are_errors_of_the_driver(result, message):
+    with pytest.raises(OperationFailed, match=message):
+        run(answering(result))
+
+
+def test_a_shape_that_does_not_fit_the_room_is_an_error_of_the_driver():
+    driver = answering(lambda s, shapes, t: (s, [OutputShape((10**6, 10**6))], t))
+    request = Request([X, np.int32([6, 2])], [None])
+    with pytest.raises(OperationFailed, match="must fit the 4096 that it was given"):
+        prepared(driver, reshaped(False)).run(request, Control())
+
+
+def test_a_driver_that_never_has_enough_room_is_given_up():
+    driver = answering(lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [OutputShape((0, 0), False)], t))
+    request = Request([X, np.int32([6, 2])], [None])
+    with pytest.raises(OutputInsufficientSize, match="still wants more room after 6 executions"):
+        prepared(driver, reshaped(False)).run(request, Control())
+
+
+@pytest.mark.parametrize(("value", "form"), [("1", "executeSynchronously"), ("0", "execute_1_2")])
+def test_the_environment_chooses_between_synchronous_and_callback(monkeypatch, value, form):
+    monkeypatch.setenv("NNHAL_SYNC_EXEC", value)
+    calls: list[str] = []
+    model = adapt(full.FullV1_2(), trace=calls.append).prepare(added(), Hints())
+    request = Request([X], [None])
+    timing = model.run(request, Control(measure=True))
+    np.testing.assert_array_equal(request.outputs[0], 2 * X)
+    assert calls[-1] == form and timing is not None and timing.in_driver is not None
+
+
+def test_a_driver_of_1_2_may_prepare_a_model_of_1_0():
+    out, _ = run(executing(lambda request, callback, real: real.execute(request, callback), full.FullV1_2))
+    np.testing.assert_array_equal(out, 2 * X)
+
+
+def test_driver_buffers_are_refused_below_1_3():
+    with pytest.raises(OperationFailed, match=r"allocate needs level 1\.3, device sample-full-1\.2 is at 1\.2"):
+        adapt(full.FullV1_2()).allocate(None, ())

@@ -1,0 +1,157 @@
+"""Behaviour added to a device by wrapping it."""
+
+import time
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperandType as Type
+from nnhal.base.errors import InvalidModel, MissedDeadline, OperationFailed
+from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3
+from nnhal.hal.buffers import BufferDesc, BufferRole, run_resolved
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.wrappers import AtLevel, Limited, Recorded
+from nnhal.runtime import discovery
+from tests.hal.old_drivers import X, added, reshaped
+
+OLD = [V1_0, V1_1, V1_2]
+
+
+class Witness(Device):
+    """Keeps what it is told; computes with the reference kernels."""
+
+    name = "witness"
+
+    def __init__(self):
+        self.hints, self.controls = [], []
+
+    def capabilities(self):
+        return Capabilities.uniform(0.5)
+
+    def supports(self, model):
+        return discovery.cpu().supports(model)
+
+    def prepare(self, model, hints):
+        self.hints.append(hints)
+        inner, controls = discovery.cpu().prepare(model, hints), self.controls
+
+        class Keeping(Prepared):
+            def run(self, request, control):
+                controls.append(control)
+                inner.run(request, control)
+                return Timing(1, 2) if control.measure else None
+
+        return Keeping()
+
+
+def mixed() -> nnhal.Model:
+    b = nnhal.Builder()
+    x = b.input((3, 4))
+    return b.finish([x], [b.elu(b.abs(b.sub(b.add(x, x), x)), 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("level", "verdicts"),
+    [(V1_0, [1, 0, 0, 0]), (V1_1, [1, 1, 0, 0]), (V1_2, [1, 1, 1, 0]), (V1_3, [1, 1, 1, 1]), (FL8, [1, 1, 1, 1])],
+)
+def test_operations_above_the_level_are_refused_with_the_reason(level, verdicts):
+    found = AtLevel(discovery.cpu(), level).supports(mixed())
+    assert [v.ok for v in found] == [bool(v) for v in verdicts]
+    assert all(f"the device is at {level}" in v.reason for v in found if not v.ok)
+
+
+@pytest.mark.parametrize("level", OLD)
+def test_unknown_outputs_need_level_1_2(level):
+    device = AtLevel(discovery.cpu(), level)
+    assert device.supports(reshaped(False))[0].ok == (level >= V1_2)
+    if level < V1_2:
+        with pytest.raises(InvalidModel, match="must be fully specified"):
+            device.prepare(reshaped(False), Hints())
+
+
+def test_capabilities_are_those_that_the_level_can_state():
+    half, never = Performance(0.5, 1.0), Performance(float("inf"), float("inf"))
+    at = {level: AtLevel(Witness(), level).capabilities() for level in (V1_0, V1_2, V1_3)}
+    assert at[V1_0].of(Type.TENSOR_FLOAT32) == half and at[V1_0].of(Type.TENSOR_FLOAT16) is None
+    assert at[V1_2].of(Type.TENSOR_FLOAT16) == half and at[V1_2].of(Type.TENSOR_QUANT8_ASYMM_SIGNED) is None
+    assert (at[V1_0].if_performance, at[V1_3].if_performance) == (never, half)
+
+
+@pytest.mark.parametrize("level", [*OLD, V1_3])
+def test_the_driver_is_told_what_its_level_tells(level):
+    witness = Witness()
+    wanted = Hints(nnhal.Preference.LOW_POWER, nnhal.Priority.HIGH, deadline=time.monotonic_ns() + 10**12)
+    prepared = AtLevel(witness, level).prepare(added(), wanted)
+    control = Control(time.monotonic_ns() + 10**12, 1234, True)
+    timing = prepared.run(Request([X], [None]), control)
+    hints, seen = witness.hints[0], witness.controls[0]
+    assert (hints.preference == wanted.preference) == (level >= V1_1)
+    assert (hints.priority == wanted.priority, hints.deadline is not None) == (level >= V1_3, level >= V1_3)
+    assert (seen.deadline is not None, seen.loop_timeout == 1234) == (level >= V1_3, level >= V1_3)
+    assert seen.measure == (timing == Timing(1, 2)) == (level >= V1_2)
+
+
+def test_a_deadline_that_the_driver_was_not_told_of_is_missed_all_the_same():
+    prepared = AtLevel(Witness(), V1_2).prepare(added(), Hints())
+    with pytest.raises(MissedDeadline):
+        prepared.run(Request([X], [None]), Control(deadline=time.monotonic_ns() - 1))
+
+
+@pytest.mark.parametrize("level", [*OLD, V1_3])
+def test_methods_of_later_levels_are_refused_by_name(level):
+    device = AtLevel(Witness(), level)
+    prepared = device.prepare(added(), Hints())
+    calls = {
+        "configureExecutionBurst": (V1_2, lambda: prepared.burst().close()),
+        "executeFenced": (V1_3, lambda: prepared.execute_fenced(Request([X], [np.empty_like(X)]), Control())),
+        "allocate": (V1_3, lambda: device.allocate(BufferDesc(), [BufferRole(prepared, 0)])),
+    }
+    for name, (since, call) in calls.items():
+        if level >= since:
+            call()
+        else:
+            with pytest.raises(OperationFailed, match=f"{name} needs level {since}, device witness is at {level}"):
+                call()
+
+
+def test_a_level_above_the_devices_own_changes_nothing():
+    assert AtLevel(AtLevel(Witness(), V1_1), V1_3).level == V1_1
+
+
+def test_a_wrapped_device_takes_part_in_a_compilation():
+    device = AtLevel(discovery.cpu(), V1_0)
+    device.name = "old"
+    compiled = nnhal.compile(mixed(), devices=[device, "reference"])
+    assert [c.device for c in compiled.placement.choices] == ["old", "reference", "reference", "reference"]
+    np.testing.assert_array_equal(compiled(-X), X)
+
+
+def test_a_buffer_of_a_wrapped_device_knows_its_roles():
+    device = Recorded(Limited(Witness(), lambda model, n: True), calls := [])
+    prepared = device.prepare(added(), Hints())
+    buffer = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
+    request = Request([X], [None], output_buffers={0: buffer})
+    run_resolved(prepared, request, Control())
+    np.testing.assert_array_equal(buffer.array(), 2 * X)
+    assert calls == ["prepare", "allocate", "run"]
+
+
+def test_every_call_is_recorded_in_order():
+    device = Recorded(Witness(), calls := [])
+    device.capabilities()
+    device.supports(added())
+    prepared = device.prepare(added(), Hints())
+    prepared.run(Request([X], [None]), Control())
+    with prepared.burst() as burst:
+        burst.run(Request([X], [None]), Control())
+    fence = prepared.execute_fenced(Request([X], [np.empty_like(X)]), Control()).fence
+    if fence is not None:
+        fence.wait(30)
+    device.status()
+    prepared.close()
+    device.close()
+    assert calls == [
+        "capabilities", "supports", "prepare", "run", "burst", "execute_fenced", "status", "close", "close",
+    ]  # fmt: skip
