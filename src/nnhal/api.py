@@ -12,9 +12,11 @@ from nnhal.hal.device import Device
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
+from nnhal.runtime import isolation as isolation_of_devices
 from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
+from nnhal.runtime.isolation import Isolation
 
 Path = str | os.PathLike[str]
 
@@ -48,18 +50,22 @@ def compile(
     relaxed: bool | None = None,
     deadline: float | None = None,
     driver_options: Mapping[str, Mapping[str, Any]] | None = None,
+    isolation: Isolation = "none",
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
     fallback: "allow", "warn" (a FallbackWarning) or "forbid"; where devices are named, "forbid" is the default.
     threads: how many an engine may use, 0 for its own choice. relaxed: float32 may be computed as float16; None leaves it
     as the model says. deadline: seconds from now. driver_options: a mapping for each device name.
+    isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one.
     Raises InvalidModel, UnsupportedModel, DeviceUnavailable, MissedDeadline, or what a driver raised.
     """
     if not isinstance(model, Model):
         model = load(model)
     named = [devices] if isinstance(devices, str | Device) else devices
-    chosen = discovery.select(named)
+    if isolation not in get_args(Isolation):
+        raise InvalidArgument(f"isolation is {isolation!r}, must be one of {', '.join(get_args(Isolation))}")
+    chosen = isolation_of_devices.select(named, isolation)
     fallback = fallback or ("allow" if devices is None else "forbid")
     if fallback not in get_args(Fallback):
         raise InvalidArgument(f"fallback is {fallback!r}, must be one of {', '.join(get_args(Fallback))}")

@@ -35,6 +35,7 @@ fallback_option = click.option(
 threads_option = click.option(
     "--threads", type=click.IntRange(0), default=0, help="Threads an engine may use; 0: its choice."
 )
+isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a process of its own.")
 shape_option = click.option(
     "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Shape of an input, by name or in order."
 )
@@ -47,8 +48,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--device, --driver, --fallback and --threads."""
-    return device_option(driver_option(fallback_option(threads_option(command))))
+    """--device, --driver, --fallback, --threads and --isolate."""
+    return device_option(driver_option(fallback_option(threads_option(isolate_option(command)))))
 
 
 def resolve(name: str) -> Path:

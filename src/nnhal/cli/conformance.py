@@ -12,6 +12,7 @@ from nnhal.cli import common
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.parallel import Selection, run_all
 from nnhal.conformance.suite import Outcome
+from nnhal.conformance.ways import WAYS
 from nnhal.runtime import discovery
 
 VERDICTS = ("passed", "failed", "unsupported", "skipped")
@@ -29,6 +30,17 @@ SHOWN = 20
 @click.option(
     "--published-only", is_flag=True, help="Leave out the re-runs (dynamic output shapes, signed quantised types)."
 )
+@click.option(
+    "--way",
+    type=click.Choice(list(WAYS)),
+    default="plain",
+    show_default=True,
+    help="How the driver is made to execute.",
+)
+@common.isolate_option
+@click.option("--level", default="", help="The device at this lower HAL level: 1.0 to 1.3.")
+@click.option("--share", default=1.0, help="The part of all vectors to run, chosen by a hash of the id.")
+@click.option("--flag", default="", help="Only vectors that have this flag in the index, such as deviceMemory.")
 @click.option("--jobs", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
 @click.option("--all-failures", is_flag=True, help=f"Print every failure, not only the first {SHOWN}.")
 @common.json_option
@@ -37,21 +49,39 @@ def command(path: Path, device: str, drivers: tuple[str, ...], jobs: int, **opti
     names = common.load_drivers(drivers, ())
     if names and device == discovery.CPU:
         device = names[0]
-    discovery.select([device])
+    if not options["isolate"]:
+        discovery.select([device])
     wanted = frozenset(o.upper() for o in options["operations"])
-    selection = Selection(path, device, drivers, options["pattern"], wanted, not options["published_only"])
+    selection = Selection(
+        path,
+        device,
+        drivers,
+        options["pattern"],
+        wanted,
+        not options["published_only"],
+        options["way"],
+        options["isolate"],
+        options["level"],
+        options["share"],
+        options["flag"],
+    )
     outcomes: list[Outcome] = []
+    calls: Counter[str] = Counter()
     with common.progress(options["as_json"]) as bar:
         task = bar.add_task(f"vectors on {device}", total=None)
         for some, done, total in run_all(selection, jobs):
-            outcomes += some
+            outcomes += some.outcomes
+            calls += some.calls
             bar.update(task, completed=done, total=total)
     counts = count(outcomes)
     failures = sorted((o for o in outcomes if o.verdict == "failed"), key=lambda o: (o.id, o.variant))
     if options["as_json"]:
-        _json(device, counts, outcomes, failures)
+        _json(device, counts, outcomes, failures, calls)
     else:
         _print(device, counts, outcomes, failures, None if options["all_failures"] else SHOWN)
+        if calls:
+            listed = ", ".join(f"{name} {number}" for name, number in sorted(calls.items()))
+            common.console.print(f"methods called: {listed}", markup=False)
     return ANSWER_NO if failures else 0
 
 
@@ -69,7 +99,11 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 
 def _json(
-    device: str, counts: dict[str, Counter[str]], outcomes: Sequence[Outcome], failures: Sequence[Outcome]
+    device: str,
+    counts: dict[str, Counter[str]],
+    outcomes: Sequence[Outcome],
+    failures: Sequence[Outcome],
+    calls: Counter[str],
 ) -> None:
     slowest = max(outcomes, key=lambda o: o.nanoseconds, default=None)
     common.emit(
@@ -78,6 +112,7 @@ def _json(
             "totals": _totals(outcomes),
             "operations": {op: {v: c[v] for v in VERDICTS} for op, c in counts.items()},
             "failures": [{"id": o.id, "variant": o.variant, "reason": o.reason} for o in failures],
+            "calls": dict(calls),
             "slowest": {"id": slowest.id, "time_ns": slowest.nanoseconds} if slowest else None,
         }
     )

@@ -9,7 +9,9 @@ from nnhal.base.codes import OperandType
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
 from nnhal.hal.device import Device
+from nnhal.ipc.names import running
 from nnhal.runtime.discovery import Found
+from nnhal.runtime.isolation import Confined, confinement
 
 SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType.TENSOR_QUANT8_ASYMM_SIGNED
 
@@ -17,16 +19,21 @@ SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType
 @click.command("devices")
 @common.driver_option
 @click.option("--operations", "listed", is_flag=True, help="List what each device does not take, and why.")
+@click.option("--no-isolation", "bare", is_flag=True, help="Do not start each driver in a process of its own to ask.")
 @common.json_option
-def command(drivers: tuple[str, ...], listed: bool, as_json: bool) -> None:
+def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -> None:
     """List devices: type, version, level, operations, extensions, stated performance; say why a driver does not load.
 
-    Operations are those that the device takes on the worked example of each record.
+    Operations are those that the device takes on the worked example of each record. Isolation is what a process of the
+    driver's own reports: which confinement was applied, and which was not.
     """
     common.load_drivers(drivers, ())
     found = api.devices()
+    confined = {} if bare else confinement([entry.name for entry in found if entry.device is not None])
+    services = running()
     if as_json:
-        common.emit([_document(entry) for entry in found])
+        documents = [_document(entry, confined.get(entry.name)) for entry in found]
+        common.emit([*documents, *({"name": name, "origin": "service", "loads": True} for name in services)])
         return
     rows = [_row(entry.device) for entry in found if entry.device is not None]
     columns = [
@@ -43,6 +50,13 @@ def command(drivers: tuple[str, ...], listed: bool, as_json: bool) -> None:
     ]
     common.table(columns, rows)
     common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
+    alike: dict[str, list[str]] = {}
+    for name, report in confined.items():
+        alike.setdefault(_isolation(report), []).append(name)
+    for text, names in alike.items():
+        common.console.print(f"\nA process of its own for {', '.join(names)}:\n{text}", markup=False)
+    if services:
+        common.console.print(f"services running: {', '.join(services)}", markup=False)
     for entry in found:
         if entry.device is None:
             common.console.print(f"{entry.name} ({entry.origin}) does not load: {entry.problem}", markup=False)
@@ -63,7 +77,11 @@ def _row(device: Device) -> list[str]:
     return [device.name, device.type.name, device.version, str(device.level), taken, *cells, extensions]
 
 
-def _document(entry: Found) -> dict[str, Any]:
+def _isolation(report: Confined) -> str:
+    return report.problem or "\n".join(f"  {what:12} {how}" for what, how in report.applied.items())
+
+
+def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
     device = entry.device
     if device is None:
         return {"name": entry.name, "origin": entry.origin, "loads": False, "problem": entry.problem}
@@ -82,4 +100,5 @@ def _document(entry: Found) -> dict[str, Any]:
         "extensions": list(device.extensions),
         "operations": {name: {"ok": v.ok, "reason": v.reason} for name, v in probe(device).items()},
         "performance": performance,
+        "isolation": None if report is None else report.problem or dict(report.applied),
     }

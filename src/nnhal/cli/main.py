@@ -20,6 +20,7 @@ VERBS = {
     "show": "Show a model as text, DOT or SVG, and where its operations would run.",
     "diff": "Run a model on two devices and name the first operation that differs.",
     "bench": "Measure latency, alone or against a peer engine in the same run.",
+    "serve": "Serve a driver to other processes, or write a systemd unit that does.",
     "conformance": "Run published test vectors on a device.",
     "models": "List the real models that packages ship, and fetch them.",
 }

@@ -18,6 +18,7 @@ from nnhal.cli.inputs import Given, PictureOptions, read_inputs
 from nnhal.cli.placement import placement_lines
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.execution import Report
+from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.specs import Spec
 
 TOP = 5
@@ -61,7 +62,10 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     loading = time.monotonic_ns()
     graph = common.open_model(model, options["shapes"], options["signature"])
     compiling = time.monotonic_ns()
-    compiled = api.compile(graph, devices=names, fallback=options["fallback"], threads=options["threads"])
+    isolation: Isolation = "process" if options["isolate"] else "none"
+    compiled = api.compile(
+        graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
+    )
     running = time.monotonic_ns()
     given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options))
     started = time.monotonic_ns()

@@ -12,6 +12,7 @@ from nnhal.model.graph import Model
 from nnhal.model.text import dot, text
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
+from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.placement import Placement
 
 COLOURS = ("#cfe8ff", "#ffe3b8", "#d6f5d6", "#f5d0e8", "#e6e0ff")
@@ -46,7 +47,10 @@ def command(model: str, placed: bool, as_dot: bool, svg_path: str | None, as_jso
 
 def _placement(graph: Model, options: dict[str, Any]) -> Placement:
     names = common.load_drivers(options["drivers"], options["devices"])
-    with api.compile(graph, devices=names, fallback=options["fallback"], threads=options["threads"]) as compiled:
+    isolation: Isolation = "process" if options["isolate"] else "none"
+    with api.compile(
+        graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
+    ) as compiled:
         return compiled.placement
 
 

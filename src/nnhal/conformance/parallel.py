@@ -1,7 +1,9 @@
 """Runs a folder of vectors over several processes."""
 
+import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -12,14 +14,19 @@ from typing import Any
 from nnhal.conformance.suite import Outcome, run_vector, variants
 from nnhal.conformance.vectors import index, members, read_member
 from nnhal.hal.device import Device
-from nnhal.runtime import discovery
+from nnhal.ipc.process import Resilient
+from nnhal.runtime import discovery, isolation
 
 CHUNK = 12  # specifications that one task runs
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which vectors to run, and on what. rerun: also the further ways that the index flags."""
+    """Which vectors to run, and on what. rerun: also the further ways that the index flags.
+
+    way: one of `WAYS`. isolate: the device in a process of its own. level: the device at this lower level, such as "1.0".
+    share: the part of all vectors that runs, chosen by a hash of the id. flag: only vectors with this flag in the index.
+    """
 
     path: Path
     device: str
@@ -27,12 +34,30 @@ class Selection:
     pattern: str = ""
     operations: frozenset[str] = frozenset()
     rerun: bool = True
+    way: str = "plain"
+    isolate: bool = False
+    level: str = ""
+    share: float = 1.0
+    flag: str = ""
+
+    def takes(self, vector: str) -> bool:
+        """Whether the vector is of the share; the same ones always."""
+        digest = hashlib.sha256(vector.encode()).digest()
+        return int.from_bytes(digest[:4], "big") < self.share * 2**32
 
 
 _worker: dict[str, Any] = {}
 
 
-def run_all(selection: Selection, jobs: int) -> Iterator[tuple[list[Outcome], int, int]]:
+@dataclass(frozen=True)
+class Done:
+    """What one task did: outcomes, and how often it called each method of an isolated driver."""
+
+    outcomes: list[Outcome]
+    calls: Counter[str]
+
+
+def run_all(selection: Selection, jobs: int) -> Iterator[tuple[Done, int, int]]:
     """Outcomes as they come, with the number of tasks done and of all; in this process where `jobs` is 1."""
     work = members(selection.path)
     chunks = [work[i : i + CHUNK] for i in range(0, len(work), CHUNK)]
@@ -50,15 +75,16 @@ def run_all(selection: Selection, jobs: int) -> Iterator[tuple[list[Outcome], in
 def _start(selection: Selection) -> None:
     for driver in selection.drivers:
         discovery.load_driver(driver)
-    device = discovery.select([selection.device])[0]
+    device = isolation.at_level(selection.device, selection.level, own_process=selection.isolate)
     _worker.update(selection=selection, device=device, index=index(selection.path))
 
 
-def _run(chunk: Sequence[tuple[Path, str]]) -> list[Outcome]:
+def _run(chunk: Sequence[tuple[Path, str]]) -> Done:
     selection: Selection = _worker["selection"]
     device: Device = _worker["device"]
     entries: Mapping[str, Mapping[str, Any]] = _worker["index"]
     outcomes = []
+    calls = _calls(device)
     for archive, name in chunk:
         for vector in read_member(archive, name):
             entry = entries.get(vector.id, {})
@@ -67,8 +93,14 @@ def _run(chunk: Sequence[tuple[Path, str]]) -> list[Outcome]:
                 continue
             if selection.operations and primary not in selection.operations:
                 continue
+            if not selection.takes(vector.id) or (selection.flag and selection.flag not in entry.get("flags", ())):
+                continue
             for variant in variants(vector, entry.get("flags", ())) if selection.rerun else [""]:
                 start = time.monotonic_ns()
-                outcome = run_vector(vector, device, variant)
+                outcome = run_vector(vector, device, variant, selection.way)
                 outcomes.append(replace(outcome, primary=primary, nanoseconds=time.monotonic_ns() - start))
-    return outcomes
+    return Done(outcomes, _calls(device) - calls)
+
+
+def _calls(device: Device) -> Counter[str]:
+    return Counter(device.calls) if isinstance(device, Resilient) else Counter()

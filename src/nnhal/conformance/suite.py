@@ -7,9 +7,11 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import LoopTimeout, NnhalError
-from nnhal.base.operands import Array
+from nnhal.base.levels import V1_2
+from nnhal.base.operands import Array, dtype_of
 from nnhal.conformance.vectors import Expected, Vector
-from nnhal.hal.device import Device, Hints
+from nnhal.conformance.ways import WAYS
+from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.hal.request import Control, Request
 
 HALF = 5 * 2**-10
@@ -38,8 +40,8 @@ def variants(vector: Vector, flags: Iterable[str]) -> Iterator[str]:
         yield "signed"
 
 
-def run_vector(vector: Vector, device: Device, variant: str = "") -> Outcome:
-    """Build, prepare, execute and compare one vector on one device."""
+def run_vector(vector: Vector, device: Device, variant: str = "", way: str = "plain") -> Outcome:
+    """Build, prepare, execute in one of `WAYS` and compare one vector on one device."""
 
     def outcome(verdict: str, reason: str = "") -> Outcome:
         return Outcome(vector.id, verdict, reason, variant)
@@ -49,10 +51,11 @@ def run_vector(vector: Vector, device: Device, variant: str = "") -> Outcome:
         refused = [v.reason for v in device.supports(model) if not v.ok]
         if refused:
             return outcome("unsupported", refused[0])
-        prepared = device.prepare(model, Hints())
-        request = Request(vector.inputs(signed=variant == "signed"), [None] * len(model.main.outputs))
+        prepared = prepared_by(device, model, Hints())
+        request = Request(vector.inputs(signed=variant == "signed"), _room(vector, variant, way, device))
         endless = vector.expect_failure and "WHILE" in vector.operations
-        prepared.run(request, Control(loop_timeout=ENDLESS_LOOP_TIMEOUT_NS) if endless else Control())
+        control = Control(loop_timeout=ENDLESS_LOOP_TIMEOUT_NS) if endless else Control()
+        WAYS[way](device, prepared, request, control)
     except NnhalError as error:
         if vector.expect_failure and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id):
             return outcome("passed", f"fails as it must: {error}")
@@ -64,6 +67,14 @@ def run_vector(vector: Vector, device: Device, variant: str = "") -> Outcome:
     if vector.multinomial:
         return outcome(*compare_frequencies(vector, request.inputs, request.outputs))
     return outcome(*compare_all(vector, request.outputs, vector.expected(signed=variant == "signed")))
+
+
+def _room(vector: Vector, variant: str, way: str, device: Device) -> list[Array | None]:
+    """Memory for the outputs: the driver's where that is allowed, else of the expected shapes."""
+    expected = vector.expected(signed=variant == "signed")
+    if way in ("plain", "callback") and device.level >= V1_2:
+        return [None] * len(expected)
+    return [np.empty(e.shape, dtype_of(e.type)) for e in expected]
 
 
 def compare_all(vector: Vector, outputs: Sequence[Array | None], expected: Sequence[Expected]) -> tuple[str, str]:

@@ -1,0 +1,19 @@
+"""The one native extension; everything else about the package stands in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+WARNINGS = ["-Wall", "-Wextra", "-Wno-missing-field-initializers"]
+ERRORS = ["implicit-function-declaration", "incompatible-pointer-types", "int-conversion", "return-type", "format"]
+
+setup(
+    ext_modules=[
+        Extension(
+            "nnhal.ipc._native",
+            ["src/nnhal/ipc/_native.c"],
+            define_macros=[("Py_LIMITED_API", "0x030B0000")],
+            py_limited_api=True,
+            extra_compile_args=["-O2", "-std=c11", *WARNINGS, *(f"-Werror={name}" for name in ERRORS)],
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
+)

@@ -1,0 +1,72 @@
+"""`nnhal serve`: a driver as a service that several processes share."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.cli import common
+from nnhal.ipc import names
+from nnhal.runtime import discovery
+
+
+@click.command("serve")
+@click.argument("driver")
+@click.option("--name", default="", help="Name of the service; the driver's by default.")
+@click.option("--level", default="", help="Serve at this lower HAL level: 1.0 to 1.3.")
+@click.option("--read", multiple=True, type=click.Path(exists=True), help="A file or directory the driver may read.")
+@click.option("--unconfined", is_flag=True, help="Do not confine the process (for debugging).")
+@click.option(
+    "--systemd",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Write a user unit and its socket into DIRECTORY (such as ~/.config/systemd/user) instead of serving.",
+)
+def command(driver: str, name: str, level: str, read: Sequence[str], unconfined: bool, systemd: Path | None) -> None:
+    """Serve DRIVER (a name that `nnhal devices` lists, or a Python file) to any number of this user's processes.
+
+    Clients name the service as they name a device: `nnhal run MODEL --device NAME`; `nnhal devices` lists what runs. Ends
+    with Ctrl-C or SIGTERM.
+    """
+    if driver.endswith(".py"):
+        driver = str(Path(driver).resolve())
+    elif driver not in discovery.names():
+        raise InvalidArgument(f"driver {driver!r} is not known, must be one of {', '.join(discovery.names())}")
+    name = name or Path(driver).stem
+    words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name]
+    words += ["--level", level] if level else []
+    words += [word for path in read for word in ("--read", str(Path(path).resolve()))]
+    words += ["--unconfined"] if unconfined else []
+    if systemd is not None:
+        _write_units(systemd, name, words)
+        return
+    path = names.path_of(name)
+    common.say(f"serving {driver} as {name} at {path}; stop with Ctrl-C")
+    os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
+
+
+def _write_units(directory: Path, name: str, words: Sequence[str]) -> None:
+    """A socket that systemd listens on, and the service it starts for the first client."""
+    command = shlex.join(words).replace("%", "%%")
+    socket = (
+        f"[Unit]\nDescription=nnhal driver service {name}\n\n"
+        f"[Socket]\nListenSequentialPacket=%t/nnhal/{name}{names.SUFFIX}\nSocketMode=0600\nDirectoryMode=0700\n\n"
+        "[Install]\nWantedBy=sockets.target\n"
+    )
+    service = (
+        f"[Unit]\nDescription=nnhal driver service {name}\nRequires=nnhal-{name}.socket\n\n"
+        f"[Service]\nExecStart={command}\nRestart=on-failure\nRestartSec=1\n"
+    )
+    directory = directory.expanduser()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for suffix, text in (("socket", socket), ("service", service)):
+            (directory / f"nnhal-{name}.{suffix}").write_text(text)
+    except OSError as error:
+        raise InvalidArgument(f"{directory}: {error.strerror}, must be a directory that can be written") from None
+    click.echo(f"wrote {directory}/nnhal-{name}.socket and .service; start with")
+    click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")

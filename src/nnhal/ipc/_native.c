@@ -1,0 +1,1954 @@
+/* nnhal.ipc._native: what the transport needs and Python cannot do fast or at all.
+ *
+ *   pace       how long a wait spins before it blocks
+ *   Lane       messages with descriptors over a SOCK_SEQPACKET socket
+ *   Queues     the two fast message queues of a burst in one shared memory, with liveness of both sides
+ *   codec      request and result packets of NN HAL 1.2
+ *
+ * The contracts stand in _native.pyi. One file, longer than others of the project: the extension is one translation unit
+ * with nothing exported but its init function. It keeps no global state; one thread-local pointer mirrors the kernel's
+ * own registry, which has one robust list a thread. Linux, x86-64 and aarch64, CPython's stable ABI.
+ *
+ * Layout of the queues' shared memory, little endian, version 1. Every word that changes has a cache line of its own.
+ *
+ *      0  u32 magic "NNFQ", u32 version, u32 capacity of the request queue, u32 capacity of the result queue
+ *     64  request queue: u64 write index, +64 u64 read index, +128 u32 event word, +192 u32 waiter flag
+ *    320  result queue: the same
+ *    576  u32 liveness word of the client, +64 of the service: the id of the thread that holds it, 0 not held
+ *    704  u32 closed flag
+ *    768  u64 affinity mask of the client, +64 of the service; 0 not known
+ *   4096  elements of the request queue, 24 bytes each; from the next multiple of 4096 on, those of the result queue
+ *
+ * Indices count elements for ever; an element's place is its index modulo the capacity, which is a power of two. The peer
+ * may write anything anywhere at any time: what this side owns it keeps privately and only publishes, what the peer owns is
+ * loaded once and checked before each use, and packets are copied before anything looks at them.
+ */
+#define _GNU_SOURCE
+#include <Python.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "nnhal.ipc._native: the host is big endian, must be little endian (x86-64 or aarch64)"
+#endif
+
+enum { TIMEOUT = -1, DEAD = -2, CLOSED = -3, CORRUPT = -4, TOO_LARGE = -5, FULL = -6 };
+enum { AGAIN = 1, RAISED = -100 }; /* inside this file: nothing there yet; a Python exception is set */
+
+#define FOREVER INT64_MAX
+#define SLICE_NS 1000000000 /* a blocking wait looks at signals, the peer and the closed flag at least this often */
+
+/* ------------------------------------------------------------------------------------------------------------- pace
+ * An idle core takes 30 to 50 us to wake, so a wait spins first: at least about as long as waking costs, and longer where
+ * waits have been longer, up to a limit. Where they are longer than the limit, spinning would only burn. */
+
+#define SPIN_LEAST_NS 50000
+#define SPIN_MOST_NS 2000000
+#define SPIN_FIRST_TRY_NS 5000
+#define AFFINITY_EVERY 64 /* blocking waits */
+
+typedef struct {
+    int64_t average; /* of the observed waits, each counted with at most twice the limit, so that it recovers soon */
+    uint64_t cpus;   /* affinity mask of this process */
+    int64_t hold_ns; /* a wait keeps the GIL this long: a short one then costs no handover */
+    char spin;
+} Pace;
+
+static int64_t
+now_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static struct timespec
+timespec_of(int64_t ns)
+{
+    return (struct timespec){.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+}
+
+static int64_t
+deadline_of(long long timeout_ns)
+{
+    if (timeout_ns < 0) {
+        return FOREVER;
+    }
+    int64_t now = now_ns();
+    return timeout_ns > FOREVER - now ? FOREVER : now + timeout_ns;
+}
+
+static uint64_t
+affinity(void)
+{
+    cpu_set_t set;
+    uint64_t mask = 0;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+        for (int cpu = 0; cpu < 64; cpu++) {
+            mask |= (uint64_t)(CPU_ISSET(cpu, &set) != 0) << cpu;
+        }
+    }
+    return mask;
+}
+
+static void
+pace_start(Pace *pace, int64_t hold_ns)
+{
+    pace->average = SPIN_LEAST_NS / 2;
+    pace->cpus = affinity();
+    pace->hold_ns = hold_ns;
+    pace->spin = 1;
+}
+
+/* How long the next wait spins, given the peer's affinity mask (0: not known); 0 where spinning only delays the peer. */
+static int64_t
+pace_budget(const Pace *pace, uint64_t peer_cpus)
+{
+    uint64_t both = pace->cpus | peer_cpus;
+    bool one_cpu = pace->cpus != 0 && peer_cpus != 0 && (both & (both - 1)) == 0;
+    if (!pace->spin || one_cpu) {
+        return 0;
+    }
+    if (pace->average > SPIN_MOST_NS) {
+        return SPIN_FIRST_TRY_NS;
+    }
+    int64_t budget = 2 * pace->average;
+    return budget < SPIN_LEAST_NS ? SPIN_LEAST_NS : budget > SPIN_MOST_NS ? SPIN_MOST_NS : budget;
+}
+
+/* How much of a budget is spun with the GIL: none where waits have been so long that holding it gains nothing. */
+static int64_t
+pace_hold(const Pace *pace, int64_t budget)
+{
+    int64_t hold = pace->average / 8 > pace->hold_ns ? 0 : pace->hold_ns;
+    return hold < budget ? hold : budget;
+}
+
+static void
+pace_observe(Pace *pace, int64_t wait)
+{
+    if (wait > 2 * SPIN_MOST_NS) {
+        wait = 2 * SPIN_MOST_NS;
+    }
+    pace->average += (wait - pace->average) / 8;
+}
+
+static int64_t
+earlier(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* --------------------------------------------------------------------------------------------------- common to types */
+
+/* The integer at `index` of a call's arguments, or `otherwise` where there are fewer. False: an exception is set. */
+static bool
+integer_argument(PyObject *const *args, Py_ssize_t count, Py_ssize_t index, long long otherwise, long long *value)
+{
+    *value = index < count ? PyLong_AsLongLong(args[index]) : otherwise;
+    return index >= count || *value != -1 || !PyErr_Occurred();
+}
+
+static bool
+count_arguments(const char *name, Py_ssize_t count, Py_ssize_t least, Py_ssize_t most)
+{
+    if (count < least || count > most) {
+        PyErr_Format(PyExc_TypeError, "%s: got %zd arguments, must be %zd to %zd", name, count, least, most);
+        return false;
+    }
+    return true;
+}
+
+/* A status as Python sees it: an int, or the exception that is set. */
+static PyObject *
+status_or_raise(int status)
+{
+    return status == RAISED ? NULL : PyLong_FromLong(status);
+}
+
+static void
+free_object(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* Claim an object for one waiting thread. */
+static bool
+claim(char *busy, const char *name)
+{
+    if (*busy) {
+        PyErr_Format(PyExc_RuntimeError, "%s: another thread waits in it, must be one at a time", name);
+        return false;
+    }
+    *busy = 1;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- Lane */
+
+#define LANE_BYTES (64 * 1024 + 4 * 1024)
+#define LANE_DESCRIPTORS 64
+#define SEND_TIMEOUT_NS 5000000000LL
+#define LANE_HOLD_NS 5000
+
+typedef union {
+    struct cmsghdr header;
+    char room[CMSG_SPACE(LANE_DESCRIPTORS * sizeof(int))];
+} Control;
+
+typedef struct {
+    PyObject_HEAD
+    int fd;
+    int watch;
+    unsigned long long peer_cpus;
+    Pace pace;
+    char busy;
+    unsigned long long spins;
+    unsigned long long blocks;
+    size_t length; /* of the message in `data` */
+    int flags;     /* msg_flags of it */
+    size_t controls;
+    Control control;
+    char data[LANE_BYTES];
+} Lane;
+
+/* Receive without waiting: 0 a message is in `self`, AGAIN none, or a status. Needs no GIL. */
+static int
+lane_take(Lane *self)
+{
+    struct iovec part = {.iov_base = self->data, .iov_len = sizeof(self->data)};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &self->control,
+                             .msg_controllen = sizeof(self->control)};
+    ssize_t got = recvmsg(self->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got > 0) {
+        self->length = (size_t)got;
+        self->flags = message.msg_flags;
+        self->controls = message.msg_controllen;
+        return 0;
+    }
+    if (got == 0) {
+        return DEAD;
+    }
+    return errno == EAGAIN || errno == EINTR ? AGAIN : errno == EBADF || errno == ENOTSOCK ? CLOSED : DEAD;
+}
+
+/* Block until the socket has one of `events`, the peer's process ends, or a slice is over. 0 try again, AGAIN the peer is
+ * gone: try a last time, TIMEOUT, or RAISED by a signal handler. */
+static int
+lane_block(Lane *self, short events, int64_t deadline)
+{
+    struct pollfd polled[2] = {{.fd = self->fd, .events = events}, {.fd = self->watch, .events = POLLIN}};
+    if (PyErr_CheckSignals() != 0) {
+        return RAISED;
+    }
+    int64_t now = now_ns();
+    if (now >= deadline) {
+        return TIMEOUT;
+    }
+    struct timespec left = timespec_of(deadline - now > SLICE_NS ? SLICE_NS : deadline - now);
+    int ready;
+    Py_BEGIN_ALLOW_THREADS
+    ready = ppoll(polled, self->watch >= 0 ? 2 : 1, &left, NULL);
+    Py_END_ALLOW_THREADS
+    return ready > 0 && self->watch >= 0 && polled[1].revents != 0 ? AGAIN : 0;
+}
+
+static int
+lane_spin(Lane *self, int64_t until)
+{
+    int status;
+    do {
+        sched_yield();
+        status = lane_take(self);
+    } while (status == AGAIN && now_ns() < until);
+    return status;
+}
+
+/* Wait for a message: 0 it is in `self`, or a status. */
+static int
+lane_wait(Lane *self, int64_t deadline)
+{
+    int status = lane_take(self);
+    int64_t start = now_ns();
+    int64_t budget = status == AGAIN && start < deadline ? pace_budget(&self->pace, self->peer_cpus) : 0;
+    if (budget > 0) {
+        int64_t hold = pace_hold(&self->pace, budget);
+        if (hold > 0) {
+            status = lane_spin(self, earlier(start + hold, deadline));
+        }
+        if (status == AGAIN && hold < budget) {
+            Py_BEGIN_ALLOW_THREADS
+            status = lane_spin(self, earlier(start + budget, deadline));
+            Py_END_ALLOW_THREADS
+        }
+        self->spins += status == 0;
+    }
+    if (status == AGAIN && now_ns() < deadline) {
+        if (self->blocks++ % AFFINITY_EVERY == 0) {
+            self->pace.cpus = affinity(); /* spinning did not help: perhaps there is one core left for both */
+        }
+    }
+    while (status == AGAIN) {
+        int blocked = lane_block(self, POLLIN, deadline);
+        if (blocked < 0) {
+            return blocked;
+        }
+        status = lane_take(self);
+        if (status == AGAIN && blocked == AGAIN) {
+            status = DEAD;
+        }
+    }
+    if (status == 0) {
+        pace_observe(&self->pace, now_ns() - start);
+    }
+    return status;
+}
+
+/* The descriptors of the message in `self`; they are open in this process from now on. At most `LANE_DESCRIPTORS`. */
+static int
+lane_descriptors(Lane *self, int *fds)
+{
+    int count = 0;
+    struct msghdr message = {.msg_control = &self->control, .msg_controllen = self->controls};
+    for (struct cmsghdr *part = CMSG_FIRSTHDR(&message); part != NULL; part = CMSG_NXTHDR(&message, part)) {
+        if (part->cmsg_level == SOL_SOCKET && part->cmsg_type == SCM_RIGHTS) {
+            int more = (int)((part->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(fds + count, CMSG_DATA(part), (size_t)more * sizeof(int));
+            count += more;
+        }
+    }
+    return count;
+}
+
+static void
+close_all(const int *fds, int count)
+{
+    for (int i = 0; i < count; i++) {
+        close(fds[i]);
+    }
+}
+
+static PyObject *
+tuple_of_ints(const int *values, int count)
+{
+    PyObject *tuple = PyTuple_New(count);
+    for (int i = 0; tuple != NULL && i < count; i++) {
+        PyObject *value = PyLong_FromLong(values[i]);
+        if (value == NULL || PyTuple_SetItem(tuple, i, value) < 0) {
+            Py_CLEAR(tuple);
+        }
+    }
+    return tuple;
+}
+
+/* The message in `self` as (bytes, descriptors). */
+static PyObject *
+lane_message(Lane *self)
+{
+    int fds[LANE_DESCRIPTORS];
+    int count = lane_descriptors(self, fds);
+    if (self->flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        close_all(fds, count);
+        return PyLong_FromLong(TOO_LARGE);
+    }
+    PyObject *data = PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->length);
+    PyObject *numbers = tuple_of_ints(fds, count);
+    PyObject *pair = data != NULL && numbers != NULL ? PyTuple_Pack(2, data, numbers) : NULL;
+    Py_XDECREF(data);
+    Py_XDECREF(numbers);
+    if (pair == NULL) {
+        close_all(fds, count);
+    }
+    return pair;
+}
+
+static PyObject *
+lane_receive_by(Lane *self, int64_t deadline)
+{
+    if (!claim(&self->busy, "Lane")) {
+        return NULL;
+    }
+    int status = lane_wait(self, deadline);
+    PyObject *result = status == 0 ? lane_message(self) : status_or_raise(status);
+    self->busy = 0;
+    return result;
+}
+
+/* The status for sendmsg's errno; RAISED with an OSError where it is the caller's mistake, such as a wrong descriptor. */
+static int
+lane_send_failure(Lane *self, int error)
+{
+    switch (error) {
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN:
+    case ECONNREFUSED:
+        return DEAD;
+    case EMSGSIZE:
+    case ETOOMANYREFS:
+        return TOO_LARGE;
+    case EBADF:
+        if (fcntl(self->fd, F_GETFD) < 0) {
+            return CLOSED;
+        }
+    }
+    errno = error;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return RAISED;
+}
+
+static int
+lane_send_by(Lane *self, const Py_buffer *data, const int *fds, int count, int64_t deadline)
+{
+    struct iovec part = {.iov_base = data->buf, .iov_len = (size_t)data->len};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    Control control;
+    if (count > 0) {
+        size_t size = (size_t)count * sizeof(int);
+        message.msg_control = &control;
+        message.msg_controllen = CMSG_SPACE(size);
+        memset(&control, 0, message.msg_controllen);
+        control.header =
+            (struct cmsghdr){.cmsg_len = CMSG_LEN(size), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.header), fds, size);
+    }
+    bool gone = false;
+    while (sendmsg(self->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) {
+        if (errno != EAGAIN && errno != EINTR) {
+            return lane_send_failure(self, errno);
+        }
+        if (gone) {
+            return DEAD;
+        }
+        int blocked = lane_block(self, POLLOUT, deadline);
+        if (blocked < 0) {
+            return blocked;
+        }
+        gone = blocked == AGAIN;
+    }
+    return 0;
+}
+
+/* The descriptors to send: 0 and their number, or a status. */
+static int
+descriptors_argument(PyObject *given, int *fds, int *count)
+{
+    PyObject *tuple = PySequence_Tuple(given);
+    Py_ssize_t size = tuple == NULL ? -1 : PyTuple_Size(tuple);
+    int status = size < 0 ? RAISED : size > LANE_DESCRIPTORS ? TOO_LARGE : 0;
+    for (Py_ssize_t i = 0; status == 0 && i < size; i++) {
+        long fd = PyLong_AsLong(PyTuple_GetItem(tuple, i));
+        if (fd == -1 && PyErr_Occurred()) {
+            status = RAISED;
+        } else if (fd < 0 || fd > INT_MAX) {
+            PyErr_Format(PyExc_ValueError, "Lane: descriptor %zd is %ld, must be 0 to %d", i, fd, INT_MAX);
+            status = RAISED;
+        } else {
+            fds[i] = (int)fd;
+        }
+    }
+    *count = status == 0 ? (int)size : 0;
+    Py_XDECREF(tuple);
+    return status;
+}
+
+static int
+lane_send_checked(Lane *self, PyObject *const *args, Py_ssize_t given, int64_t deadline)
+{
+    int fds[LANE_DESCRIPTORS];
+    int count = 0;
+    int status = given > 1 ? descriptors_argument(args[1], fds, &count) : 0;
+    Py_buffer data;
+    if (status < 0) {
+        return status;
+    }
+    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0) {
+        return RAISED;
+    }
+    if (data.len == 0) { /* the peer could not tell it from a hang-up */
+        PyErr_SetString(PyExc_ValueError, "Lane: message has 0 bytes, must have at least 1");
+        status = RAISED;
+    } else if (data.len > LANE_BYTES) {
+        status = TOO_LARGE;
+    } else {
+        status = lane_send_by(self, &data, fds, count, deadline);
+    }
+    PyBuffer_Release(&data);
+    return status;
+}
+
+static PyObject *
+lane_send(Lane *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Lane.send", count, 1, 3) || !integer_argument(args, count, 2, SEND_TIMEOUT_NS, &timeout)) {
+        return NULL;
+    }
+    return status_or_raise(lane_send_checked(self, args, count, deadline_of(timeout)));
+}
+
+static PyObject *
+lane_receive(Lane *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Lane.receive", count, 0, 1) || !integer_argument(args, count, 0, -1, &timeout)) {
+        return NULL;
+    }
+    return lane_receive_by(self, deadline_of(timeout));
+}
+
+static PyObject *
+lane_call(Lane *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Lane.call", count, 1, 3) || !integer_argument(args, count, 2, -1, &timeout)) {
+        return NULL;
+    }
+    int64_t deadline = deadline_of(timeout);
+    int status = lane_send_checked(self, args, count, deadline);
+    return status < 0 ? status_or_raise(status) : lane_receive_by(self, deadline);
+}
+
+static PyObject *
+lane_stats(Lane *self, PyObject *Py_UNUSED(none))
+{
+    return Py_BuildValue("{sKsK}", "spins", self->spins, "blocks", self->blocks);
+}
+
+static PyObject *
+lane_budget(Lane *self, void *Py_UNUSED(none))
+{
+    return PyLong_FromLongLong(pace_budget(&self->pace, self->peer_cpus));
+}
+
+static PyObject *
+lane_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    static char *keywords[] = {"fd", "watch", NULL};
+    int fd, watch = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "i|i:Lane", keywords, &fd, &watch)) {
+        return NULL;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Lane *self = (Lane *)allocate(type, 0);
+    if (self != NULL) {
+        self->fd = fd;
+        self->watch = watch;
+        pace_start(&self->pace, LANE_HOLD_NS);
+    }
+    return (PyObject *)self;
+}
+
+#define FAST(function) ((PyCFunction)(void (*)(void))(function)), METH_FASTCALL
+#define PLAIN(function) ((PyCFunction)(void (*)(void))(function)), METH_NOARGS
+
+static PyMethodDef lane_methods[] = {
+    {"send", FAST(lane_send), NULL},
+    {"receive", FAST(lane_receive), NULL},
+    {"call", FAST(lane_call), NULL},
+    {"stats", PLAIN(lane_stats), NULL},
+    {NULL},
+};
+
+static PyMemberDef lane_members[] = {
+    {"fd", T_INT, offsetof(Lane, fd), READONLY, NULL},
+    {"watch", T_INT, offsetof(Lane, watch), 0, NULL},
+    {"peer_cpus", T_ULONGLONG, offsetof(Lane, peer_cpus), 0, NULL},
+    {"spin", T_BOOL, offsetof(Lane, pace.spin), 0, NULL},
+    {"hold_ns", T_LONGLONG, offsetof(Lane, pace.hold_ns), 0, NULL},
+    {NULL},
+};
+
+static PyGetSetDef lane_properties[] = {
+    {"budget_ns", (getter)lane_budget, NULL, NULL, NULL},
+    {NULL},
+};
+
+static PyType_Slot lane_slots[] = {
+    {Py_tp_new, lane_new},         {Py_tp_dealloc, free_object},    {Py_tp_methods, lane_methods},
+    {Py_tp_members, lane_members}, {Py_tp_getset, lane_properties}, {0, NULL},
+};
+
+static PyType_Spec lane_spec = {"nnhal.ipc._native.Lane", sizeof(Lane), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, lane_slots};
+/* ----------------------------------------------------------------------------------------------------------- Queues */
+
+#define MAGIC 0x51464E4Eu /* "NNFQ" */
+#define VERSION 1
+#define LEAST_CAPACITY 16
+#define MOST_CAPACITY 65536
+#define PAGE 4096 /* of the layout; the host's pages may be larger */
+#define QUEUE_AT(queue) (64 + 256 * (queue))
+#define WRITE_INDEX(queue) (QUEUE_AT(queue) + 0)
+#define READ_INDEX(queue) (QUEUE_AT(queue) + 64)
+#define EVENT_WORD(queue) (QUEUE_AT(queue) + 128)
+#define WAITER_FLAG(queue) (QUEUE_AT(queue) + 192)
+#define LIVENESS_WORD(side) (576 + 64 * (side))
+#define CLOSED_FLAG 704
+#define AFFINITY_MASK(side) (768 + 64 * (side))
+
+#define QUEUES_HOLD_NS 20000
+#define POLLS 24             /* of the ring, between two yields */
+#define OLD_SLICE_NS 2000000 /* of a wait where the kernel cannot wait for two words at once */
+
+enum { CLIENT, SERVICE };             /* sides */
+enum { REQUEST_QUEUE, RESULT_QUEUE }; /* a side writes the queue of its own number and reads the other */
+
+typedef struct {
+    uint32_t kind;
+    uint32_t field[5];
+} Element;
+
+_Static_assert(sizeof(Element) == 24, "an element has 24 bytes");
+
+typedef struct {
+    uint32_t magic, version, capacity[2];
+} Header;
+
+/* The kernel's view of who holds a liveness word. On its own, as it has to outlive the object where the holder does. */
+typedef struct {
+    struct robust_list_head head;
+    struct robust_list node;
+    void *former;
+    size_t former_length;
+    pid_t thread;
+} Holding;
+
+static _Thread_local Holding *held_by_thread;
+
+typedef struct {
+    PyObject_HEAD
+    unsigned char *base;
+    size_t size;
+    Element *elements[2];
+    uint32_t capacity[2];
+    uint64_t written;      /* write index of the queue that this side writes */
+    uint64_t read_by_peer; /* its read index as last seen */
+    uint64_t read;         /* read index of the queue that this side reads */
+    uint64_t written_by_peer;
+    PyObject *last; /* bytes of the packet received last */
+    Holding *holding;
+    pid_t process;
+    int side;
+    int watch;
+    Pace pace;
+    char busy, use_waitv, corrupt, closed;
+    unsigned long long packets, memo_hits, spins, waits, wakes, wakes_saved, lost_wakes;
+} Queues;
+
+static inline uint32_t *
+word32(const Queues *self, size_t offset)
+{
+    return (uint32_t *)(void *)(self->base + offset);
+}
+
+static inline uint64_t *
+word64(const Queues *self, size_t offset)
+{
+    return (uint64_t *)(void *)(self->base + offset);
+}
+
+static inline int
+incoming(const Queues *self)
+{
+    return 1 - self->side;
+}
+
+static inline void
+relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+static long
+futex_wake(uint32_t *word)
+{
+    return syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static uint64_t
+peer_cpus(const Queues *self)
+{
+    return __atomic_load_n(word64(self, AFFINITY_MASK(1 - self->side)), __ATOMIC_RELAXED);
+}
+
+static void
+publish_affinity(Queues *self)
+{
+    self->pace.cpus = affinity();
+    __atomic_store_n(word64(self, AFFINITY_MASK(self->side)), self->pace.cpus, __ATOMIC_RELAXED);
+}
+
+static bool
+closed_by_someone(const Queues *self)
+{
+    return self->closed || __atomic_load_n(word32(self, CLOSED_FLAG), __ATOMIC_ACQUIRE) != 0;
+}
+
+static int
+corrupted(Queues *self)
+{
+    self->corrupt = 1;
+    return CORRUPT;
+}
+
+/* The peer's write index differs from what was consumed: there is a packet, or a lie. */
+static inline bool
+something_there(const Queues *self)
+{
+    return __atomic_load_n(word64(self, WRITE_INDEX(incoming(self))), __ATOMIC_ACQUIRE) != self->read;
+}
+
+/* Elements that can be read, or a status. An index of the peer only grows, and never past what this side has to offer. */
+static int64_t
+readable(Queues *self)
+{
+    uint64_t written = __atomic_load_n(word64(self, WRITE_INDEX(incoming(self))), __ATOMIC_ACQUIRE);
+    uint64_t most = self->read + self->capacity[incoming(self)];
+    if (written - self->written_by_peer > most - self->written_by_peer) {
+        return corrupted(self);
+    }
+    self->written_by_peer = written;
+    return (int64_t)(written - self->read);
+}
+
+/* Elements that can be written, or a status. */
+static int64_t
+writable(Queues *self)
+{
+    uint64_t read = __atomic_load_n(word64(self, READ_INDEX(self->side)), __ATOMIC_ACQUIRE);
+    if (read - self->read_by_peer > self->written - self->read_by_peer) {
+        return corrupted(self);
+    }
+    self->read_by_peer = read;
+    return (int64_t)(self->capacity[self->side] - (self->written - read));
+}
+
+/* Send `count` elements: 0 or a status. */
+static int
+queues_put(Queues *self, const unsigned char *packet, size_t count)
+{
+    if (self->corrupt || closed_by_someone(self)) {
+        return self->corrupt ? CORRUPT : CLOSED;
+    }
+    int64_t room = writable(self);
+    if (room < (int64_t)count) {
+        return room < 0 ? (int)room : FULL;
+    }
+    uint32_t capacity = self->capacity[self->side];
+    size_t place = self->written & (capacity - 1);
+    size_t first = count < capacity - place ? count : capacity - place;
+    memcpy(self->elements[self->side] + place, packet, first * sizeof(Element));
+    memcpy(self->elements[self->side], packet + first * sizeof(Element), (count - first) * sizeof(Element));
+    self->written += count;
+    __atomic_store_n(word64(self, WRITE_INDEX(self->side)), self->written, __ATOMIC_RELEASE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with the one in `queues_sleep`: one of the two sees the other */
+    if (__atomic_load_n(word32(self, WAITER_FLAG(self->side)), __ATOMIC_RELAXED) != 0) {
+        __atomic_fetch_add(word32(self, EVENT_WORD(self->side)), 1, __ATOMIC_SEQ_CST);
+        futex_wake(word32(self, EVENT_WORD(self->side)));
+        self->wakes++;
+    } else {
+        self->wakes_saved++;
+    }
+    return 0;
+}
+
+/* Whether the packet at the read index equals the one received last. */
+static bool
+same_as_last(const Queues *self, const Element *ring, size_t place, size_t first, size_t count)
+{
+    if (self->last == NULL || PyBytes_Size(self->last) != (Py_ssize_t)(count * sizeof(Element))) {
+        return false;
+    }
+    const char *last = PyBytes_AsString(self->last);
+    return memcmp(ring + place, last, first * sizeof(Element)) == 0 &&
+           memcmp(ring, last + first * sizeof(Element), (count - first) * sizeof(Element)) == 0;
+}
+
+/* Receive the packet that is there: bytes, or NULL with a status. */
+static PyObject *
+queues_get(Queues *self, int *status)
+{
+    int64_t available = readable(self);
+    if (available <= 0) {
+        *status = available < 0 ? (int)available : AGAIN;
+        return NULL;
+    }
+    uint32_t capacity = self->capacity[incoming(self)];
+    const Element *ring = self->elements[incoming(self)];
+    size_t place = self->read & (capacity - 1);
+    uint32_t kind = __atomic_load_n(&ring[place].kind, __ATOMIC_RELAXED);
+    uint32_t count = __atomic_load_n(&ring[place].field[0], __ATOMIC_RELAXED);
+    if (kind != 0 || count < 1 || count > (uint64_t)available) {
+        *status = corrupted(self);
+        return NULL;
+    }
+    size_t first = count < capacity - place ? count : capacity - place;
+    if (same_as_last(self, ring, place, first, count)) {
+        self->memo_hits++;
+    } else {
+        PyObject *packet = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(Element)));
+        if (packet == NULL) {
+            *status = RAISED;
+            return NULL;
+        }
+        char *copy = PyBytes_AsString(packet);
+        memcpy(copy, ring + place, first * sizeof(Element));
+        memcpy(copy + first * sizeof(Element), ring, (count - first) * sizeof(Element));
+        Py_XDECREF(self->last);
+        self->last = packet;
+        Element head;
+        memcpy(&head, copy, sizeof(head));
+        if (head.kind != kind || head.field[0] != count) { /* written while it was copied */
+            *status = corrupted(self);
+            return NULL;
+        }
+    }
+    self->packets++;
+    self->read += count;
+    __atomic_store_n(word64(self, READ_INDEX(incoming(self))), self->read, __ATOMIC_RELEASE);
+    Py_INCREF(self->last);
+    *status = 0;
+    return self->last;
+}
+
+static bool
+queues_spin(Queues *self, int64_t until)
+{
+    for (;;) {
+        for (int i = 0; i < POLLS; i++) {
+            if (something_there(self) || closed_by_someone(self)) {
+                return true;
+            }
+            relax();
+        }
+        sched_yield();
+        if (now_ns() >= until) {
+            return something_there(self);
+        }
+    }
+}
+
+/* The peer's liveness word, marked so that the kernel wakes waiters when its holder dies. */
+static uint32_t
+armed_liveness(const Queues *self)
+{
+    uint32_t *word = word32(self, LIVENESS_WORD(1 - self->side));
+    uint32_t seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+    if ((seen & FUTEX_TID_MASK) != 0 && (seen & (FUTEX_WAITERS | FUTEX_OWNER_DIED)) == 0 &&
+        __atomic_compare_exchange_n(word, &seen, seen | FUTEX_WAITERS, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+        seen |= FUTEX_WAITERS;
+    }
+    return seen;
+}
+
+/* Wait for one change of the event word or the peer's liveness word, at most until `until`. Needs no GIL. */
+static void
+queues_wait_words(Queues *self, uint32_t event, uint32_t liveness, int64_t until)
+{
+    struct { /* struct futex_waitv, which older kernels' headers lack */
+        uint64_t value, address;
+        uint32_t flags, reserved;
+    } words[2] = {
+        {event, (uintptr_t)word32(self, EVENT_WORD(incoming(self))), 2 /* 32 bits, shared */, 0},
+        {liveness, (uintptr_t)word32(self, LIVENESS_WORD(1 - self->side)), 2, 0},
+    };
+    if (self->use_waitv) {
+        struct timespec end = timespec_of(until);
+        long done = syscall(449 /* futex_waitv */, words, 2, 0, &end, CLOCK_MONOTONIC);
+        if (done >= 0 || (errno != ENOSYS && errno != EPERM)) {
+            return;
+        }
+        self->use_waitv = 0;
+    }
+    int64_t left = until - now_ns();
+    if (left > 0) {
+        struct timespec slice = timespec_of(earlier(left, OLD_SLICE_NS));
+        syscall(SYS_futex, words[0].address, FUTEX_WAIT, event, &slice, NULL, 0);
+    }
+}
+
+/* One blocking wait: 0 look again, or DEAD. Needs no GIL. */
+static int
+queues_sleep(Queues *self, int64_t until)
+{
+    int status = 0;
+    uint32_t *waiter = word32(self, WAITER_FLAG(incoming(self)));
+    __atomic_store_n(waiter, 1, __ATOMIC_SEQ_CST);
+    uint32_t event = __atomic_load_n(word32(self, EVENT_WORD(incoming(self))), __ATOMIC_SEQ_CST);
+    uint32_t liveness = armed_liveness(self);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    if (!something_there(self) && !closed_by_someone(self)) {
+        if (liveness & FUTEX_OWNER_DIED) {
+            status = DEAD;
+        } else {
+            queues_wait_words(self, event, liveness, until);
+        }
+    }
+    __atomic_store_n(waiter, 0, __ATOMIC_RELAXED);
+    return status;
+}
+
+static bool
+watched_process_ended(const Queues *self)
+{
+    struct pollfd polled = {.fd = self->watch, .events = POLLIN};
+    return self->watch >= 0 && poll(&polled, 1, 0) > 0;
+}
+
+/* Block until something is there: 0, or a status. */
+static int
+queues_block(Queues *self, int64_t deadline)
+{
+    if (self->waits++ % AFFINITY_EVERY == 0) {
+        publish_affinity(self); /* spinning did not help: perhaps there is one core left for both */
+    }
+    for (bool dead = false;; dead = watched_process_ended(self)) {
+        int64_t now = now_ns();
+        bool closed = closed_by_someone(self);
+        if (something_there(self)) {
+            return 0;
+        }
+        if (closed || dead || now >= deadline) {
+            return closed ? CLOSED : dead ? DEAD : TIMEOUT;
+        }
+        if (PyErr_CheckSignals() != 0) {
+            return RAISED;
+        }
+        int status;
+        Py_BEGIN_ALLOW_THREADS
+        status = queues_sleep(self, earlier(now + SLICE_NS, deadline));
+        Py_END_ALLOW_THREADS
+        if (status < 0) {
+            return status;
+        }
+        if (something_there(self)) {
+            self->lost_wakes += now_ns() >= now + SLICE_NS;
+            return 0;
+        }
+    }
+}
+
+/* Wait until something is there: 0, or a status. */
+static int
+queues_wait(Queues *self, int64_t deadline)
+{
+    if (something_there(self)) {
+        pace_observe(&self->pace, 0);
+        return 0;
+    }
+    int64_t start = now_ns();
+    int64_t budget = start < deadline ? pace_budget(&self->pace, peer_cpus(self)) : 0;
+    bool there = false;
+    if (budget > 0) {
+        int64_t hold = pace_hold(&self->pace, budget);
+        there = hold > 0 && queues_spin(self, earlier(start + hold, deadline));
+        if (!there && hold < budget) {
+            Py_BEGIN_ALLOW_THREADS
+            there = queues_spin(self, earlier(start + budget, deadline));
+            Py_END_ALLOW_THREADS
+        }
+        self->spins += there;
+    }
+    int status = there && something_there(self) ? 0 : queues_block(self, deadline);
+    if (status == 0) {
+        pace_observe(&self->pace, now_ns() - start);
+    }
+    return status;
+}
+
+static PyObject *
+queues_receive_by(Queues *self, int64_t deadline)
+{
+    PyObject *packet = NULL;
+    int status = self->corrupt ? CORRUPT : self->closed ? CLOSED : 0;
+    if (status == 0) {
+        if (!claim(&self->busy, "Queues")) {
+            return NULL;
+        }
+        status = queues_wait(self, deadline);
+        if (status == 0) {
+            status = self->closed ? CLOSED : 0; /* by another thread, meanwhile */
+        }
+        if (status == 0) {
+            packet = queues_get(self, &status);
+        }
+        self->busy = 0;
+    }
+    return packet != NULL ? packet : status_or_raise(status);
+}
+
+/* Send the packet that an argument holds: 0, or a status. */
+static int
+queues_send_argument(Queues *self, PyObject *argument)
+{
+    Py_buffer packet;
+    if (PyObject_GetBuffer(argument, &packet, PyBUF_SIMPLE) < 0) {
+        return RAISED;
+    }
+    Element head = {0};
+    size_t count = (size_t)packet.len / sizeof(Element);
+    int status = RAISED;
+    memcpy(&head, packet.buf, count > 0 ? sizeof(head) : 0);
+    if (count == 0 || (size_t)packet.len % sizeof(Element) != 0) {
+        PyErr_Format(PyExc_ValueError, "packet has %zd bytes, must be a multiple of 24, at least 24", packet.len);
+    } else if (head.kind != 0 || head.field[0] != count) {
+        PyErr_Format(PyExc_ValueError,
+                     "packet element 0 is kind %u with packetSize %u, must be 0 (packetInformation) with %zu",
+                     head.kind, head.field[0], count);
+    } else {
+        status = queues_put(self, packet.buf, count);
+    }
+    PyBuffer_Release(&packet);
+    return status;
+}
+
+static PyObject *
+queues_send(Queues *self, PyObject *packet)
+{
+    return status_or_raise(queues_send_argument(self, packet));
+}
+
+static PyObject *
+queues_receive(Queues *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Queues.receive", count, 0, 1) || !integer_argument(args, count, 0, -1, &timeout)) {
+        return NULL;
+    }
+    return queues_receive_by(self, deadline_of(timeout));
+}
+
+static PyObject *
+queues_exchange(Queues *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Queues.exchange", count, 1, 2) || !integer_argument(args, count, 1, -1, &timeout)) {
+        return NULL;
+    }
+    int64_t deadline = deadline_of(timeout);
+    if (!self->corrupt && !self->closed && something_there(self)) { /* it would be taken for the answer */
+        return PyLong_FromLong(corrupted(self));
+    }
+    int status = queues_send_argument(self, args[0]);
+    return status < 0 ? status_or_raise(status) : queues_receive_by(self, deadline);
+}
+
+static PyObject *
+queues_hold(Queues *self, PyObject *Py_UNUSED(none))
+{
+    if (self->holding != NULL || held_by_thread != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, self->holding != NULL
+                                                ? "Queues: this side is held already, must be dropped first"
+                                                : "Queues: this thread holds others, must drop them first");
+        return NULL;
+    }
+    Holding *holding = calloc(1, sizeof(*holding));
+    if (holding == NULL) {
+        return PyErr_NoMemory();
+    }
+    uint32_t *word = word32(self, LIVENESS_WORD(self->side));
+    holding->thread = (pid_t)syscall(SYS_gettid);
+    holding->head.list.next = &holding->node;
+    holding->node.next = &holding->head.list;
+    holding->head.futex_offset = (long)((uintptr_t)word - (uintptr_t)&holding->node);
+    if (syscall(SYS_get_robust_list, 0, &holding->former, &holding->former_length) != 0 ||
+        syscall(SYS_set_robust_list, &holding->head, sizeof(holding->head)) != 0) {
+        free(holding);
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    self->holding = held_by_thread = holding;
+    __atomic_store_n(word, (uint32_t)holding->thread, __ATOMIC_SEQ_CST);
+    futex_wake(word); /* who waits on "not held" has to look again */
+    Py_RETURN_NONE;
+}
+
+/* Let go of the liveness word, from the thread that holds it. */
+static void
+let_go(Queues *self)
+{
+    Holding *holding = self->holding;
+    uint32_t *word = word32(self, LIVENESS_WORD(self->side));
+    syscall(SYS_set_robust_list, holding->former, holding->former_length);
+    __atomic_store_n(word, 0, __ATOMIC_SEQ_CST);
+    futex_wake(word);
+    self->holding = held_by_thread = NULL;
+    free(holding);
+}
+
+static PyObject *
+queues_drop(Queues *self, PyObject *Py_UNUSED(none))
+{
+    if (self->holding != NULL) {
+        if (self->holding != held_by_thread) {
+            PyErr_SetString(PyExc_RuntimeError, "Queues: another thread holds this side, must be dropped by that one");
+            return NULL;
+        }
+        let_go(self);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+queues_close(Queues *self, PyObject *Py_UNUSED(none))
+{
+    self->closed = 1;
+    if (getpid() == self->process) { /* a forked child has no say in its parent's queues */
+        __atomic_store_n(word32(self, CLOSED_FLAG), 1, __ATOMIC_SEQ_CST);
+        for (int queue = 0; queue < 2; queue++) {
+            __atomic_fetch_add(word32(self, EVENT_WORD(queue)), 1, __ATOMIC_SEQ_CST);
+            futex_wake(word32(self, EVENT_WORD(queue)));
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+queues_stats(Queues *self, PyObject *Py_UNUSED(none))
+{
+    return Py_BuildValue("{sKsKsKsKsKsKsK}", "packets", self->packets, "memo_hits", self->memo_hits, "spins", self->spins,
+                         "waits", self->waits, "wakes", self->wakes, "wakes_saved", self->wakes_saved, "lost_wakes",
+                         self->lost_wakes);
+}
+
+static PyObject *
+queues_budget(Queues *self, void *Py_UNUSED(none))
+{
+    return PyLong_FromLongLong(pace_budget(&self->pace, peer_cpus(self)));
+}
+
+/* Bytes up to the elements of the result queue, or to the end of both. */
+static size_t
+end_of_queue(const uint32_t *capacity, int queue)
+{
+    size_t end = PAGE;
+    for (int i = 0; i <= queue; i++) {
+        end += (capacity[i] * sizeof(Element) + PAGE - 1) / PAGE * PAGE;
+    }
+    return end;
+}
+
+static bool
+is_capacity(uint32_t elements)
+{
+    return elements >= LEAST_CAPACITY && elements <= MOST_CAPACITY && (elements & (elements - 1)) == 0;
+}
+
+/* Check that `fd` is a memory for queues: its header, or false with a ValueError. */
+static bool
+checked_header(int fd, Header *header)
+{
+    struct stat facts;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || (seals & F_SEAL_WRITE)) {
+        PyErr_SetString(PyExc_ValueError,
+                        "queues' memory is not sealed against shrinking alone, must be a memfd that is");
+        return false;
+    }
+    if (pread(fd, header, sizeof(*header), 0) != sizeof(*header) || header->magic != MAGIC ||
+        header->version != VERSION) {
+        PyErr_SetString(PyExc_ValueError, "queues' memory has no header of version 1, must have");
+        return false;
+    }
+    for (int queue = 0; queue < 2; queue++) {
+        if (!is_capacity(header->capacity[queue])) {
+            PyErr_Format(PyExc_ValueError, "queues' memory: capacity %d is %u, must be a power of two, %d to %d", queue,
+                         header->capacity[queue], LEAST_CAPACITY, MOST_CAPACITY);
+            return false;
+        }
+    }
+    size_t size = end_of_queue(header->capacity, RESULT_QUEUE);
+    if (fstat(fd, &facts) != 0 || (uint64_t)facts.st_size != size) {
+        PyErr_Format(PyExc_ValueError, "queues' memory has %lld bytes, must have %zu for capacities %u and %u",
+                     (long long)facts.st_size, size, header->capacity[0], header->capacity[1]);
+        return false;
+    }
+    return true;
+}
+
+static PyObject *
+queues_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    static char *keywords[] = {"fd", "side", NULL};
+    int fd, side;
+    Header header;
+    if (!PyArg_ParseTupleAndKeywords(args, names, "ii:Queues", keywords, &fd, &side)) {
+        return NULL;
+    }
+    if (side != CLIENT && side != SERVICE) {
+        return PyErr_Format(PyExc_ValueError, "Queues: side is %d, must be 0 (CLIENT) or 1 (SERVICE)", side);
+    }
+    if (!checked_header(fd, &header)) {
+        return NULL;
+    }
+    size_t size = end_of_queue(header.capacity, RESULT_QUEUE);
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Queues *self = (Queues *)allocate(type, 0);
+    if (self == NULL) {
+        munmap(base, size);
+        return NULL;
+    }
+    self->base = base;
+    self->size = size;
+    self->side = side;
+    self->process = getpid();
+    self->watch = -1;
+    self->use_waitv = 1;
+    for (int queue = 0; queue < 2; queue++) {
+        self->capacity[queue] = header.capacity[queue];
+        self->elements[queue] = (Element *)(void *)(self->base + (queue ? end_of_queue(header.capacity, 0) : PAGE));
+    }
+    pace_start(&self->pace, QUEUES_HOLD_NS);
+    publish_affinity(self);
+    return (PyObject *)self;
+}
+
+static void
+queues_dealloc(Queues *self)
+{
+    bool in_use = false; /* the kernel still looks at the holding and the liveness word when their thread ends */
+    if (self->holding != NULL && getpid() == self->process) {
+        if (self->holding == held_by_thread) {
+            let_go(self);
+        } else {
+            in_use = syscall(SYS_tgkill, self->process, self->holding->thread, 0) == 0;
+        }
+    }
+    if (!in_use) {
+        free(self->holding);
+        munmap(self->base, self->size);
+    }
+    Py_XDECREF(self->last);
+    free_object((PyObject *)self);
+}
+
+/* The capacity for so many elements; 0 with a ValueError. */
+static uint32_t
+capacity_for(PyObject *argument)
+{
+    long elements = PyLong_AsLong(argument);
+    if (elements == -1 && PyErr_Occurred()) {
+        return 0;
+    }
+    if (elements < 1 || elements > MOST_CAPACITY) {
+        PyErr_Format(PyExc_ValueError, "queue for %ld elements, must be for 1 to %d", elements, MOST_CAPACITY);
+        return 0;
+    }
+    uint32_t capacity = LEAST_CAPACITY;
+    while (capacity < (uint32_t)elements) {
+        capacity *= 2;
+    }
+    return capacity;
+}
+
+static PyObject *
+create_queues(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    Header header = {MAGIC, VERSION, {0, 0}};
+    if (!count_arguments("create_queues", count, 2, 2)) {
+        return NULL;
+    }
+    for (int queue = 0; queue < 2; queue++) {
+        header.capacity[queue] = capacity_for(args[queue]);
+        if (header.capacity[queue] == 0) {
+            return NULL;
+        }
+    }
+    int fd = memfd_create("nnhal-queues", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) {
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    if (ftruncate(fd, (off_t)end_of_queue(header.capacity, RESULT_QUEUE)) != 0 ||
+        pwrite(fd, &header, sizeof(header), 0) != sizeof(header) ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        close(fd);
+        return NULL;
+    }
+    return PyLong_FromLong(fd);
+}
+
+static PyMethodDef queues_methods[] = {
+    {"send", (PyCFunction)(void (*)(void))queues_send, METH_O, NULL},
+    {"receive", FAST(queues_receive), NULL},
+    {"exchange", FAST(queues_exchange), NULL},
+    {"hold", PLAIN(queues_hold), NULL},
+    {"drop", PLAIN(queues_drop), NULL},
+    {"close", PLAIN(queues_close), NULL},
+    {"stats", PLAIN(queues_stats), NULL},
+    {NULL},
+};
+
+static PyMemberDef queues_members[] = {
+    {"watch", T_INT, offsetof(Queues, watch), 0, NULL},
+    {"spin", T_BOOL, offsetof(Queues, pace.spin), 0, NULL},
+    {"hold_ns", T_LONGLONG, offsetof(Queues, pace.hold_ns), 0, NULL},
+    {"use_waitv", T_BOOL, offsetof(Queues, use_waitv), 0, NULL},
+    {NULL},
+};
+
+static PyGetSetDef queues_properties[] = {
+    {"budget_ns", (getter)queues_budget, NULL, NULL, NULL},
+    {NULL},
+};
+
+static PyType_Slot queues_slots[] = {
+    {Py_tp_new, queues_new},         {Py_tp_dealloc, queues_dealloc},   {Py_tp_methods, queues_methods},
+    {Py_tp_members, queues_members}, {Py_tp_getset, queues_properties}, {0, NULL},
+};
+
+static PyType_Spec queues_spec = {"nnhal.ipc._native.Queues", sizeof(Queues), 0,
+                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, queues_slots};
+/* ------------------------------------------------------------------------------------------------------------ codec */
+
+#define MAX_OPERANDS 4096
+#define MAX_POOLS 4096
+#define MAX_RANK 8
+#define NOT_MEASURED UINT64_MAX
+
+enum { PACKET, INPUT, INPUT_DIMENSION, OUTPUT, OUTPUT_DIMENSION, POOL, MEASURE }; /* kinds of request elements */
+enum { RESULT_PACKET, RESULT_OPERAND, RESULT_DIMENSION, RESULT_TIMING };          /* kinds of result elements */
+
+static const char *const request_kinds[] = {"packetInformation",
+                                            "inputOperandInformation",
+                                            "inputOperandDimensionValue",
+                                            "outputOperandInformation",
+                                            "outputOperandDimensionValue",
+                                            "poolIdentifier",
+                                            "measureTiming"};
+static const char *const result_kinds[] = {"packetInformation", "operandInformation", "operandDimensionValue",
+                                           "executionTiming"};
+
+/* A packet in the making. It grows: what the caller's sequences hold may change while they are read. */
+typedef struct {
+    Element *elements;
+    size_t count, room;
+    Element first[64];
+} Writer;
+
+static void
+start_writing(Writer *to)
+{
+    to->elements = to->first;
+    to->count = 0;
+    to->room = sizeof(to->first) / sizeof(*to->first);
+}
+
+static bool
+write_element(Writer *to, Element element)
+{
+    if (to->count == to->room) {
+        Element *larger = realloc(to->elements == to->first ? NULL : to->elements, 4 * to->room * sizeof(Element));
+        if (larger == NULL) {
+            PyErr_NoMemory();
+            return false;
+        }
+        if (to->elements == to->first) {
+            memcpy(larger, to->first, sizeof(to->first));
+        }
+        to->elements = larger;
+        to->room *= 4;
+    }
+    to->elements[to->count++] = element;
+    return true;
+}
+
+/* The packet where everything was written well, NULL otherwise. Frees what the writer holds. */
+static PyObject *
+finish_writing(Writer *to, bool good)
+{
+    PyObject *packet = NULL;
+    if (good) {
+        to->elements[0].field[0] = (uint32_t)to->count;
+        packet = PyBytes_FromStringAndSize((const char *)to->elements, (Py_ssize_t)(to->count * sizeof(Element)));
+    }
+    if (to->elements != to->first) {
+        free(to->elements);
+    }
+    return packet;
+}
+
+/* An unsigned number of 32 bits of a tuple; false with a ValueError. `what` names it, `index` counts its operand. */
+static bool
+number_of(PyObject *value, const char *what, Py_ssize_t index, uint32_t *number)
+{
+    unsigned long got = value == NULL ? (unsigned long)-1 : PyLong_AsUnsignedLong(value);
+    if (got == (unsigned long)-1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            return false;
+        }
+        PyErr_Clear();
+    }
+    if (got > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "operand %zd: %s is %R, must be 0 to %u", index, what, value, UINT32_MAX);
+        return false;
+    }
+    *number = (uint32_t)got;
+    return true;
+}
+
+/* A sequence as a tuple of at most `most` elements; NULL with an exception. */
+static PyObject *
+limited_tuple(PyObject *sequence, const char *what, Py_ssize_t most)
+{
+    PyObject *tuple = PySequence_Tuple(sequence);
+    if (tuple != NULL && PyTuple_Size(tuple) > most) {
+        PyErr_Format(PyExc_ValueError, "%s: has %zd, must have at most %zd", what, PyTuple_Size(tuple), most);
+        Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+static bool
+write_dimensions(Writer *to, uint32_t kind, PyObject *dimensions, Py_ssize_t index)
+{
+    Py_ssize_t rank = PyTuple_Size(dimensions);
+    for (Py_ssize_t i = 0; i < rank; i++) {
+        uint32_t size;
+        if (!number_of(PyTuple_GetItem(dimensions, i), "a dimension", index, &size) ||
+            !write_element(to, (Element){kind, {size}})) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One operand of a request: None, or (pool, offset, length, dimensions). */
+static bool
+write_operand(Writer *to, uint32_t kind, PyObject *operand, Py_ssize_t index, Py_ssize_t pools)
+{
+    static const char *const names[] = {"pool", "offset", "length"};
+    uint32_t place[3];
+    if (operand == Py_None) {
+        return write_element(to, (Element){kind, {1}});
+    }
+    if (!PyTuple_Check(operand) || PyTuple_Size(operand) != 4) {
+        PyErr_Format(PyExc_TypeError, "operand %zd: is %R, must be None or (pool, offset, length, dimensions)", index,
+                     operand);
+        return false;
+    }
+    for (int i = 0; i < 3; i++) {
+        if (!number_of(PyTuple_GetItem(operand, i), names[i], index, &place[i])) {
+            return false;
+        }
+    }
+    if (place[0] >= (size_t)pools) {
+        PyErr_Format(PyExc_ValueError, "operand %zd: pool is %u, must be less than %zd", index, place[0], pools);
+        return false;
+    }
+    PyObject *dimensions = limited_tuple(PyTuple_GetItem(operand, 3), "dimensions", MAX_RANK);
+    if (dimensions == NULL) {
+        return false;
+    }
+    uint32_t rank = (uint32_t)PyTuple_Size(dimensions);
+    bool good = write_element(to, (Element){kind, {0, place[0], place[1], place[2], rank}}) &&
+                write_dimensions(to, kind + 1, dimensions, index);
+    Py_DECREF(dimensions);
+    return good;
+}
+
+static bool
+write_operands(Writer *to, uint32_t kind, PyObject *operands, Py_ssize_t pools)
+{
+    Py_ssize_t count = PyTuple_Size(operands);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!write_operand(to, kind, PyTuple_GetItem(operands, i), i, pools)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool
+write_slots(Writer *to, PyObject *pools)
+{
+    Py_ssize_t count = PyTuple_Size(pools);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int overflow;
+        long slot = PyLong_AsLongAndOverflow(PyTuple_GetItem(pools, i), &overflow);
+        if (slot == -1 && PyErr_Occurred()) {
+            return false;
+        }
+        if (overflow || slot < INT32_MIN || slot > INT32_MAX) {
+            PyErr_Format(PyExc_ValueError, "pool %zd: slot is %R, must be %d to %d", i, PyTuple_GetItem(pools, i),
+                         INT32_MIN, INT32_MAX);
+            return false;
+        }
+        if (!write_element(to, (Element){POOL, {(uint32_t)(int32_t)slot}})) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *
+encode_request(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (!count_arguments("encode_request", count, 4, 4)) {
+        return NULL;
+    }
+    PyObject *result = NULL, *inputs = NULL, *outputs = NULL, *pools = NULL;
+    int measure = PyObject_IsTrue(args[3]);
+    if (measure >= 0 && (inputs = limited_tuple(args[0], "inputs", MAX_OPERANDS)) != NULL &&
+        (outputs = limited_tuple(args[1], "outputs", MAX_OPERANDS)) != NULL &&
+        (pools = limited_tuple(args[2], "pools", MAX_POOLS)) != NULL) {
+        Writer to;
+        Py_ssize_t slots = PyTuple_Size(pools);
+        Element head = {PACKET, {0, (uint32_t)PyTuple_Size(inputs), (uint32_t)PyTuple_Size(outputs), (uint32_t)slots}};
+        start_writing(&to);
+        bool good = write_element(&to, head) && write_operands(&to, INPUT, inputs, slots) &&
+                    write_operands(&to, OUTPUT, outputs, slots) && write_slots(&to, pools) &&
+                    write_element(&to, (Element){MEASURE, {(uint32_t)measure}});
+        result = finish_writing(&to, good);
+    }
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
+    Py_XDECREF(pools);
+    return result;
+}
+
+/* One output of a result: (sufficient, dimensions). */
+static bool
+write_result(Writer *to, PyObject *output, Py_ssize_t index)
+{
+    if (!PyTuple_Check(output) || PyTuple_Size(output) != 2) {
+        PyErr_Format(PyExc_TypeError, "operand %zd: is %R, must be (sufficient, dimensions)", index, output);
+        return false;
+    }
+    int sufficient = PyObject_IsTrue(PyTuple_GetItem(output, 0));
+    PyObject *dimensions = sufficient < 0 ? NULL : limited_tuple(PyTuple_GetItem(output, 1), "dimensions", MAX_RANK);
+    if (dimensions == NULL) {
+        return false;
+    }
+    Element head = {RESULT_OPERAND, {(uint32_t)sufficient, (uint32_t)PyTuple_Size(dimensions)}};
+    bool good = write_element(to, head) && write_dimensions(to, RESULT_DIMENSION, dimensions, index);
+    Py_DECREF(dimensions);
+    return good;
+}
+
+/* Nanoseconds of a timing; None stands for not measured. */
+static bool
+time_of(PyObject *value, const char *what, uint64_t *time)
+{
+    *time = value == Py_None ? NOT_MEASURED : PyLong_AsUnsignedLongLong(value);
+    if (*time != NOT_MEASURED || !PyErr_Occurred()) {
+        return true;
+    }
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Format(PyExc_ValueError, "%s is %R, must be 0 to 2^64-1 ns, or None", what, value);
+    }
+    return false;
+}
+
+static bool
+known_times_agree(uint64_t on_device, uint64_t in_driver, uint32_t index)
+{
+    if (on_device != NOT_MEASURED && in_driver != NOT_MEASURED && in_driver < on_device) {
+        PyErr_Format(PyExc_ValueError,
+                     "result element %u (executionTiming): timeInDriver is %llu, must be at least timeOnDevice = %llu",
+                     index, (unsigned long long)in_driver, (unsigned long long)on_device);
+        return false;
+    }
+    return true;
+}
+
+static bool
+write_results(Writer *to, PyObject *outputs, long status)
+{
+    Py_ssize_t count = PyTuple_Size(outputs);
+    if (!write_element(to, (Element){RESULT_PACKET, {0, (uint32_t)(int32_t)status, (uint32_t)count}})) {
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!write_result(to, PyTuple_GetItem(outputs, i), i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static PyObject *
+encode_result(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t times[2];
+    if (!count_arguments("encode_result", count, 4, 4) || !time_of(args[2], "on_device", &times[0]) ||
+        !time_of(args[3], "in_driver", &times[1])) {
+        return NULL;
+    }
+    long status = PyLong_AsLong(args[0]);
+    if (status == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (status < INT32_MIN || status > INT32_MAX) {
+        return PyErr_Format(PyExc_ValueError, "status is %ld, must be %d to %d", status, INT32_MIN, INT32_MAX);
+    }
+    PyObject *outputs = limited_tuple(args[1], "outputs", MAX_OPERANDS);
+    if (outputs == NULL) {
+        return NULL;
+    }
+    Writer to;
+    Element timing = {RESULT_TIMING, {0}};
+    memcpy(&timing.field[1], times, sizeof(times));
+    start_writing(&to);
+    bool good = write_results(&to, outputs, status) && known_times_agree(times[0], times[1], (uint32_t)to.count) &&
+                write_element(&to, timing);
+    Py_DECREF(outputs);
+    return finish_writing(&to, good);
+}
+
+/* A packet that is read element by element; everything in it is checked before it is used. */
+typedef struct {
+    const char *name; /* "request" or "result" */
+    const char *const *kinds;
+    uint32_t last_kind;
+    Py_buffer buffer;
+    uint32_t count, next;
+} Reader;
+
+static const char *
+kind_name(const Reader *from, uint32_t kind)
+{
+    return kind <= from->last_kind ? from->kinds[kind] : "unknown";
+}
+
+/* Take the next element, which must be of `kind` and have zeros from field `used` on. */
+static bool
+read_element(Reader *from, uint32_t kind, int used, Element *element)
+{
+    uint32_t index = from->next++;
+    if (index >= from->count) {
+        PyErr_Format(PyExc_ValueError, "%s element %u is missing, must be %s", from->name, index, from->kinds[kind]);
+        return false;
+    }
+    memcpy(element, (const char *)from->buffer.buf + index * sizeof(Element), sizeof(Element));
+    if (element->kind != kind) {
+        PyErr_Format(PyExc_ValueError, "%s element %u is kind %u (%s), must be %u (%s)", from->name, index,
+                     element->kind, kind_name(from, element->kind), kind, from->kinds[kind]);
+        return false;
+    }
+    for (int i = used; i < 5; i++) {
+        if (element->field[i] != 0) {
+            PyErr_Format(PyExc_ValueError, "%s element %u (%s): padding is %u, must be 0", from->name, index,
+                         from->kinds[kind], element->field[i]);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Check one field of the element read last: at most `most`. */
+static bool
+check_field(const Reader *from, const Element *element, const char *what, uint32_t value, uint32_t most)
+{
+    if (value > most) {
+        PyErr_Format(PyExc_ValueError, "%s element %u (%s): %s is %u, must be at most %u", from->name, from->next - 1,
+                     from->kinds[element->kind], what, value, most);
+        return false;
+    }
+    return true;
+}
+
+/* Open a packet and take its first element, with `used` fields; the size must be right. */
+static bool
+open_packet(Reader *from, PyObject *argument, int used, Element *head)
+{
+    if (PyObject_GetBuffer(argument, &from->buffer, PyBUF_SIMPLE) < 0) {
+        return false;
+    }
+    size_t count = (size_t)from->buffer.len / sizeof(Element);
+    if (count == 0 || count > UINT32_MAX || (size_t)from->buffer.len % sizeof(Element) != 0) {
+        PyErr_Format(PyExc_ValueError, "%s packet has %zd bytes, must be a multiple of 24, at least 24", from->name,
+                     from->buffer.len);
+    } else {
+        from->count = (uint32_t)count;
+        from->next = 0;
+        if (read_element(from, 0, used, head)) {
+            if (head->field[0] == count) {
+                return true;
+            }
+            PyErr_Format(PyExc_ValueError, "%s element 0 (packetInformation): packetSize is %u, must be %u", from->name,
+                         head->field[0], from->count);
+        }
+    }
+    PyBuffer_Release(&from->buffer);
+    return false;
+}
+
+/* Whether all elements were taken. */
+static bool
+at_end(const Reader *from)
+{
+    if (from->next != from->count) {
+        PyErr_Format(PyExc_ValueError, "%s element %u is one too many, must be none after %s", from->name, from->next,
+                     from->kinds[from->last_kind]);
+        return false;
+    }
+    return true;
+}
+
+/* Whether what a head announces, `least` elements and dimensions, can be in the packet: before anything is allocated. */
+static bool
+can_hold(const Reader *from, uint64_t least)
+{
+    if (least > from->count) {
+        PyErr_Format(PyExc_ValueError, "%s element 0 (packetInformation): packetSize is %u, must be at least %llu",
+                     from->name, from->count, (unsigned long long)least);
+        return false;
+    }
+    return true;
+}
+
+/* Take `rank` dimensions; NULL with an exception. */
+static PyObject *
+read_dimensions(Reader *from, uint32_t kind, uint32_t rank)
+{
+    PyObject *dimensions = PyTuple_New(rank);
+    for (uint32_t i = 0; dimensions != NULL && i < rank; i++) {
+        Element element;
+        PyObject *size = read_element(from, kind, 1, &element) ? PyLong_FromUnsignedLong(element.field[0]) : NULL;
+        if (size == NULL || PyTuple_SetItem(dimensions, i, size) < 0) {
+            Py_CLEAR(dimensions);
+        }
+    }
+    return dimensions;
+}
+
+/* Take one operand of a request: None, or (pool, offset, length, dimensions). */
+static PyObject *
+read_operand(Reader *from, uint32_t kind, uint32_t pools)
+{
+    Element element;
+    if (!read_element(from, kind, 5, &element) || !check_field(from, &element, "hasNoValue", element.field[0], 1)) {
+        return NULL;
+    }
+    uint32_t pool = element.field[1], offset = element.field[2], length = element.field[3], rank = element.field[4];
+    if (element.field[0]) {
+        if ((pool | offset | length | rank) != 0) {
+            return PyErr_Format(
+                PyExc_ValueError,
+                "request element %u (%s): location is (%u, %u, %u) with %u dimensions, must be zero where "
+                "hasNoValue",
+                from->next - 1, from->kinds[kind], pool, offset, length, rank);
+        }
+        Py_RETURN_NONE;
+    }
+    if (pool >= pools) {
+        return PyErr_Format(PyExc_ValueError,
+                            "request element %u (%s): poolIndex is %u, must be less than numberOfPools = %u",
+                            from->next - 1, from->kinds[kind], pool, pools);
+    }
+    if (!check_field(from, &element, "numberOfDimensions", rank, MAX_RANK)) {
+        return NULL;
+    }
+    PyObject *dimensions = read_dimensions(from, kind + 1, rank);
+    return dimensions == NULL ? NULL : Py_BuildValue("(IIIN)", pool, offset, length, dimensions);
+}
+
+static PyObject *
+read_operands(Reader *from, uint32_t kind, uint32_t count, uint32_t pools)
+{
+    PyObject *operands = PyTuple_New(count);
+    for (uint32_t i = 0; operands != NULL && i < count; i++) {
+        PyObject *operand = read_operand(from, kind, pools);
+        if (operand == NULL || PyTuple_SetItem(operands, i, operand) < 0) {
+            Py_CLEAR(operands);
+        }
+    }
+    return operands;
+}
+
+static PyObject *
+read_slots(Reader *from, uint32_t count)
+{
+    PyObject *slots = PyTuple_New(count);
+    for (uint32_t i = 0; slots != NULL && i < count; i++) {
+        Element element;
+        PyObject *slot = read_element(from, POOL, 1, &element) ? PyLong_FromLong((int32_t)element.field[0]) : NULL;
+        if (slot == NULL || PyTuple_SetItem(slots, i, slot) < 0) {
+            Py_CLEAR(slots);
+        }
+    }
+    return slots;
+}
+
+static PyObject *
+decode_request(PyObject *Py_UNUSED(module), PyObject *packet)
+{
+    Reader from = {.name = "request", .kinds = request_kinds, .last_kind = MEASURE};
+    Element head, measure;
+    if (!open_packet(&from, packet, 4, &head)) {
+        return NULL;
+    }
+    uint32_t inputs_count = head.field[1], outputs_count = head.field[2], pools_count = head.field[3];
+    PyObject *result = NULL, *inputs = NULL, *outputs = NULL, *slots = NULL;
+    if (check_field(&from, &head, "numberOfInputOperands", inputs_count, MAX_OPERANDS) &&
+        check_field(&from, &head, "numberOfOutputOperands", outputs_count, MAX_OPERANDS) &&
+        check_field(&from, &head, "numberOfPools", pools_count, MAX_POOLS) &&
+        can_hold(&from, 2 + (uint64_t)inputs_count + outputs_count + pools_count) &&
+        (inputs = read_operands(&from, INPUT, inputs_count, pools_count)) != NULL &&
+        (outputs = read_operands(&from, OUTPUT, outputs_count, pools_count)) != NULL &&
+        (slots = read_slots(&from, pools_count)) != NULL && read_element(&from, MEASURE, 1, &measure) &&
+        check_field(&from, &measure, "measureTiming", measure.field[0], 1) && at_end(&from)) {
+        result = PyTuple_Pack(4, inputs, outputs, slots, measure.field[0] ? Py_True : Py_False);
+    }
+    Py_XDECREF(inputs);
+    Py_XDECREF(outputs);
+    Py_XDECREF(slots);
+    PyBuffer_Release(&from.buffer);
+    return result;
+}
+
+/* Take one output of a result: (sufficient, dimensions). */
+static PyObject *
+read_result(Reader *from)
+{
+    Element element;
+    if (!read_element(from, RESULT_OPERAND, 2, &element) ||
+        !check_field(from, &element, "isSufficient", element.field[0], 1) ||
+        !check_field(from, &element, "numberOfDimensions", element.field[1], MAX_RANK)) {
+        return NULL;
+    }
+    PyObject *dimensions = read_dimensions(from, RESULT_DIMENSION, element.field[1]);
+    return dimensions == NULL ? NULL : Py_BuildValue("(NN)", PyBool_FromLong(element.field[0]), dimensions);
+}
+
+static PyObject *
+read_results(Reader *from, uint32_t count)
+{
+    PyObject *outputs = PyTuple_New(count);
+    for (uint32_t i = 0; outputs != NULL && i < count; i++) {
+        PyObject *output = read_result(from);
+        if (output == NULL || PyTuple_SetItem(outputs, i, output) < 0) {
+            Py_CLEAR(outputs);
+        }
+    }
+    return outputs;
+}
+
+static PyObject *
+time_or_none(uint64_t time)
+{
+    if (time == NOT_MEASURED) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromUnsignedLongLong(time);
+}
+
+static PyObject *
+decode_result(PyObject *Py_UNUSED(module), PyObject *packet)
+{
+    Reader from = {.name = "result", .kinds = result_kinds, .last_kind = RESULT_TIMING};
+    Element head, timing;
+    if (!open_packet(&from, packet, 3, &head)) {
+        return NULL;
+    }
+    PyObject *result = NULL, *outputs = NULL;
+    if (check_field(&from, &head, "numberOfOperands", head.field[2], MAX_OPERANDS) &&
+        can_hold(&from, 2 + (uint64_t)head.field[2]) && (outputs = read_results(&from, head.field[2])) != NULL &&
+        read_element(&from, RESULT_TIMING, 5, &timing) && check_field(&from, &timing, "padding", timing.field[0], 0)) {
+        uint64_t times[2];
+        memcpy(times, &timing.field[1], sizeof(times));
+        if (known_times_agree(times[0], times[1], from.next - 1) && at_end(&from)) {
+            result = Py_BuildValue("(iONN)", (int)(int32_t)head.field[1], outputs, time_or_none(times[0]),
+                                   time_or_none(times[1]));
+        }
+    }
+    Py_XDECREF(outputs);
+    PyBuffer_Release(&from.buffer);
+    return result;
+}
+/* ----------------------------------------------------------------------------------------------------------- module */
+
+static PyObject *
+module_cpus(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromUnsignedLongLong(affinity());
+}
+
+static PyMethodDef module_methods[] = {
+    {"cpus", module_cpus, METH_NOARGS, NULL},
+    {"create_queues", FAST(create_queues), NULL},
+    {"encode_request", FAST(encode_request), NULL},
+    {"decode_request", decode_request, METH_O, NULL},
+    {"encode_result", FAST(encode_result), NULL},
+    {"decode_result", decode_result, METH_O, NULL},
+    {NULL},
+};
+
+static const struct {
+    const char *name;
+    int value;
+} constants[] = {
+    {"TIMEOUT", TIMEOUT},     {"DEAD", DEAD}, {"CLOSED", CLOSED}, {"CORRUPT", CORRUPT},
+    {"TOO_LARGE", TOO_LARGE}, {"FULL", FULL}, {"CLIENT", 0},      {"SERVICE", 1},
+};
+
+static int
+add_type(PyObject *module, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    int failed = type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);
+    Py_XDECREF(type);
+    return failed;
+}
+
+static int
+module_exec(PyObject *module)
+{
+    for (size_t i = 0; i < sizeof(constants) / sizeof(*constants); i++) {
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) {
+            return -1;
+        }
+    }
+    if (add_type(module, &queues_spec) < 0) {
+        return -1;
+    }
+    return add_type(module, &lane_spec);
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};
+
+static struct PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "nnhal.ipc._native",
+    .m_doc = "Lanes over sockets, fast message queues in shared memory, and the codec of their packets.",
+    .m_methods = module_methods,
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    return PyModuleDef_Init(&module);
+}

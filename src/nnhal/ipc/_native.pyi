@@ -1,0 +1,176 @@
+"""The native extension: lanes over sockets, the fast message queues of a burst, and the codec of their packets.
+
+Durations are integer nanoseconds on the monotonic clock; a negative time-out waits without limit, 0 does not wait. Affinity
+masks have a bit for each of the first 64 CPUs; 0 is "not known". Statuses are negative ints and no exceptions, as the way of
+an execution leads through here; exceptions are for mistakes of the caller, for what a signal handler raises out of a wait
+(Ctrl-C), and for a lack of memory. What a wait left behind may still arrive: after an exception or TIMEOUT out of `call` or
+`exchange`, close the lane or the queues.
+"""
+
+from collections.abc import Sequence
+from typing import Final, TypeAlias, final
+
+from typing_extensions import Buffer
+
+TIMEOUT: Final = -1
+"""The time-out passed."""
+DEAD: Final = -2
+"""The peer died or hung up, and everything it had sent before was received."""
+CLOSED: Final = -3
+"""The queues were closed by either side, or the socket by this one."""
+CORRUPT: Final = -4
+"""The peer broke the protocol of the queues; they stay of no use to this object."""
+TOO_LARGE: Final = -5
+"""A message has more than 69,632 bytes or 64 descriptors, or its descriptors found no room; it is lost, none stay open."""
+FULL: Final = -6
+"""The queue has no room for the whole packet; nothing was written."""
+
+CLIENT: Final = 0
+"""The side that sends requests and receives results."""
+SERVICE: Final = 1
+"""The side that receives requests and sends results."""
+
+_Message: TypeAlias = tuple[bytes, tuple[int, ...]]
+_Operand: TypeAlias = tuple[int, int, int, Sequence[int]] | None
+_DecodedOperand: TypeAlias = tuple[int, int, int, tuple[int, ...]] | None
+
+def cpus() -> int:
+    """The affinity mask of the calling thread."""
+
+@final
+class Lane:
+    """Messages with descriptors over a connected AF_UNIX SOCK_SEQPACKET socket.
+
+    Owns no descriptor: socket and pidfd stay the caller's, who keeps them open while the lane is used. One thread may
+    wait for a message at a time (RuntimeError otherwise), another may send meanwhile.
+
+    A wait spins before it blocks, for `budget_ns`: at least 50 us, later twice the average of the waits observed, at most
+    2 ms; 5 us where waits are longer than that, and not at all where both processes have only one CPU between them. The
+    first `hold_ns` of a spin keep the GIL, unless waits are much longer; the rest and a block release it.
+    """
+
+    watch: int
+    """A pidfd of the peer's process, -1 for none: its end is DEAD, also when a child of it keeps the socket open."""
+    peer_cpus: int
+    """Affinity mask of the peer."""
+    spin: bool
+    """Whether waits may spin; True at first."""
+    hold_ns: int
+    """How long a wait keeps the GIL; 5 us at first."""
+
+    def __new__(cls, fd: int, watch: int = -1) -> Lane: ...
+    @property
+    def fd(self) -> int:
+        """The socket."""
+    @property
+    def budget_ns(self) -> int:
+        """How long the next wait would spin."""
+
+    def send(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = 5_000_000_000, /) -> int:
+        """Send one message of 1 byte or more, with copies of descriptors: 0, TIMEOUT, DEAD, CLOSED or TOO_LARGE.
+
+        Waits while the socket's buffer is full. OSError where a descriptor is not open. Never raises SIGPIPE.
+        """
+
+    def receive(self, timeout_ns: int = -1, /) -> _Message | int:
+        """The next message and its descriptors, which are the caller's from now on, closed on exec; or a status."""
+
+    def call(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = -1, /) -> _Message | int:
+        """`send` and `receive`, both within one time-out."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters of waits: spins were satisfied while spinning, blocks had to block."""
+
+def create_queues(request_elements: int, result_elements: int, /) -> int:
+    """A new shared memory with two empty queues for at least so many elements, 1 to 65536 each: its descriptor.
+
+    Capacities are the next powers of two, 16 or more. The memory is sealed against shrinking, growing and further seals.
+    """
+
+@final
+class Queues:
+    """One side's view of the two fast message queues of a burst.
+
+    A packet is a sequence of elements of 24 bytes, of which the first has kind 0 and tells in its second word how many there
+    are. Packets are written and read whole. One object a side and memory; one thread at a time may wait in it (RuntimeError
+    otherwise). Waits spin and hold the GIL as those of a `Lane`, then block until a packet, `close` on either side, or the
+    death of the thread that holds the other side. A forked child must not use its parent's object.
+    """
+
+    watch: int
+    """A pidfd of the peer's process, -1 for none; looked at once a second of a blocking wait."""
+    spin: bool
+    """Whether waits may spin; True at first."""
+    hold_ns: int
+    """How long a wait keeps the GIL; 20 us at first."""
+    use_waitv: bool
+    """Whether waits block by FUTEX_WAITV; turns False by itself where the kernel lacks it: deaths are then seen in 2 ms."""
+
+    def __new__(cls, fd: int, side: int) -> Queues:
+        """Map the memory behind `fd`, which stays the caller's and may be closed. ValueError where it is no memory of
+        `create_queues`: of another size or layout, or not sealed against shrinking.
+        """
+
+    @property
+    def budget_ns(self) -> int:
+        """How long the next wait would spin."""
+
+    def send(self, packet: Buffer, /) -> int:
+        """Write a packet: 0, FULL, CLOSED or CORRUPT. ValueError where it is no packet."""
+
+    def receive(self, timeout_ns: int = -1, /) -> bytes | int:
+        """The next packet, or TIMEOUT, DEAD, CLOSED or CORRUPT.
+
+        A packet that equals the one before byte for byte is the same object. Packets that were sent before the peer closed
+        or died come first.
+        """
+
+    def exchange(self, packet: Buffer, timeout_ns: int = -1, /) -> bytes | int:
+        """`send` and `receive`. CORRUPT where a packet is there before the request was sent."""
+
+    def hold(self) -> None:
+        """Make the end of the calling thread, however it comes, the DEAD of the other side, until `drop`.
+
+        A thread holds one object at a time (RuntimeError otherwise), and robust mutexes of the C library that it takes
+        meanwhile are not robust.
+        """
+
+    def drop(self) -> None:
+        """Undo `hold`, from the same thread (RuntimeError otherwise). Nothing happens where nothing is held."""
+
+    def close(self) -> None:
+        """End the queues for both sides; waits end with CLOSED. In a forked child, ends them for the child alone."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters: packets received, those that equalled the one before; waits satisfied while spinning, waits that
+        blocked; packets sent with (wakes) and without (wakes_saved) a system call to wake the peer; lost_wakes, packets
+        that a blocked wait found only when it was cut after a second: anything but 0 is a fault of the peer.
+        """
+
+def encode_request(
+    inputs: Sequence[_Operand], outputs: Sequence[_Operand], pools: Sequence[int], measure: bool, /
+) -> bytes:
+    """The request packet of NN HAL 1.2 for one execution.
+
+    An operand is None (no value) or (index into pools, offset, length, dimensions); pools are slots, int32. At most 4096
+    operands of each kind, 4096 pools and 8 dimensions; ValueError names what breaks a limit.
+    """
+
+def decode_request(
+    packet: Buffer, /
+) -> tuple[tuple[_DecodedOperand, ...], tuple[_DecodedOperand, ...], tuple[int, ...], bool]:
+    """Inputs, outputs, pools and measure of a request packet. ValueError names the element that breaks the format.
+
+    Everything is checked: kinds and their order, counts, limits, pool indices, padding, and that nothing is left over.
+    """
+
+def encode_result(
+    status: int, outputs: Sequence[tuple[bool, Sequence[int]]], on_device: int | None, in_driver: int | None, /
+) -> bytes:
+    """The result packet of NN HAL 1.2: ErrorStatus, (sufficient, dimensions) of each output, times in ns.
+
+    None or 2^64-1 is "not measured". ValueError where in_driver is less than on_device, or a limit is broken.
+    """
+
+def decode_result(packet: Buffer, /) -> tuple[int, tuple[tuple[bool, tuple[int, ...]], ...], int | None, int | None]:
+    """Status, outputs, on_device and in_driver of a result packet; checked like a request. Any int32 is a status."""

@@ -1,0 +1,170 @@
+"""A request from another process, checked against its model, as arrays over the memories that it names."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnhal.base.codes import Lifetime
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array, dtype_of
+from nnhal.hal.buffers import Buffer
+from nnhal.hal.request import Request
+from nnhal.ipc.frames import Where
+from nnhal.model.graph import Model
+from nnhal.model.validate import shape_of, validate
+from nnhal.ops.schema import agree, show
+
+Place = Memory | Buffer
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A request that may run, any number of times. unaligned: inputs lie at odd addresses, which engines do not take."""
+
+    inputs: tuple[Array | None, ...]
+    outputs: tuple[Array | None, ...]
+    input_buffers: dict[int, Buffer]
+    output_buffers: dict[int, Buffer]
+    unaligned: bool
+
+    @property
+    def simple(self) -> bool:
+        """Whether all that an execution can tell of its outputs is their shapes: each has memory of the client's."""
+        return not self.output_buffers and all(x is not None for x in self.outputs)
+
+    def request(self) -> Request:
+        """A request of its own for one execution."""
+        inputs: Sequence[Array | None] = self.inputs
+        if self.unaligned:
+            inputs = [x if x is None or x.flags.aligned else x.copy() for x in inputs]
+        return Request(inputs, list(self.outputs), input_buffers=self.input_buffers, output_buffers=self.output_buffers)
+
+
+def bind_request(
+    model: Model, inputs: Sequence[Where | None], outputs: Sequence[Where | None], pools: Sequence[Place]
+) -> Bound:
+    """Check every argument before anything looks at its bytes. InvalidArgument names argument and rule."""
+    main = model.main
+    for kind, given, wanted in (("input", inputs, main.inputs), ("output", outputs, main.outputs)):
+        if len(given) != len(wanted):
+            raise InvalidArgument(f"request has {len(given)} {kind}s, must have {len(wanted)}")
+    spans: list[tuple[int, int, int, str]] = []
+    ins: list[Array | None] = []
+    outs: list[Array | None] = []
+    read: dict[int, Buffer] = {}
+    written: dict[int, Buffer] = {}
+    for n, at in enumerate(inputs):
+        ins.append(_argument(model, main.inputs[n], at, pools, f"input {n}", False, spans, read, n))
+    for n, at in enumerate(outputs):
+        outs.append(_argument(model, main.outputs[n], at, pools, f"output {n}", True, spans, written, n))
+    spans += _constants(model, pools)
+    _no_overlap(spans)
+    unaligned = any(x is not None and not x.flags.aligned for x in ins)
+    return Bound(tuple(ins), tuple(outs), read, written, unaligned)
+
+
+def _argument(
+    model: Model,
+    index: int,
+    at: Where | None,
+    pools: Sequence[Place],
+    label: str,
+    output: bool,
+    spans: list[tuple[int, int, int, str]],
+    buffers: dict[int, Buffer],
+    place: int,
+) -> Array | None:
+    """One argument as an array; None where it has no value, lies in a buffer, or the driver provides the memory."""
+    if at is None:
+        if output:
+            raise InvalidArgument(f"{label} has no value, must have memory")
+        return None
+    pool, offset, length, dims = at
+    if pool == -1 and output:
+        return None
+    if not 0 <= pool < len(pools):
+        raise InvalidArgument(f"{label}: pool is {pool}, must be below {len(pools)}")
+    memory = pools[pool]
+    if isinstance(memory, Buffer):
+        buffers[place] = memory
+        return None
+    if offset + length > memory.size:
+        raise InvalidArgument(f"{label}: bytes {offset} to {offset + length} must lie inside the pool's {memory.size}")
+    if output and memory.readonly:
+        raise InvalidArgument(f"{label}: pool {pool} is for reading only, must be writable")
+    spans.append((id(memory), offset, offset + length, label if output else ""))
+    shape = _shape(model, index, dims, label, output)
+    dtype = dtype_of(model.main.operands[index].type)
+    size = -1 if shape is None else math.prod(shape) * dtype.itemsize
+    if output and length != size:
+        return memory.view(offset, length)  # room in bytes: too little is OUTPUT_INSUFFICIENT_SIZE
+    if length != size:
+        raise InvalidArgument(f"{label} has {length} bytes, must be {size} for {show(shape)} of {dtype}")
+    array = memory.view(offset, length, dtype, shape)
+    return memory.view(offset, length) if output and not array.flags.aligned else array
+
+
+def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: bool) -> tuple[int, ...] | None:
+    """The shape of an argument, None for an output where it is not known before the execution."""
+    value = validate(model).subgraphs[0].values[index]
+    declared = value.shape if value is not None else shape_of(model.main.operands[index])
+    given = tuple(d or None for d in dims) if output else tuple(dims)
+    if dims and declared is not None and not agree(given, declared):
+        raise InvalidArgument(f"{label} has dimensions {show(dims)}, must be {show(declared)}")
+    if dims and (0 not in dims or not output):  # an input may have zero elements
+        return tuple(dims)
+    if declared is not None and None not in declared:
+        return tuple(d or 0 for d in declared)
+    if not output:
+        raise InvalidArgument(f"{label} has dimensions {show(dims)}, must be fully specified")
+    return None
+
+
+def _constants(model: Model, pools: Sequence[Place]) -> list[tuple[int, int, int, str]]:
+    """Where constants of the model lie in memories of the request, which may not be written."""
+    shared = {place for place, memory in enumerate(model.pools) if any(memory is other for other in pools)}
+    return [
+        (id(model.pools[at.pool]), at.offset, at.offset + at.length, "")
+        for graph in (model.subgraphs if shared else ())
+        for operand in graph.operands
+        if operand.lifetime == Lifetime.CONSTANT_REFERENCE and (at := operand.location).pool in shared
+    ]
+
+
+def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
+    spans.sort(key=lambda span: (span[0], span[1]))
+    end: tuple[int, int, str] = (0, 0, "")  # the furthest end so far in this memory, and whose it is
+    written = (0, 0, "")  # likewise of outputs
+    for memory, start, stop, label in spans:
+        if start == stop:
+            continue
+        if memory != end[0]:
+            end = written = (memory, 0, "")
+        other = end if label else written
+        if start < other[1]:
+            raise InvalidArgument(f"{label or other[2]} overlaps another argument or constant, must lie apart from all")
+        if stop > end[1]:
+            end = (memory, stop, label)
+        if label and stop > written[1]:
+            written = (memory, stop, label)
+
+
+def shapes_of(request: Request) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
+    """What became of each output: its shape and whether its room was enough."""
+    count = len(request.outputs)
+    shapes: list[tuple[int, ...] | None] = list(request.shapes) + [None] * (count - len(request.shapes))
+    enough = list(request.sufficient) + [True] * (count - len(request.sufficient))
+    known = []
+    for n, shape in enumerate(shapes):
+        array, buffer = request.outputs[n], request.output_buffers.get(n)
+        there = () if array is None else array.shape
+        known.append(tuple(int(d) for d in (shape or (there if buffer is None else buffer.shape) or ())))
+    return tuple(known), tuple(enough)
+
+
+def flat_bytes(array: Array) -> Array:
+    """The bytes of an array in row-major order."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,0 +1,122 @@
+"""One lane of a connection: whole messages with their descriptors, long ones by a sealed memfd, statuses as errors."""
+
+import fcntl
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Sequence
+
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
+from nnhal.ipc import _native
+from nnhal.ipc.wire import INLINE, MAX_MESSAGE
+
+_SPILLED = struct.Struct("<BQ")  # a byte that MessagePack never starts with, the length
+_MARK = 0xC1
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
+_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # seal, shrink, grow, write
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors that nobody took over."""
+    for fd in fds:
+        os.close(fd)
+
+
+class Channel:
+    """A lane over one end of a SEQPACKET socket, which it owns. For one thread at a time."""
+
+    def __init__(self, sock: socket.socket, watch: int = -1, peer_cpus: int = 0) -> None:
+        """Take over a socket. watch: a pidfd of the peer, which stays the caller's. peer_cpus: its affinity mask."""
+        sock.setblocking(True)
+        self.socket = sock
+        self.lane = _native.Lane(sock.fileno(), watch)
+        self.lane.peer_cpus = peer_cpus
+
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send one message; DeadObject where the peer is gone or does not read any more."""
+        if len(data) > INLINE:
+            memory = _spill(data)
+            try:
+                status = self.lane.send(_SPILLED.pack(_MARK, len(data)), (memory, *fds))
+            finally:
+                os.close(memory)
+        else:
+            status = self.lane.send(data, tuple(fds))
+        if status < 0:
+            raise failure(status)
+
+    def receive(self, timeout_ns: int = -1) -> tuple[bytes, tuple[int, ...]]:
+        """The next message and its descriptors, which are the caller's from now on."""
+        got = self.lane.receive(timeout_ns)
+        if isinstance(got, int):
+            raise failure(got)
+        return unspill(got) if got[0][:1] == b"\xc1" else got
+
+    def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> tuple[bytes, tuple[int, ...]]:
+        """Send and wait for the reply."""
+        if len(data) > INLINE:
+            self.send(data, fds)
+            return self.receive(timeout_ns)
+        got = self.lane.call(data, tuple(fds), timeout_ns)
+        if isinstance(got, int):
+            raise failure(got)
+        return unspill(got) if got[0][:1] == b"\xc1" else got
+
+    def close(self) -> None:
+        """Close the socket; the peer sees a hang-up."""
+        self.socket.close()
+
+
+def failure(status: int) -> NnhalError:
+    """The error that a status of the native lane stands for."""
+    if status == _native.TIMEOUT:
+        return MissedDeadline("driver process: no answer by the deadline")
+    if status == _native.TOO_LARGE:
+        return InvalidArgument("message is larger than the transport takes, or carries too many descriptors")
+    return DeadObject("driver process: it died or closed the connection")
+
+
+def _spill(data: bytes) -> int:
+    """A sealed memfd with the message."""
+    if len(data) > MAX_MESSAGE:
+        raise InvalidArgument(f"message has {len(data)} bytes, must be at most {MAX_MESSAGE}")
+    try:
+        memory = os.memfd_create("nnhal-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ResourceExhausted(f"message: no descriptor: {error.strerror}") from error
+    try:
+        done = 0
+        while done < len(data):
+            done += os.write(memory, memoryview(data)[done:])
+        fcntl.fcntl(memory, _F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(memory)
+        raise ResourceExhausted(f"message: {len(data)} bytes: {error.strerror}") from error
+    return memory
+
+
+def unspill(got: tuple[bytes, tuple[int, ...]]) -> tuple[bytes, tuple[int, ...]]:
+    """A message that came by a memfd. InvalidArgument where that is not sealed, or not as long as announced."""
+    head, fds = got
+    try:
+        if len(head) != _SPILLED.size or not fds:
+            raise InvalidArgument("long message: has no memory or length, must have both")
+        length = _SPILLED.unpack(head)[1]
+        try:
+            seals = fcntl.fcntl(fds[0], _F_GET_SEALS)
+        except OSError:
+            seals = 0
+        if seals & _SEALS != _SEALS:
+            raise InvalidArgument("long message: its memory is not sealed against writing and shrinking, must be")
+        if not 0 < length <= MAX_MESSAGE or os.fstat(fds[0]).st_size != length:
+            raise InvalidArgument(
+                f"long message: {length} bytes are announced, must be its memory's size, at most 1 GiB"
+            )
+        with mmap.mmap(fds[0], length, access=mmap.ACCESS_READ) as region:
+            data = region[:]
+    except BaseException:
+        close_all(fds)
+        raise
+    os.close(fds[0])
+    return data, fds[1:]

@@ -1,0 +1,195 @@
+"""The canonical classes as wire structs and back: models, capabilities, errors, timing. What comes in is not trusted."""
+
+import errno
+import warnings
+from collections.abc import Callable
+
+import msgspec
+
+from nnhal.base import errors
+from nnhal.base.codes import ErrorStatus, Lifetime, OperandType
+from nnhal.base.errors import InvalidModel, MissedDeadline, NnhalError, OperationFailed, OutputInsufficientSize
+from nnhal.base.levels import V1_2, Level
+from nnhal.base.memory import Memory
+from nnhal.base.operands import ChannelQuant
+from nnhal.hal.device import Capabilities
+from nnhal.hal.device import Performance as Stated
+from nnhal.hal.request import Timing
+from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, upgrade
+from nnhal.ipc import wire
+from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
+
+_NO_MEMORY = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
+
+# -------------------------------------------------------------------------------------------------------------- models
+
+
+def model_to_wire(model: Model, pool: Callable[[Memory], wire.Pool]) -> wire.Model:
+    """A model, in the form of the service's level; `pool` gives the wire form of a memory."""
+    graphs = tuple(
+        wire.Subgraph(
+            tuple(_operand_to_wire(o) for o in graph.operands),
+            tuple(wire.Operation(o.type, o.inputs, o.outputs, o.name) for o in graph.operations),
+            graph.inputs,
+            graph.outputs,
+        )
+        for graph in model.subgraphs
+    )
+    pools = tuple(pool(memory) for memory in model.pools)
+    return wire.Model(graphs, model.values, pools, model.relaxed, model.extensions, model.name)
+
+
+def _operand_to_wire(o: Operand) -> wire.Operand:
+    at = o.location
+    scales, axis = ((), 0) if o.channel is None else (o.channel.scales, o.channel.axis)
+    location = (at.pool, at.offset, at.length)
+    return wire.Operand(
+        o.type, o.dimensions, o.scale, o.zero_point, int(o.lifetime), location, scales, axis, o.extension, o.name
+    )
+
+
+def model_from_wire(model: wire.Model, pool: Callable[[wire.Pool], Memory]) -> Model:
+    """A model as the service sees it; InvalidModel for what no model can be (all else is for validation to find)."""
+    pools = tuple(pool(p) for p in model.pools)
+    graphs = [_graph_from_wire(g, n, model, pools) for n, g in enumerate(model.subgraphs)]
+    return Model(
+        graphs[0],
+        tuple(graphs[1:]),
+        bytes(model.values),
+        pools,
+        model.relaxed,
+        tuple(model.extensions),
+        name=model.name,
+    )
+
+
+def _graph_from_wire(graph: wire.Subgraph, number: int, model: wire.Model, pools: tuple[Memory, ...]) -> Subgraph:
+    operands = []
+    for n, o in enumerate(graph.operands):
+        where = f"subgraph {number} operand {n}"
+        if o.lifetime not in Lifetime.__members__.values():
+            raise InvalidModel(f"{where}: lifetime is {o.lifetime}, must be one of {', '.join(Lifetime.__members__)}")
+        pool, offset, length = o.location
+        if o.lifetime == Lifetime.CONSTANT_COPY and offset + length > len(model.values):
+            raise InvalidModel(
+                f"{where}: bytes {offset} to {offset + length} must lie inside the {len(model.values)} values"
+            )
+        if o.lifetime == Lifetime.CONSTANT_REFERENCE:
+            if pool >= len(pools):
+                raise InvalidModel(f"{where}: pool is {pool}, must be below {len(pools)}")
+            if offset + length > pools[pool].size:
+                raise InvalidModel(
+                    f"{where}: bytes {offset} to {offset + length} must lie inside the pool's {pools[pool].size}"
+                )
+        channel = ChannelQuant(tuple(o.scales), o.axis) if o.scales else None
+        location = Location(pool, offset, length)
+        operands.append(
+            Operand(
+                o.type,
+                o.dimensions,
+                o.scale,
+                o.zero_point,
+                Lifetime(o.lifetime),
+                location,
+                channel,
+                o.extension,
+                o.name,
+            )
+        )
+    operations = tuple(Operation(o.type, o.inputs, o.outputs, o.name) for o in graph.operations)
+    return Subgraph(tuple(operands), operations, graph.inputs, graph.outputs)
+
+
+# -------------------------------------------------------------------------------------------------------- capabilities
+
+
+def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.Stated:
+    """Capabilities in the form of a level."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LossWarning)  # what the form cannot hold is not for this client
+        old = convert_capabilities(capabilities, form)
+    if isinstance(old, OldCapabilities):
+        table: dict[int, Stated] = {
+            OperandType.TENSOR_FLOAT32: old.float32,
+            OperandType.TENSOR_QUANT8_ASYMM: old.quantised8,
+        }
+        others: tuple[Stated, ...] = () if old.relaxed is None else (old.relaxed,)
+    else:
+        table = dict(old.operands)
+        others = (old.relaxed_scalar, old.relaxed_tensor, old.if_performance, old.while_performance)
+    entries = {int(code): wire.Performance(*stated) for code, stated in table.items()}
+    return wire.Stated(entries, tuple(wire.Performance(*stated) for stated in others))
+
+
+def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
+    """Capabilities of a service; OperationFailed where parts of the form are missing."""
+    table = {code: Stated(p.exec_time, p.power_usage) for code, p in stated.operands.items()}
+    others = [Stated(p.exec_time, p.power_usage) for p in stated.others]
+    try:
+        if form >= V1_2:
+            return Capabilities(table, *others)
+        float32, quant8 = table[OperandType.TENSOR_FLOAT32], table[OperandType.TENSOR_QUANT8_ASYMM]
+        return upgrade(OldCapabilities(float32, quant8, others[0] if others else None))
+    except (KeyError, TypeError) as error:
+        raise OperationFailed(f"capabilities: {error} is missing, must be stated at level {form}") from None
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def error_to_wire(error: BaseException) -> wire.Failed:
+    """Any error as a reply; lack of memory or descriptors asks for a fresh process."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_MEMORY):
+        status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
+        return wire.Failed(
+            status, "ResourceExhausted", _clip(f"driver ran out of memory or descriptors: {error}"), (), True
+        )
+    if isinstance(error, msgspec.DecodeError):
+        return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", _clip(f"message: {error}"))
+    if not isinstance(error, NnhalError):
+        text = f"driver: {type(error).__name__}: {error}"
+        return wire.Failed(ErrorStatus.GENERAL_FAILURE, "OperationFailed", _clip(text))
+    shapes: tuple[tuple[int, ...] | None, ...] = ()
+    if isinstance(error, OutputInsufficientSize):
+        shapes = error.shapes
+    kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
+    return wire.Failed(error.status, kind, _clip(str(error)), shapes)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= 16000 else text[:16000] + " ..."
+
+
+def error_from_wire(failed: wire.Failed) -> NnhalError:
+    """The error that a service reported, of the same class where that is one of the tree."""
+    kind = getattr(errors, failed.kind, None)
+    status = failed.status if failed.status in ErrorStatus.__members__.values() else ErrorStatus.GENERAL_FAILURE
+    if kind is OutputInsufficientSize:
+        return OutputInsufficientSize(failed.message, failed.shapes)
+    if kind is errors.LoopTimeout:
+        return errors.LoopTimeout(failed.message)
+    if not (isinstance(kind, type) and issubclass(kind, NnhalError)) or issubclass(
+        kind, MissedDeadline | errors.ResourceExhausted
+    ):
+        return errors.error_of(ErrorStatus(status), failed.message)
+    error: NnhalError = kind(failed.message)
+    return error
+
+
+# -------------------------------------------------------------------------------------------------------------- timing
+
+
+def timing_to_wire(timing: Timing | None) -> wire.Timing:
+    """Timing with the wire's value for "not measured"."""
+    if timing is None:
+        return wire.Timing()
+    device, driver = (wire.NOT_MEASURED if t is None else t for t in timing)
+    return wire.Timing(device, driver)
+
+
+def timing_from_wire(timing: wire.Timing) -> Timing | None:
+    """Timing as measured; None where nothing was. Time on the device is not believed where it exceeds that in the driver."""
+    device, driver = (None if t == wire.NOT_MEASURED else t for t in (timing.on_device, timing.in_driver))
+    if device is None and driver is None:
+        return None
+    return Timing(None if device is not None and driver is not None and device > driver else device, driver)

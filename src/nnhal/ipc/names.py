@@ -1,0 +1,117 @@
+"""Names of shared driver services: one socket each in the user's runtime directory, for that user alone.
+
+A service listens before it confines itself, and confines itself before numpy starts threads: nothing that imports numpy is
+imported here but where an error is about to be raised.
+"""
+
+import os
+import re
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnhal.ipc.session import Session
+
+SUFFIX = ".sock"
+BACKLOG = 64
+_FIRST_LISTEN_FD = 3
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def directory() -> Path:
+    """Where the sockets lie: `nnhal` in XDG_RUNTIME_DIR, or in a directory of the user's own where that is not set."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(base) / "nnhal" if base else Path(os.environ.get("TMPDIR", "/tmp")) / f"nnhal-{os.getuid()}"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = path.lstat()
+    except OSError as error:
+        raise _unavailable(
+            f"directory of services {path}: {error.strerror}; set XDG_RUNTIME_DIR to a directory that can be written"
+        ) from None
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise _unavailable(f"directory of services {path}: must be a directory of this user alone (mode 0700)")
+    return path
+
+
+def path_of(name: str) -> Path:
+    """The socket of a service; InvalidArgument for what is no name."""
+    if not _NAME.fullmatch(name):
+        raise _no_name(f"service name is {name!r}, must be up to 64 letters, digits, dots, dashes, underscores")
+    return directory() / (name + SUFFIX)
+
+
+def listen(name: str) -> socket.socket:
+    """The listening socket of a service: the one that systemd hands over, or a new one under the name.
+
+    A socket that a dead service left behind is swept; DeviceUnavailable where a living one has the name.
+    """
+    if os.environ.get("LISTEN_PID") == str(os.getpid()) and int(os.environ.get("LISTEN_FDS", "0")) >= 1:
+        return socket.socket(fileno=_FIRST_LISTEN_FD)
+    path = path_of(name)
+    if path.exists() and not sweep(path):
+        raise _unavailable(f"service {name}: one of this name is running; stop it, or choose another with --name")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    old = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise _unavailable(f"service {name}: {path}: {error.strerror}") from None
+    finally:
+        os.umask(old)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def sweep(path: Path) -> bool:
+    """Remove a socket that nobody listens on; whether it is gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return True
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def running() -> list[str]:
+    """Names of the services that somebody listens on; what dead ones left behind is swept."""
+    return sorted(p.name.removesuffix(SUFFIX) for p in directory().glob("*" + SUFFIX) if not sweep(p))
+
+
+def connect(name: str) -> "Session":
+    """Connect to a running service of this user. DeviceUnavailable where there is none."""
+    from nnhal.ipc.session import Session
+
+    path = path_of(name)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(str(path))
+        uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if uid not in (os.getuid(), 0):
+            raise _unavailable(f"service {name}: runs as user {uid}, must be this user's")
+    except OSError as error:
+        sock.close()
+        there = ", ".join(running()) or "none is running"
+        raise _unavailable(f"service {name}: {error.strerror}; running: {there}") from None
+    return Session(sock, f"service {name}")
+
+
+def _unavailable(text: str) -> Exception:
+    from nnhal.base.errors import DeviceUnavailable
+
+    return DeviceUnavailable(text)
+
+
+def _no_name(text: str) -> Exception:
+    from nnhal.base.errors import InvalidArgument
+
+    return InvalidArgument(text)

@@ -1,0 +1,299 @@
+"""A driver in a process of its own, started on demand, and what happens when it dies.
+
+The process belongs to one client and ends with it. When it dies, every waiter gets DEAD_OBJECT; the next use starts it
+again, after a pause that doubles with every recent death, and compiled models are prepared again, once. A device whose
+process died three times within a minute is quarantined until a quiet minute has passed.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnhal.base.codes import DeviceStatus
+from nnhal.base.errors import Closed, DeviceUnavailable, NnhalError
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.burst import Burst
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.fence import Fence
+from nnhal.hal.fenced import FencedExecution, Notify
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.ipc.client import RemoteDevice, RemotePrepared
+from nnhal.ipc.session import Session
+from nnhal.model.graph import Model
+
+DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many within this time are a crash loop
+FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 20_000_000, 1_000_000_000
+_log = logger("driver")
+
+
+@dataclass
+class Health:
+    """Deaths of a driver's process, and what follows from them. clock: monotonic nanoseconds."""
+
+    name: str
+    clock: Callable[[], int] = time.monotonic_ns
+    deaths: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=DEATHS))
+    total: int = 0
+
+    def died(self, why: str) -> None:
+        """Note a death."""
+        self.deaths.append((self.clock(), why))
+        self.total += 1
+
+    @property
+    def quarantined_ns(self) -> int:
+        """How long the device stays in quarantine; 0 where it is in none."""
+        if len(self.deaths) < DEATHS or self.deaths[-1][0] - self.deaths[0][0] > WINDOW_NS:
+            return 0
+        return max(0, self.deaths[-1][0] + WINDOW_NS - self.clock())
+
+    def check(self) -> None:
+        """DeviceUnavailable, with the reason, where the device is quarantined."""
+        left = self.quarantined_ns
+        if left:
+            span = (self.deaths[-1][0] - self.deaths[0][0]) / 1e9
+            raise DeviceUnavailable(
+                f"device {self.name}: is quarantined for {left / 1e9:.0f} s more: its process died {DEATHS} times within "
+                f"{span:.1f} s, the last time: {self.deaths[-1][1]}"
+            )
+
+    def pause_ns(self) -> int:
+        """How long to wait before the process is started again; 0 after a quiet interval."""
+        now = self.clock()
+        recent = [at for at, _ in self.deaths if now - at < WINDOW_NS]
+        if not recent:
+            self.deaths.clear()
+            return 0
+        pause = min(LONGEST_PAUSE_NS, FIRST_PAUSE_NS << (len(recent) - 1))
+        return int(max(0, recent[-1] + pause - now))
+
+    def __str__(self) -> str:
+        if not self.total:
+            return "never died"
+        state = f"quarantined for {self.quarantined_ns / 1e9:.0f} s" if self.quarantined_ns else "in use"
+        return f"died {self.total} times, {state}; last: {self.deaths[-1][1] if self.deaths else 'some time ago'}"
+
+
+def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
+    """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a Python file."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(theirs.fileno()), *options]
+    if level:
+        command += ["--level", level]
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
+            )
+        except OSError as error:
+            ours.close()
+            raise DeviceUnavailable(f"device {driver}: its process cannot be started: {error}") from None
+    return Session(ours, f"device {driver}", process)
+
+
+class Resilient(Device):
+    """A remote device that connects again after a death. connect: gives a fresh session."""
+
+    def __init__(self, name: str, connect: Callable[[], Session]) -> None:
+        self.name, self._connect = name, connect
+        self.health = Health(name)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._forked = False
+        self._remote = self._fresh()
+        self.restarts = 0
+        remote = self._remote
+        self.version, self.type, self.level = remote.version, remote.type, remote.level
+        self.extensions = remote.extensions
+        self.confinement = remote.confinement
+        _resilient.add(self)
+
+    @property
+    def unusable(self) -> bool:
+        """Whether it was closed, or belongs to the process that this one was forked from."""
+        return self._closed or self._forked
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each HAL method was called since the process started."""
+        return self._remote.session.calls
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the process is this client's own."""
+        return self._remote.session.process is not None
+
+    @property
+    def pid(self) -> int:
+        """The driver's process."""
+        return self._remote.session.welcome.pid
+
+    def _fresh(self) -> RemoteDevice:
+        session = self._connect()
+        health = self.health
+        session.on_death(lambda error: None if isinstance(error, Closed) else health.died(str(error)))
+        try:
+            remote = RemoteDevice(session)
+        except NnhalError:
+            session.close()
+            raise
+        weakref.finalize(self, session.close).atexit = False
+        return remote
+
+    def remote(self) -> RemoteDevice:
+        """The living remote device; connects again where the last one died. DeviceUnavailable in quarantine."""
+        remote = self._remote
+        if remote.session.dead is None:
+            return remote
+        with self._lock:
+            if self._closed:
+                raise Closed(f"device {self.name}: was closed")
+            if self._forked:
+                raise remote.session.dead
+            if self._remote.session.dead is None:
+                return self._remote
+            self.health.check()
+            time.sleep(self.health.pause_ns() / 1e9)
+            fresh = self._fresh()
+            if fresh.version != self.version or fresh.level != self.level:
+                fresh.close()
+                raise DeviceUnavailable(
+                    f"device {self.name}: came back as version {fresh.version} at {fresh.level}, was {self.version} at "
+                    f"{self.level}; compile again"
+                )
+            self._remote = fresh
+            self.restarts += 1
+            _log.info("device %s: started again, %s", self.name, self.health)
+            return fresh
+
+    def capabilities(self) -> Capabilities:
+        """As stated at the first start: answers may not change while the device lives."""
+        return self._remote.capabilities()
+
+    def status(self) -> DeviceStatus:
+        """OFFLINE in quarantine."""
+        return DeviceStatus.OFFLINE if self.health.quarantined_ns else self.remote().status()
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        """The driver's verdicts."""
+        return self.remote().supports(model)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Compile in the driver's process."""
+        return ResilientPrepared(self, model, hints)
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        """A buffer in the driver's process; its contents do not survive a death."""
+        return self.remote().allocate(desc, roles)
+
+    def close(self) -> None:
+        """End the connection, and the process where it is this client's own."""
+        self._closed = True
+        self._remote.close()
+
+
+class ResilientPrepared(Prepared):
+    """A prepared model that is prepared again, once, when the process that held it has died."""
+
+    def __init__(self, device: Resilient, model: Model, hints: Hints) -> None:
+        self._device, self.model, self._hints = device, model, hints
+        self._lock = threading.Lock()
+        self._inner = self._prepare(hints)
+        self.prepared_again = 0
+
+    def _prepare(self, hints: Hints) -> RemotePrepared:
+        prepared = self._device.remote().prepare(self.model, hints)
+        assert isinstance(prepared, RemotePrepared)
+        return prepared
+
+    @property
+    def remote(self) -> RemotePrepared:
+        """The model in the living process."""
+        inner = self._inner
+        if inner.session.dead is None:
+            return inner
+        with self._lock:
+            if self._inner.session.dead is not None:
+                self._inner = self._prepare(Hints(**{**vars(self._hints), "deadline": None}))
+                self.prepared_again += 1
+                _log.info("device %s: model %s was prepared again", self._device.name, self.model.name or "unnamed")
+            return self._inner
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Execute; DeadObject where the process dies meanwhile, and the next execution finds a new one."""
+        inner = self._inner
+        if inner.session.dead is not None:
+            inner = self.remote
+        return inner.run(request, control)
+
+    def execute(self, request: Request, control: Control, notify: Notify) -> None:
+        """As `run`, in the background."""
+        self.remote.execute(request, control, notify)
+
+    def execute_fenced(
+        self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
+    ) -> FencedExecution:
+        """As `run`, with fences."""
+        return self.remote.execute_fenced(request, control, wait_for, after)
+
+    def burst(self) -> Burst:
+        """A burst that opens again after a death."""
+        return ResilientBurst(self)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._inner.close()
+
+
+class ResilientBurst(Burst):
+    """A burst that is opened again when the process that held it has died."""
+
+    def __init__(self, prepared: ResilientPrepared) -> None:
+        self._prepared = prepared
+        self._target = prepared.remote
+        self._inner = self._target.burst()
+        self._closed = False
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """As `Burst.run`."""
+        if self._target.session.dead is not None and not self._closed:
+            self._inner.close()
+            self._target = self._prepared.remote
+            self._inner = self._target.burst()
+        return self._inner.run(request, control)
+
+    def free_memory(self, memory: Memory) -> None:
+        """As `Burst.free_memory`."""
+        self._inner.free_memory(memory)
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the queues."""
+        counters: Any = getattr(self._inner, "stats", dict)
+        return dict(counters())
+
+    def close(self) -> None:
+        """End the burst."""
+        self._closed = True
+        self._inner.close()
+
+
+_resilient: "weakref.WeakSet[Resilient]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for device in list(_resilient):
+        device._forked = True
+        device._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,494 @@
+"""A client's connection to a service: lanes for calls, notifications, releases, and the news that the service died.
+
+A call takes a lane that is free, or opens one, so any number of threads may call at once. One thread a session keeps house:
+it takes notifications, answers the service's questions, sends releases in batches, watches the process.
+"""
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import Cancelled, Closed, DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
+from nnhal.base.levels import V1_3, Level
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.ipc import _native, wire
+from nnhal.ipc.channel import Channel, close_all
+from nnhal.ipc.convert import error_from_wire
+from nnhal.ipc.pools import ClientPools, Packing
+
+GREETING_NS = 30_000_000_000  # a driver may import a large engine first
+GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
+HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
+MAX_LANES = 32
+_CANCEL_SLICE_NS = 20_000_000
+_BATCH_SECONDS = 0.002
+_log = logger("driver")
+T = TypeVar("T", bound=wire.Reply)
+
+
+class Pending:
+    """A notification to come: exactly one."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._result: Any = None
+        self._fds: tuple[int, ...] = ()
+
+    def set(self, result: Any, fds: tuple[int, ...] = ()) -> None:
+        """It came; result: a reply, or the error why it never will."""
+        self._result, self._fds = result, fds
+        self._event.set()
+
+    @property
+    def came(self) -> bool:
+        """Whether it came."""
+        return self._event.is_set()
+
+    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, tuple[int, ...]]:
+        """Wait for it; MissedDeadline, Cancelled, or what the service answered."""
+        while not self._event.wait(_left(deadline, cancelled)):
+            if cancelled is not None and cancelled.is_set():
+                raise Cancelled("execution: cancelled by its owner")
+            if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
+                raise MissedDeadline("driver process: no answer by the deadline")
+        if isinstance(self._result, NnhalError):
+            raise self._result
+        if isinstance(self._result, wire.Failed):
+            raise error_from_wire(self._result)
+        return self._result, self._fds
+
+
+def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:
+    left = None if deadline is None else max(0.0, (deadline + GRACE_NS - time.monotonic_ns()) / 1e9)
+    slice_ = None if cancelled is None else _CANCEL_SLICE_NS / 1e9
+    return slice_ if left is None else left if slice_ is None else min(left, slice_)
+
+
+class Session:
+    """One connection; close it to have the service end what it held for it.
+
+    dead: why nothing works any more, None while it does. calls: how often each HAL method was called.
+    """
+
+    def __init__(self, sock: socket.socket, where: str, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        """Take over a connected socket and greet. process: the service's, where it is this client's own."""
+        self.where, self.process = where, process
+        self.dead: NnhalError | None = None
+        self.calls: dict[str, int] = {}
+        self._control = Channel(sock)
+        self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
+        self._free: deque[Channel] = deque()
+        self._lanes: list[Channel] = []
+        self._stuck: list[tuple[Channel, int, bool]] = []
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._slots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._late: list[tuple[Pending, int]] = []
+        self._released: deque[tuple[bool, int]] = deque()
+        self._on_death: list[Callable[[NnhalError], None]] = []
+        self.watch = self._wake = -1
+        self.welcome = self._greet()
+        self.level = Level(self.welcome.level)
+        self.methods = min(self.level, V1_3)
+        self.pools = ClientPools(
+            shared=self.welcome.shared, limit=self.welcome.max_pools - 16, release=self.release_pool
+        )
+        self.watch = _pidfd(self.welcome.pid)
+        self._control.lane.watch = self.watch
+        self._control.lane.peer_cpus = self.welcome.cpus
+        self._callbacks = self._attach(True)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._wake).atexit = False  # releases come from any thread, to the last
+        self._thread = threading.Thread(target=self._keep_house, name="nnhal-session", daemon=True)
+        self._thread.start()
+        _sessions.add(self)
+
+    def _greet(self) -> wire.Welcome:
+        try:
+            data, fds = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), GREETING_NS)
+            close_all(fds)
+            reply = wire.decode_reply(data)
+        except (DeadObject, MissedDeadline) as error:
+            self._control.close()
+            raise DeviceUnavailable(
+                f"{self.where}: the driver process did not start: {self._fate() or error}"
+            ) from None
+        except wire.WireError as error:
+            self._control.close()
+            raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
+        if isinstance(reply, wire.Failed):
+            self._control.close()
+            raise error_from_wire(reply)
+        if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
+            self._control.close()
+            raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
+        return reply
+
+    # --------------------------------------------------------------------------------------------------------- calls
+
+    def packing(self) -> Packing:
+        """For the memories of one message."""
+        return Packing(self.pools)
+
+    def call(
+        self,
+        message: wire.Call,
+        expect: type[T],
+        packing: Packing | None = None,
+        *,
+        fds: Sequence[int] = (),
+        deadline: int | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> tuple[T, tuple[int, ...]]:
+        """Call and wait; the reply and its descriptors. Raises what the service reports, DeadObject, MissedDeadline."""
+        name = wire.hal_name(message)
+        self.calls[name] = self.calls.get(name, 0) + 1
+        given = (*fds, *packing.fds) if packing is not None else tuple(fds)
+        data, received = self.transact(wire.encode(message), given, deadline, cancelled)
+        try:
+            reply = wire.decode_reply(data)
+            if isinstance(reply, wire.Failed):
+                raise self.error(reply)
+            if not isinstance(reply, expect):
+                raise self._died(DeadObject(f"{self.where}: answered {name} with {type(reply).__name__}"))
+        except wire.WireError as error:
+            close_all(received)
+            raise self._died(DeadObject(f"{self.where}: answered {name} with what is no message: {error}")) from None
+        except NnhalError:
+            close_all(received)
+            raise
+        if packing is not None:
+            packing.delivered()
+        return reply, received
+
+    def transact(
+        self,
+        data: bytes,
+        fds: Sequence[int] = (),
+        deadline: int | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> tuple[bytes, tuple[int, ...]]:
+        """Send bytes on a lane of this call's own and wait for the answer."""
+        if self.dead is not None:
+            raise self.dead
+        try:
+            channel = self._free.pop()
+        except IndexError:
+            channel = self._lane()
+        try:
+            if deadline is None and cancelled is None:
+                got = channel.call(data, fds)
+            else:
+                got = self._patient_call(channel, data, fds, deadline, cancelled)
+        except (MissedDeadline, Cancelled) as error:
+            self._stuck.append((channel, time.monotonic_ns(), isinstance(error, MissedDeadline)))
+            self._rouse()
+            raise
+        except DeadObject as error:
+            channel.close()
+            raise self._died(error) from None
+        except BaseException:  # interrupted: the answer is still to come
+            self._stuck.append((channel, time.monotonic_ns(), False))
+            raise
+        self._free.append(channel)
+        return got
+
+    def _patient_call(
+        self,
+        channel: Channel,
+        data: bytes,
+        fds: Sequence[int],
+        deadline: int | None,
+        cancelled: threading.Event | None,
+    ) -> tuple[bytes, tuple[int, ...]]:
+        channel.send(data, fds)
+        while True:
+            left = -1 if deadline is None else max(0, deadline + GRACE_NS - time.monotonic_ns())
+            slice_ = left if cancelled is None else _CANCEL_SLICE_NS if left < 0 else min(left, _CANCEL_SLICE_NS)
+            try:
+                return channel.receive(slice_)
+            except MissedDeadline:
+                if cancelled is not None and cancelled.is_set():
+                    raise Cancelled("execution: cancelled by its owner") from None
+                if deadline is not None and time.monotonic_ns() >= deadline + GRACE_NS:
+                    raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
+
+    def notified(self, message: Callable[[int], wire.Call], packing: Packing | None = None) -> tuple[int, Pending]:
+        """Call with a number for the notification that is to follow."""
+        number = next(self._numbers)
+        pending = self._pending[number] = Pending()
+        try:
+            self.call(message(number), wire.Done, packing)
+        except BaseException:
+            self._pending.pop(number, None)
+            raise
+        if self.dead is not None:  # it may have died between
+            pending.set(self.dead)
+        return number, pending
+
+    def error(self, failed: wire.Failed) -> NnhalError:
+        """The error that the service reported; a process that asks to be replaced is."""
+        error = error_from_wire(failed)
+        if failed.recycle and self.process is not None:
+            self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), blame=False)
+        return error
+
+    def _lane(self) -> Channel:
+        if len(self._lanes) >= MAX_LANES:
+            while self.dead is None:
+                try:
+                    return self._free.pop()
+                except IndexError:
+                    time.sleep(0.0005)
+            raise self.dead
+        channel = self._attach(False)
+        self._lanes.append(channel)
+        return channel
+
+    def _attach(self, callbacks: bool) -> Channel:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._control_lock:
+            try:
+                data, fds = self._control.call(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),), GREETING_NS)
+                close_all(fds)
+            except NnhalError as error:
+                ours.close()
+                raise self._died(error) from None
+        reply = wire.decode_reply(data)
+        if isinstance(reply, wire.Failed):
+            ours.close()
+            raise error_from_wire(reply)
+        return Channel(ours, self.watch, self.welcome.cpus)
+
+    # ---------------------------------------------------------------------------------------------------- house-keeping
+
+    def release(self, number: int) -> None:
+        """Give back an object; sent with others in a moment. Safe in finalizers."""
+        self._released.append((False, number))
+        self._rouse()
+
+    def release_pool(self, number: int) -> None:
+        """Have the service forget a memory."""
+        self._released.append((True, number))
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if self.dead is None:
+            os.eventfd_write(self._wake, 1)
+
+    def on_death(self, call: Callable[[NnhalError], None]) -> None:
+        """Call this, held weakly where it is a method, when the service dies."""
+        self._on_death.append(call)
+
+    def slot_source(self, burst: int, source: Any) -> None:
+        """Who tells the memories of a burst's slots: an object with `memory_of(slot)`, held weakly."""
+        self._slots[burst] = source
+
+    def _keep_house(self) -> None:
+        poll = select.poll()
+        for fd in (self._callbacks.socket.fileno(), self._wake, self.watch):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        try:
+            while self.dead is None:
+                ready = dict(poll.poll(250 if self._stuck or self._late else None))
+                if self._callbacks.socket.fileno() in ready:
+                    self._take_callback()
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                    if self._released:
+                        time.sleep(_BATCH_SECONDS)
+                        self._send_releases()
+                if self._stuck or self._late:
+                    self._look_at_stuck()
+                if self.watch in ready:
+                    self._died(DeadObject(f"{self.where}: {self._fate() or 'the driver process died'}"))
+        except NnhalError as error:
+            self._died(error)
+        except OSError as error:
+            self._died(DeadObject(f"{self.where}: {error}"))
+        finally:
+            self._tidy()
+
+    def _take_callback(self) -> None:
+        data, fds = self._callbacks.receive(0)
+        try:
+            message = wire.decode_callback(data)
+        except wire.WireError as error:
+            close_all(fds)
+            raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
+        if isinstance(message, wire.GetMemories):
+            close_all(fds)
+            self._tell_memories(message)
+            return
+        pending = self._pending.pop(message.call, None)
+        if pending is None:  # nobody waits any more, or it came twice
+            close_all(fds)
+            if isinstance(message, wire.NotifyPrepared) and isinstance(message.result, wire.Object):
+                self.release(message.result.object)
+            return
+        if isinstance(message.result, wire.Failed):
+            pending.set(self.error(message.result))
+        else:
+            pending.set(message.result, fds)
+
+    def _tell_memories(self, message: wire.GetMemories) -> None:
+        packing = self.packing()
+        source = self._slots.get(message.burst)
+        memories: list[Memory | None] = [None if source is None else source.memory_of(s) for s in message.slots]
+        if any(m is None for m in memories):
+            reply: wire.Reply = wire.Failed(
+                ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", f"burst {message.burst}: a slot is not known"
+            )
+            self._callbacks.send(wire.encode(reply))
+            return
+        reply = wire.Memories(tuple(packing.pool(m) for m in memories if m is not None))
+        self._callbacks.send(wire.encode(reply), packing.fds)
+        packing.delivered()
+
+    def _send_releases(self) -> None:
+        objects: dict[int, int] = {}
+        pools: list[int] = []
+        while self._released and len(objects) + len(pools) < 1 << 15:
+            pool, number = self._released.popleft()
+            if pool:
+                pools.append(number)
+            else:
+                objects[number] = objects.get(number, 0) + 1
+        with self._control_lock:
+            self._control.send(wire.encode(wire.Release(tuple(objects.items()), tuple(pools))))
+
+    def _look_at_stuck(self) -> None:
+        """Lanes whose caller did not wait for the answer: free again when it comes; a process that never answers hangs."""
+        now = time.monotonic_ns()
+        self._late = [(pending, since) for pending, since in self._late if not pending.came]
+        if self.process is not None and any(now - since > HUNG_NS for _, since in self._late):
+            self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
+        waiting, self._stuck = self._stuck, []
+        for channel, since, blamed in waiting:
+            try:
+                close_all(channel.receive(0)[1])
+                self._free.append(channel)
+            except MissedDeadline:
+                if blamed and self.process is not None and now - since > HUNG_NS:
+                    self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
+                self._stuck.append((channel, since, blamed))
+
+    def suspect(self, pending: Pending) -> None:
+        """A notification did not come by its deadline: where it never comes, the process hangs."""
+        self._late.append((pending, time.monotonic_ns()))
+        self._rouse()
+
+    def confirm_death(self, text: str) -> NnhalError:
+        """The error for a lane or queue that ended by itself: the process's death where that is why."""
+        if self.dead is None and self.watch >= 0 and not select.select([self.watch], [], [], 0.05)[0]:
+            return DeadObject(text)
+        return self._died(DeadObject(text))
+
+    def give_up(self, why: str) -> None:
+        """End a session whose service does not answer; its own process is killed."""
+        self._died(DeadObject(why))
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    def _fate(self) -> str:
+        """How this client's own process ended, "" where it did not, or is not known."""
+        if self.process is None:
+            return ""
+        try:
+            code = self.process.wait(1)
+        except subprocess.TimeoutExpired:
+            return ""
+        import signal
+
+        if code < 0:
+            return f"the driver process was killed by {signal.Signals(-code).name}"
+        return f"the driver process ended with exit status {code}"
+
+    def _died(self, error: NnhalError, *, blame: bool = True) -> NnhalError:
+        """Note that nothing works any more, wake every waiter; returns the error to raise."""
+        with self._death_lock:
+            if self.dead is not None:
+                return self.dead
+            if not isinstance(error, DeadObject | Closed):
+                error = DeadObject(str(error))
+            if self.process is not None and self.process.poll() is None:
+                self.process.kill()
+            fate = self._fate() if blame else ""
+            if fate and fate not in str(error):
+                error = DeadObject(f"{self.where}: {fate}: {str(error).removeprefix(f'{self.where}: ')}")
+            self.dead = error
+        _log.debug("%s", error)
+        while self._pending:
+            self._pending.popitem()[1].set(error)
+        for call in self._on_death:
+            call(error)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+        return error
+
+    def close(self) -> None:
+        """End the connection. An own process ends with it."""
+        if self.dead is None:
+            self.dead = Closed(f"{self.where}: the connection was closed")
+            os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def _tidy(self) -> None:
+        for channel in (self._control, self._callbacks, *self._lanes):
+            with contextlib.suppress(OSError):
+                channel.socket.shutdown(socket.SHUT_RDWR)
+        while self._free:
+            self._free.pop().close()
+        while self._stuck:
+            self._stuck.pop()[0].close()
+        while self._pending:
+            self._pending.popitem()[1].set(self.dead)
+        self._control.close()
+        self._callbacks.close()
+        if self.process is not None:
+            try:
+                self.process.wait(2)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self.watch >= 0:
+            os.close(self.watch)
+            self.watch = -1
+
+    def _forked(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
+        self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
+        for channel in (self._control, self._callbacks, *self._lanes):
+            channel.close()
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1
+
+
+_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for session in list(_sessions):
+        session._forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

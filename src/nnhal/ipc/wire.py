@@ -1,0 +1,543 @@
+"""The wire form of the driver interface: messages, their limits, and the HAL level of each method and field.
+
+Every message is an array in MessagePack whose first element is its tag. Structs are append-only: a field is never moved
+or removed, a new one has a default. `VERSION` changes when that rule has to be broken; tests hold golden bytes. Every
+list, string and byte string has a limit that is checked before its memory is allocated.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
+
+VERSION = 1
+INLINE = 64 << 10  # bytes that travel in the message itself; what is longer goes by a sealed memfd
+MAX_MESSAGE = 1 << 30  # bytes of a message in a memfd
+MAX_DESCRIPTORS = 64  # that travel with one message; models with more pools announce the rest first
+NOT_MEASURED = 2**64 - 1
+
+U32 = Annotated[int, Meta(ge=0, lt=2**32)]
+U64 = Annotated[int, Meta(ge=0)]  # MessagePack ends at 2**64 - 1
+I32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+Id = Annotated[int, Meta(ge=0)]
+Text = Annotated[str, Meta(max_length=16384)]
+Dims = Annotated[tuple[U32, ...], Meta(max_length=8)]
+Indices = Annotated[tuple[U32, ...], Meta(max_length=1 << 16)]
+Bytes = Annotated[bytes, Meta(max_length=MAX_MESSAGE)]
+
+
+class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A part of a message."""
+
+
+# --------------------------------------------------------------------------------------------------------------- model
+
+
+class Operand(Struct, frozen=True):
+    """An operand. extension: bytes of an extension's own parameters. location: pool, offset, length."""
+
+    type: U32
+    dimensions: Dims
+    scale: float
+    zero_point: I32
+    lifetime: U32
+    location: tuple[U32, U64, U64]
+    scales: Annotated[tuple[float, ...], Meta(max_length=1 << 20)] = ()
+    axis: U32 = 0
+    extension: Annotated[bytes, Meta(max_length=1 << 20)] | None = None
+    name: Text = ""
+
+
+class Operation(Struct, frozen=True):
+    """An operation."""
+
+    type: U32
+    inputs: Indices
+    outputs: Indices
+    name: Text = ""
+
+
+class Subgraph(Struct, frozen=True):
+    """A graph."""
+
+    operands: Annotated[tuple[Operand, ...], Meta(max_length=1 << 20)]
+    operations: Annotated[tuple[Operation, ...], Meta(max_length=1 << 20)]
+    inputs: Indices
+    outputs: Indices
+
+
+class Pool(Struct, frozen=True):
+    """A memory of the client's. id: its number in this connection. sent: its descriptor comes with this message."""
+
+    id: Id
+    kind: Text
+    size: U64
+    offset: U64
+    readonly: bool
+    sent: bool
+
+
+class Model(Struct, frozen=True):
+    """A model; the first subgraph is the main one."""
+
+    subgraphs: Annotated[tuple[Subgraph, ...], Meta(min_length=1, max_length=1 << 12)]
+    values: Bytes
+    pools: Annotated[tuple[Pool, ...], Meta(max_length=1 << 12)]
+    relaxed: bool
+    extensions: Annotated[tuple[tuple[Text, U32], ...], Meta(max_length=256)]
+    name: Text = ""
+
+
+# ------------------------------------------------------------------------------------------------------------- request
+
+
+class Argument(Struct, frozen=True):
+    """An input or output: where in which pool of the request. pool -1: the driver provides the memory (outputs only)."""
+
+    pool: I32
+    offset: U64
+    length: U64
+    dimensions: Dims
+
+
+class BufferPool(Struct, tag_field="t", tag=1, frozen=True):
+    """A driver buffer in the place of a pool, by its number."""
+
+    buffer: Id
+
+
+class MemoryPool(Struct, tag_field="t", tag=0, frozen=True):
+    """A memory in the place of a pool."""
+
+    memory: Pool
+
+
+Arguments = Annotated[tuple[Argument | None, ...], Meta(max_length=4096)]
+
+
+class Request(Struct, frozen=True):
+    """What one execution reads and writes."""
+
+    inputs: Arguments
+    outputs: Arguments
+    pools: Annotated[tuple[MemoryPool | BufferPool, ...], Meta(max_length=4096)]
+
+
+class Timing(Struct, frozen=True):
+    """Nanoseconds; NOT_MEASURED where there is no measure."""
+
+    on_device: U64 = NOT_MEASURED
+    in_driver: U64 = NOT_MEASURED
+
+
+class Performance(Struct, frozen=True):
+    """Stated performance."""
+
+    exec_time: float
+    power_usage: float
+
+
+# --------------------------------------------------------------------------------------------------------------- calls
+
+
+class Call(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
+    """A call from the client. method: its HAL name. forms: the levels that have a form of it, "" for nnhal's own."""
+
+    method: ClassVar[str] = ""
+    forms: ClassVar[tuple[Level, ...]] = (V1_0,)
+    since: ClassVar[dict[str, Level]] = {}  # fields that later forms added
+
+
+class Hello(Call, tag=0, frozen=True):
+    """The first message of a connection."""
+
+    version: U32
+    cpus: U64
+
+
+class AttachLane(Call, tag=1, frozen=True):
+    """One more lane for calls; its descriptor comes along. callbacks: the service calls on it, and the client answers."""
+
+    callbacks: bool
+
+
+class Release(Call, tag=2, frozen=True):
+    """The client holds these objects no longer. No reply."""
+
+    objects: Annotated[tuple[tuple[Id, U32], ...], Meta(max_length=1 << 16)]  # (object, references given back)
+    pools: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
+
+
+class Announce(Call, tag=3, frozen=True):
+    """Pools whose descriptors come along, before a message that has more than fit."""
+
+    pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
+
+
+class GetCapabilities(Call, tag=10, frozen=True):
+    """`form` (in every versioned call): the HAL level whose form of the method is meant."""
+
+    method: ClassVar[str] = "getCapabilities"
+    forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
+    form: U32
+
+
+class GetStatus(Call, tag=11, frozen=True):
+    """What the device is busy with."""
+
+    method: ClassVar[str] = "getStatus"
+
+
+class GetVersionString(Call, tag=12, frozen=True):
+    """The driver's version."""
+
+    method: ClassVar[str] = "getVersionString"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
+
+
+class GetType(Call, tag=13, frozen=True):
+    """What kind of device it is."""
+
+    method: ClassVar[str] = "getType"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
+
+
+class GetSupportedExtensions(Call, tag=14, frozen=True):
+    """Names of vendor extensions."""
+
+    method: ClassVar[str] = "getSupportedExtensions"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
+
+
+class GetSupportedOperations(Call, tag=15, frozen=True):
+    """A verdict for each operation of the main subgraph."""
+
+    method: ClassVar[str] = "getSupportedOperations"
+    forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
+    form: U32
+    model: Model
+
+
+class PrepareModel(Call, tag=16, frozen=True):
+    """Compile; `NotifyPrepared` with the number `call` follows on the callback lane, exactly once.
+
+    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none.
+    """
+
+    method: ClassVar[str] = "prepareModel"
+    forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
+    since: ClassVar[dict[str, Level]] = {"preference": V1_1, "priority": V1_3, "deadline": V1_3}
+    form: U32
+    call: Id
+    model: Model
+    preference: U32 | None = None
+    priority: U32 | None = None
+    deadline: U64 = 0
+    threads: U32 = 0
+    options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+
+
+class Execute(Call, tag=20, frozen=True):
+    """Execute in the background; `NotifyExecuted` follows on the callback lane, exactly once."""
+
+    method: ClassVar[str] = "execute"
+    forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_2, V1_3)
+    since: ClassVar[dict[str, Level]] = {"measure": V1_2, "deadline": V1_3, "loop_timeout": V1_3}
+    form: U32
+    call: Id
+    prepared: Id
+    request: Request
+    measure: bool = False
+    deadline: U64 = 0
+    loop_timeout: U64 = 0
+
+
+class ExecuteSynchronously(Call, tag=21, frozen=True):
+    """Execute and reply when it is done."""
+
+    method: ClassVar[str] = "executeSynchronously"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
+    since: ClassVar[dict[str, Level]] = {"deadline": V1_3, "loop_timeout": V1_3}
+    form: U32
+    prepared: Id
+    request: Request
+    measure: bool = False
+    deadline: U64 = 0
+    loop_timeout: U64 = 0
+
+
+class ExecuteFenced(Call, tag=22, frozen=True):
+    """Execute once the fences are signalled, whose descriptors come first among those of the message."""
+
+    method: ClassVar[str] = "executeFenced"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    prepared: Id
+    request: Request
+    fences: Annotated[int, Meta(ge=0, le=MAX_DESCRIPTORS)]
+    measure: bool = False
+    deadline: U64 = 0
+    loop_timeout: U64 = 0
+    after: U64 = 0
+
+
+class GetExecutionInfo(Call, tag=23, frozen=True):
+    """What became of a fenced execution."""
+
+    method: ClassVar[str] = "getExecutionInfo"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    execution: Id
+
+
+class ConfigureExecutionBurst(Call, tag=24, frozen=True):
+    """Open a burst over the queues whose descriptor comes along."""
+
+    method: ClassVar[str] = "configureExecutionBurst"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
+    prepared: Id
+
+
+class FreeMemory(Call, tag=25, frozen=True):
+    """The client will not use a memory slot of a burst again."""
+
+    method: ClassVar[str] = "freeMemory"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
+    burst: Id
+    slot: I32
+
+
+class ExplainBurst(Call, tag=26, frozen=True):
+    """What went wrong in the last execution of a burst whose result was an error; its packets hold a status only."""
+
+    burst: Id
+
+
+class Allocate(Call, tag=30, frozen=True):
+    """Allocate a driver buffer. roles: prepared model, index, whether output, frequency."""
+
+    method: ClassVar[str] = "allocate"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    dimensions: Dims
+    roles: Annotated[tuple[tuple[Id, U32, bool, float], ...], Meta(max_length=1024)]
+
+
+class CopyTo(Call, tag=31, frozen=True):
+    """Copy a driver buffer to a memory."""
+
+    method: ClassVar[str] = "copyTo"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    buffer: Id
+    pool: Pool
+
+
+class CopyFrom(Call, tag=32, frozen=True):
+    """Copy a memory to a driver buffer."""
+
+    method: ClassVar[str] = "copyFrom"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    buffer: Id
+    pool: Pool
+    dimensions: Dims
+
+
+class GetShape(Call, tag=33, frozen=True):
+    """The shape of a driver buffer's contents."""
+
+    buffer: Id
+
+
+# ------------------------------------------------------------------------------------------------------------- replies
+
+
+class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
+    """A reply from the service."""
+
+
+class Done(Reply, tag=0, frozen=True):
+    """Done, with nothing to say."""
+
+
+class Failed(Reply, tag=1, frozen=True):
+    """An error. kind: its class in the exception tree. recycle: the process should be replaced by a fresh one."""
+
+    status: U32
+    kind: Text
+    message: Text
+    shapes: Annotated[tuple[Dims | None, ...], Meta(max_length=4096)] = ()
+    recycle: bool = False
+
+
+class Welcome(Reply, tag=2, frozen=True):
+    """The answer to Hello. confinement: what of it was applied, and why not."""
+
+    version: U32
+    level: U32
+    name: Text
+    pid: U32
+    cpus: U64
+    shared: bool
+    confinement: Annotated[dict[Text, Text], Meta(max_length=64)]
+    max_pools: U32
+    max_pool_bytes: U64
+
+
+class Stated(Reply, tag=3, frozen=True):
+    """Capabilities: a table since 1.2; float32, quant8 and (1.1) relaxed float32 before."""
+
+    operands: Annotated[dict[U32, Performance], Meta(max_length=4096)]
+    others: Annotated[tuple[Performance, ...], Meta(max_length=4)]
+
+
+class Value(Reply, tag=4, frozen=True):
+    """One word."""
+
+    value: Text | U64
+
+
+class Names(Reply, tag=5, frozen=True):
+    """Several words."""
+
+    names: Annotated[tuple[Text, ...], Meta(max_length=4096)]
+
+
+class Verdicts(Reply, tag=6, frozen=True):
+    """Whether, and why not, for each operation."""
+
+    verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
+
+
+class Object(Reply, tag=7, frozen=True):
+    """A new object of the service, held for this connection."""
+
+    object: Id
+
+
+class Executed(Reply, tag=8, frozen=True):
+    """What an execution gave. provided: outputs in memory of the driver's; their bytes lie one after the other in `data`, or
+    in the memory whose descriptor comes along.
+    """
+
+    shapes: Annotated[tuple[Dims, ...], Meta(max_length=4096)] = ()
+    sufficient: Annotated[tuple[bool, ...], Meta(max_length=4096)] = ()
+    timing: Timing = Timing()
+    provided: Annotated[tuple[U32, ...], Meta(max_length=4096)] = ()
+    data: Bytes = b""
+
+
+class Shape(Reply, tag=12, frozen=True):
+    """A shape, None where there are no contents."""
+
+    shape: Dims | None
+
+
+class Launched(Reply, tag=9, frozen=True):
+    """A fenced execution: its number; its fence's descriptor comes along unless it had ended already."""
+
+    execution: Id
+
+
+class Info(Reply, tag=10, frozen=True):
+    """Timing of a fenced execution."""
+
+    launched: Timing
+    fenced: Timing
+
+
+# ----------------------------------------------------------------------------------------------------------- callbacks
+
+
+class Callback(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
+    """A call from the service, on the callback lane."""
+
+
+class NotifyPrepared(Callback, tag=0, frozen=True):
+    """The end of a PrepareModel: an Object or a Failed."""
+
+    call: Id
+    result: Object | Failed
+
+
+class NotifyExecuted(Callback, tag=1, frozen=True):
+    """The end of an Execute; where the driver provided outputs by descriptor, it comes along."""
+
+    call: Id
+    result: Executed | Failed
+
+
+class GetMemories(Callback, tag=2, frozen=True):
+    """Which memories do these slots of a burst stand for? The client answers with `Memories` on the same lane."""
+
+    burst: Id
+    slots: Annotated[tuple[I32, ...], Meta(max_length=MAX_DESCRIPTORS)]
+
+
+class Memories(Reply, tag=11, frozen=True):
+    """Pools for the slots asked for."""
+
+    pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
+
+
+Calls = (
+    Hello | AttachLane | Release | Announce | GetCapabilities | GetStatus | GetVersionString | GetType
+    | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Execute | ExecuteSynchronously | ExecuteFenced
+    | GetExecutionInfo | ConfigureExecutionBurst | FreeMemory | ExplainBurst | Allocate | CopyTo | CopyFrom | GetShape
+)  # fmt: skip
+Replies = (
+    Done | Failed | Welcome | Stated | Value | Names | Verdicts | Object | Executed | Launched | Info | Memories | Shape
+)
+Callbacks = NotifyPrepared | NotifyExecuted | GetMemories
+
+encode = msgspec.msgpack.Encoder().encode
+WireError = msgspec.DecodeError
+
+
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Decodes one message; WireError for all that is none, which for msgspec bad UTF-8 and deep nesting are not."""
+    inner = msgspec.msgpack.Decoder(kind).decode
+
+    def decode(data: bytes) -> Any:
+        try:
+            return inner(data)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise WireError(str(error)) from None
+
+    return decode
+
+
+decode_call: Callable[[bytes], Calls] = _decoder(Calls)
+decode_reply: Callable[[bytes], Replies] = _decoder(Replies)
+decode_callback: Callable[[bytes], Callbacks] = _decoder(Callbacks)
+
+
+def form_for(call: type[Call], level: Level) -> Level | None:
+    """The newest form of a method that a service of this level has; None where it has none."""
+    return max((f for f in call.forms if f <= level), default=None)
+
+
+def hal_name(call: Call) -> str:
+    """The HAL's name of what is called: `prepareModel_1_1`; nnhal's own messages by their class."""
+    form = getattr(call, "form", call.forms[0])
+    if not call.method:
+        return type(call).__name__
+    return call.method if form == call.forms[0] else f"{call.method}_1_{form - 1}"
+
+
+def refusal(call: Call, level: Level) -> str:
+    """Why a service of this level does not take the call: a later method, form or field; "" where it does."""
+    form = getattr(call, "form", call.forms[0])
+    if form not in call.forms:
+        return f"{call.method}: form {form} does not exist, must be one of {', '.join(map(str, call.forms))}"
+    if form > level:
+        return f"{hal_name(call)} needs level {Level(form)}, the service is at {level}"
+    for name, since in call.since.items():
+        if since > form and getattr(call, name) != _default(call, name):
+            return f"{hal_name(call)}: {name} is there since {since}, must be left out"
+    return ""
+
+
+def _default(call: Call, name: str) -> object:
+    """What a field is where it is left out."""
+    defaults = type(call).__struct_defaults__
+    return defaults[type(call).__struct_fields__.index(name) - len(type(call).__struct_fields__) + len(defaults)]

@@ -1,0 +1,86 @@
+"""Serves one driver to clients in other processes: `python -m nnhal.serve DRIVER`; `nnhal serve` is the same for people.
+
+With `--fd` it serves the one client on the other end of that socket and ends with it. Otherwise it listens on a socket of
+its own in the user's runtime directory, or on the one that systemd hands over (LISTEN_FDS), and serves any number of clients
+of the same user.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nnhal.hal.device import Device
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve; the exit status."""
+    parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
+    parser.add_argument("driver", help="name of a driver, or a Python file that defines device()")
+    parser.add_argument("--fd", type=int, help="serve the one client on this socket")
+    parser.add_argument("--name", default="", help="name of the service; the driver's by default")
+    parser.add_argument("--level", default="", help="serve at this lower HAL level: 1.0 to 1.3")
+    parser.add_argument("--read", action="append", default=[], help="a file or directory that the driver may read")
+    parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
+    given = parser.parse_args(arguments)
+    try:
+        return run(given.driver, given.fd, given.name, given.level, given.read, not given.unconfined)
+    except ValueError as error:  # nnhal's own errors of arguments and levels are ValueErrors too
+        print(f"nnhal serve: {error}", file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        print(f"nnhal serve: {error}", file=sys.stderr)
+        return 1
+
+
+def run(
+    driver: str,
+    fd: int | None = None,
+    name: str = "",
+    level: str = "",
+    read: Sequence[str] = (),
+    confined: bool = True,
+) -> int:
+    """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
+
+    Confinement comes before numpy and the driver's engine start threads, which would escape it.
+    """
+    from nnhal.ipc import names
+    from nnhal.ipc.confine import Limits, confine
+
+    own = [Path(driver).resolve().parent] if driver.endswith(".py") else []
+    sock = names.listen(name or Path(driver).stem) if fd is None else socket.socket(fileno=fd)
+    os.chdir("/")
+    if confined:
+        report = confine([*own, *(Path(p).resolve() for p in read)], Limits())
+    else:
+        report = {"confinement": "not applied: the service was started with --unconfined"}
+    device = load(driver, level)
+    from nnhal.ipc.service import serve_clients, serve_one
+
+    if fd is None:
+        return serve_clients(device, sock, report)
+    serve_one(device, sock, report)
+    sys.stderr.flush()
+    os._exit(0)  # whatever the driver still does, nobody waits for it
+
+
+def load(driver: str, level: str = "") -> "Device":
+    """The device of a driver's name or file, at a lower level where asked for."""
+    from nnhal.runtime import discovery
+
+    device = discovery.load_driver(driver) if driver.endswith(".py") else discovery.load_one(driver)
+    if level:
+        from nnhal.base.levels import Level
+        from nnhal.hal.wrappers import AtLevel
+
+        device = AtLevel(device, Level.parse(level))
+    return device
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""What the tests of isolation share: small models, requests, and a view of what happens inside a service."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnhal.frontends.python import Builder
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control, Request
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.process import start
+from nnhal.model.graph import Model
+
+PROBE = str(Path(__file__).parent / "drivers" / "probe.py")
+LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+
+
+def doubling(size: int = 4, name: str = "") -> Model:
+    """y = x + x on `size` floats."""
+    b = Builder(name)
+    x = b.input((size,))
+    return b.finish([x], [b.add(x, x)])
+
+
+def shifting(size: int, by: float) -> Model:
+    """y = x + by."""
+    b = Builder()
+    x = b.input((size,))
+    return b.finish([x], [b.add(x, np.full(size, by, np.float32))])
+
+
+def numbers(size: int = 4, start: float = 0.0) -> np.ndarray:
+    """start, start + 1, ..."""
+    return np.arange(size, dtype=np.float32) + np.float32(start)
+
+
+def request_for(x: np.ndarray) -> Request:
+    """A request of one input, and one output of its shape."""
+    return Request([x], [np.full_like(x, np.nan)])
+
+
+def run(prepared: Prepared, x: np.ndarray, control: Control | None = None) -> np.ndarray:
+    """Execute plainly; the output."""
+    request = request_for(x)
+    prepared.run(request, control or Control())
+    assert request.outputs[0] is not None
+    return request.outputs[0]
+
+
+def prepare(device: Device, model: Model | None = None, **options: Any) -> Prepared:
+    """Prepare a model, `doubling` where none is given, with options of the driver."""
+    return prepared_by(device, model or doubling(), Hints(options=options))
+
+
+def inside(device: Device) -> dict[str, int]:
+    """The probe driver's counters."""
+    return dict(json.loads(device.supports(doubling())[0].reason))
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    """Wait for what must come to be at some time."""
+    end = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < end, f"{what}: not within {LIMIT:.0f} s"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def own_process(driver: str = PROBE, **named: Any) -> Iterator[RemoteDevice]:
+    """A device in a process of its own, ended afterwards."""
+    device = RemoteDevice(start(driver, **named))
+    try:
+        yield device
+    finally:
+        device.close()
+        assert device.session.process is not None
+        device.session.process.wait(LIMIT)

@@ -1,0 +1,224 @@
+"""Bursts between processes: the same results as plain calls, hooks, executors, memory slots, what ends them."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import BadState, Closed, DeadObject, InvalidArgument, OperationFailed
+from nnhal.base.memory import Memory
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.request import Control, Request
+from nnhal.ipc import _native
+from nnhal.ipc.process import Resilient, start
+
+BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
+ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)
+
+
+def add_model():
+    b = nnhal.Builder()
+    x, y = b.input((4,)), b.input((4,))
+    return b.finish([x, y], [b.add(x, y)])
+
+
+@pytest.fixture(scope="module")
+def reference():
+    device = Resilient("reference", lambda: start("reference"))
+    yield device
+    device.close()
+
+
+@pytest.fixture(scope="module")
+def bursting():
+    device = Resilient("bursting", lambda: start(BURSTING))
+    yield device
+    device.close()
+
+
+def request(*inputs, out=None):
+    return Request(inputs or (ONES, TWOS), [np.empty(4, np.float32) if out is None else out])
+
+
+def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    with prepared.burst() as burst:
+        for n in range(50):
+            wanted = request(ONES * n, TWOS)
+            burst.run(wanted, Control())
+            np.testing.assert_array_equal(wanted.outputs[0], np.full(4, n + 2, np.float32))
+
+
+def test_packets_that_repeat_are_taken_from_the_memo(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    with prepared.burst() as burst:
+        for _ in range(20):
+            burst.run(request(), Control())
+        assert burst.stats()["packets"] == 20
+        assert burst.stats()["memo_hits"] == 19
+
+
+def test_measured_executions_report_time_in_the_driver(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    with prepared.burst() as burst:
+        timing = burst.run(request(), Control(measure=True))
+        assert timing is not None
+        assert 0 < timing.on_device <= timing.in_driver
+        assert burst.run(request(), Control()) is None
+
+
+def test_a_driver_is_told_when_a_burst_opens_and_when_it_closes(bursting):
+    prepared = prepared_by(bursting, add_model(), Hints())
+    with prepared.burst() as first:
+        seen = request()
+        first.run(seen, Control())
+        assert seen.outputs[0][:2].tolist() == [1, 0]
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        prepared.run(seen, Control())
+        if seen.outputs[0][1] == 1:
+            break
+    assert seen.outputs[0][:2].tolist() == [1, 1]
+
+
+def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_it_goes(bursting):
+    prepared = prepared_by(bursting, add_model(), Hints(options={"executor": True}))
+    pool = Memory.allocate(64)
+    x = pool.view(0, 16, np.float32)
+    x[:] = 1
+    with prepared.burst() as burst:
+        for _ in range(3):
+            seen = request(x, TWOS)
+            burst.run(seen, Control())
+            assert seen.outputs[0][2:].tolist() == [2, 0]  # the pool, and the frame that holds the rest
+        burst.free_memory(pool)
+        burst.run(request(), Control())  # slots that were freed go before the next new packet
+        seen = request()
+        burst.run(seen, Control())
+        assert seen.outputs[0][3] == 1
+
+
+def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_execution_works(bursting):
+    prepared = prepared_by(bursting, add_model(), Hints())
+    with prepared.burst() as burst:
+        with pytest.raises(OperationFailed, match="the first input is negative"):
+            burst.run(request(-ONES, ONES), Control())
+        burst.run(request(), Control())
+
+
+@pytest.mark.parametrize(
+    ("control", "why"),
+    [
+        (Control(deadline=time.monotonic_ns() + 10**12), "it has a deadline"),
+        (Control(loop_timeout=10**9), "it has a loop time-out"),
+        (Control(cancelled=threading.Event()), "it may be cancelled"),
+    ],
+)
+def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, control, why):
+    prepared = prepared_by(reference, add_model(), Hints()).remote
+    with prepared.burst() as burst:
+        wanted = request()
+        burst.run(wanted, control)
+        assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+        assert burst.plain == {why: 1}
+        assert burst.stats()["packets"] == 0
+
+
+def test_an_output_without_memory_takes_the_plain_call(reference):
+    prepared = prepared_by(reference, add_model(), Hints()).remote
+    with prepared.burst() as burst:
+        wanted = Request((ONES, TWOS), [None])
+        burst.run(wanted, Control())
+        assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+        assert burst.plain == {"the driver provides memory for an output": 1}
+
+
+def test_a_second_execution_at_the_same_time_is_bad_state(reference):
+    prepared = prepared_by(reference, add_model(), Hints()).remote
+    with prepared.burst() as burst:
+        assert burst._busy.acquire(blocking=False)
+        with pytest.raises(BadState, match="one at a time"):
+            burst.run(request(), Control())
+        burst._busy.release()
+
+
+def test_after_close_a_burst_says_closed(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    burst = prepared.burst()
+    burst.close()
+    burst.close()
+    with pytest.raises(Closed):
+        burst.run(request(), Control())
+
+
+def test_bursts_of_one_model_run_on_several_threads(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    wrong = []
+
+    def work(n):
+        with prepared.burst() as burst:
+            for _ in range(100):
+                wanted = request(ONES * n, TWOS)
+                burst.run(wanted, Control())
+                if wanted.outputs[0].tolist() != [n + 2] * 4:
+                    wrong.append(n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_killed_driver_ends_the_burst_and_the_next_execution_opens_it_again():
+    device = Resilient("reference", lambda: start("reference"))
+    try:
+        prepared = prepared_by(device, add_model(), Hints())
+        with prepared.burst() as burst:
+            burst.run(request(), Control())
+            os.kill(device.pid, signal.SIGKILL)
+            with pytest.raises(DeadObject):
+                for _ in range(1000):  # the kill takes a moment
+                    burst.run(request(), Control())
+                    if device.restarts:
+                        raise DeadObject("it was noticed between two executions")
+            wanted = request()
+            burst.run(wanted, Control())
+            assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+        assert device.restarts == 1
+        assert device.health.total == 1
+    finally:
+        device.close()
+
+
+def test_a_packet_with_an_unknown_slot_is_refused_and_the_burst_goes_on(reference):
+    prepared = prepared_by(reference, add_model(), Hints()).remote
+    with prepared.burst() as burst:
+        burst.run(request(), Control())
+        where = (0, 0, 16, (4,))
+        packet = _native.encode_request((where, where), ((0, 64, 16, (4,)),), (12345,), False)
+        reply = burst._queues.exchange(packet, 10**10)
+        status = _native.decode_result(reply)[0]
+        assert status != 0
+        with pytest.raises(InvalidArgument, match="slot"):
+            raise burst._why(status)
+        wanted = request()
+        burst.run(wanted, Control())
+        assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+
+
+def test_in_process_a_burst_tells_the_driver_too():
+    from tests.ipc.drivers.bursting import Bursting
+
+    prepared = prepared_by(Bursting(), add_model(), Hints())
+    with prepared.burst() as burst:
+        seen = request()
+        burst.run(seen, Control())
+        assert seen.outputs[0][:2].tolist() == [1, 0]
+    assert (prepared.opened, prepared.closed) == (1, 1)

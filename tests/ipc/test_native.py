@@ -1,0 +1,715 @@
+"""Lanes and queues of the native extension: what arrives, what is refused, and what ends a wait.
+
+Offsets of the queues' memory are written out here from the layout in _native.c. Longer than other files, as most facts need
+a process of their own.
+"""
+
+import array
+import ctypes
+import mmap
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nnhal.ipc import _native
+from tests.ipc.fuzz_queue import fuzz
+
+HANG_NS = 30_000_000_000  # a wait that takes this long hangs
+REQUEST, RESULT = 64, 320  # where a queue's words start: write index, +64 read index, +128 event, +192 waiter
+LIVENESS, CLOSED, AFFINITY = (576, 640), 704, (768, 832)
+PAGE = 4096
+SEALS = 0x0001 | 0x0002 | 0x0004  # seal, shrink, grow
+NASTY = (0, 1, 5, 17, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 17, 2**64 - 1)
+
+PEER = """
+import os, random, signal, socket, struct, sys, threading, time
+from nnhal.ipc import _native as n
+fd = int(sys.argv[1])
+"""
+
+
+def packet(elements: int, tag: int = 0) -> bytes:
+    """A packet with so many elements; the tag stands in all but the first words."""
+    return struct.pack("<6I", 0, elements, tag, tag, tag, tag) + struct.pack("<6I", *[tag] * 6) * (elements - 1)
+
+
+def peer(code: str, fd: int) -> subprocess.Popen[str]:
+    """A process that runs `code` with a descriptor, up to the first line that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PEER + code, str(fd)], pass_fds=[fd], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Wait for a process that ends well; the rest of what it printed."""
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return rest
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mappings(name: str) -> int:
+    return Path("/proc/self/maps").read_text().count(name)
+
+
+class Pair:
+    """Both sides of a burst in this process, and a view of their memory."""
+
+    def __init__(self, requests: int = 16, results: int = 16) -> None:
+        self.fd = _native.create_queues(requests, results)
+        self.client = _native.Queues(self.fd, _native.CLIENT)
+        self.service = _native.Queues(self.fd, _native.SERVICE)
+        self.memory = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
+
+    def word(self, place: int, form: str = "<Q") -> int:
+        return int(struct.unpack_from(form, self.memory, place)[0])
+
+    def put(self, place: int, value: int, form: str = "<Q") -> None:
+        struct.pack_into(form, self.memory, place, value)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.memory.close()
+    os.close(made.fd)
+
+
+@pytest.fixture
+def lanes() -> Iterator[tuple[_native.Lane, _native.Lane, socket.socket, socket.socket]]:
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with a, b:
+        yield _native.Lane(a.fileno()), _native.Lane(b.fileno()), a, b
+
+
+class Alarm(Exception):
+    """Raised by the handler of a signal."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """A signal whose handler raises, soon."""
+
+    def handler(*_: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# ------------------------------------------------------------------------------------------------------------------- Lane
+
+
+def test_message_arrives_whole_with_its_descriptors(lanes):
+    a, b, _, _ = lanes
+    with tempfile.TemporaryFile() as file:
+        assert a.send(b"one", (file.fileno(),)) == 0
+        assert a.send(bytearray(b"two")) == 0
+        data, fds = b.receive(HANG_NS)
+        assert data == b"one" and len(fds) == 1
+        assert os.fstat(fds[0]).st_ino == os.fstat(file.fileno()).st_ino
+        assert not os.get_inheritable(fds[0])
+        os.close(fds[0])
+        assert b.receive(HANG_NS) == (b"two", ())
+
+
+def test_call_brings_the_answer_of_another_process():
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = """
+l = n.Lane(fd); print('ready', flush=True)
+while not isinstance(m := l.receive(), int): l.send(m[0][::-1])
+"""
+    with a:
+        with b:
+            process = peer(code, b.fileno())
+        lane = _native.Lane(a.fileno())
+        for spin in (True, False):
+            lane.spin = spin
+            for size in (1, 200, 65536):
+                data = random.Random(size).randbytes(size)
+                assert lane.call(data, (), HANG_NS) == (data[::-1], ())
+        assert lane.stats()["blocks"] >= 3
+    ended(process)
+
+
+def test_64_descriptors_pass_and_more_are_refused_without_a_leak(lanes):
+    a, b, sock, _ = lanes
+    with tempfile.TemporaryFile() as file:
+        before = descriptors()
+        assert a.send(b"x", (file.fileno(),) * 65) == _native.TOO_LARGE
+        assert a.send(b"x", (file.fileno(),) * 1000) == _native.TOO_LARGE
+        assert b.receive(0) == _native.TIMEOUT
+        sock.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.fileno()] * 100))])
+        assert b.receive(HANG_NS) == _native.TOO_LARGE
+        assert descriptors() == before
+        assert a.send(b"x", [file.fileno()] * 64) == 0
+        _, fds = b.receive(HANG_NS)
+        assert len(set(fds)) == 64 and descriptors() == before + 64
+        for fd in fds:
+            os.close(fd)
+
+
+def test_too_long_messages_are_refused_and_their_descriptors_closed(lanes):
+    a, b, sock, _ = lanes
+    before = descriptors()
+    longest = 64 * 1024 + 4 * 1024
+    assert a.send(bytes(longest + 1)) == _native.TOO_LARGE
+    sock.sendmsg([bytes(longest + 1)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1]))])
+    assert b.receive(HANG_NS) == _native.TOO_LARGE
+    assert descriptors() == before
+    assert a.send(bytes(longest)) == 0
+    assert b.receive(HANG_NS) == (bytes(longest), ())
+
+
+def test_descriptors_that_find_no_room_are_all_closed(lanes):
+    a, b, sock, _ = lanes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert a.send(b"x", (sock.fileno(),) * 20) == 0
+    before = descriptors()
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 5, hard))
+    try:
+        assert b.receive(HANG_NS) == _native.TOO_LARGE
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert descriptors() == before
+
+
+def test_descriptor_that_is_not_open_is_the_callers_error(lanes):
+    a, _, _, _ = lanes
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        a.send(b"x", (2**30,))
+    with pytest.raises(ValueError, match="descriptor 0 is -1, must be 0 to"):
+        a.send(b"x", (-1,))
+    with pytest.raises(ValueError, match="must have at least 1"):
+        a.send(b"")
+
+
+def test_hang_up_is_dead_after_what_was_sent_before(lanes):
+    a, b, sock, other = lanes
+    assert a.send(b"last") == 0
+    sock.close()
+    assert b.receive(HANG_NS) == (b"last", ())
+    assert b.receive(HANG_NS) == _native.DEAD
+    assert b.send(b"x") == _native.DEAD
+    assert b.call(b"x", (), HANG_NS) == _native.DEAD
+    other.close()
+    assert b.receive(HANG_NS) == _native.CLOSED and b.send(b"x") == _native.CLOSED
+
+
+def test_end_of_the_watched_process_is_dead_though_its_child_keeps_the_socket():
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    code = """
+child = os.fork()
+if child == 0: time.sleep(600)
+n.Lane(fd).send(str(child).encode()); print('ready', flush=True)
+"""
+    with a:
+        with b:
+            process = peer(code, b.fileno())
+        lane = _native.Lane(a.fileno(), os.pidfd_open(process.pid))
+        data, _ = lane.receive(HANG_NS)
+        assert lane.receive(HANG_NS) == _native.DEAD
+        os.kill(int(data), signal.SIGKILL)
+        os.close(lane.watch)
+    ended(process)
+
+
+def test_full_socket_waits_for_the_reader_up_to_the_timeout(lanes):
+    a, b, _, _ = lanes
+    sent = 0
+    while a.send(bytes(60_000), (), 0) == 0:
+        sent += 1
+    assert sent > 0 and a.send(bytes(60_000), (), 1_000_000) == _native.TIMEOUT
+    threading.Timer(0.05, lambda: [b.receive(HANG_NS) for _ in range(sent)]).start()
+    assert a.send(bytes(60_000), (), HANG_NS) == 0
+
+
+@pytest.mark.parametrize("spin", (True, False))
+def test_signal_handler_interrupts_a_wait_on_a_lane(lanes, alarm, spin):
+    lanes[0].spin = spin
+    with pytest.raises(Alarm):
+        lanes[0].receive()
+
+
+def test_ctrl_c_ends_a_process_that_waits(pair):
+    code = """
+q = n.Queues(fd, 1)
+try: print('ready', flush=True); q.receive()
+except KeyboardInterrupt: print('interrupted')
+"""
+    process = peer(code, pair.fd)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == "interrupted\n"
+
+
+def test_wait_lets_other_threads_run_and_takes_one_waiter(lanes, pair):
+    for wait, finish in (
+        (lanes[0].receive, lambda: lanes[1].send(b"x")),
+        (pair.service.receive, lambda: pair.client.send(packet(1))),
+    ):
+        got: list[object] = []
+        thread = threading.Thread(target=lambda wait=wait, got=got: got.append(wait(HANG_NS)))
+        thread.start()
+        with pytest.raises(RuntimeError, match="must be one at a time"):
+            while True:
+                wait(1)
+        finish()
+        thread.join()
+        assert not isinstance(got[0], int)
+
+
+def test_spin_is_off_where_both_have_one_cpu(lanes):
+    lane = lanes[0]
+    cpus = os.sched_getaffinity(0)
+    one = min(cpus)
+    assert _native.cpus() == sum(1 << cpu for cpu in cpus)
+    assert lane.budget_ns == 50_000
+    os.sched_setaffinity(0, {one})
+    try:
+        lane = _native.Lane(lane.fd)
+        lane.peer_cpus = 1 << one
+        assert lane.budget_ns == 0
+        lane.peer_cpus |= 1 << (one + 1)
+        assert lane.budget_ns == 50_000
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
+def test_budget_follows_the_waits_and_falls_where_they_are_long(lanes):
+    a, b, _, _ = lanes
+    for pause, least, most in ((0.001, 50_001, 2_000_000), (0.01, 5_000, 5_000), (0, 50_000, 50_000)):
+        for _ in range(60):
+            threading.Timer(pause, a.send, (b"x",)).start() if pause else a.send(b"x")
+            assert b.receive(HANG_NS) == (b"x", ())
+        assert least <= b.budget_ns <= most
+
+
+# ----------------------------------------------------------------------------------------------------------------- Queues
+
+
+def test_memory_has_its_layout_and_seals():
+    fd = _native.create_queues(17, 300)
+    assert os.pread(fd, 16, 0) == struct.pack("<4sIII", b"NNFQ", 1, 32, 512)
+    assert os.fstat(fd).st_size == PAGE + PAGE + 3 * PAGE  # 32 · 24 and 512 · 24 bytes, rounded up
+    assert fcntl_seals(fd) == SEALS
+    with pytest.raises(OSError):
+        os.ftruncate(fd, 0)
+    os.close(fd)
+    for wrong in (0, -1, 65537):
+        with pytest.raises(ValueError, match="must be for 1 to 65536"):
+            _native.create_queues(16, wrong)
+
+
+def fcntl_seals(fd: int, add: int | None = None) -> int:
+    import fcntl
+
+    return fcntl.fcntl(fd, 1034) if add is None else fcntl.fcntl(fd, 1033, add)
+
+
+def memory(header: bytes, size: int, seals: int) -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    os.pwrite(fd, header, 0)
+    fcntl_seals(fd, seals)
+    return fd
+
+
+def header(magic: bytes = b"NNFQ", version: int = 1, requests: int = 16, results: int = 16) -> bytes:
+    return struct.pack("<4sIII", magic, version, requests, results)
+
+
+@pytest.mark.parametrize(
+    ("head", "size", "seals", "why"),
+    (
+        (header(), 3 * PAGE, 0, "must be a memfd"),
+        (header(), 3 * PAGE, SEALS | 8, "must be a memfd"),  # sealed against writing as well
+        (header(), 3 * PAGE - 1, SEALS, "must have 12288"),
+        (header(), 3 * PAGE + 1, SEALS, "must have 12288"),
+        (header(results=32768), 3 * PAGE, SEALS, "must have 794624"),
+        (header(magic=b"NNFR"), 3 * PAGE, SEALS, "no header"),
+        (header(version=2), 3 * PAGE, SEALS, "no header"),
+        (header()[:8], 8, SEALS, "no header"),
+        (header(requests=0), 3 * PAGE, SEALS, "capacity 0 is 0, must be a power of two"),
+        (header(results=24), 3 * PAGE, SEALS, "capacity 1 is 24, must be a power of two"),
+        (header(results=2**17), 3 * PAGE, SEALS, "capacity 1 is 131072"),
+        (header(results=2**31), 3 * PAGE, SEALS, "capacity 1 is 2147483648"),
+    ),
+)
+def test_foreign_memory_is_refused(head, size, seals, why):
+    fd = memory(head, size, seals)
+    with pytest.raises(ValueError, match=why):
+        _native.Queues(fd, _native.SERVICE)
+    os.close(fd)
+
+
+def test_what_is_no_memfd_is_refused():
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as file:
+        file.write(header().ljust(3 * PAGE, b"\0"))
+        file.flush()
+        for fd in (read, write, file.fileno(), 2**30):
+            with pytest.raises(ValueError, match="must be a memfd"):
+                _native.Queues(fd, _native.SERVICE)
+    os.close(read), os.close(write)
+    with pytest.raises(ValueError, match="side is 2, must be 0"):
+        _native.Queues(0, 2)
+
+
+def test_packets_are_written_whole_or_not_at_all(pair):
+    assert pair.client.send(packet(10, 1)) == 0
+    assert pair.client.send(packet(7, 2)) == _native.FULL
+    assert pair.client.send(packet(17, 2)) == _native.FULL
+    assert pair.word(REQUEST) == 10
+    assert pair.client.send(packet(6, 3)) == 0
+    assert pair.service.receive(0) == packet(10, 1)
+    assert pair.client.send(packet(7, 4)) == 0
+    assert [pair.service.receive(0) for _ in range(3)] == [packet(6, 3), packet(7, 4), _native.TIMEOUT]
+
+
+def test_packets_survive_the_wrap_around_and_indices_count_for_ever(pair):
+    rng = random.Random(1)
+    total = 0
+    for i in range(2000):
+        sent = packet(rng.randint(1, 16), i)
+        total += len(sent) // 24
+        assert pair.client.send(sent) == 0
+        assert pair.service.receive(0) == sent
+    assert pair.word(REQUEST) == pair.word(REQUEST + 64) == total
+    assert pair.word(RESULT) == 0
+
+
+def test_what_is_no_packet_is_not_sent(pair):
+    for wrong in (
+        b"",
+        bytes(23),
+        bytes(24),
+        packet(2)[:-1],
+        packet(2) + bytes(24),
+        struct.pack("<6I", 1, 1, 0, 0, 0, 0),
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            pair.client.send(wrong)
+    assert pair.word(REQUEST) == 0
+
+
+def test_equal_packet_is_the_same_object(pair):
+    for size in (5, 5, 5, 5, 3, 5):
+        assert pair.client.send(packet(size)) == 0
+        if size != 5:
+            other = pair.service.receive(0)
+        elif pair.service.stats()["packets"] == 0:
+            first = pair.service.receive(0)
+        elif pair.service.stats()["packets"] < 4:
+            assert pair.service.receive(0) is first
+    last = pair.service.receive(0)
+    assert last == first and last is not first and other == packet(3)
+    assert pair.service.stats()["memo_hits"] == 3
+
+
+def test_two_processes_exchange_random_packets_without_a_lost_wake(pair):
+    """100,000 blocking exchanges; a wake-up that was lost would show as a wait that its slice of a second cut."""
+    code = """
+q = n.Queues(fd, 1); q.spin = False; q.hold(); print('ready', flush=True)
+while not isinstance(p := q.receive(), int): q.send(p)
+print(q.stats()['lost_wakes'], p)
+"""
+    process = peer(code, pair.fd)
+    rng = random.Random(2)
+    pair.client.spin = False
+    packets = [packet(rng.randint(1, 16), i) for i in range(100)]
+    for i in range(100_000):
+        sent = packets[rng.randrange(100)]
+        assert pair.client.exchange(sent, HANG_NS) == sent
+        if i % 64 == 0:  # the other side is sometimes asleep already, sometimes about to be
+            time.sleep(rng.random() * 1e-4)
+    stats = pair.client.stats()
+    assert stats["packets"] == 100_000 and stats["lost_wakes"] == 0
+    assert stats["waits"] > 0 and stats["wakes"] > 0
+    pair.client.close()
+    assert ended(process) == f"0 {_native.CLOSED}\n"
+
+
+def test_spinning_exchange_rarely_blocks_on_two_cpus(pair):
+    if len(os.sched_getaffinity(0)) < 2:
+        assert pair.client.budget_ns == 0
+        return
+    code = "q = n.Queues(fd, 1); print('ready', flush=True)\nwhile not isinstance(p := q.receive(), int): q.send(p)\n"
+    process = peer(code, pair.fd)
+    for i in range(5000):
+        assert pair.client.exchange(packet(9, i % 3), HANG_NS) == packet(9, i % 3)
+    stats = pair.client.stats()
+    assert stats["spins"] > stats["waits"] and stats["wakes_saved"] > stats["wakes"]
+    pair.client.close()
+    ended(process)
+
+
+def test_exchanges_leave_no_descriptor_and_no_mapping(pair):
+    threading.Thread(target=serve, args=(pair.service,)).start()
+    pair.client.exchange(packet(1), HANG_NS)
+    before = descriptors(), mappings("nnhal-queues")
+    for i in range(20_000):
+        assert pair.client.exchange(packet(3, i % 2), HANG_NS) == packet(3, i % 2)
+    for _ in range(300):
+        fd = _native.create_queues(64, 64)
+        both = _native.Queues(fd, 0), _native.Queues(fd, 1)
+        os.close(fd)
+        both[0].hold()
+        assert both[0].send(packet(1)) == 0 and both[1].receive(0) == packet(1)
+        del both
+    assert (descriptors(), mappings("nnhal-queues")) == before
+    pair.client.close()
+
+
+def serve(queues: _native.Queues) -> None:
+    while not isinstance(got := queues.receive(), int):
+        queues.send(got)
+
+
+# ------------------------------------------------------------------------------------------------------ a hostile peer
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_lie_about_the_write_index_is_corrupt_for_good(pair, value):
+    assert pair.client.send(packet(5, 1)) == 0
+    assert pair.service.receive(0) == packet(5, 1)
+    pair.put(REQUEST, value)
+    expected = _native.TIMEOUT if value == 5 else _native.CORRUPT
+    assert pair.service.receive(0) == expected
+    if value != 5:
+        pair.put(REQUEST, 5)
+        assert pair.service.receive(0) == pair.service.send(packet(1)) == _native.CORRUPT
+        assert pair.service.exchange(packet(1), 0) == _native.CORRUPT
+
+
+@pytest.mark.parametrize("value", NASTY)
+def test_lie_about_the_read_index_is_corrupt_for_good(pair, value):
+    for _ in range(2):
+        assert pair.client.send(packet(5, 1)) == 0
+        assert pair.service.receive(0) == packet(5, 1)
+    assert pair.client.send(packet(7, 1)) == 0  # 17 are written; 10 are read, and known to be
+    pair.put(REQUEST + 64, value)
+    expected = 0 if value == 17 else _native.CORRUPT
+    assert pair.client.send(packet(1, 2)) == expected
+    if value != 17:
+        pair.put(REQUEST + 64, 17)
+        assert pair.client.send(packet(1)) == pair.client.receive(0) == _native.CORRUPT
+
+
+def test_index_that_moves_backwards_within_the_queue_is_corrupt(pair):
+    assert pair.client.send(packet(5)) == pair.client.send(packet(5)) == 0
+    assert pair.service.receive(0) == packet(5)
+    pair.put(REQUEST, 9)
+    assert pair.service.receive(0) == _native.CORRUPT
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"), [(k, 3) for k in (1, 2, 255, 2**31, 2**32 - 1)] + [(0, s) for s in (0, 4, 16, 17, 2**32 - 1)]
+)
+def test_first_element_that_is_no_packet_information_is_corrupt(pair, kind, size):
+    assert pair.client.send(packet(3)) == 0
+    pair.put(PAGE, kind, "<I")
+    pair.put(PAGE + 4, size, "<I")
+    assert pair.service.receive(0) == _native.CORRUPT
+
+
+def test_answer_before_the_request_is_corrupt(pair):
+    assert pair.service.send(packet(1)) == 0
+    assert pair.client.exchange(packet(1), 0) == _native.CORRUPT
+    assert pair.word(REQUEST) == 0
+
+
+@pytest.mark.parametrize("place", (REQUEST + 128, REQUEST + 192, RESULT + 128, RESULT + 192, *AFFINITY))
+def test_other_words_may_hold_anything(pair, place):
+    for value in NASTY:
+        pair.put(place, value)
+        assert pair.client.send(packet(2, 7)) == 0
+        assert pair.service.receive(HANG_NS) == packet(2, 7)
+        assert pair.service.receive(1_000_000) == _native.TIMEOUT
+
+
+def test_own_index_in_the_shared_memory_is_never_read(pair):
+    for _ in range(3):
+        assert pair.client.send(packet(4)) == 0
+        pair.put(REQUEST, 12345)
+        pair.put(REQUEST, pair.word(REQUEST + 64) + 4)
+        assert pair.service.receive(0) == packet(4)
+    pair.put(REQUEST, 2**60)
+    assert pair.client.send(packet(4)) == 0 and pair.word(REQUEST) == 16
+
+
+def test_200000_hostile_inputs_end_in_a_packet_or_a_status():
+    seen = fuzz(200_000, seed=7)
+    assert seen.total() >= 200_000
+    reached = "\n".join(seen)
+    for outcome in (
+        "request accepted",
+        "result accepted",
+        "padding",
+        "receive: received",
+        "CORRUPT",
+        "FULL",
+        "CLOSED",
+        "DEAD",
+    ):
+        assert outcome in reached
+
+
+# -------------------------------------------------------------------------------------------------- death, closing, signals
+
+
+@pytest.mark.parametrize("use_waitv", (True, False))
+@pytest.mark.parametrize("forked", (False, True))
+@pytest.mark.parametrize("spin", (True, False))
+def test_killing_the_holder_wakes_the_waiter(pair, use_waitv, forked, spin):
+    fork = "child = os.fork()\nif child == 0: time.sleep(600)\n" if forked else "child = 0\n"
+    code = (
+        fork
+        + "q = n.Queues(fd, 1); q.hold(); q.send(struct.pack('<6I', 0, 1, child, 0, 0, 0)); print('ready', flush=True)\n"
+    )
+    process = peer(code + "time.sleep(600)", pair.fd)
+    pair.client.use_waitv, pair.client.spin = use_waitv, spin
+    first = pair.client.receive(HANG_NS)
+    threading.Timer(0.05, process.kill).start()
+    assert pair.client.receive(HANG_NS) == _native.DEAD
+    assert pair.client.receive(HANG_NS) == _native.DEAD
+    assert pair.client.use_waitv == use_waitv
+    process.wait()
+    if forked:
+        os.kill(struct.unpack_from("<3I", first)[2], signal.SIGKILL)
+    process.stdout.close()
+
+
+def test_what_a_dead_peer_sent_before_comes_first(pair):
+    process = peer("q = n.Queues(fd, 1); q.hold(); print('ready', flush=True); time.sleep(600)", pair.fd)
+    assert pair.service.send(packet(2)) == 0
+    process.kill()
+    process.communicate()
+    assert pair.client.receive(HANG_NS) == packet(2)
+    assert pair.client.receive(HANG_NS) == _native.DEAD
+
+
+def test_end_of_the_watched_process_is_dead_without_a_holder(pair):
+    process = peer("print('ready', flush=True); time.sleep(600)", pair.fd)
+    pair.client.watch = os.pidfd_open(process.pid)
+    threading.Timer(0.05, process.kill).start()
+    assert pair.client.receive(HANG_NS) == _native.DEAD
+    os.close(pair.client.watch)
+    process.communicate()
+
+
+def test_waiter_that_came_before_the_holder_sees_its_end(pair):
+    def live() -> None:
+        time.sleep(0.05)
+        pair.service.hold()
+        time.sleep(0.05)
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    assert pair.client.receive(HANG_NS) == _native.DEAD
+    thread.join()
+
+
+def test_drop_restores_the_threads_robust_list_and_is_no_death(pair):
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    number = {"x86_64": 274, "aarch64": 100}[os.uname().machine]
+
+    def registered() -> int:
+        head, size = ctypes.c_void_p(), ctypes.c_size_t()
+        assert call(number, 0, ctypes.byref(head), ctypes.byref(size)) == 0
+        return head.value or 0
+
+    before = registered()
+    pair.service.hold()
+    assert registered() != before
+    assert pair.word(LIVENESS[1], "<I") & 0x3FFFFFFF == threading.get_native_id()
+    pair.service.drop()
+    pair.service.drop()
+    assert registered() == before and pair.word(LIVENESS[1], "<I") == 0
+    assert pair.client.receive(1_000_000) == _native.TIMEOUT
+
+
+def test_thread_holds_one_side_at_a_time(pair):
+    pair.client.hold()
+    with pytest.raises(RuntimeError, match="must be dropped first"):
+        pair.client.hold()
+    with pytest.raises(RuntimeError, match="must drop them first"):
+        pair.service.hold()
+    failures: list[str] = []
+
+    def drop() -> None:
+        try:
+            pair.client.drop()
+        except RuntimeError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join()
+    assert failures and "must be dropped by that one" in failures[0]
+    pair.client.drop()
+    pair.service.hold()
+    pair.service.drop()
+
+
+@pytest.mark.parametrize("closer", ("client", "service"))
+@pytest.mark.parametrize("use_waitv", (True, False))
+def test_close_on_either_side_wakes_the_waiter(pair, closer, use_waitv):
+    pair.client.use_waitv = use_waitv
+    threading.Timer(0.05, getattr(pair, closer).close).start()
+    assert pair.client.receive(HANG_NS) == _native.CLOSED
+    assert pair.client.receive(0) == pair.client.send(packet(1)) == pair.client.exchange(packet(1)) == _native.CLOSED
+    assert pair.service.receive(0) == pair.service.send(packet(1)) == _native.CLOSED
+
+
+def test_packets_sent_before_the_peer_closed_come_first(pair):
+    assert pair.service.send(packet(2)) == 0
+    pair.service.close()
+    assert pair.client.receive(0) == packet(2)
+    assert pair.client.receive(0) == _native.CLOSED
+
+
+def test_forked_child_does_not_close_its_parents_queues(pair):
+    code = """
+q = n.Queues(fd, 1); child = os.fork()
+if child == 0: q.close(); os._exit(0 if q.receive(0) == n.CLOSED else 1)
+assert os.waitpid(child, 0)[1] == 0
+print('ready', flush=True); q.send(q.receive())
+"""
+    process = peer(code, pair.fd)
+    assert pair.client.exchange(packet(4), HANG_NS) == packet(4)
+    ended(process)
+
+
+@pytest.mark.parametrize("spin", (True, False))
+@pytest.mark.parametrize("use_waitv", (True, False))
+def test_signal_handler_interrupts_a_wait_on_queues(pair, alarm, spin, use_waitv):
+    pair.client.spin, pair.client.use_waitv = spin, use_waitv
+    wait: Callable[[], object] = pair.client.receive
+    with pytest.raises(Alarm):
+        wait()
+    assert pair.service.send(packet(1)) == 0 and wait() == packet(1)

@@ -1,0 +1,230 @@
+"""What happens after a driver's process died: a new one, models prepared again, pauses, quarantine, forgiveness."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import DeviceStatus
+from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable
+from nnhal.hal.request import Control
+from nnhal.ipc.process import DEATHS, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, WINDOW_NS, Health, Resilient, start
+from tests.ipc.support import LIMIT, PROBE, inside, numbers, prepare, request_for, run, wait_until
+
+SECOND = 1_000_000_000
+
+
+class Clock:
+    """A monotonic clock that a test drives."""
+
+    def __init__(self) -> None:
+        self.now = 1000 * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.fixture
+def device() -> Iterator[Resilient]:
+    device = Resilient("probe", lambda: start(PROBE))
+    device.health.clock = Clock()
+    yield device
+    device.close()
+
+
+def kill(device: Resilient) -> None:
+    """Kill the process and wait until the client knows."""
+    deaths = device.health.total
+    os.kill(device.pid, signal.SIGKILL)
+    wait_until(lambda: device.health.total > deaths, "the death is noticed")
+
+
+# ------------------------------------------------------------------------------------------------------------- restart
+
+
+def test_the_next_use_starts_the_process_again(device: Resilient) -> None:
+    first = device.pid
+    kill(device)
+    prepared = prepare(device)
+    assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+    assert device.pid != first and device.restarts == 1
+    assert "SIGKILL" in str(device.health) and "died 1 times, in use" in str(device.health)
+
+
+def test_a_model_is_prepared_again_once_for_all_threads(device: Resilient, caplog: pytest.LogCaptureFixture) -> None:
+    prepared = prepare(device, meet=8)
+    kill(device)
+    with caplog.at_level("INFO"), ThreadPoolExecutor(8) as pool:
+        outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(8)))
+    assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
+    assert prepared.prepared_again == 1 and device.restarts == 1  # type: ignore[attr-defined]
+    assert inside(device)["prepared"] == 1
+
+
+def test_being_prepared_again_is_traced(device: Resilient, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nnhal.ipc import process
+
+    lines: list[str] = []
+    monkeypatch.setattr(process._log, "info", lambda text, *values: lines.append(text % values))
+    prepared = prepare(device)
+    kill(device)
+    run(prepared, numbers())
+    assert any("started again" in line and "SIGKILL" in line for line in lines)
+    assert any("was prepared again" in line for line in lines)
+
+
+def test_who_waits_gets_dead_object_and_the_next_execution_succeeds(device: Resilient) -> None:
+    prepared = prepare(device, sleep=LIMIT)
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            run(prepared, numbers())
+        except DeadObject as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: inside(device)["inside"] == 4, "the runs are inside")
+    kill(device)
+    for thread in threads:
+        thread.join(LIMIT)
+    assert len(errors) == 4 and all("SIGKILL" in str(error) for error in errors)
+    assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+
+
+def test_a_burst_opens_again_after_a_death(device: Resilient) -> None:
+    prepared = prepare(device)
+    with prepared.burst() as burst:
+        for round_ in range(2):
+            for n in range(3):
+                request = request_for(numbers(start=n))
+                burst.run(request, Control())
+                assert np.array_equal(request.outputs[0], 2 * numbers(start=n))
+            if round_ == 0:
+                kill(device)
+
+
+def test_options_of_the_first_preparation_hold_for_the_second(device: Resilient) -> None:
+    prepared = prepare(device, sleep=0.2)
+    run(prepared, numbers())
+    kill(device)
+    thread = threading.Thread(target=lambda: run(prepared, numbers()))
+    thread.start()
+    wait_until(lambda: inside(device).get("inside", 0) == 1, "the run of the second process is inside and sleeps")
+    thread.join(LIMIT)
+
+
+def test_a_closed_device_does_not_come_back(device: Resilient) -> None:
+    prepared = prepare(device)
+    device.close()
+    with pytest.raises(Closed):
+        run(prepared, numbers())
+    with pytest.raises(Closed):
+        prepare(device)
+    assert device.restarts == 0 and device.health.total == 0
+
+
+def test_a_device_that_comes_back_as_another_version_is_refused(tmp_path: os.PathLike[str]) -> None:
+    file = os.path.join(tmp_path, "changing.py")
+
+    def write(version: str) -> None:
+        with open(file, "w") as out:
+            out.write(
+                "from nnhal.drivers.reference import Reference\n"
+                f"class Changing(Reference):\n    name, version = 'changing', '{version}'\n"
+                "device = Changing\n"
+            )
+
+    write("1")
+    device = Resilient("changing", lambda: start(file))
+    try:
+        kill(device)
+        write("2")
+        with pytest.raises(DeviceUnavailable, match=r"came back as version 2 .* was 1"):
+            prepare(device)
+    finally:
+        device.close()
+
+
+def test_a_process_that_does_not_start_says_why(tmp_path: os.PathLike[str]) -> None:
+    file = os.path.join(tmp_path, "broken.py")
+    with open(file, "w") as out:
+        out.write("raise RuntimeError('no such accelerator')\n")
+    with pytest.raises(DeviceUnavailable, match=r"did not start: .*exit status 1"):
+        start(file)
+    with pytest.raises(DeviceUnavailable, match="did not start"):
+        start("no-such-driver")
+
+
+# ---------------------------------------------------------------------------------------------------------- quarantine
+
+
+def test_pauses_double_from_death_to_death() -> None:
+    clock = Clock()
+    health = Health("x", clock)
+    assert health.pause_ns() == 0
+    pauses = []
+    for _ in range(2):
+        health.died("killed")
+        pauses.append(health.pause_ns())
+        clock.now += SECOND
+    assert pauses == [20_000_000, 40_000_000]
+    assert pauses[0] == FIRST_PAUSE_NS and max(pauses) <= LONGEST_PAUSE_NS
+    assert health.pause_ns() == 0  # the pause has passed
+
+
+def test_three_deaths_within_a_minute_are_quarantine_and_a_quiet_minute_ends_it() -> None:
+    clock = Clock()
+    health = Health("npu", clock)
+    for at in (0, 10, 20):
+        clock.now = (1000 + at) * SECOND
+        health.check()
+        health.died(f"killed at {at}")
+    with pytest.raises(
+        DeviceUnavailable,
+        match=r"npu: is quarantined for 60 s more: its process died 3 times within 20\.0 s, the last time: killed at 20",
+    ):
+        health.check()
+    assert "quarantined for 60 s" in str(health)
+    clock.now += 59 * SECOND
+    assert health.quarantined_ns == SECOND
+    clock.now += SECOND
+    health.check()
+    assert health.quarantined_ns == 0 and health.pause_ns() == 0
+    assert str(health).startswith("died 3 times, in use")
+    health.died("once more")
+    health.check()  # forgiven: it takes three again
+
+
+def test_deaths_that_lie_far_apart_are_no_quarantine() -> None:
+    clock = Clock()
+    health = Health("x", clock)
+    for _ in range(10):
+        health.died("killed")
+        clock.now += WINDOW_NS // 2 + SECOND
+        health.check()
+    assert health.total == 10 and DEATHS == 3
+
+
+def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device: Resilient) -> None:
+    clock = device.health.clock
+    assert isinstance(clock, Clock)
+    prepared = prepare(device)
+    for death in range(DEATHS):
+        run(prepared, numbers())
+        kill(device)
+        clock.now += SECOND
+        assert device.restarts == death
+    pid = device.pid
+    with pytest.raises(DeviceUnavailable, match=r"device probe: is quarantined for 59 s more.*SIGKILL"):
+        run(prepared, numbers())
+    assert device.status() == DeviceStatus.OFFLINE and device.pid == pid
+    clock.now += WINDOW_NS
+    assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+    assert device.status() == DeviceStatus.AVAILABLE and device.pid != pid
