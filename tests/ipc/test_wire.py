@@ -167,7 +167,7 @@ def text(length: int) -> bytes:
 
 POOL, FIELDS = bytes.fromhex("9607a00000c2c3"), bytes.fromhex
 LIMITS: dict[str, tuple[Decode, int, Callable[[int], bytes]]] = {
-    "dimensions": (wire.decode_reply, 8, lambda n: FIELDS("920c") + array(n, b"\x01")),
+    "dimensions": (wire.decode_reply, 32, lambda n: FIELDS("920c") + array(n, b"\x01")),
     "text": (wire.decode_reply, 16384, lambda n: FIELDS("9204") + text(n)),
     "names": (wire.decode_reply, 4096, lambda n: FIELDS("9205") + array(n, b"\xa0")),
     "verdicts": (wire.decode_reply, 1 << 20, lambda n: FIELDS("9206") + array(n, FIELDS("92c3a0"))),

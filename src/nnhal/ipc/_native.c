@@ -1061,10 +1061,17 @@ queues_exchange(Queues *self, PyObject *const *args, Py_ssize_t count)
     return status < 0 ? status_or_raise(status) : queues_receive_by(self, deadline);
 }
 
+/* Whether the calling thread registered a holding; a forked child inherits the pointers, but no registration. */
+static bool
+is_registered_here(const Holding *holding)
+{
+    return holding != NULL && holding == held_by_thread && holding->thread == (pid_t)syscall(SYS_gettid);
+}
+
 static PyObject *
 queues_hold(Queues *self, PyObject *Py_UNUSED(none))
 {
-    if (self->holding != NULL || held_by_thread != NULL) {
+    if (self->holding != NULL || is_registered_here(held_by_thread)) {
         PyErr_SetString(PyExc_RuntimeError, self->holding != NULL
                                                 ? "Queues: this side is held already, must be dropped first"
                                                 : "Queues: this thread holds others, must drop them first");
@@ -1107,7 +1114,7 @@ static PyObject *
 queues_drop(Queues *self, PyObject *Py_UNUSED(none))
 {
     if (self->holding != NULL) {
-        if (self->holding != held_by_thread) {
+        if (!is_registered_here(self->holding)) {
             PyErr_SetString(PyExc_RuntimeError, "Queues: another thread holds this side, must be dropped by that one");
             return NULL;
         }
@@ -1238,12 +1245,13 @@ static void
 queues_dealloc(Queues *self)
 {
     bool in_use = false; /* the kernel still looks at the holding and the liveness word when their thread ends */
-    if (self->holding != NULL && getpid() == self->process) {
-        if (self->holding == held_by_thread) {
-            let_go(self);
-        } else {
-            in_use = syscall(SYS_tgkill, self->process, self->holding->thread, 0) == 0;
-        }
+    if (is_registered_here(self->holding)) {
+        let_go(self);
+    } else if (self->holding != NULL && getpid() == self->process) {
+        in_use = syscall(SYS_tgkill, self->process, self->holding->thread, 0) == 0;
+    }
+    if (self->holding != NULL && self->holding == held_by_thread) {
+        held_by_thread = NULL; /* in a forked child */
     }
     if (!in_use) {
         free(self->holding);
@@ -1334,7 +1342,7 @@ static PyType_Spec queues_spec = {"nnhal.ipc._native.Queues", sizeof(Queues), 0,
 
 #define MAX_OPERANDS 4096
 #define MAX_POOLS 4096
-#define MAX_RANK 8
+#define MAX_RANK 32
 #define NOT_MEASURED UINT64_MAX
 
 enum { PACKET, INPUT, INPUT_DIMENSION, OUTPUT, OUTPUT_DIMENSION, POOL, MEASURE }; /* kinds of request elements */

@@ -153,7 +153,7 @@ def encode_request(
     """The request packet of NN HAL 1.2 for one execution.
 
     An operand is None (no value) or (index into pools, offset, length, dimensions); pools are slots, int32. At most 4096
-    operands of each kind, 4096 pools and 8 dimensions; ValueError names what breaks a limit.
+    operands of each kind, 4096 pools and 32 dimensions; ValueError names what breaks a limit.
     """
 
 def decode_request(

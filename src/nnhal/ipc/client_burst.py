@@ -17,7 +17,7 @@ from nnhal.ipc.convert import error_from_wire
 from nnhal.ipc.frames import Frame, Key, key_of
 
 if TYPE_CHECKING:
-    from nnhal.ipc.client import RemotePrepared
+    from nnhal.ipc.client_prepared import RemotePrepared
 
 CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
 _KEPT = 8  # frames, one for each set of shapes
@@ -29,8 +29,7 @@ class RemoteBurst(Burst):
 
     def __init__(self, prepared: "RemotePrepared") -> None:
         self._prepared, self._session = prepared, prepared.session
-        needed = 2 + 9 * (len(prepared.model.main.inputs) + len(prepared.model.main.outputs)) + 16
-        fd = _native.create_queues(max(CHANNEL_LENGTH, needed), max(CHANNEL_LENGTH, needed))
+        fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
         try:
             self._queues = _native.Queues(fd, _native.CLIENT)
             self._queues.watch = self._session.watch
@@ -58,9 +57,7 @@ class RemoteBurst(Burst):
         """Execute over the queues; what a packet cannot carry takes the plain call, and `plain` counts why."""
         why = _not_in_a_packet(request, control)
         if why:
-            self.plain[why] = self.plain.get(why, 0) + 1
-            _log.debug("plain execution: %s", why)
-            return self._prepared.run(request, control)
+            return self._plainly(why, request, control)
         if not self._busy.acquire(blocking=False):
             raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
         try:
@@ -75,9 +72,16 @@ class RemoteBurst(Burst):
             if reply is good:  # the native side gives the same object for the same bytes
                 frame.collect(request)
                 return None
+            if reply == _native.FULL:
+                return self._plainly("its packet does not fit the queue", request, control)
             return self._take(reply, request, frame, control.measure)
         finally:
             self._busy.release()
+
+    def _plainly(self, why: str, request: Request, control: Control) -> Timing | None:
+        self.plain[why] = self.plain.get(why, 0) + 1
+        _log.debug("plain execution: %s", why)
+        return self._prepared.run(request, control)
 
     def _frame(self, request: Request) -> Frame:
         key = key_of(request)
@@ -141,12 +145,14 @@ class RemoteBurst(Burst):
         """Why the queues end; the burst is of no use afterwards, the session may be."""
         if self._closed:
             return Closed("burst: used after close")
-        if status == _native.FULL:
-            return OperationFailed("burst: the request does not fit its queue")
-        self.close()
         if status == _native.CORRUPT:
-            return DeadObject(f"{self._session.where}: the queues of the burst were tampered with; it is closed")
-        return self._session.confirm_death(f"{self._session.where}: the driver process died or ended the burst")
+            error: NnhalError = DeadObject(
+                f"{self._session.where}: the queues of the burst were tampered with; it is closed"
+            )
+        else:
+            error = self._session.confirm_death(f"{self._session.where}: the driver process died or ended the burst")
+        self.close()
+        return error
 
     def free_memory(self, memory: Memory) -> None:
         """Have the driver forget a memory that was used as an argument."""

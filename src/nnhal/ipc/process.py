@@ -27,7 +27,8 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.fenced import FencedExecution, Notify
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc.client import RemoteDevice, RemotePrepared
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client_prepared import RemotePrepared
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
 

@@ -5,10 +5,12 @@ it takes notifications, answers the service's questions, sends releases in batch
 """
 
 import contextlib
+import ctypes
 import itertools
 import os
 import select
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -33,6 +35,8 @@ HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
 MAX_LANES = 32
 _CANCEL_SLICE_NS = 20_000_000
 _BATCH_SECONDS = 0.002
+_ENDING_MS = 20
+_libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
 
@@ -109,7 +113,8 @@ class Session:
         self._control.lane.peer_cpus = self.welcome.cpus
         self._callbacks = self._attach(True)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        weakref.finalize(self, os.close, self._wake).atexit = False  # releases come from any thread, to the last
+        # releases and failed calls come from any thread, to the last
+        weakref.finalize(self, _close_left, self._wake, self._free).atexit = False
         self._thread = threading.Thread(target=self._keep_house, name="nnhal-session", daemon=True)
         self._thread.start()
         _sessions.add(self)
@@ -196,7 +201,7 @@ class Session:
             self._rouse()
             raise
         except DeadObject as error:
-            channel.close()
+            self._free.append(channel)  # for the end of the session to close
             raise self._died(error) from None
         except BaseException:  # interrupted: the answer is still to come
             self._stuck.append((channel, time.monotonic_ns(), False))
@@ -392,7 +397,7 @@ class Session:
 
     def confirm_death(self, text: str) -> NnhalError:
         """The error for a lane or queue that ended by itself: the process's death where that is why."""
-        if self.dead is None and self.watch >= 0 and not select.select([self.watch], [], [], 0.05)[0]:
+        if self.dead is None and self.watch >= 0 and not _ended(self.watch):
             return DeadObject(text)
         return self._died(DeadObject(text))
 
@@ -406,10 +411,13 @@ class Session:
         """How this client's own process ended, "" where it did not, or is not known."""
         if self.process is None:
             return ""
-        try:
-            code = self.process.wait(1)
-        except subprocess.TimeoutExpired:
-            return ""
+        _reap(self.process)
+        code = self.process.returncode
+        if code is None:
+            try:
+                code = self.process.wait(1)
+            except subprocess.TimeoutExpired:
+                return ""
         import signal
 
         if code < 0:
@@ -423,7 +431,7 @@ class Session:
                 return self.dead
             if not isinstance(error, DeadObject | Closed):
                 error = DeadObject(str(error))
-            if self.process is not None and self.process.poll() is None:
+            if self.process is not None and not _ended(self.watch) and self.process.poll() is None:
                 self.process.kill()
             fate = self._fate() if blame else ""
             if fate and fate not in str(error):
@@ -434,7 +442,7 @@ class Session:
             self._pending.popitem()[1].set(error)
         for call in self._on_death:
             call(error)
-        if self._wake >= 0:
+        if self._wake >= 0 and (self.process is None or self.watch < 0):  # else the end of the process wakes it
             os.eventfd_write(self._wake, 1)
         return error
 
@@ -474,6 +482,31 @@ class Session:
         self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *self._lanes):
             channel.close()
+
+
+def _ended(watch: int) -> bool:
+    """Whether a process has ended, or does within some milliseconds: its sockets are closed just before it ends.
+
+    The interpreter is kept meanwhile: beside a busy thread, each time that it is given up costs 5 ms until it comes back.
+    """
+    if watch < 0:
+        return False
+    entry = ctypes.create_string_buffer(struct.pack("ihh", watch, select.POLLIN, 0))
+    return bool(_libc.poll(entry, 1, _ENDING_MS) > 0)
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> None:
+    """Take over the exit status of a process where it has ended; the interpreter is kept."""
+    status = ctypes.c_int()
+    if process.returncode is None and _libc.waitpid(process.pid, ctypes.byref(status), os.WNOHANG) == process.pid:
+        process.returncode = os.waitstatus_to_exitcode(status.value)
+
+
+def _close_left(wake: int, lanes: deque[Channel]) -> None:
+    """What a session leaves when nobody holds it any more."""
+    os.close(wake)
+    for channel in lanes:
+        channel.close()
 
 
 def _pidfd(pid: int) -> int:

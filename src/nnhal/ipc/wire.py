@@ -24,7 +24,7 @@ U64 = Annotated[int, Meta(ge=0)]  # MessagePack ends at 2**64 - 1
 I32 = Annotated[int, Meta(ge=-(2**31), lt=2**31)]
 Id = Annotated[int, Meta(ge=0)]
 Text = Annotated[str, Meta(max_length=16384)]
-Dims = Annotated[tuple[U32, ...], Meta(max_length=8)]
+Dims = Annotated[tuple[U32, ...], Meta(max_length=32)]
 Indices = Annotated[tuple[U32, ...], Meta(max_length=1 << 16)]
 Bytes = Annotated[bytes, Meta(max_length=MAX_MESSAGE)]
 

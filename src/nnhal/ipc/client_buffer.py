@@ -1,0 +1,61 @@
+"""A driver buffer in another process."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.memory import Memory
+from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.ipc import wire
+from nnhal.ipc.session import Session
+
+
+class RemoteBuffer(Buffer):
+    """A buffer in the driver's process."""
+
+    def __init__(self, session: Session, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
+        super().__init__(desc, roles)
+        self._session = session
+        inner = []
+        for role in roles:
+            prepared: Any = getattr(role.prepared, "remote", role.prepared)  # behind what prepares again after a death
+            if getattr(prepared, "session", None) is not session:
+                raise InvalidArgument(f"buffer: {role} is of a model that another device prepared, must be this one's")
+            inner.append((prepared.number, role.index, role.output, role.frequency))
+        self._number = session.call(wire.Allocate(desc.dimensions, tuple(inner)), wire.Object)[0].object
+
+    def of(self, session: Session) -> int:
+        """Its number in a session; InvalidArgument where it lives in another."""
+        if session is not self._session:
+            raise self._session.dead or InvalidArgument(f"buffer {self.token} is none of this device")
+        return self._number
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Asked of the driver."""
+        return self._session.call(wire.GetShape(self._number), wire.Shape)[0].shape
+
+    def copy_to(self, memory: Memory) -> None:
+        """Copy the contents to a memory."""
+        packing = self._session.packing()
+        shared = self._session.pools.shareable(memory)
+        self._session.call(wire.CopyTo(self._number, packing.pool(shared)), wire.Shape, packing)
+        if shared is not memory:
+            memory.writable()[:] = shared.bytes()[: memory.size]
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        """Copy contents in."""
+        packing = self._session.packing()
+        if memory.fd < 0:  # a copy made once would miss what the array holds now
+            memory = Memory.from_array(memory.bytes())
+        self._session.call(wire.CopyFrom(self._number, packing.pool(memory), dimensions), wire.Done, packing)
+
+    def close(self) -> None:
+        """Let go of it."""
+        number, self._number = self._number, -1
+        if number >= 0:
+            self._session.release(number)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_number"):
+            self.close()

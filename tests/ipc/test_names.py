@@ -1,0 +1,245 @@
+"""Services by name: their sockets, who may connect, activation by systemd, many clients at once."""
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.hal.request import Control, Request
+from nnhal.ipc import names, wire
+from nnhal.ipc.client import RemoteDevice
+from tests.ipc.support import LIMIT, PROBE, doubling, inside, numbers, prepare, run, shifting, wait_until
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty XDG_RUNTIME_DIR; the folder of sockets in it."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("LISTEN_FDS", raising=False)
+    return tmp_path / "nnhal"
+
+
+@contextlib.contextmanager
+def service(name: str = "probe", *options: str, driver: str = PROBE) -> Iterator[subprocess.Popen[bytes]]:
+    """A running service."""
+    words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name, *options]
+    process = subprocess.Popen(words)
+    try:
+        wait_until(lambda: process.poll() is not None or name in names.running(), "the service listens")
+        yield process
+    finally:
+        process.terminate()
+        process.wait(LIMIT)
+
+
+@contextlib.contextmanager
+def connected(name: str = "probe") -> Iterator[RemoteDevice]:
+    device = RemoteDevice(names.connect(name))
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+# -------------------------------------------------------------------------------------------------------------- socket
+
+
+def test_a_service_is_found_by_its_name_and_serves(runtime: Path) -> None:
+    with service(), connected() as device:
+        assert names.running() == ["probe"]
+        assert (device.name, device.session.welcome.shared, device.session.process) == ("probe", True, None)
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+
+
+def test_the_socket_and_its_folder_belong_to_the_user_alone(runtime: Path) -> None:
+    with service():
+        path = names.path_of("probe")
+        assert path.parent == runtime and stat.S_ISSOCK(path.stat().st_mode)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(runtime.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
+    runtime.mkdir(mode=0o755)
+    with pytest.raises(DeviceUnavailable, match="must be a directory of this user alone"):
+        names.directory()
+    runtime.rmdir()
+    runtime.symlink_to("/tmp")
+    with pytest.raises(DeviceUnavailable, match="must be a directory of this user alone"):
+        names.directory()
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "-a", ".hidden", "a" * 65, "a\n", "a b", "ä"])
+def test_what_is_no_name_is_refused(name: str, runtime: Path) -> None:
+    with pytest.raises(InvalidArgument, match="must be up to 64 letters, digits"):
+        names.path_of(name)
+
+
+def test_a_name_that_is_taken_is_refused_and_the_first_service_lives(runtime: Path) -> None:
+    with service():
+        words = [sys.executable, "-P", "-m", "nnhal.serve", PROBE, "--name", "probe"]
+        second = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
+        assert second.returncode == 1 and "one of this name is running; stop it, or choose another" in second.stderr
+        with connected() as device:
+            assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+
+
+def test_the_socket_of_a_killed_service_is_swept_and_the_name_is_free(runtime: Path) -> None:
+    with service() as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait(LIMIT)
+        assert names.path_of("probe").exists()
+    assert names.running() == [] and not names.path_of("probe").exists()
+    with service() as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait(LIMIT)
+    with service(), connected() as device:  # also swept by the next service itself
+        assert device.name == "probe"
+
+
+def test_a_service_that_does_not_run_is_named_with_those_that_do(runtime: Path) -> None:
+    with pytest.raises(DeviceUnavailable, match=r"service gpu: .*; running: none is running"):
+        names.connect("gpu")
+    with service("npu"), pytest.raises(DeviceUnavailable, match=r"service gpu: .*; running: npu"):
+        names.connect("gpu")
+
+
+def test_what_is_no_driver_service_is_said_to_be_none(runtime: Path) -> None:
+    runtime.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(runtime / "odd.sock"))
+        listener.listen()
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(1000)
+                peer.send(b"220 mail.example ESMTP")
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(DeviceUnavailable, match="service odd: is no driver service"):
+            names.connect("odd")
+
+
+# ------------------------------------------------------------------------------------------------------------- clients
+
+
+def test_sixteen_clients_at_once_run_models_of_their_own(runtime: Path) -> None:
+    with service():
+
+        def client(number: int) -> float:
+            with connected() as device:
+                prepared = prepare(device, shifting(4, number))
+                for round_ in range(30):
+                    x = numbers(start=round_)
+                    assert np.array_equal(run(prepared, x), x + number)
+                return float(run(prepared, numbers(1 + 3))[0])
+
+        with ThreadPoolExecutor(16) as pool:
+            assert list(pool.map(client, range(16))) == list(range(16))
+
+
+def test_executions_of_several_clients_are_inside_the_driver_at_once(runtime: Path) -> None:
+    with service(), contextlib.ExitStack() as stack:
+        devices = [stack.enter_context(connected()) for _ in range(16)]
+        prepared = [prepare(device, sleep=LIMIT) for device in devices]
+        with ThreadPoolExecutor(16) as pool:
+            control = Control(deadline=time.monotonic_ns() + 3_000_000_000)
+            running = [pool.submit(run, p, numbers(), control) for p in prepared]
+            with connected() as watcher:
+                wait_until(lambda: inside(watcher).get("inside", 0) == 16, "sixteen executions at once")
+            assert all("MissedDeadline" in type(f.exception()).__name__ for f in running)
+
+
+def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
+    with service(), connected() as mine, connected() as theirs:
+        prepared = prepare(mine)
+        run(prepared, numbers())
+        number = prepared.number  # type: ignore[attr-defined]
+        pool = wire.MemoryPool(wire.Pool(1, "ashmem", 16, 0, False, False))
+        request = wire.Request((wire.Argument(0, 0, 16, ()),), (wire.Argument(0, 16, 16, ()),), (pool,))
+        with pytest.raises(InvalidArgument, match=f"prepared model {number} is not held by this connection"):
+            theirs.session.call(wire.ExecuteSynchronously(4, number, request), wire.Executed)
+        own = prepare(theirs)
+        request_number = own.number  # type: ignore[attr-defined]
+        with pytest.raises(InvalidArgument, match="pool 1 is not known here"):
+            theirs.session.call(wire.ExecuteSynchronously(4, request_number, request), wire.Executed)
+        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+
+
+def test_what_a_client_held_goes_with_it(runtime: Path) -> None:
+    with service(), connected() as watcher:
+        clean = inside(watcher)
+        for _ in range(5):
+            with connected() as device:
+                keep = [prepare(device) for _ in range(10)]
+                run(keep[0], numbers())
+                assert inside(device)["prepared"] == 10
+        wait_until(lambda: inside(watcher)["prepared"] == 0, "models of clients that left")
+        wait_until(lambda: inside(watcher)["memories"] == clean["memories"], "memories of clients that left")
+
+
+def test_a_file_reaches_a_shared_service_as_a_sealed_copy(runtime: Path, tmp_path: Path) -> None:
+    from nnhal.base.memory import Memory
+
+    file = tmp_path / "x"
+    numbers(4, 3).tofile(file)
+    with service(), connected() as device:
+        x = Memory.from_file(file).view(0, 16, np.float32, (4,))
+        y = np.zeros(4, np.float32)
+        prepared = prepare(device, doubling())
+        prepared.run(Request([x], [y]), Control())
+        file.write_bytes(b"")  # cut off: nobody dies
+        assert np.array_equal(y, 2 * numbers(4, 3))
+        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+
+
+# ---------------------------------------------------------------------------------------------------------- activation
+
+ACTIVATOR = """
+import os, socket, sys
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+import select
+select.select([listener], [], [])  # the first client
+os.dup2(listener.fileno(), 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+os.execv(sys.executable, [sys.executable, "-P", "-m", "nnhal.serve", *sys.argv[2:]])
+"""
+
+
+def test_a_service_takes_the_socket_that_systemd_hands_over(runtime: Path) -> None:
+    path = names.path_of("late")
+    words = [sys.executable, "-c", ACTIVATOR, str(path), PROBE, "--name", "late"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"listening\n"
+        with connected("late") as device:  # waits in the backlog until the service is there
+            assert device.session.welcome.pid == process.pid
+            assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+    finally:
+        process.terminate()
+        process.wait(LIMIT)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def test_a_socket_of_another_process_is_not_taken(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
+    with names.listen("own") as listener:
+        assert listener.getsockname() == str(names.path_of("own"))
