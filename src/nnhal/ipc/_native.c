@@ -229,20 +229,21 @@ typedef struct {
     size_t length; /* of the message in `data` */
     int flags;     /* msg_flags of it */
     size_t controls;
+    char sleeps; /* the socket has a time-out of its own, so that a wait may sleep in the receive */
     Control control;
     char data[LANE_BYTES];
 } Lane;
 
-/* Receive without waiting: 0 a message is in `self`, AGAIN none, or a status. Needs no GIL. */
+/* Receive: 0 a message is in `self`, AGAIN none, or a status. Needs no GIL. flags: MSG_DONTWAIT, or 0 to sleep in it. */
 static int
-lane_take(Lane *self)
+lane_receive_now(Lane *self, int flags)
 {
     struct iovec part = {.iov_base = self->data, .iov_len = sizeof(self->data)};
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = &self->control,
                              .msg_controllen = sizeof(self->control)};
-    ssize_t got = recvmsg(self->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    ssize_t got = recvmsg(self->fd, &message, flags | MSG_CMSG_CLOEXEC);
     if (got > 0) {
         self->length = (size_t)got;
         self->flags = message.msg_flags;
@@ -253,6 +254,29 @@ lane_take(Lane *self)
         return DEAD;
     }
     return errno == EAGAIN || errno == EINTR ? AGAIN : errno == EBADF || errno == ENOTSOCK ? CLOSED : DEAD;
+}
+
+static int
+lane_take(Lane *self)
+{
+    return lane_receive_now(self, MSG_DONTWAIT);
+}
+
+/* Sleep in the receive itself, which is one system call instead of three: only without a process to watch and without a
+ * limit. The socket's own time-out lets signals be looked at. */
+static int
+lane_sleep(Lane *self)
+{
+    int status;
+    do {
+        if (PyErr_CheckSignals() != 0) {
+            return RAISED;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        status = lane_receive_now(self, 0);
+        Py_END_ALLOW_THREADS
+    } while (status == AGAIN);
+    return status;
 }
 
 /* Block until the socket has one of `events`, the peer's process ends, or a slice is over. 0 try again, AGAIN the peer is
@@ -291,9 +315,11 @@ lane_spin(Lane *self, int64_t until)
 static int
 lane_wait(Lane *self, int64_t deadline)
 {
-    int status = lane_take(self);
+    bool direct = self->watch < 0 && deadline == FOREVER && self->sleeps;
+    int64_t budget = pace_budget(&self->pace, self->peer_cpus);
+    int status = direct && budget == 0 ? AGAIN : lane_take(self);
     int64_t start = now_ns();
-    int64_t budget = status == AGAIN && start < deadline ? pace_budget(&self->pace, self->peer_cpus) : 0;
+    budget = status == AGAIN && start < deadline ? budget : 0;
     if (budget > 0) {
         int64_t hold = pace_hold(&self->pace, budget);
         if (hold > 0) {
@@ -309,6 +335,12 @@ lane_wait(Lane *self, int64_t deadline)
     if (status == AGAIN && now_ns() < deadline) {
         if (self->blocks++ % AFFINITY_EVERY == 0) {
             self->pace.cpus = affinity(); /* spinning did not help: perhaps there is one core left for both */
+        }
+    }
+    if (status == AGAIN && direct) {
+        status = lane_sleep(self);
+        if (status == RAISED) {
+            return RAISED;
         }
     }
     while (status == AGAIN) {
@@ -557,6 +589,9 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (self != NULL) {
         self->fd = fd;
         self->watch = watch;
+        struct timeval slice = {0};
+        socklen_t size = sizeof(slice);
+        self->sleeps = getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, &size) == 0 && (slice.tv_sec | slice.tv_usec) != 0;
         pace_start(&self->pace, LANE_HOLD_NS);
     }
     return (PyObject *)self;

@@ -12,7 +12,8 @@ from nnhal.ipc import _native
 from nnhal.ipc.wire import INLINE, MAX_MESSAGE
 
 _SPILLED = struct.Struct("<BQ")  # a byte that MessagePack never starts with, the length
-_MARK = 0xC1
+MARK = 0xC1
+_LOOK_UP = struct.pack("ll", 1, 0)  # a receive that sleeps looks at signals once a second
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # seal, shrink, grow, write
 
@@ -27,8 +28,13 @@ class Channel:
     """A lane over one end of a SEQPACKET socket, which it owns. For one thread at a time."""
 
     def __init__(self, sock: socket.socket, watch: int = -1, peer_cpus: int = 0) -> None:
-        """Take over a socket. watch: a pidfd of the peer, which stays the caller's. peer_cpus: its affinity mask."""
+        """Take over a socket. peer_cpus: the peer's affinity mask.
+
+        watch: a pidfd of the peer, which stays the caller's; -1 where another lane or thread watches, and shuts this one
+        down.
+        """
         sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
         self.socket = sock
         self.lane = _native.Lane(sock.fileno(), watch)
         self.lane.peer_cpus = peer_cpus
@@ -38,7 +44,7 @@ class Channel:
         if len(data) > INLINE:
             memory = _spill(data)
             try:
-                status = self.lane.send(_SPILLED.pack(_MARK, len(data)), (memory, *fds))
+                status = self.lane.send(_SPILLED.pack(MARK, len(data)), (memory, *fds))
             finally:
                 os.close(memory)
         else:
@@ -48,24 +54,32 @@ class Channel:
 
     def receive(self, timeout_ns: int = -1) -> tuple[bytes, tuple[int, ...]]:
         """The next message and its descriptors, which are the caller's from now on."""
-        got = self.lane.receive(timeout_ns)
-        if isinstance(got, int):
-            raise failure(got)
-        return unspill(got) if got[0][:1] == b"\xc1" else got
+        return whole(self.lane.receive(timeout_ns))
 
     def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> tuple[bytes, tuple[int, ...]]:
         """Send and wait for the reply."""
         if len(data) > INLINE:
             self.send(data, fds)
             return self.receive(timeout_ns)
-        got = self.lane.call(data, tuple(fds), timeout_ns)
-        if isinstance(got, int):
-            raise failure(got)
-        return unspill(got) if got[0][:1] == b"\xc1" else got
+        return whole(self.lane.call(data, tuple(fds), timeout_ns))
+
+    def quick_call(self, data: bytes) -> tuple[bytes, tuple[int, ...]]:
+        """As `call`, for a message without descriptors and without a limit of time."""
+        if len(data) <= INLINE:
+            got = self.lane.call(data)
+            return got if not isinstance(got, int) and got[0][0] != MARK else whole(got)
+        return self.call(data)
 
     def close(self) -> None:
         """Close the socket; the peer sees a hang-up."""
         self.socket.close()
+
+
+def whole(got: tuple[bytes, tuple[int, ...]] | int) -> tuple[bytes, tuple[int, ...]]:
+    """A message as the native lane gave it, long ones read in; raises what a status stands for."""
+    if isinstance(got, int):
+        raise failure(got)
+    return unspill(got) if got[0][0] == MARK else got
 
 
 def failure(status: int) -> NnhalError:

@@ -22,14 +22,14 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
 from nnhal.hal.fenced import ExecutionInfo, FencedExecution, Notify, as_error, check_fenced
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc import wire
 from nnhal.ipc.channel import close_all
 from nnhal.ipc.client_buffer import RemoteBuffer
 from nnhal.ipc.client_burst import RemoteBurst
 from nnhal.ipc.convert import timing_from_wire
 from nnhal.ipc.frames import Frame, Frames, Where
-from nnhal.ipc.pools import Packing
+from nnhal.ipc.pools import SEAL_SHRINK, Packing, seals
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
@@ -73,9 +73,8 @@ class RemotePrepared(Prepared):
         if request.input_buffers or request.output_buffers or not self._sync:
             return self._run_any(request, control)
         frame, home = self.frames.take(request)
-        frame.fill(request)
         session = self.session
-        plain = (
+        plain = control is UNLIMITED or (
             control.deadline is None
             and not control.measure
             and control.cancelled is None
@@ -85,7 +84,7 @@ class RemotePrepared(Prepared):
         if known is not None and known[2] == session.pools.evictions:
             data, good, _ = known  # sent before: the service has its memories, and most likely gives the same reply
             reply, fds = session.transact(data)
-            if reply == good:
+            if reply == good and not fds:
                 frame.collect(request)
                 home.append(frame)
                 return None
@@ -297,9 +296,11 @@ def _take_provided(
     for n in result.provided:
         if n >= len(request.outputs) or request.outputs[n] is not None:
             raise OperationFailed(f"driver: provided output {n}, must only provide what has no memory")
-        sizes.append(int(np.prod(result.shapes[n], dtype=np.int64)) * types[n].itemsize)
+        sizes.append(math.prod(result.shapes[n]) * types[n].itemsize)
     total = sum(sizes)
     if fds:
+        if not (seals(fds[0]) or 0) & SEAL_SHRINK:
+            raise OperationFailed("driver: provided outputs in memory that may shrink, must be sealed")
         memory = Memory.from_fd(fds[0], total)
         data: Array = np.array(memory.bytes())
         memory.close()

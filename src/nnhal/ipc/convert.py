@@ -142,22 +142,31 @@ def error_to_wire(error: BaseException) -> wire.Failed:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_MEMORY):
         status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         return wire.Failed(
-            status, "ResourceExhausted", _clip(f"driver ran out of memory or descriptors: {error}"), (), True
+            status, "ResourceExhausted", clipped(f"driver ran out of memory or descriptors: {error}"), (), True
         )
     if isinstance(error, msgspec.DecodeError):
-        return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", _clip(f"message: {error}"))
+        return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", clipped(f"message: {error}"))
     if not isinstance(error, NnhalError):
-        text = f"driver: {type(error).__name__}: {error}"
-        return wire.Failed(ErrorStatus.GENERAL_FAILURE, "OperationFailed", _clip(text))
+        text = f"driver: {type(error).__name__}: {_text_of(error)}"
+        return wire.Failed(ErrorStatus.GENERAL_FAILURE, "OperationFailed", clipped(text))
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     if isinstance(error, OutputInsufficientSize):
         shapes = error.shapes
     kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
-    return wire.Failed(error.status, kind, _clip(str(error)), shapes)
+    return wire.Failed(error.status, kind, clipped(_text_of(error)), shapes)
 
 
-def _clip(text: str) -> str:
+def clipped(text: str) -> str:
+    """Text that can travel: Unicode, of bounded length."""
+    text = text.encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
     return text if len(text) <= 16000 else text[:16000] + " ..."
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # of a driver's own class
+        return "an error that cannot be told"
 
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:
@@ -183,7 +192,7 @@ def timing_to_wire(timing: Timing | None) -> wire.Timing:
     """Timing with the wire's value for "not measured"."""
     if timing is None:
         return wire.Timing()
-    device, driver = (wire.NOT_MEASURED if t is None else t for t in timing)
+    device, driver = (wire.NOT_MEASURED if t is None else int(t) for t in timing)
     return wire.Timing(device, driver)
 
 

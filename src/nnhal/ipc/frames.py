@@ -164,17 +164,25 @@ class Frames:
         self._last: tuple[Key, deque[Frame]] | None = None
 
     def take(self, request: Request) -> tuple[Frame, deque[Frame]]:
-        """A frame for this request alone, and where to append it afterwards."""
-        key = key_of(request)
+        """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
         last = self._last
-        if last is not None and last[0] == key:
-            free = last[1]
-        else:
-            if len(self._free) >= 4 * _KEPT and key not in self._free:
-                self._free.clear()
-            free = self._free.setdefault(key, deque(maxlen=_KEPT))
-            self._last = key, free
+        if last is not None:
+            try:
+                frame = last[1].pop()
+            except IndexError:
+                pass
+            else:
+                if frame.try_fill(request):
+                    return frame, last[1]
+                last[1].append(frame)
+        key = key_of(request)
+        if len(self._free) >= 4 * _KEPT and key not in self._free:
+            self._free.clear()
+        free = self._free.setdefault(key, deque(maxlen=_KEPT))
+        self._last = key, free
         try:
-            return free.pop(), free
+            frame = free.pop()
         except IndexError:
-            return Frame(request, self._types), free
+            frame = Frame(request, self._types)
+        frame.fill(request)
+        return frame, free

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SUFFIX = ".sock"
 BACKLOG = 64
+CONNECT_SECONDS = 10  # until a service that accepts nobody counts as not running
 _FIRST_LISTEN_FD = 3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -55,21 +56,28 @@ def listen(name: str) -> socket.socket:
     if path.exists() and not sweep(path):
         raise _unavailable(f"service {name}: one of this name is running; stop it, or choose another with --name")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    unready = path.with_suffix(f".{os.getpid()}")  # a socket that nobody listens on yet would be swept
     old = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        listener.bind(str(unready))
+        listener.listen(BACKLOG)
+        os.link(unready, path)
+    except FileExistsError:
+        listener.close()
+        raise _unavailable(f"service {name}: one of this name is running; choose another with --name") from None
     except OSError as error:
         listener.close()
-        raise _unavailable(f"service {name}: {path}: {error.strerror}") from None
+        raise _unavailable(f"service {name}: {path}: {error.strerror or error}") from None
     finally:
         os.umask(old)
-    listener.listen(BACKLOG)
+        unready.unlink(missing_ok=True)
     return listener
 
 
 def sweep(path: Path) -> bool:
     """Remove a socket that nobody listens on; whether it is gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.setblocking(False)  # who is behind with its clients is there all the same
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
@@ -93,6 +101,7 @@ def connect(name: str) -> "Session":
 
     path = path_of(name)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_SECONDS, 0))
     try:
         sock.connect(str(path))
         uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]

@@ -20,7 +20,7 @@ from nnhal.ipc import wire
 
 MAX_POOLS = 1024  # mapped at once for one connection
 MAX_POOL_BYTES = 1 << 40  # address space, not memory
-_F_GET_SEALS, _SEAL_SHRINK = 1034, 0x0002
+_F_GET_SEALS, SEAL_SHRINK = 1034, 0x0002
 
 
 def seals(fd: int) -> int | None:
@@ -77,7 +77,7 @@ class ServicePools:
                 raise InvalidArgument(
                     f"pool {pool.id}: a file cannot be sealed, must be a sealed memfd for this service"
                 )
-        elif not sealed & _SEAL_SHRINK:
+        elif not sealed & SEAL_SHRINK:
             raise InvalidArgument(f"pool {pool.id}: is not sealed against shrinking, must be")
         memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=pool.readonly)
         memory.kind = pool.kind
@@ -131,14 +131,14 @@ class ClientPools:
         return number
 
     def _gone(self, number: int) -> None:
-        if self._delivered.pop(number, 0) is None:
-            self._release(number)
+        self._delivered.pop(number, None)
+        self._release(number)  # the service may have it without having said so: a call that failed or was given up
 
     def shareable(self, memory: Memory) -> Memory:
         """The memory itself where the service may map it, else a sealed copy, made once."""
         if memory.fd >= 0:
             found = seals(memory.fd)
-            if (found or 0) & _SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
+            if (found or 0) & SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
                 return memory
         copy = self._copies.get(memory)
         if copy is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus
-from nnhal.base.errors import Closed, DeviceUnavailable, NnhalError
+from nnhal.base.errors import Closed, DeviceUnavailable
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
@@ -140,15 +140,23 @@ class Resilient(Device):
         return self._remote.session.welcome.pid
 
     def _fresh(self) -> RemoteDevice:
-        session = self._connect()
+        try:
+            session = self._connect()
+        except DeviceUnavailable as error:  # of its own process it is a death like any other
+            if hasattr(self, "_remote") and self.isolated:
+                self.health.died(str(error))
+            raise
         health = self.health
         session.on_death(lambda error: None if isinstance(error, Closed) else health.died(str(error)))
         try:
             remote = RemoteDevice(session)
-        except NnhalError:
+        except BaseException:
             session.close()
             raise
-        weakref.finalize(self, session.close).atexit = False
+        previous, self._end = getattr(self, "_end", None), weakref.finalize(self, session.close)
+        self._end.atexit = False
+        if previous is not None:
+            previous.detach()
         return remote
 
     def remote(self) -> RemoteDevice:

@@ -6,20 +6,22 @@ hang-up or by the end of its process, all of it goes.
 """
 
 import contextlib
+import errno
 import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceExhausted
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Device
 from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import Channel, close_all
+from nnhal.ipc.channel import MARK, Channel, close_all, failure, whole
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.pools import MAX_POOL_BYTES, MAX_POOLS
 from nnhal.ipc.service_calls import Again, Calls, Work
@@ -31,6 +33,8 @@ QUEUED = 256  # background work that may wait
 HELLO_TIMEOUT_NS = 10_000_000_000
 CALLBACK_TIMEOUT_NS = 10_000_000_000
 _SO_PEERPIDFD = 77
+_ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
+_BREATH = 0.05  # seconds
 _log = logger("driver")
 
 Reply = wire.Reply | bytes | None
@@ -51,6 +55,17 @@ def watch_peer(sock: socket.socket) -> int:
             return os.pidfd_open(peer_of(sock)[0])
         except OSError:
             return -1
+
+
+def _encoded(message: wire.Reply | wire.Callback) -> bytes:
+    """A message; where a driver put in what cannot travel, the same message with an error that says so."""
+    try:
+        return wire.encode(message)
+    except Exception as error:
+        failed = error_to_wire(OperationFailed(f"driver: its answer cannot be sent: {error}"))
+        if isinstance(message, wire.NotifyPrepared | wire.NotifyExecuted):
+            return wire.encode(type(message)(message.call, failed))
+        return wire.encode(failed)
 
 
 class Connection:
@@ -112,16 +127,27 @@ class Connection:
     def _answer_lane(self, channel: Channel) -> None:
         """Answer calls until the lane is closed; a call that comes again byte for byte is not decoded again."""
         last, again = b"", None
+        receive, send = channel.lane.receive, channel.lane.send
         while True:
-            data, fds = channel.receive()
+            try:
+                got = receive()
+                data, fds = got if not isinstance(got, int) and got[0][0] != MARK else whole(got)
+            except (InvalidArgument, MemoryError, OSError) as error:  # a message that is refused; the lane is sound
+                channel.send(wire.encode(error_to_wire(error)))
+                continue
             if data == last and again is not None and not fds:
                 reply, given = again()
+                if isinstance(reply, bytes) and not given and len(reply) <= wire.INLINE:
+                    status = send(reply)
+                    if status < 0:
+                        raise failure(status)
+                    continue
             else:
                 reply, given, again = self._answer(data, fds)
                 last = data
             try:
                 if reply is not None:
-                    channel.send(reply if isinstance(reply, bytes) else wire.encode(reply), given)
+                    channel.send(reply if isinstance(reply, bytes) else _encoded(reply), given)
             finally:
                 close_all(given)
 
@@ -145,11 +171,15 @@ class Connection:
         fd = next(fds, -1)
         if fd < 0:
             raise InvalidArgument("AttachLane: no descriptor came along, must be one end of a socket pair")
-        sock = socket.socket(fileno=fd)
+        try:
+            sock = socket.socket(fileno=fd)
+        except OSError:
+            os.close(fd)
+            raise InvalidArgument("AttachLane: the descriptor is no socket, must be a SEQPACKET one") from None
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             sock.close()
             raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
-        channel = Channel(sock, self.watch, self._peer_cpus)
+        channel = Channel(sock, -1, self._peer_cpus)
         if call.callbacks:
             if self._callbacks is not None:
                 channel.close()
@@ -173,6 +203,11 @@ class Connection:
             self._lanes.pop(channel, None)
             channel.close()
 
+    def _hang_up(self) -> None:
+        """End the connection from any thread: the lanes see it."""
+        with contextlib.suppress(OSError):
+            self._control.socket.shutdown(socket.SHUT_RDWR)
+
     def _end(self) -> None:
         self._ending = True
         for channel in (*self._lanes, self._callbacks):
@@ -182,6 +217,9 @@ class Connection:
         self._background.shutdown(wait=False, cancel_futures=True)
         self._calls.close()
         self._control.close()
+        if self._callbacks is not None:
+            with self._callback_lock:
+                self._callbacks.close()
         if self.watch >= 0:
             os.close(self.watch)
 
@@ -201,8 +239,9 @@ class Connection:
                     self._call_back(message, given)
                 finally:
                     close_all(given)
-            except NnhalError as error:  # the client is gone
+            except NnhalError as error:  # the client is gone, or reads no more: it must not wait for ever
                 _log.debug("notification lost: %s", error)
+                self._hang_up()
             finally:
                 self._queued.release()
 
@@ -213,16 +252,21 @@ class Connection:
             raise DeadObject("connection: is ending") from None
 
     def _call_back(self, message: wire.Callback, fds: Sequence[int] = ()) -> None:
-        assert self._callbacks is not None
         with self._callback_lock:
-            self._callbacks.send(wire.encode(message), fds)
+            self._open_callbacks().send(_encoded(message), fds)
+
+    def _open_callbacks(self) -> Channel:
+        """The callback lane, under its lock; DeadObject once it was closed: its number may be another's by now."""
+        if self._callbacks is None or self._ending:
+            raise DeadObject("connection: is ending")
+        return self._callbacks
 
     def memories(self, burst: int, slots: Sequence[int]) -> list[Memory]:
         """The memories of slots of a burst, asked of the client."""
         if self._callbacks is None:
             raise InvalidArgument("connection: has no callback lane, must be attached before a burst")
         with self._callback_lock:
-            data, fds = self._callbacks.call(
+            data, fds = self._open_callbacks().call(
                 wire.encode(wire.GetMemories(burst, tuple(slots))), (), CALLBACK_TIMEOUT_NS
             )
         left = iter(fds)
@@ -256,11 +300,20 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
         try:
             sock, _ = listener.accept()
         except OSError as error:
-            _log.debug("service ends: %s", error)
-            return 0
+            if error.errno in _ENDS:
+                _log.debug("service ends: %s", error)
+                return 0
+            _log.warning("a client was not accepted: %s", error)  # no descriptors for now, or it is gone already
+            time.sleep(_BREATH)
+            continue
         pid, uid = peer_of(sock)
         if uid not in (os.getuid(), 0) or not connections.acquire(blocking=False):
             _log.warning("refused process %d of user %d", pid, uid)
             sock.close()
             continue
-        threading.Thread(target=serve, args=(sock,), name=f"nnhal-client-{pid}", daemon=True).start()
+        try:
+            threading.Thread(target=serve, args=(sock,), name=f"nnhal-client-{pid}", daemon=True).start()
+        except RuntimeError as error:
+            _log.warning("no thread for process %d: %s", pid, error)
+            sock.close()
+            connections.release()

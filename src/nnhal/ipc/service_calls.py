@@ -16,7 +16,7 @@ from nnhal.hal.fenced import FencedExecution
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import wire
 from nnhal.ipc.binding import Bound, Place, bind_request, flat_bytes, shapes_of
-from nnhal.ipc.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
+from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Entry, Exports
 from nnhal.ipc.pools import ServicePools
 from nnhal.ipc.service_burst import ServiceBurst
@@ -87,7 +87,7 @@ class Calls:
     def _supported(self, call: wire.GetSupportedOperations, fds: Iterator[int]) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         validate(model)
-        verdicts = tuple((bool(v.ok), str(v.reason)[:16000]) for v in self._device.supports(model))
+        verdicts = tuple((bool(v.ok), clipped(str(v.reason))) for v in self._device.supports(model))
         return wire.Verdicts(verdicts), ()
 
     def _announce(self, call: wire.Announce, fds: Iterator[int]) -> Answer:
@@ -189,7 +189,7 @@ class Calls:
         return wire.Done(), ()
 
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Iterator[int]) -> Answer:
-        fences = [Fence(fd) for _, fd in zip(range(call.fences), fds, strict=False)]
+        fences = [_fence(fd) for _, fd in zip(range(call.fences), fds, strict=False)]
         if len(fences) != call.fences:
             raise InvalidArgument(
                 f"executeFenced: {len(fences)} descriptors came along, must be {call.fences} fences first"
@@ -276,6 +276,14 @@ _HANDLERS: dict[type[wire.Call], Callable[[Any, Any, Iterator[int]], Any]] = {
     wire.CopyFrom: Calls._copy_from,
     wire.GetShape: Calls._shape,
 }
+
+
+def _fence(fd: int) -> Fence:
+    try:
+        return Fence(fd)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def _hints(call: wire.PrepareModel) -> Hints:

@@ -20,7 +20,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import Cancelled, Closed, DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
+from nnhal.base.errors import (
+    Cancelled,
+    Closed,
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    ResourceExhausted,
+)
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
@@ -70,7 +79,11 @@ class Pending:
             raise self._result
         if isinstance(self._result, wire.Failed):
             raise error_from_wire(self._result)
-        return self._result, self._fds
+        fds, self._fds = self._fds, ()
+        return self._result, fds
+
+    def __del__(self) -> None:
+        close_all(self._fds)  # nobody took them
 
 
 def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:
@@ -94,14 +107,23 @@ class Session:
         self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
         self._free: deque[Channel] = deque()
         self._lanes: list[Channel] = []
-        self._stuck: list[tuple[Channel, int, bool]] = []
+        self._stuck: deque[tuple[Channel, int, bool]] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._slots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._late: list[tuple[Pending, int]] = []
+        self._late: deque[tuple[Pending, int]] = deque()
         self._released: deque[tuple[bool, int]] = deque()
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
+        try:
+            self._start()
+        except BaseException:
+            self._abandon()
+            raise
+        _sessions.add(self)
+
+    def _start(self) -> None:
+        """Greet, attach the callback lane, start the thread."""
         self.welcome = self._greet()
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
@@ -117,7 +139,18 @@ class Session:
         weakref.finalize(self, _close_left, self._wake, self._free).atexit = False
         self._thread = threading.Thread(target=self._keep_house, name="nnhal-session", daemon=True)
         self._thread.start()
-        _sessions.add(self)
+
+    def _abandon(self) -> None:
+        """Leave nothing of a session that did not come about: no descriptor, no process."""
+        self._control.close()
+        if hasattr(self, "_callbacks"):
+            self._callbacks.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        if self.watch >= 0:
+            os.close(self.watch)
+            self.watch = -1
 
     def _greet(self) -> wire.Welcome:
         try:
@@ -125,18 +158,14 @@ class Session:
             close_all(fds)
             reply = wire.decode_reply(data)
         except (DeadObject, MissedDeadline) as error:
-            self._control.close()
             raise DeviceUnavailable(
                 f"{self.where}: the driver process did not start: {self._fate() or error}"
             ) from None
         except wire.WireError as error:
-            self._control.close()
             raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
         if isinstance(reply, wire.Failed):
-            self._control.close()
             raise error_from_wire(reply)
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
-            self._control.close()
             raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
         return reply
 
@@ -190,10 +219,10 @@ class Session:
         try:
             channel = self._free.pop()
         except IndexError:
-            channel = self._lane()
+            channel = self._lane(deadline)
         try:
             if deadline is None and cancelled is None:
-                got = channel.call(data, fds)
+                got = channel.call(data, fds) if fds else channel.quick_call(data)
             else:
                 got = self._patient_call(channel, data, fds, deadline, cancelled)
         except (MissedDeadline, Cancelled) as error:
@@ -203,8 +232,12 @@ class Session:
         except DeadObject as error:
             self._free.append(channel)  # for the end of the session to close
             raise self._died(error) from None
+        except (NnhalError, OSError):  # it could not be sent, or the answer not be taken: the lane is sound
+            self._free.append(channel)
+            raise
         except BaseException:  # interrupted: the answer is still to come
             self._stuck.append((channel, time.monotonic_ns(), False))
+            self._rouse()
             raise
         self._free.append(channel)
         return got
@@ -238,7 +271,7 @@ class Session:
         except BaseException:
             self._pending.pop(number, None)
             raise
-        if self.dead is not None:  # it may have died between
+        if self.dead is not None and not pending.came:  # it may have died between
             pending.set(self.dead)
         return number, pending
 
@@ -249,13 +282,18 @@ class Session:
             self._died(DeadObject(f"{self.where}: the process is replaced: {error}"), blame=False)
         return error
 
-    def _lane(self) -> Channel:
+    def _lane(self, deadline: int | None) -> Channel:
+        """A new lane; past the limit, the next that is free. MissedDeadline, and ResourceExhausted where none will be."""
         if len(self._lanes) >= MAX_LANES:
             while self.dead is None:
                 try:
                     return self._free.pop()
                 except IndexError:
                     time.sleep(0.0005)
+                if len(self._stuck) >= MAX_LANES:
+                    raise ResourceExhausted(f"{self.where}: all {MAX_LANES} lanes wait for calls that were given up")
+                if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
+                    raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
             raise self.dead
         channel = self._attach(False)
         self._lanes.append(channel)
@@ -264,17 +302,26 @@ class Session:
     def _attach(self, callbacks: bool) -> Channel:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._control_lock:
+            if self.dead is not None:
+                ours.close()
+                raise self.dead
             try:
                 data, fds = self._control.call(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),), GREETING_NS)
                 close_all(fds)
             except NnhalError as error:
                 ours.close()
                 raise self._died(error) from None
-        reply = wire.decode_reply(data)
+        try:
+            reply = wire.decode_reply(data)
+        except wire.WireError as error:
+            ours.close()
+            raise self._died(
+                DeadObject(f"{self.where}: answered AttachLane with what is no message: {error}")
+            ) from None
         if isinstance(reply, wire.Failed):
             ours.close()
             raise error_from_wire(reply)
-        return Channel(ours, self.watch, self.welcome.cpus)
+        return Channel(ours, -1, self.welcome.cpus)
 
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
@@ -294,7 +341,11 @@ class Session:
 
     def on_death(self, call: Callable[[NnhalError], None]) -> None:
         """Call this, held weakly where it is a method, when the service dies."""
-        self._on_death.append(call)
+        with self._death_lock:
+            if self.dead is None:
+                self._on_death.append(call)
+                return
+        call(self.dead)
 
     def slot_source(self, burst: int, source: Any) -> None:
         """Who tells the memories of a burst's slots: an object with `memory_of(slot)`, held weakly."""
@@ -377,18 +428,36 @@ class Session:
     def _look_at_stuck(self) -> None:
         """Lanes whose caller did not wait for the answer: free again when it comes; a process that never answers hangs."""
         now = time.monotonic_ns()
-        self._late = [(pending, since) for pending, since in self._late if not pending.came]
-        if self.process is not None and any(now - since > HUNG_NS for _, since in self._late):
-            self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
-        waiting, self._stuck = self._stuck, []
-        for channel, since, blamed in waiting:
+        for _ in range(len(self._late)):
+            pending, since = self._late.popleft()
+            if pending.came:
+                self._give_back(pending)
+                continue
+            if self.process is not None and now - since > HUNG_NS:
+                self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
+            self._late.append((pending, since))
+        for _ in range(len(self._stuck)):
+            channel, since, blamed = self._stuck.popleft()
             try:
                 close_all(channel.receive(0)[1])
                 self._free.append(channel)
+            except InvalidArgument:  # an answer that is refused
+                self._free.append(channel)
+            except DeadObject:
+                channel.close()
+                raise
             except MissedDeadline:
                 if blamed and self.process is not None and now - since > HUNG_NS:
                     self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
                 self._stuck.append((channel, since, blamed))
+
+    def _give_back(self, pending: Pending) -> None:
+        """What came for a call that was given up."""
+        with contextlib.suppress(NnhalError):
+            result, fds = pending.wait(None)
+            close_all(fds)
+            if isinstance(result, wire.Object):
+                self.release(result.object)
 
     def suspect(self, pending: Pending) -> None:
         """A notification did not come by its deadline: where it never comes, the process hangs."""
@@ -464,7 +533,8 @@ class Session:
             self._stuck.pop()[0].close()
         while self._pending:
             self._pending.popitem()[1].set(self.dead)
-        self._control.close()
+        with self._control_lock:
+            self._control.close()
         self._callbacks.close()
         if self.process is not None:
             try:
@@ -482,6 +552,9 @@ class Session:
         self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *self._lanes):
             channel.close()
+        if self.watch >= 0:
+            os.close(self.watch)
+            self.watch = -1
 
 
 def _ended(watch: int) -> bool:
