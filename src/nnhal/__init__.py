@@ -17,17 +17,24 @@ _EXPORTS = {
     "compile": "nnhal.api",
     "devices": "nnhal.api",
     "load_driver": "nnhal.runtime.discovery",
+    "allocate": "nnhal.runtime.domains",
+    "Allocation": "nnhal.runtime.domains",
     "level_of": "nnhal.model.validate",
     "validate": "nnhal.model.validate",
     "Builder": "nnhal.frontends.python",
     "Compiled": "nnhal.runtime.compiled",
     "Execution": "nnhal.runtime.inflight",
-    "Stream": "nnhal.runtime.compiled",
+    "Stream": "nnhal.runtime.sessions",
+    "CompiledBurst": "nnhal.runtime.sessions",
+    "Fenced": "nnhal.runtime.fences",
+    "Fence": "nnhal.hal.fence",
+    "fence_pair": "nnhal.hal.fence",
     "Memory": "nnhal.base.memory",
     "Model": "nnhal.model.graph",
     "Level": "nnhal.base.levels",
     "Preference": "nnhal.base.codes",
     "Priority": "nnhal.base.codes",
+    "ErrorStatus": "nnhal.base.codes",
     "FallbackWarning": "nnhal.runtime.compilation",
     **dict.fromkeys(
         (
@@ -56,7 +63,7 @@ _EXPORTS = {
 
 if TYPE_CHECKING:
     from nnhal.api import compile, devices, load
-    from nnhal.base.codes import Preference, Priority
+    from nnhal.base.codes import ErrorStatus, Preference, Priority
     from nnhal.base.errors import (
         BadFile,
         BadState,
@@ -80,12 +87,16 @@ if TYPE_CHECKING:
     from nnhal.base.levels import Level
     from nnhal.base.memory import Memory
     from nnhal.frontends.python import Builder
+    from nnhal.hal.fence import Fence, fence_pair
     from nnhal.model.graph import Model
     from nnhal.model.validate import level_of, validate
     from nnhal.runtime.compilation import FallbackWarning
-    from nnhal.runtime.compiled import Compiled, Stream
+    from nnhal.runtime.compiled import Compiled
     from nnhal.runtime.discovery import load_driver
+    from nnhal.runtime.domains import Allocation, allocate
+    from nnhal.runtime.fences import Fenced
     from nnhal.runtime.inflight import Execution
+    from nnhal.runtime.sessions import CompiledBurst, Stream
 
 __all__ = sorted(_EXPORTS)
 

@@ -6,7 +6,9 @@ of the same user.
 """
 
 import argparse
+import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
     parser.add_argument("driver", help="name of a driver, or a Python file that defines device()")
     parser.add_argument("--fd", type=int, help="serve the one client on this socket")
@@ -26,13 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--level", default="", help="serve at this lower HAL level: 1.0 to 1.3")
     parser.add_argument("--read", action="append", default=[], help="a file or directory that the driver may read")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
+    parser.add_argument("--json", action="store_true", help="print name, socket, level and confinement once it serves")
     given = parser.parse_args(arguments)
     try:
-        return run(given.driver, given.fd, given.name, given.level, given.read, not given.unconfined)
-    except ValueError as error:  # nnhal's own errors of arguments and levels are ValueErrors too
-        print(f"nnhal serve: {error}", file=sys.stderr)
-        return 1
-    except RuntimeError as error:
+        return run(given.driver, given.fd, given.name, given.level, given.read, not given.unconfined, given.json)
+    except Exception as error:
+        from nnhal.base.errors import NnhalError
+
+        if not isinstance(error, NnhalError | ValueError):
+            raise
         print(f"nnhal serve: {error}", file=sys.stderr)
         return 1
 
@@ -44,16 +49,19 @@ def run(
     level: str = "",
     read: Sequence[str] = (),
     confined: bool = True,
+    announced: bool = False,
 ) -> int:
     """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
 
-    Confinement comes before numpy and the driver's engine start threads, which would escape it.
+    Confinement comes before numpy and the driver's engine start threads, which would escape it. announced: a listening
+    service prints a line of JSON before it serves.
     """
     from nnhal.ipc import names
     from nnhal.ipc.confine import Limits, confine
 
     own = [Path(driver).resolve().parent] if driver.endswith(".py") else []
-    sock = names.listen(name or Path(driver).stem) if fd is None else socket.socket(fileno=fd)
+    name = name or Path(driver).stem
+    sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:
         report = confine([*own, *(Path(p).resolve() for p in read)], Limits())
@@ -63,6 +71,9 @@ def run(
     from nnhal.ipc.service import serve_clients, serve_one
 
     if fd is None:
+        if announced:
+            where = {"name": name, "socket": names.address(sock, name)}
+            print(json.dumps({**where, "level": str(device.level), "confinement": report}), flush=True)
         return serve_clients(device, sock, report)
     serve_one(device, sock, report)
     sys.stderr.flush()

@@ -222,3 +222,45 @@ def test_in_process_a_burst_tells_the_driver_too():
         burst.run(seen, Control())
         assert seen.outputs[0][:2].tolist() == [1, 0]
     assert (prepared.opened, prepared.closed) == (1, 1)
+
+
+def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    with prepared.burst() as burst:
+        burst.run(request(), Control())
+        inner = burst._inner
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        try:
+            os.kill(reference.pid, signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                for _ in range(1000):  # the stop takes a moment
+                    burst.run(request(), Control())
+        finally:
+            os.kill(reference.pid, signal.SIGCONT)
+            signal.signal(signal.SIGALRM, before)
+        assert inner.ended
+        wanted = request(ONES * 5, TWOS)
+        burst.run(wanted, Control())
+        assert wanted.outputs[0].tolist() == [7, 7, 7, 7]
+    assert reference.restarts == 0
+
+
+def test_bursts_that_come_and_go_leave_nothing_behind(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+
+    def state():
+        return len(os.listdir("/proc/self/fd")), Path("/proc/self/maps").read_text().count("\n")
+
+    def round_trip():
+        with prepared.burst() as burst:
+            burst.run(request(), Control())
+
+    for _ in range(20):
+        round_trip()
+    before = state()
+    for _ in range(200):
+        round_trip()
+    after = state()
+    assert after[0] <= before[0] + 1
+    assert after[1] <= before[1] + 5

@@ -19,8 +19,10 @@ from nnhal.ipc.pools import ClientPools, Packing, ServicePools, seals
 SHRINK, ADD_SEALS = 0x0002, 1033
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> set[str]:
+    """Those that are open; what other tests left behind may be closed at any time."""
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))
 
 
 def memfd(size: int, seal: int = 0) -> int:
@@ -70,8 +72,7 @@ def test_descriptors_are_closed_whether_taken_or_refused() -> None:
                 pools.accept(sent(100 + number, 64), one(bad))
     pools.close()
     memory.close()
-    gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 @pytest.mark.parametrize("seal", [0, 0x0004, 0x0008])

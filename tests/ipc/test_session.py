@@ -191,12 +191,13 @@ def test_a_deadline_that_has_passed_is_missed_at_once(device: RemoteDevice) -> N
         run(prepare(device), numbers(), Control(deadline=time.monotonic_ns() - 1))
 
 
-def test_a_deadline_ends_a_preparation(device: RemoteDevice) -> None:
-    before = inside(device)["prepared"]
-    with pytest.raises(MissedDeadline, match="by the deadline"):
-        device.prepare(doubling(), Hints(options={"busy": 0.5}, deadline=time.monotonic_ns() + 50_000_000))
-    wait_until(lambda: inside(device)["prepared"] == before, "what comes too late is given back")
-    assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+def test_a_deadline_ends_a_preparation() -> None:
+    with own_process() as device:
+        with pytest.raises(MissedDeadline, match="by the deadline"):
+            device.prepare(doubling(), Hints(options={"busy": 0.5}, deadline=time.monotonic_ns() + 50_000_000))
+        later = prepare(device, busy=0.5)  # begins later, so ends later
+        wait_until(lambda: inside(device)["prepared"] == 1, "what comes too late is given back")
+        assert np.array_equal(run(later, numbers()), 2 * numbers())
 
 
 def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevice) -> None:
@@ -358,19 +359,18 @@ def test_releases_travel_in_batches(device: RemoteDevice, monkeypatch: pytest.Mo
     assert len(sent) <= 20
 
 
-def test_a_model_that_is_dropped_while_it_runs_is_closed_after_the_run(device: RemoteDevice) -> None:
-    prepared = prepare(device, sleep=0.3)
-    before = inside(device)["prepared"]
-    outputs: list[np.ndarray] = []
-    thread = threading.Thread(target=lambda: outputs.append(run(prepared, numbers())))
-    runs = inside(device)["runs"]
-    thread.start()
-    wait_until(lambda: inside(device)["runs"] > runs, "the run has begun")
-    prepared.close()
-    thread.join(LIMIT)
-    assert np.array_equal(outputs[0], 2 * numbers())
-    wait_until(lambda: inside(device)["prepared"] == before - 1, "the model is closed")
-    assert inside(device).get("closed while running", 0) == 0
+def test_a_model_that_is_dropped_while_it_runs_is_closed_after_the_run() -> None:
+    with own_process() as device:
+        prepared = prepare(device, sleep=0.3)
+        outputs: list[np.ndarray] = []
+        thread = threading.Thread(target=lambda: outputs.append(run(prepared, numbers())))
+        thread.start()
+        wait_until(lambda: inside(device).get("inside", 0) == 1, "the run has begun")
+        prepared.close()
+        thread.join(LIMIT)
+        assert np.array_equal(outputs[0], 2 * numbers())
+        wait_until(lambda: inside(device)["prepared"] == 0, "the model is closed")
+        assert inside(device)["closed while running"] == 0
 
 
 def test_a_closed_session_says_so_and_ends_its_process() -> None:

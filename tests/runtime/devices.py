@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.ipc.process import Resilient, start
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
@@ -45,6 +46,11 @@ class Fake(Device):
         self.on_prepare()
         self.prepared.append(Wrapped(discovery.cpu().prepare(model, hints), self.on_run))
         return self.prepared[-1]
+
+
+def to_be_killed() -> Resilient:
+    """The reference driver in a process of its own, which no other test uses: deaths add up to a quarantine."""
+    return Resilient("reference", lambda: start(discovery.origin_of("reference")))
 
 
 def failing(error: Exception) -> Callable[[], None]:

@@ -26,11 +26,14 @@ from nnhal.runtime import discovery
     metavar="DIRECTORY",
     help="Write a user unit and its socket into DIRECTORY (such as ~/.config/systemd/user) instead of serving.",
 )
-def command(driver: str, name: str, level: str, read: Sequence[str], unconfined: bool, systemd: Path | None) -> None:
+@common.json_option
+def command(
+    driver: str, name: str, level: str, read: Sequence[str], unconfined: bool, systemd: Path | None, as_json: bool
+) -> None:
     """Serve DRIVER (a name that `nnhal devices` lists, or a Python file) to any number of this user's processes.
 
     Clients name the service as they name a device: `nnhal run MODEL --device NAME`; `nnhal devices` lists what runs. Ends
-    with Ctrl-C or SIGTERM.
+    with Ctrl-C or SIGTERM. With --json it prints one line once it serves: name, socket, level, confinement.
     """
     if driver.endswith(".py"):
         driver = str(Path(driver).resolve())
@@ -42,15 +45,23 @@ def command(driver: str, name: str, level: str, read: Sequence[str], unconfined:
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]
     words += ["--unconfined"] if unconfined else []
     if systemd is not None:
-        _write_units(systemd, name, words)
+        written = _write_units(systemd, name, words)
+        if as_json:
+            common.emit({"name": name, "units": [str(path) for path in written]})
+        else:
+            click.echo(f"wrote {' and '.join(map(str, written))}; start with")
+            click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")
         return
     path = names.path_of(name)
-    common.say(f"serving {driver} as {name} at {path}; stop with Ctrl-C")
+    if as_json:
+        words += ["--json"]
+    else:
+        common.say(f"serving {driver} as {name} at {path}; stop with Ctrl-C")
     os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
 
 
-def _write_units(directory: Path, name: str, words: Sequence[str]) -> None:
-    """A socket that systemd listens on, and the service it starts for the first client."""
+def _write_units(directory: Path, name: str, words: Sequence[str]) -> list[Path]:
+    """A socket that systemd listens on, and the service it starts for the first client; the files."""
     command = shlex.join(words).replace("%", "%%")
     socket = (
         f"[Unit]\nDescription=nnhal driver service {name}\n\n"
@@ -62,11 +73,11 @@ def _write_units(directory: Path, name: str, words: Sequence[str]) -> None:
         f"[Service]\nExecStart={command}\nRestart=on-failure\nRestartSec=1\n"
     )
     directory = directory.expanduser()
+    files = {directory / f"nnhal-{name}.socket": socket, directory / f"nnhal-{name}.service": service}
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for suffix, text in (("socket", socket), ("service", service)):
-            (directory / f"nnhal-{name}.{suffix}").write_text(text)
+        for file, text in files.items():
+            file.write_text(text)
     except OSError as error:
         raise InvalidArgument(f"{directory}: {error.strerror}, must be a directory that can be written") from None
-    click.echo(f"wrote {directory}/nnhal-{name}.socket and .service; start with")
-    click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")
+    return list(files)

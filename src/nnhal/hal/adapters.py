@@ -4,7 +4,6 @@ The runtime knows `hal.device.Device` only; `adapt` gives it one over an object 
 """
 
 import math
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from nnhal.hal.arguments import HalTiming, Laid, OutputShape, Room, collect, lay
 from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
 from nnhal.hal.calls import Callback, Calls, Trace
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.fenced import asynchronous
 from nnhal.hal.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
 from nnhal.hal.lowering import lowered, refusals, with_neighbours
 from nnhal.hal.request import Control, Request, Timing
@@ -171,8 +171,7 @@ class AdaptedPrepared(Prepared):
         self._calls, self._prepared = calls, prepared
         self.model = model
         forms = newest(prepared, "executeSynchronously", calls.level), newest(prepared, "execute", calls.level)
-        asked = os.environ.get("NNHAL_SYNC_EXEC", "1") == "0"
-        wanted = (forms[1] or forms[0]) if asked else (forms[0] or forms[1])
+        wanted = (forms[1] or forms[0]) if asynchronous() else (forms[0] or forms[1])
         assert wanted is not None  # the device has looked
         self._name, self._method = wanted
         self._synchronous = self._name.startswith("executeSynchronously")

@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array, dtype_of
+from nnhal.base.operands import Array
+from nnhal.hal.binding import bind_request, shapes_of
 from nnhal.hal.request import Request, Timing
 from nnhal.model.graph import Model
-from nnhal.model.validate import shape_of, validate
-from nnhal.ops.schema import agree, show
 
 ALIGNMENT = 64  # bytes; where arguments of one pool begin
 NOT_MEASURED = 2**64 - 1
@@ -175,63 +173,11 @@ def _flat(array: Array) -> Array:
 
 def to_arrays(form: HalRequest, model: Model) -> Request:
     """A request as arrays over its pools. InvalidRequest names an argument that does not fit model or pool."""
-    main, values = model.main, validate(model).subgraphs[0].values
-    for kind, given, wanted in (("input", form.inputs, main.inputs), ("output", form.outputs, main.outputs)):
-        if len(given) != len(wanted):
-            raise InvalidRequest(f"request has {len(given)} {kind}s, must have {len(wanted)}")
-
-    def find(argument: RequestArgument, index: int, label: str, output: bool) -> Array:
-        operand, value = main.operands[index], values[index]
-        declared = shape_of(operand) if value is None else value.shape
-        return _array(form.pools, argument, dtype_of(operand.type), declared, label, output)
-
-    inputs: list[Array | None] = []
-    for n, (argument, index) in enumerate(zip(form.inputs, main.inputs, strict=True)):
-        inputs.append(None if argument.has_no_value else find(argument, index, f"input {n}", False))
-    outputs: list[Array | None] = []
-    for n, (argument, index) in enumerate(zip(form.outputs, main.outputs, strict=True)):
-        if argument.has_no_value:
-            raise InvalidRequest(f"output {n} has no value, must have a place")
-        outputs.append(find(argument, index, f"output {n}", True))
-    return Request(inputs, outputs)
-
-
-def _array(
-    pools: Sequence[Memory],
-    argument: RequestArgument,
-    dtype: np.dtype[np.generic],
-    declared: tuple[int | None, ...] | None,
-    label: str,
-    output: bool,
-) -> Array:
-    if not 0 <= argument.pool < len(pools):
-        raise InvalidRequest(f"{label}: pool is {argument.pool}, must be below {len(pools)}")
-    pool, offset, length = pools[argument.pool], argument.offset, argument.length
-    if offset < 0 or length < 0 or offset + length > pool.size:
-        raise InvalidRequest(f"{label}: bytes {offset} to {offset + length} must lie inside the pool's {pool.size}")
-    if output and pool.readonly:
-        raise InvalidRequest(f"{label}: its pool is for reading only, must be writable")
-    given = tuple(d or None for d in argument.dimensions) if output or length else argument.dimensions
-    if given and declared is not None and not agree(given, declared):
-        raise InvalidRequest(f"{label} has dimensions {show(given)}, must be {show(declared)}")
-    shape = given or declared
-    known = shape is not None and None not in shape
-    size = math.prod(shape) * dtype.itemsize if known else -1  # type: ignore[arg-type]
-    if known and length == size:
-        return pool.view(offset, length, dtype, shape)  # type: ignore[arg-type]
-    if output:
-        return pool.view(offset, length)
-    rule = f"must be {size} for {show(shape)}" if known else "its shape must be fully specified"
-    raise InvalidRequest(f"{label} has {length} bytes and dimensions {show(argument.dimensions)}, {rule}")
+    inputs = [None if a.has_no_value else (a.pool, a.offset, a.length, a.dimensions) for a in form.inputs]
+    outputs = [None if a.has_no_value else (a.pool, a.offset, a.length, a.dimensions) for a in form.outputs]
+    return bind_request(model, inputs, outputs, form.pools).request()
 
 
 def output_shapes(request: Request) -> list[OutputShape]:
     """What a driver reports of the outputs of a request that it has run."""
-    found = []
-    for index, array in enumerate(request.outputs):
-        shape = request.shapes[index] if index < len(request.shapes) else None
-        sufficient = request.sufficient[index] if index < len(request.sufficient) else True
-        if shape is None and array is not None:
-            shape = array.shape
-        found.append(OutputShape(tuple(shape or ()), sufficient))
-    return found
+    return [OutputShape(shape, enough) for shape, enough in zip(*shapes_of(request), strict=True)]

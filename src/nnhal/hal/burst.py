@@ -6,11 +6,13 @@ In process a burst tells the driver when it begins and ends; over the wire it al
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from nnhal.base.errors import BadState, Closed
 from nnhal.base.memory import Memory
+from nnhal.hal.buffers import run_resolved
 from nnhal.hal.request import Control, Request, Timing
 
 if TYPE_CHECKING:
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class Burst(ABC):
-    """A series of executions; a context manager."""
+    """A series of executions; a context manager.
+
+    ended: it is of no use any more, though nobody closed it. plain: why executions were plain calls, and how often.
+    """
+
+    ended = False
+    plain: Mapping[str, int] = MappingProxyType({})
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -62,8 +70,9 @@ class LocalBurst(Burst):
 
     def __init__(self, prepared: "Prepared") -> None:
         self._prepared, self._run = prepared, prepared.run
-        self._busy, self._closed = threading.Lock(), False
+        self._busy = threading.Lock()
         prepared.burst_opened()
+        self._closed = False
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
@@ -72,6 +81,8 @@ class LocalBurst(Burst):
         try:
             if self._closed:
                 raise Closed("burst: used after close")
+            if request.input_buffers or request.output_buffers:
+                return run_resolved(self._prepared, request, control, self._run)
             return self._run(request, control)
         finally:
             self._busy.release()
@@ -83,3 +94,7 @@ class LocalBurst(Burst):
                 return
             self._closed = True
         self._prepared.burst_closed()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority
+from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import FL8, Level
 from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, HostBuffer
 from nnhal.hal.burst import Burst, BurstExecutor, LocalBurst
@@ -78,10 +79,12 @@ class Hints:
 class Prepared(ABC):
     """A model that a device has prepared. `run` may be called by several threads at once.
 
-    model: what was prepared; set by `prepared_by`. All methods but `run` have defaults that any driver can keep.
+    model: what was prepared; set by `prepared_by`. timely: whether `run` returns at its deadline whatever the engine does,
+    as it does where the engine is in another process. All methods but `run` have defaults that any driver can keep.
     """
 
     model: Model
+    timely = False
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -159,8 +162,10 @@ class Device(ABC):
 
 
 def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
-    """What the device prepares, with its model noted."""
+    """What the device prepares, with its model noted; OperationFailed where that is no prepared model."""
     prepared = device.prepare(model, hints)
+    if not isinstance(prepared, Prepared):
+        raise OperationFailed(f"device {device.name}: prepare gave {type(prepared).__name__}, must give a Prepared")
     prepared.model = model
     return prepared
 

@@ -2,23 +2,30 @@
 
 A fence is the read end of a pipe whose write end only the executing side holds. The end of the execution is one byte, its
 ErrorStatus; a hang-up without it is DEAD_OBJECT. nnhal looks at the byte without taking it out, so every holder of a
-duplicate sees it. Descriptors of the kernel's `sync_file` are fences too.
+duplicate sees it; a holder that takes it out by other means makes it DEAD_OBJECT, never a success. (The one way to forge
+it that the kernel leaves open: a process of the same user may open the pipe anew under /proc.) Descriptors of the kernel's
+`sync_file` are fences too.
 """
 
 import ctypes
 import fcntl
+import functools
+import math
 import os
 import select
 import stat
 import struct
 import weakref
+from collections.abc import Generator
+from typing import Any
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, OperationFailed, error_of
+from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
-_SYNC_FILE_INFO = struct.Struct("32siIIIQ")
+_SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
 _SPLICE_F_NONBLOCK = 2
+_LONGEST = 2**31  # milliseconds, 25 days: poll takes no more
 
 
 class Fence:
@@ -33,30 +40,46 @@ class Fence:
 
     def fileno(self) -> int:
         """The descriptor; it stays the fence's."""
+        if not self._finalizer.alive:
+            raise Closed("fence: used after close")
         return self._fd
+
+    def duplicate(self) -> "Fence":
+        """Another fence for the same execution, with a descriptor of its own."""
+        try:
+            return Fence(fcntl.fcntl(self.fileno(), fcntl.F_DUPFD_CLOEXEC, 0))
+        except OSError as error:
+            raise ResourceExhausted(f"fence: no descriptor: {error.strerror}") from error
 
     def status(self) -> ErrorStatus | None:
         """NONE for a success, another status for a failure, None while it is pending."""
-        if self._status is None and _readable(self._fd, 0):
+        if self._status is None and _readable(self.fileno(), 0):
             self._status = _status_of_sync_file(self._fd) if self._kind == "sync_file" else _status_in_pipe(self._fd)
         return self._status
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
-        if self._status is None and not _readable(self._fd, -1 if timeout is None else max(0, int(timeout * 1000))):
-            raise MissedDeadline(f"fence: not signalled after {timeout} s")
+        left = -1 if timeout is None else max(0, math.ceil(timeout * 1000))
+        if self._status is None and not _readable(self.fileno(), left):
+            raise MissedDeadline(f"fence: not signalled after {timeout:g} s, must be by then")
         status = self.status()
         if status == ErrorStatus.DEAD_OBJECT:
             raise DeadObject("fence: the side that executes died before it signalled")
         if status != ErrorStatus.NONE:
             raise error_of(status or ErrorStatus.GENERAL_FAILURE, "fence: the execution it stands for failed")
 
+    def __await__(self) -> Generator[Any, None, None]:
+        """As `wait`, without blocking the event loop."""
+        if self.status() is None:
+            yield from _readable_soon(self).__await__()
+        self.wait(0)
+
     def close(self) -> None:
         """Give the descriptor back."""
         self._finalizer()
 
     def __repr__(self) -> str:
-        status = self.status() if self._finalizer.alive else None
+        status = self.status() if self._finalizer.alive else self._status
         return f"Fence({'pending' if status is None else status.name})"
 
 
@@ -68,14 +91,15 @@ class Signal:
         self._finalizer = weakref.finalize(self, os.close, fd)
 
     def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
-        """Signal; later calls do nothing."""
-        if self._finalizer.alive:
+        """Signal; later calls do nothing, from whatever thread."""
+        if self._finalizer.detach() is not None:
             try:
-                os.write(self._fd, bytes((status,)))
+                if status != ErrorStatus.DEAD_OBJECT:  # which is no byte: the hang-up says it
+                    os.write(self._fd, bytes((status,)))
             except BrokenPipeError:  # nobody waits any more
                 pass
             finally:
-                self._finalizer()
+                os.close(self._fd)
 
 
 def fence_pair() -> tuple[Fence, Signal]:
@@ -83,7 +107,7 @@ def fence_pair() -> tuple[Fence, Signal]:
     try:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise OperationFailed(f"fence: no descriptors: {error.strerror}") from error
+        raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
     return Fence(read), Signal(write)
 
 
@@ -107,18 +131,37 @@ def _kind_of(fd: int) -> str:
 def _readable(fd: int, milliseconds: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(milliseconds))
+    return bool(poll.poll(milliseconds if milliseconds < _LONGEST else -1))
+
+
+async def _readable_soon(fence: Fence) -> None:
+    import asyncio  # takes longer to import than all of this file's others
+
+    loop = asyncio.get_running_loop()
+    there = asyncio.Event()
+    own = fence.duplicate()  # a loop has one reader for each descriptor
+    loop.add_reader(own.fileno(), there.set)
+    try:
+        await there.wait()
+    finally:
+        loop.remove_reader(own.fileno())
+        own.close()
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _status_in_pipe(fd: int) -> ErrorStatus:
     """The status byte, left in the pipe; DEAD_OBJECT where the write end is gone without one."""
-    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        count = libc.tee(fd, write, ctypes.c_size_t(1), ctypes.c_uint(_SPLICE_F_NONBLOCK))
-        if count < 1:
-            return ErrorStatus.DEAD_OBJECT
-        value = os.read(read, 1)[0]
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise ResourceExhausted(f"fence: no descriptors to look at it: {error.strerror}") from error
+    try:
+        count = _libc().tee(fd, write, ctypes.c_size_t(1), ctypes.c_uint(_SPLICE_F_NONBLOCK))
+        value = os.read(read, 1)[0] if count == 1 else ErrorStatus.DEAD_OBJECT
     finally:
         os.close(read)
         os.close(write)
@@ -126,6 +169,9 @@ def _status_in_pipe(fd: int) -> ErrorStatus:
 
 
 def _status_of_sync_file(fd: int) -> ErrorStatus:
-    info = fcntl.ioctl(fd, _SYNC_IOC_FILE_INFO, bytes(_SYNC_FILE_INFO.size))
-    status = _SYNC_FILE_INFO.unpack(info)[1]  # 1 signalled, 0 active, below 0 an error
-    return ErrorStatus.NONE if status >= 0 else ErrorStatus.GENERAL_FAILURE
+    return status_in_info(fcntl.ioctl(fd, _SYNC_IOC_FILE_INFO, bytes(_SYNC_FILE_INFO.size)))
+
+
+def status_in_info(info: bytes) -> ErrorStatus:
+    """The status that the kernel's struct sync_file_info tells: 1 signalled, 0 active, below 0 an error."""
+    return ErrorStatus.NONE if _SYNC_FILE_INFO.unpack(info)[1] >= 0 else ErrorStatus.GENERAL_FAILURE

@@ -4,21 +4,28 @@ These are the defaults that every driver has; a driver whose engine queues work 
 `Prepared` that call them.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed
-from nnhal.hal.buffers import run_resolved
+from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted
+from nnhal.base.log import logger
+from nnhal.hal.buffers import HostBuffer, Run, check_use, run_resolved
 from nnhal.hal.fence import Fence, Signal, fence_pair
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Control, Request, Timing, plausible
+from nnhal.ops.schema import show
 
 if TYPE_CHECKING:
     from nnhal.hal.device import Prepared
 
+_SLICE = 0.02  # seconds between looks at whether an execution that waits is still wanted
+_log = logger("execution")
 Notify = Callable[[NnhalError | None, Timing | None], None]  # the error or None, and what was measured
 
 
@@ -58,7 +65,10 @@ class FencedExecution:
             self._done.set()
             left, self._then = self._then, []
         for call in left:
-            call()
+            try:
+                call()
+            except Exception:
+                _log.exception("what should follow a fenced execution failed")
 
     def when_ended(self, call: Callable[[], object]) -> None:
         """Call this when the execution has ended, at once where it has."""
@@ -67,6 +77,11 @@ class FencedExecution:
                 self._then.append(call)
                 return
         call()
+
+
+def asynchronous() -> bool:
+    """Whether every execution is launched and waited for with a callback (`NNHAL_SYNC_EXEC=0`)."""
+    return os.environ.get("NNHAL_SYNC_EXEC", "1") == "0"
 
 
 def as_error(error: BaseException, where: str) -> NnhalError:
@@ -84,9 +99,20 @@ def run_in_background(prepared: "Prepared", request: Request, control: Control, 
             timing = run_resolved(prepared, request, control)
         except BaseException as raised:
             error = as_error(raised, "execution")
-        notify(error, timing)
+        try:
+            notify(error, timing)
+        except Exception:
+            _log.exception("the callback of an execution failed")
 
-    threading.Thread(target=work, name="nnhal-execute", daemon=True).start()
+    start(work, "nnhal-execute")
+
+
+def start(work: Callable[[], None], name: str) -> None:
+    """Do work on a thread of its own; ResourceExhausted where there is none to be had."""
+    try:
+        threading.Thread(target=work, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise ResourceExhausted(f"execution: no thread for it: {error}") from None
 
 
 def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
@@ -97,30 +123,38 @@ def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
     for place, array in enumerate(request.outputs):
         if array is None and place not in request.output_buffers:
             raise InvalidArgument(f"output {place} has no fully specified shape, must have one in a fenced execution")
+    for place, buffer in request.output_buffers.items():
+        if buffer.facts.fixed is None:
+            raise InvalidArgument(
+                f"output {place} is a buffer of shape {show(buffer.facts.dimensions)}, must have one that is fully "
+                "specified in a fenced execution"
+            )
 
 
 def run_fenced(
     prepared: "Prepared", request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
 ) -> FencedExecution:
     """Run on a thread of its own once all fences are signalled, then signal."""
+    check_use(prepared, request)
+    return run_after(partial(run_resolved, prepared), request, control, wait_for, after)
+
+
+def run_after(
+    run: Run, request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
+) -> FencedExecution:
+    """As `run_fenced`, with any way to run that takes buffers."""
     check_fenced(request, wait_for)
     fence, signal = fence_pair()
     execution = FencedExecution(fence)
     launched = time.monotonic_ns()
-    own = [Fence(_duplicate(f)) for f in wait_for]
-    work = _Work(prepared, request, control, own, after, execution, signal, launched)
-    threading.Thread(target=work.run, name="nnhal-fenced", daemon=True).start()
+    own = [f.duplicate() for f in wait_for]
+    work = _Work(run, request, control, own, after, execution, signal, launched)
+    start(work.run, "nnhal-fenced")
     return execution
 
 
-def _duplicate(fence: Fence) -> int:
-    import os
-
-    return os.dup(fence.fileno())
-
-
 class _Work(NamedTuple):
-    prepared: "Prepared"
+    call: Run
     request: Request
     control: Control
     wait_for: list[Fence]
@@ -136,26 +170,42 @@ class _Work(NamedTuple):
             info = self._run()
         except BaseException as raised:
             error = as_error(raised, "fenced execution")
+        for fence in self.wait_for:
+            fence.close()
         self.execution.finish(error, info)
         self.signal.set(ErrorStatus.NONE if error is None else error.status)
 
+    def _wait(self, fence: Fence) -> None:
+        """Wait for a success of the fence, for as long as the execution is wanted."""
+        control = self.control
+        while fence.status() is None:
+            control.check()
+            left = None if control.deadline is None else max(0.0, (control.deadline - time.monotonic_ns()) / 1e9)
+            if control.cancelled is not None:
+                left = _SLICE if left is None else min(_SLICE, left)
+            with suppress(MissedDeadline):
+                fence.wait(left)
+        fence.wait(0)
+
     def _run(self) -> ExecutionInfo:
         for fence in self.wait_for:
-            left = None if self.control.deadline is None else (self.control.deadline - time.monotonic_ns()) / 1e9
-            fence.wait(left)
-            fence.close()
+            self._wait(fence)
         ready = time.monotonic_ns()
         control = self.control
         if self.after is not None:
             limit = ready + self.after
             control = replace(control, deadline=limit if control.deadline is None else min(limit, control.deadline))
-        timing = run_resolved(self.prepared, self.request, control)
+        timing = self.call(self.request, control)
         if not all(self.request.sufficient):
             raise InvalidArgument("fenced execution: an output is larger than its memory")
         end = time.monotonic_ns()
         if control.deadline is not None and end > control.deadline:
+            for buffer in self.request.output_buffers.values():
+                if isinstance(buffer, HostBuffer):
+                    buffer.discard()
             raise MissedDeadline("fenced execution: the deadline has passed")
         if not self.control.measure:
             return ExecutionInfo(Timing(), Timing())
         device = None if timing is None else timing.on_device
-        return ExecutionInfo(Timing(device, end - self.launched), Timing(device, end - ready))
+        fenced = plausible(Timing(device, end - ready), "fenced execution") or Timing(None, end - ready)
+        return ExecutionInfo(Timing(fenced.on_device, end - self.launched), fenced)

@@ -10,10 +10,14 @@ import numpy as np
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
 from nnhal.base.errors import Cancelled, MissedDeadline
+from nnhal.base.log import logger
 from nnhal.base.operands import Array
 
 if TYPE_CHECKING:
     from nnhal.hal.buffers import Buffer
+
+
+_log = logger("driver")
 
 
 class Timing(NamedTuple):
@@ -21,6 +25,17 @@ class Timing(NamedTuple):
 
     on_device: int | None = None
     in_driver: int | None = None
+
+
+def plausible(timing: Timing | None, where: str) -> Timing | None:
+    """What a driver measured; None, and a line in the log, where it cannot be true."""
+    if timing is None:
+        return None
+    device, driver = timing
+    if (device is not None and (device < 0 or (driver is not None and device > driver))) or (driver or 0) < 0:
+        _log.warning("%s: says %s ns on the device of %s ns in the driver; dropped", where, device, driver)
+        return None
+    return timing
 
 
 @dataclass(slots=True)

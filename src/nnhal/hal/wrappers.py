@@ -56,7 +56,7 @@ class PreparedWrapper(Prepared):
     """A prepared model that does what another does."""
 
     def __init__(self, inner: Prepared, model: Model) -> None:
-        self.inner, self.model = inner, model
+        self.inner, self.model, self.timely = inner, model, inner.timely
         inner.model = model
 
     def run(self, request: Request, control: Control) -> Timing | None:

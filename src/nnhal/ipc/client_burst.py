@@ -45,13 +45,16 @@ class RemoteBurst(Burst):
         self._busy = threading.Lock()
         self._closed = False
         self.plain: dict[str, int] = {}  # why executions took the plain call, and how often
-        self._session.slot_source(self._number, self)
-        queues = self._queues
-        self._session.on_death(lambda _: queues.close())
+        self.ended = False  # of no use any more, though nobody closed it
+        self._session.bursts[self._number] = self
 
     def memory_of(self, slot: int) -> Memory | None:
         """The memory that a slot stands for."""
         return self._slots.get(slot)
+
+    def session_died(self) -> None:
+        """Wake whoever waits, where the kernel could not."""
+        self._queues.close()
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute over the queues; what a packet cannot carry takes the plain call, and `plain` counts why."""
@@ -68,7 +71,13 @@ class RemoteBurst(Burst):
                 frame = self._frame(request)
                 frame.fill(request)
             packet, good = frame.notes[control.measure]
-            reply = self._queues.exchange(packet, -1)
+            try:
+                reply = self._queues.exchange(packet, -1)
+            except (
+                BaseException
+            ):  # interrupted: the result is still to come, and nobody would take it for the next one's
+                self._end()
+                raise
             if reply is good:  # the native side gives the same object for the same bytes
                 frame.collect(request)
                 return None
@@ -151,8 +160,12 @@ class RemoteBurst(Burst):
             )
         else:
             error = self._session.confirm_death(f"{self._session.where}: the driver process died or ended the burst")
-        self.close()
+        self._end()
         return error
+
+    def _end(self) -> None:
+        self.ended = True
+        self.close()
 
     def free_memory(self, memory: Memory) -> None:
         """Have the driver forget a memory that was used as an argument."""

@@ -1,7 +1,6 @@
 """A model prepared in another process: executions of all kinds."""
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.hal.binding import Where
 from nnhal.hal.buffers import Buffer
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
@@ -28,7 +28,7 @@ from nnhal.ipc.channel import close_all
 from nnhal.ipc.client_buffer import RemoteBuffer
 from nnhal.ipc.client_burst import RemoteBurst
 from nnhal.ipc.convert import timing_from_wire
-from nnhal.ipc.frames import Frame, Frames, Where
+from nnhal.ipc.frames import Frame, Frames
 from nnhal.ipc.pools import SEAL_SHRINK, Packing, seals
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
@@ -38,13 +38,10 @@ from nnhal.ops.schema import agree, show
 _log = logger("driver")
 
 
-def synchronous() -> bool:
-    """Whether executions are calls that wait (the default), or come back by a callback (`NNHAL_SYNC_EXEC=0`)."""
-    return os.environ.get("NNHAL_SYNC_EXEC", "1") != "0"
-
-
 class RemotePrepared(Prepared):
     """A model prepared in the driver's process."""
+
+    timely = True
 
     def __init__(self, session: Session, number: int, model: Model) -> None:
         self.session, self.number, self.model = session, number, model
@@ -54,7 +51,6 @@ class RemotePrepared(Prepared):
         self.types = [dtype_of(main.operands[i].type) for i in main.outputs]
         self.frames = Frames(self.types)
         self._form = wire.form_for(wire.ExecuteSynchronously, session.methods)
-        self._sync = self._form is not None and synchronous()
         self._released = False
 
     def __del__(self) -> None:
@@ -70,7 +66,7 @@ class RemotePrepared(Prepared):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute and wait; arguments travel in a frame of shared memory unless they lie in a pool already."""
-        if request.input_buffers or request.output_buffers or not self._sync:
+        if request.input_buffers or request.output_buffers or self._form is None:
             return self._run_any(request, control)
         frame, home = self.frames.take(request)
         session = self.session
@@ -146,10 +142,9 @@ class RemotePrepared(Prepared):
                 np.empty(tuple(d or 0 for d in s or ()), t) if x is None else x
                 for x, s, t in zip(request.outputs, self._declared, self.types, strict=True)
             ]
-        frame = Frame(request, self.types)
-        frame.fill(request)
+        frame, home = self.frames.take(request)
         packing = self.session.packing()
-        if self._sync:
+        if self._form is not None:
             message = self._synchronous(request, control, frame, packing)
             result, fds = self.session.call(
                 message, wire.Executed, packing, deadline=control.deadline, cancelled=control.cancelled
@@ -157,7 +152,9 @@ class RemotePrepared(Prepared):
         else:
             pending = self._launch(request, control, frame, packing)
             result, fds = pending.wait(control.deadline, control.cancelled)
-        return self._finish(request, frame, result, fds)
+        timing = self._finish(request, frame, result, fds)
+        home.append(frame)
+        return timing
 
     def _launch(self, request: Request, control: Control, frame: Frame, packing: Packing) -> Any:
         form = wire.form_for(wire.Execute, self.session.methods)

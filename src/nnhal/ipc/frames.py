@@ -15,13 +15,13 @@ import numpy as np
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
+from nnhal.hal.binding import Where
 from nnhal.hal.request import Request
 
 ALIGNMENT = 64  # bytes, as the HAL asks for the arguments of a request
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
 
-Where = tuple[int, int, int, tuple[int, ...]]  # pool, offset, length, dimensions
 Key = tuple[Any, ...]
 
 
@@ -30,6 +30,7 @@ def key_of(request: Request) -> Key:
     return (
         *[None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.inputs],
         *[None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.outputs],
+        *request.output_buffers,
     )
 
 

@@ -74,6 +74,12 @@ def listen(name: str) -> socket.socket:
     return listener
 
 
+def address(listener: socket.socket, name: str) -> str:
+    """Where clients reach what `listen` returned: systemd's own path, or the one of the name."""
+    bound = str(listener.getsockname())
+    return bound if os.path.exists(bound) else str(path_of(name))
+
+
 def sweep(path: Path) -> bool:
     """Remove a socket that nobody listens on; whether it is gone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:

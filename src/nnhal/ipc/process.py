@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -214,6 +214,8 @@ class Resilient(Device):
 class ResilientPrepared(Prepared):
     """A prepared model that is prepared again, once, when the process that held it has died."""
 
+    timely = True
+
     def __init__(self, device: Resilient, model: Model, hints: Hints) -> None:
         self._device, self.model, self._hints = device, model, hints
         self._lock = threading.Lock()
@@ -265,7 +267,7 @@ class ResilientPrepared(Prepared):
 
 
 class ResilientBurst(Burst):
-    """A burst that is opened again when the process that held it has died."""
+    """A burst that is opened again when the process that held it has died, or its queues came to an end."""
 
     def __init__(self, prepared: ResilientPrepared) -> None:
         self._prepared = prepared
@@ -273,9 +275,14 @@ class ResilientBurst(Burst):
         self._inner = self._target.burst()
         self._closed = False
 
+    @property
+    def plain(self) -> Mapping[str, int]:  # type: ignore[override]
+        """Of the burst in the living process."""
+        return self._inner.plain
+
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Burst.run`."""
-        if self._target.session.dead is not None and not self._closed:
+        if (self._target.session.dead is not None or self._inner.ended) and not self._closed:
             self._inner.close()
             self._target = self._prepared.remote
             self._inner = self._target.burst()

@@ -14,9 +14,9 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
+from nnhal.hal.binding import Bound, bind_request, shapes_of
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import _native, wire
-from nnhal.ipc.binding import Bound, bind_request, shapes_of
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.exports import Entry
 

@@ -9,13 +9,13 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, P
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
+from nnhal.hal.binding import Bound, Place, bind_request, flat_bytes, shapes_of
 from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, run_resolved
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.fenced import FencedExecution
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import wire
-from nnhal.ipc.binding import Bound, Place, bind_request, flat_bytes, shapes_of
 from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Entry, Exports
 from nnhal.ipc.pools import ServicePools

@@ -17,7 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
@@ -48,6 +48,16 @@ _ENDING_MS = 20
 _libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
+
+
+class OpenBurst(Protocol):
+    """What a session needs of a burst."""
+
+    def memory_of(self, slot: int) -> Memory | None:
+        """The memory that a slot stands for."""
+
+    def session_died(self) -> None:
+        """Wake whoever waits."""
 
 
 class Pending:
@@ -110,7 +120,7 @@ class Session:
         self._stuck: deque[tuple[Channel, int, bool]] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
-        self._slots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
         self._late: deque[tuple[Pending, int]] = deque()
         self._released: deque[tuple[bool, int]] = deque()
         self._on_death: list[Callable[[NnhalError], None]] = []
@@ -347,10 +357,6 @@ class Session:
                 return
         call(self.dead)
 
-    def slot_source(self, burst: int, source: Any) -> None:
-        """Who tells the memories of a burst's slots: an object with `memory_of(slot)`, held weakly."""
-        self._slots[burst] = source
-
     def _keep_house(self) -> None:
         poll = select.poll()
         for fd in (self._callbacks.socket.fileno(), self._wake, self.watch):
@@ -401,7 +407,7 @@ class Session:
 
     def _tell_memories(self, message: wire.GetMemories) -> None:
         packing = self.packing()
-        source = self._slots.get(message.burst)
+        source = self.bursts.get(message.burst)
         memories: list[Memory | None] = [None if source is None else source.memory_of(s) for s in message.slots]
         if any(m is None for m in memories):
             reply: wire.Reply = wire.Failed(
@@ -509,6 +515,8 @@ class Session:
         _log.debug("%s", error)
         while self._pending:
             self._pending.popitem()[1].set(error)
+        for burst in list(self.bursts.values()):
+            burst.session_died()
         for call in self._on_death:
             call(error)
         if self._wake >= 0 and (self.process is None or self.watch < 0):  # else the end of the process wakes it

@@ -11,7 +11,7 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Array, Shape
+from nnhal.base.operands import Array, Shape, Unknown
 from nnhal.ops.common import real
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
@@ -184,7 +184,7 @@ def one_step(a: Bound, *tensors: Any) -> tuple[Array, ...]:
     w = named(a, tensors)
     step, states = cell(a, w)
     state, memory = step(states, w.input, None)
-    return np.zeros((len(memory), scratch(a)), np.float32), state, memory, state
+    return np.zeros((len(memory), room(a, w.input_to_input is not None)), np.float32), state, memory, state
 
 
 def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
@@ -194,8 +194,16 @@ def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
 
 
 def scratch(a: Bound) -> int:
-    """Room for four gates, for three with a coupled one. Its weights may yet be left out at run time: both will do."""
-    sizes = [int(a.units) * count for count in ((4, 3) if given(a, "input_to_input") else (3, 4))]
+    """The size of the scratch output; Unknown where none is declared and the input gate may yet be left out at run time."""
+    weights = a.input_to_input
+    if weights is not None and weights.data is None and not (a.out.shape and a.out.shape[-1]):
+        raise Unknown("scratch_size")
+    return room(a, given(a, "input_to_input"))
+
+
+def room(a: Bound, own_gate: bool) -> int:
+    """Room for four gates, for three without an input gate of its own; the other where that is declared."""
+    sizes = [int(a.units) * count for count in ((4, 3) if own_gate else (3, 4))]
     declared = a.out.shape
     return sizes[1] if declared and declared[-1] == sizes[1] else sizes[0]
 

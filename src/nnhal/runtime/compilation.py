@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nnhal.base.codes import Preference, Priority
-from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed
+from nnhal.base.errors import InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.operands import dtype_of
-from nnhal.hal.device import Device, Hints, Prepared, Verdict
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by
+from nnhal.hal.fenced import as_error
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import Part, cut
@@ -149,7 +150,7 @@ def _attempt(
             raise
         except Exception as error:
             _close(steps)
-            return planned.device, planned.operations, as_nnhal(error, f"device {planned.device}")
+            return planned.device, planned.operations, as_error(error, f"device {planned.device}")
     return Plan(model, found, tuple(steps), wishes, tuple(events))
 
 
@@ -158,17 +159,12 @@ def _close(steps: Sequence[Step]) -> None:
         step.prepared.close()
 
 
-def as_nnhal(error: Exception, where: str) -> NnhalError:
-    """An error of a driver as one of nnhal's own."""
-    return error if isinstance(error, NnhalError) else OperationFailed(f"{where}: {type(error).__name__}: {error}")
-
-
 def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
     """Prepare one part on one device."""
     start = time.monotonic_ns()
     if wishes.deadline is not None and start > wishes.deadline:
         raise MissedDeadline(f"compilation: the deadline passed before {device.name} prepared its part")
-    prepared = device.prepare(part.model, wishes.hints(device.name))
+    prepared = prepared_by(device, part.model, wishes.hints(device.name))
     end = time.monotonic_ns()
     if wishes.deadline is not None and end > wishes.deadline:
         prepared.close()

@@ -4,7 +4,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,13 +19,19 @@ from nnhal.base.errors import (
 )
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.buffers import Buffer, contents_of, fill, run_resolved
+from nnhal.hal.device import Prepared
+from nnhal.hal.fenced import as_error, asynchronous
+from nnhal.hal.request import Control, Request, Timing, plausible
 from nnhal.hal.utilities import is_extension
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import FallbackWarning, Plan, Step, as_nnhal, prepare
+from nnhal.runtime.background import Background
+from nnhal.runtime.compilation import FallbackWarning, Plan, Step, prepare
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
+NO_BUFFERS: Mapping[int, Buffer] = {}
+Run = Callable[[Request, Control], Timing | None]
 _log = logger("execution")
 
 
@@ -41,20 +47,30 @@ class StepTiming:
 
 @dataclass
 class Report:
-    """What one execution did: timing of each step, in order, and what fell back."""
+    """What one execution did: timing of each step, in order, what fell back, why it took another way than asked for."""
 
     steps: list[StepTiming] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Runner:
-    """Runs a plan; may be used by many threads at once."""
+    """Runs a plan; may be used by many threads at once.
 
-    def __init__(self, plan: Plan) -> None:
+    runs: how each step is executed; by default `Prepared.run`, where NNHAL_SYNC_EXEC=0 `Prepared.execute` with a callback.
+    """
+
+    def __init__(self, plan: Plan, runs: Sequence[Run] | None = None) -> None:
         self.plan = plan
+        self._background = [Background(step.prepared, step.device.name) for step in plan.steps]
+        if runs is None:
+            runs = [b.run for b in self._background] if asynchronous() else [s.prepared.run for s in plan.steps]
+        self._runs = runs
+        timely = [step.prepared.timely for step in plan.steps]
+        self._bounded = [a if t else b.run for a, b, t in zip(runs, self._background, timely, strict=True)]
         self._spare: dict[int, Step] = {}  # steps prepared again on the CPU, by number; -1 is the whole model
         self._lock = threading.Lock()
-        self._single = plan.steps[0].prepared.run if len(plan.steps) == 1 else None
+        self._single = runs[0] if len(runs) == 1 else None
         self._places = {operand: place for place, operand in enumerate(plan.model.main.outputs)}
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
 
@@ -64,23 +80,32 @@ class Runner:
         outputs: list[Array | None],
         control: Control,
         report: Report | None = None,
+        buffers: Mapping[int, Buffer] = NO_BUFFERS,
     ) -> list[Array | None]:
-        """Execute once. `outputs` as in `hal.request.Request`; returns them filled."""
+        """Execute once. `outputs` as in `hal.request.Request`; returns them filled.
+
+        buffers: inputs and outputs that lie in driver buffers, by operand of the main subgraph; their arrays are None.
+        """
         try:
-            if self._single is not None and report is None:
+            if self._single is not None and report is None and control.deadline is None and not buffers:
                 request = Request(inputs, outputs)
                 self._single(request, control)
                 if request.shapes and not all(request.sufficient):
                     raise too_small(request)
                 return outputs
-            return self._run_steps(inputs, outputs, control, report)
+            return self._run_steps(inputs, outputs, control, report, buffers)
         except NEVER_RETRIED:
             raise
         except Exception as error:
-            return self._whole_on_cpu(inputs, outputs, control, report, error)
+            return self._whole_on_cpu(inputs, outputs, control, report, buffers, error)
 
     def _run_steps(
-        self, inputs: Sequence[Array | None], outputs: list[Array | None], control: Control, report: Report | None
+        self,
+        inputs: Sequence[Array | None],
+        outputs: list[Array | None],
+        control: Control,
+        report: Report | None,
+        buffers: Mapping[int, Buffer],
     ) -> list[Array | None]:
         main = self.plan.model.main
         try:
@@ -93,7 +118,8 @@ class Runner:
             control.check()
             given = [arrays[i] for i in step.part.inputs]
             room = self._room(step, arrays, frame)
-            request, timing, total, device = self._step(number, step, given, room, control, report)
+            request = request_on(step.part.inputs, step.part.outputs, given, room, buffers)
+            timing, total, device = self._step(number, step, request, control, report)
             if not all(request.sufficient):
                 raise too_small(request)
             for operand, array in zip(step.part.outputs, request.outputs, strict=True):
@@ -120,30 +146,32 @@ class Runner:
         return room
 
     def _step(
-        self,
-        number: int,
-        step: Step,
-        given: list[Array | None],
-        room: list[Array | None],
-        control: Control,
-        report: Report | None,
-    ) -> tuple[Request, Timing | None, int, str]:
+        self, number: int, step: Step, request: Request, control: Control, report: Report | None
+    ) -> tuple[Timing | None, int, str]:
+        """Run one step, on the CPU where it fails; fills the request. Returns the driver's timing, the total, the device."""
         start = time.monotonic_ns()
-        request = Request(given, list(room))
-        device = step.device.name
+        room, device = list(request.outputs), step.device.name
         try:
-            timing = step.prepared.run(request, control)
+            timing = self._call(number, step, request, control)
         except NEVER_RETRIED:
             raise
         except Exception as error:
             if not self._may_fall_back([step]):
-                raise as_nnhal(error, f"device {device}") from error
+                raise as_error(error, f"device {device}") from error
             self._note(report, f"step {number} failed on {device}: {error}; trying it on the CPU")
             spare = self._prepared_on_cpu(number)
-            request = Request(given, list(room))
-            timing = spare.prepared.run(request, control)
+            request.outputs[:], request.shapes[:], request.sufficient[:] = room, [], []
+            timing = _run_on_host(spare.prepared.run, request, control)
             device = spare.device.name
-        return request, timing, time.monotonic_ns() - start, device
+        total = time.monotonic_ns() - start
+        return plausible(timing, f"device {device}") if control.measure else None, total, device
+
+    def _call(self, number: int, step: Step, request: Request, control: Control) -> Timing | None:
+        """A deadline holds whatever the driver does; driver buffers are given to the driver they are of."""
+        run = self._runs[number] if control.deadline is None else self._bounded[number]
+        if request.input_buffers or request.output_buffers:
+            return run_resolved(step.prepared, request, control, run)
+        return run(request, control)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
         """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions."""
@@ -166,16 +194,18 @@ class Runner:
         outputs: list[Array | None],
         control: Control,
         report: Report | None,
+        buffers: Mapping[int, Buffer],
         error: Exception,
     ) -> list[Array | None]:
         """The last resort of a failed execution; raises `error` where there is none."""
         device = self.plan.steps[0].device.name if self._single is not None else "a step"
         if not self._may_fall_back(self.plan.steps):
-            raise as_nnhal(error, f"device {device}") from error
+            raise as_error(error, f"device {device}") from error
         self._note(report, f"execution failed on {device}: {error}; trying the whole model on the CPU")
-        request = Request(inputs, outputs)
+        main = self.plan.model.main
+        request = request_on(main.inputs, main.outputs, inputs, outputs, buffers)
         try:
-            self._prepared_on_cpu(-1).prepared.run(request, control)
+            _run_on_host(self._prepared_on_cpu(-1).prepared.run, request, control)
         except NnhalError as second:
             raise second from error
         if not all(request.sufficient):
@@ -191,9 +221,63 @@ class Runner:
 
     def close(self) -> None:
         """Close every prepared model."""
-        for step in (*self.plan.steps, *self._spare.values()):
+        for background in self._background:
+            background.close()
+        for step in self._spare.values():
             step.prepared.close()
         self._frames.clear()
+
+
+class Whole(Prepared):
+    """A compiled model as one prepared model: what stands for it in the roles of buffers, and behind fences."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self.model = runner, runner.plan.model
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Run all steps."""
+        main = self.model.main
+        buffers = {main.inputs[n]: b for n, b in request.input_buffers.items()}
+        buffers |= {main.outputs[n]: b for n, b in request.output_buffers.items()}
+        report = Report() if control.measure else None
+        request.outputs[:] = self._runner.run(request.inputs, request.outputs, control, report, buffers)
+        device = [s.driver.on_device if s.driver is not None else None for s in report.steps] if report else [None]
+        return Timing(None if None in device else sum(t for t in device if t is not None))
+
+
+def request_on(
+    reads: Sequence[int],
+    writes: Sequence[int],
+    given: Sequence[Array | None],
+    room: list[Array | None],
+    buffers: Mapping[int, Buffer],
+) -> Request:
+    """A request on operands of the whole, with the driver buffers among them."""
+    if not buffers:
+        return Request(given, room)
+    return Request(
+        given,
+        room,
+        input_buffers={n: buffers[i] for n, i in enumerate(reads) if i in buffers},
+        output_buffers={n: buffers[i] for n, i in enumerate(writes) if i in buffers},
+    )
+
+
+def _run_on_host(run: Run, request: Request, control: Control) -> Timing | None:
+    """Run what knows no driver buffers: their contents are copied out before, and in afterwards."""
+    inputs = list(request.inputs)
+    for index, buffer in request.input_buffers.items():
+        inputs[index] = contents_of(buffer)
+    inner = Request(inputs, list(request.outputs))
+    timing = run(inner, control)
+    request.shapes[:], request.sufficient[:] = inner.shapes, inner.sufficient
+    for index, array in enumerate(inner.outputs):
+        written = request.output_buffers.get(index)
+        if written is None:
+            request.outputs[index] = array
+        elif array is not None:
+            fill(written, array)
+    return timing
 
 
 def too_small(request: Request) -> OutputInsufficientSize:

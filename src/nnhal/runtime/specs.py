@@ -1,7 +1,7 @@
 """The edge of an execution: what inputs and outputs must be, and checks of what the application gives."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
+from nnhal.runtime.domains import Allocation
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,69 @@ class Spec:
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
         return f"{self.name}: {type_name(self.type)}{show(self.shape)}{quant}"
+
+
+class Edge:
+    """Inputs and outputs of a model as an application gives and gets them; the states that a model carries are left out.
+
+    given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each input
+    where a call may be as short as that, None otherwise.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        carried = {s.input for s in model.states}, {s.output for s in model.states}
+        specs = [spec_of(model, i) for i in model.main.inputs]
+        self._results = [spec_of(model, i) for i in model.main.outputs]
+        self.given = [i for i in range(len(specs)) if i not in carried[0]]
+        self.kept = [i for i in range(len(self._results)) if i not in carried[1]]
+        self.inputs = tuple(specs[i] for i in self.given)
+        self.outputs = tuple(self._results[i] for i in self.kept)
+        self.fresh: list[Any] = [
+            None if s.shape is None or None in s.shape else (s.shape, s.dtype) for s in self._results
+        ]
+        simple = not model.states and None not in self.fresh
+        self.plain: list[tuple[Any, Any]] | None = None
+        if simple and not any(s.shape is None or None in s.shape for s in specs):
+            self.plain = [(s.dtype, s.shape) for s in specs]
+
+    def accept(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        """The caller's inputs as arrays or allocations in the model's order, state inputs left open."""
+        if isinstance(inputs, Mapping):
+            names = [spec.name for spec in self.inputs]
+            wrong = [repr(k) for k in inputs if k not in names] + [f"no {n!r}" for n in names if n not in inputs]
+            if wrong:
+                raise InvalidRequest(f"inputs: {', '.join(wrong)}, must be exactly {', '.join(map(repr, names))}")
+            inputs = [inputs[name] for name in names]
+        if len(inputs) != len(self.inputs):
+            wanted = ", ".join(str(spec) for spec in self.inputs)
+            raise InvalidRequest(f"inputs: got {len(inputs)}, must be {len(self.inputs)}: {wanted}")
+        arrays: list[Any] = [None] * len(self.model.main.inputs)
+        for place, (at, spec) in enumerate(zip(self.given, self.inputs, strict=True)):
+            value = inputs[place]
+            arrays[at] = value if isinstance(value, Allocation) else accept(value, spec, f"input {place}")
+        return arrays
+
+    def place(self, out: Any) -> list[Any]:
+        """Where outputs go: fresh arrays where the shape is known, the caller's arrays or allocations where given."""
+        if out is None:
+            return [None if f is None else np.empty(*f) for f in self.fresh]
+        given = [out] if isinstance(out, np.ndarray | Allocation) else list(out)
+        if len(given) != len(self.kept):
+            raise InvalidRequest(f"out: got {len(given)} arrays, must be {len(self.kept)}")
+        room: list[Any] = [None] * len(self.fresh)
+        for place, (at, value) in enumerate(zip(self.kept, given, strict=True)):
+            if value is not None:
+                spec = self._results[at]
+                room[at] = value if isinstance(value, Allocation) else writable(value, spec, f"out {place}")
+        return [np.empty(*f) if x is None and f is not None else x for x, f in zip(room, self.fresh, strict=True)]
+
+    def results(self, outputs: Sequence[Any], named: bool) -> Any:
+        """What the application gets."""
+        kept = [outputs[i] for i in self.kept]
+        if named:
+            return {spec.name: array for spec, array in zip(self.outputs, kept, strict=True)}
+        return kept[0] if len(kept) == 1 else tuple(kept)
 
 
 def make_control(deadline: float | None, loop_timeout: float | None, measure: bool) -> Control:
@@ -68,11 +132,11 @@ def writable(array: Any, spec: Spec, label: str) -> Array:
     return array
 
 
-def no_overlap(inputs: Sequence[Array | None], outputs: Sequence[Array | None]) -> None:
-    """InvalidRequest where an output shares memory with another output or an input."""
-    given = [x for x in outputs if x is not None]
+def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """InvalidRequest where an output array shares memory with another output or an input."""
+    given = [x for x in outputs if isinstance(x, np.ndarray)]
     for place, one in enumerate(given):
-        for other in [*given[:place], *(x for x in inputs if x is not None)]:
+        for other in [*given[:place], *(x for x in inputs if isinstance(x, np.ndarray))]:
             if np.may_share_memory(one, other):
                 raise InvalidRequest(f"output {place} overlaps another output or an input, must lie apart from them")
 

@@ -1,4 +1,4 @@
-"""A request from another process, checked against its model, as arrays over the memories that it names."""
+"""A request that names memories by number, checked against its model, as arrays over them."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnhal.base.codes import Lifetime
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
 from nnhal.hal.buffers import Buffer
 from nnhal.hal.request import Request
-from nnhal.ipc.frames import Where
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 
 Place = Memory | Buffer
+Where = tuple[int, int, int, tuple[int, ...]]  # pool, offset, length, dimensions
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Bound:
 def bind_request(
     model: Model, inputs: Sequence[Where | None], outputs: Sequence[Where | None], pools: Sequence[Place]
 ) -> Bound:
-    """Check every argument before anything looks at its bytes. InvalidArgument names argument and rule."""
+    """Check every argument before anything looks at its bytes. InvalidRequest names argument and rule."""
     main = model.main
     for kind, given, wanted in (("input", inputs, main.inputs), ("output", outputs, main.outputs)):
         if len(given) != len(wanted):
-            raise InvalidArgument(f"request has {len(given)} {kind}s, must have {len(wanted)}")
+            raise InvalidRequest(f"request has {len(given)} {kind}s, must have {len(wanted)}")
     spans: list[tuple[int, int, int, str]] = []
     ins: list[Array | None] = []
     outs: list[Array | None] = []
@@ -80,21 +80,21 @@ def _argument(
     """One argument as an array; None where it has no value, lies in a buffer, or the driver provides the memory."""
     if at is None:
         if output:
-            raise InvalidArgument(f"{label} has no value, must have memory")
+            raise InvalidRequest(f"{label} has no value, must have memory")
         return None
     pool, offset, length, dims = at
     if pool == -1 and output:
         return None
     if not 0 <= pool < len(pools):
-        raise InvalidArgument(f"{label}: pool is {pool}, must be below {len(pools)}")
+        raise InvalidRequest(f"{label}: pool is {pool}, must be below {len(pools)}")
     memory = pools[pool]
     if isinstance(memory, Buffer):
         buffers[place] = memory
         return None
-    if offset + length > memory.size:
-        raise InvalidArgument(f"{label}: bytes {offset} to {offset + length} must lie inside the pool's {memory.size}")
+    if offset < 0 or length < 0 or offset + length > memory.size:
+        raise InvalidRequest(f"{label}: bytes {offset} to {offset + length} must lie inside the pool's {memory.size}")
     if output and memory.readonly:
-        raise InvalidArgument(f"{label}: pool {pool} is for reading only, must be writable")
+        raise InvalidRequest(f"{label}: pool {pool} is for reading only, must be writable")
     spans.append((id(memory), offset, offset + length, label if output else ""))
     shape = _shape(model, index, dims, label, output)
     dtype = dtype_of(model.main.operands[index].type)
@@ -102,7 +102,7 @@ def _argument(
     if output and length != size:
         return memory.view(offset, length)  # room in bytes: too little is OUTPUT_INSUFFICIENT_SIZE
     if length != size:
-        raise InvalidArgument(f"{label} has {length} bytes, must be {size} for {show(shape)} of {dtype}")
+        raise InvalidRequest(f"{label} has {length} bytes, must be {size} for {show(shape)} of {dtype}")
     array = memory.view(offset, length, dtype, shape)
     return memory.view(offset, length) if output and not array.flags.aligned else array
 
@@ -113,13 +113,13 @@ def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: 
     declared = value.shape if value is not None else shape_of(model.main.operands[index])
     given = tuple(d or None for d in dims) if output else tuple(dims)
     if dims and declared is not None and not agree(given, declared):
-        raise InvalidArgument(f"{label} has dimensions {show(dims)}, must be {show(declared)}")
+        raise InvalidRequest(f"{label} has dimensions {show(dims)}, must be {show(declared)}")
     if dims and (0 not in dims or not output):  # an input may have zero elements
         return tuple(dims)
     if declared is not None and None not in declared:
         return tuple(d or 0 for d in declared)
     if not output:
-        raise InvalidArgument(f"{label} has dimensions {show(dims)}, must be fully specified")
+        raise InvalidRequest(f"{label} has dimensions {show(dims)}, must be fully specified")
     return None
 
 
@@ -145,7 +145,7 @@ def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
             end = written = (memory, 0, "")
         other = end if label else written
         if start < other[1]:
-            raise InvalidArgument(f"{label or other[2]} overlaps another argument or constant, must lie apart from all")
+            raise InvalidRequest(f"{label or other[2]} overlaps another argument or constant, must lie apart from all")
         if stop > end[1]:
             end = (memory, stop, label)
         if label and stop > written[1]:

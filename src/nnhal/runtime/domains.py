@@ -1,0 +1,179 @@
+"""Memory domains at the API: memory of a driver's own for the inputs and outputs it is named for.
+
+Where no driver grants it, it is a shared pool, with the reason: everything works, only the bytes move.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, OperationFailed
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array, dtype_of
+from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, HostBuffer, contents_of, fill, merge
+from nnhal.hal.device import Prepared
+from nnhal.hal.fenced import as_error
+
+if TYPE_CHECKING:
+    from nnhal.runtime.compiled import Compiled
+
+Role = tuple[Any, ...]  # (compiled, "input" or "output", number or name), and a frequency where one is known
+_log = logger("memory")
+
+
+class PoolBuffer(HostBuffer):
+    """A buffer in shared memory of the runtime's, which every driver can map."""
+
+    def make(self, shape: tuple[int, ...]) -> Array:
+        """A view of a pool."""
+        count = int(np.prod(shape, dtype=np.int64))
+        self._pool = Memory.allocate(max(1, count * self.dtype.itemsize), "nnhal-buffer")
+        return self._pool.view(0, count * self.dtype.itemsize, self.dtype, shape)
+
+
+class Allocation:
+    """Memory for the inputs and outputs that it was allocated for; give it in place of an array, as input or `out`.
+
+    It has contents after `write`, `copy_from` or an execution that wrote it; an execution that fails leaves it without.
+    device: whose memory it is; None for a shared pool. reason: why it is a pool, "" otherwise.
+    """
+
+    def __init__(self, buffer: Buffer, roles: Sequence[BufferRole], device: str | None, reason: str) -> None:
+        self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
+        self._spoiled = self._closed = False
+
+    @property
+    def token(self) -> int:
+        """Its number in this process, never 0."""
+        return self._buffer.token
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the contents, None while there are none."""
+        return None if self._spoiled else self._open().shape
+
+    def read(self) -> Array:
+        """A copy of the contents; OperationFailed while there are none."""
+        self._check_contents()
+        return contents_of(self._open())
+
+    def write(self, array: Any) -> None:
+        """Give it contents; InvalidArgument where type or shape are not those of its roles."""
+        dtype = dtype_of(self._buffer.facts.type)
+        given = np.asarray(array)
+        if given.dtype != dtype:
+            raise InvalidArgument(f"{self}: is given {given.dtype}, must be {dtype}")
+        fill(self._open(), given)
+        self._spoiled = False
+
+    def copy_to(self, memory: Memory) -> None:
+        """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
+        self._check_contents()
+        self._open().copy_to(memory)
+
+    def copy_from(self, memory: Memory, dimensions: Sequence[int] = ()) -> None:
+        """Take contents, with their dimensions where those of the buffer may change; as `Buffer.copy_from`."""
+        self._open().copy_from(memory, tuple(dimensions))
+        self._spoiled = False
+
+    def close(self) -> None:
+        """Give the memory back; later uses raise Closed."""
+        self._closed = True
+        self._buffer.close()
+
+    def for_use(self, whole: Prepared, output: bool, place: int) -> Buffer:
+        """The buffer, for input or output `place` of a compiled model as a whole."""
+        if not any(r.prepared is whole and r.index == place and r.output == output for r in self._roles):
+            use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
+            name = whole.model.name or "this model"
+            raise InvalidRequest(f"{self}: is used as {use} {place} of {name}, must be one of its roles: {roles}")
+        if not output:
+            self._check_contents()
+        return self._open()
+
+    def wrote(self, success: bool) -> None:
+        """What became of the execution that was to write it."""
+        self._spoiled = not success
+
+    def _open(self) -> Buffer:
+        if self._closed:
+            raise Closed(f"{self}: used after close")
+        return self._buffer
+
+    def _check_contents(self) -> None:
+        if self._spoiled:
+            raise OperationFailed(
+                f"{self}: has no contents since an execution that was to write it failed; write it again"
+            )
+
+    def __repr__(self) -> str:
+        where = f"on {self.device}" if self.device is not None else "in a shared pool"
+        return f"buffer {self._buffer.token} {where}"
+
+
+def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Allocation:
+    """Memory for inputs and outputs of compiled models, on the one device that all of them lie on.
+
+    roles: (compiled, "input" or "output", number or name), with a frequency in (0, 1] as fourth where it is known. shape:
+    dimensions that the models leave open, 0 for one that changes from use to use. Where the roles lie on several devices,
+    or the driver refuses, it is a shared pool and `reason` says why. InvalidArgument for roles that contradict each other.
+    """
+    if not roles:
+        raise InvalidArgument(
+            "allocate: no role is given, must be at least one (compiled, 'input' or 'output', number)"
+        )
+    return allocate_for([_role(n, role) for n, role in enumerate(roles)], shape)
+
+
+def _role(number: int, role: Role) -> "tuple[Compiled, bool, int, float]":
+    from nnhal.runtime.compiled import Compiled
+
+    if not isinstance(role, tuple) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
+        raise InvalidArgument(f"allocate: role {number} is {role!r}, must be (compiled, 'input' or 'output', number)")
+    compiled, kind, name = role[:3]
+    if kind not in ("input", "output"):
+        raise InvalidArgument(f"allocate: role {number} is for an {kind!r}, must be 'input' or 'output'")
+    specs, places = (
+        (compiled.inputs, compiled.edge.given) if kind == "input" else (compiled.outputs, compiled.edge.kept)
+    )
+    names = [spec.name for spec in specs]
+    at = names.index(name) if name in names else name
+    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(specs):
+        there = ", ".join(f"{n} ({name!r})" for n, name in enumerate(names))
+        raise InvalidArgument(f"allocate: role {number} is for {kind} {name!r}, must be one of {there}")
+    return compiled, kind == "output", places[at], role[3] if len(role) == 4 else 1.0
+
+
+def allocate_for(uses: "Sequence[tuple[Compiled, bool, int, float]]", shape: Sequence[int] | None = None) -> Allocation:
+    """As `allocate`, with roles as (compiled, whether output, place among all of the main subgraph, frequency)."""
+    desc = BufferDesc(tuple(shape or ()))
+    whole, parts, devices = [], [], {}
+    for compiled, output, place, frequency in uses:
+        whole.append(BufferRole(compiled.whole, place, output, frequency))
+        main = compiled.plan.model.main
+        operand = (main.outputs if output else main.inputs)[place]
+        for step in compiled.plan.steps:
+            if operand in step.part.inputs:
+                parts.append(BufferRole(step.prepared, step.part.inputs.index(operand), False, frequency))
+                devices[id(step.device)] = step.device
+            if operand in step.part.outputs:
+                parts.append(BufferRole(step.prepared, step.part.outputs.index(operand), True, frequency))
+                devices[id(step.device)] = step.device
+    merge(desc, whole)
+    if len(devices) == 1:
+        (device,) = devices.values()
+        try:
+            buffer = device.allocate(desc, parts)
+            if not isinstance(buffer, Buffer):
+                raise OperationFailed(f"allocate gave {type(buffer).__name__}, must give a Buffer")
+            return Allocation(buffer, whole, device.name, "")
+        except Exception as error:
+            reason = f"{device.name} refused: {as_error(error, 'allocate')}"
+    elif devices:
+        reason = f"the roles lie on {' and '.join(d.name for d in devices.values())}, must be on one device"
+    else:
+        reason = "no operation reads it"
+    _log.info("buffer for %s in a shared pool: %s", ", ".join(map(str, whole)), reason)
+    return Allocation(PoolBuffer(desc, [*whole, *parts]), whole, None, reason)

@@ -1,0 +1,188 @@
+"""Isolation from the command line, as a user meets it."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nnhal.bench import maker
+from nnhal.ipc import names
+from tests.ipc.support import LIMIT, PROBE, wait_until
+
+NNHAL = [sys.executable, "-m", "nnhal.cli.main"]
+
+
+def nnhal(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run([*NNHAL, *arguments], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if not code else done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "nnhal"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> str:
+    return str(maker.path("tiny_conv"))
+
+
+@pytest.fixture
+def served() -> Iterator[subprocess.Popen[str]]:
+    """`nnhal serve reference --name bench`, as a user starts it."""
+    words = [*NNHAL, "serve", "reference", "--name", "bench"]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: process.poll() is not None or names.running() == ["bench"], "the service listens")
+    yield process
+    process.terminate()
+    process.wait(LIMIT)
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+def outputs(text: str) -> object:
+    return json.loads(text)["outputs"]
+
+
+# --------------------------------------------------------------------------------------------------------------- serve
+
+
+def test_a_served_driver_is_a_device_for_other_processes(served: subprocess.Popen[str], tiny: str) -> None:
+    there = outputs(nnhal("run", tiny, "--json", "-d", "bench"))
+    assert there == outputs(nnhal("run", tiny, "--json", "-d", "reference"))
+    assert there == outputs(nnhal("run", tiny, "--json", "-d", "bench", "--isolate"))
+
+
+def test_devices_lists_the_services_that_run(served: subprocess.Popen[str]) -> None:
+    assert "bench" in nnhal("devices")
+    assert "bench" in json.dumps(json.loads(nnhal("devices", "--json")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_service_ends_with_control_c_and_with_sigterm(served: subprocess.Popen[str], number: int) -> None:
+    served.send_signal(number)
+    assert served.wait(LIMIT) in (0, -number, 128 + number)
+    assert names.running() == []
+    assert served.stderr is not None
+    said = served.stderr.read()
+    assert "stop with Ctrl-C" in said and "Traceback" not in said
+
+
+def test_a_file_is_served_under_its_name() -> None:
+    process = subprocess.Popen([*NNHAL, "serve", PROBE, "--level", "1.2"], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: process.poll() is not None or names.running() == ["probe"], "the service listens")
+        from nnhal.ipc.client import RemoteDevice
+
+        device = RemoteDevice(names.connect("probe"))
+        assert str(device.level) == "1.2"
+        device.close()
+    finally:
+        process.terminate()
+        process.wait(LIMIT)
+
+
+def test_a_service_announces_itself_in_one_line_of_json() -> None:
+    words = [*NNHAL, "serve", "reference", "--name", "bench", "--level", "1.2", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            facts = json.loads(process.stdout.readline())
+            assert (facts["name"], facts["level"]) == ("bench", "1.2")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+                client.connect(facts["socket"])
+            assert facts["confinement"].keys() == {"no_new_privs", "rlimits", "landlock", "seccomp"}
+        finally:
+            process.terminate()
+        assert process.stdout.read() == ""
+
+
+def test_what_cannot_be_served_is_said_with_the_alternatives() -> None:
+    assert re.search("driver 'npu' is not known, must be one of .*reference", nnhal("serve", "npu", code=3))
+    assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "../x", code=3)
+    assert "9.9" in nnhal("serve", "reference", "--level", "9.9", code=1)
+
+
+# ------------------------------------------------------------------------------------------------------------- systemd
+
+
+def test_units_for_systemd_start_this_service(tmp_path: Path) -> None:
+    said = nnhal("serve", "reference", "--name", "npu", "--level", "1.3", "--systemd", str(tmp_path / "units"))
+    assert "systemctl --user enable --now nnhal-npu.socket" in said
+    listed = json.loads(nnhal("serve", "reference", "--name", "npu", "--systemd", str(tmp_path), "--json"))
+    assert listed == {"name": "npu", "units": [str(tmp_path / f"nnhal-npu.{s}") for s in ("socket", "service")]}
+    unit = (tmp_path / "units" / "nnhal-npu.socket").read_text()
+    assert "ListenSequentialPacket=%t/nnhal/npu.sock" in unit and "SocketMode=0600" in unit
+    text = (tmp_path / "units" / "nnhal-npu.service").read_text()
+    found = re.search("ExecStart=(.*)", text)
+    assert found is not None
+    assert found[1].split() == [
+        *(sys.executable, "-P", "-m", "nnhal.serve", "reference", "--name", "npu", "--level", "1.3")
+    ]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine to ask")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    nnhal("serve", "reference", "--systemd", str(tmp_path))
+    units = [str(tmp_path / f"nnhal-reference.{suffix}") for suffix in ("socket", "service")]
+    words = ["systemd-analyze", "verify", "--user", *units]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "nnhal-reference" in line]
+    assert not complaints
+
+
+def test_units_where_nothing_can_be_written_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = nnhal("serve", "reference", "--systemd", str(tmp_path / "file" / "units"), code=3)
+    assert "must be a directory that can be written" in said
+
+
+# ------------------------------------------------------------------------------------------------------------- isolate
+
+
+def test_run_isolated_gives_what_run_gives(tiny: str) -> None:
+    for device in ("reference", "litert"):
+        plain = outputs(nnhal("run", tiny, "--json", "-d", device))
+        assert outputs(nnhal("run", tiny, "--json", "-d", device, "--isolate")) == plain
+
+
+def test_a_driver_under_development_runs_isolated(tiny: str) -> None:
+    plain = outputs(nnhal("run", tiny, "--json", "-d", "reference"))
+    assert outputs(nnhal("run", tiny, "--json", "--driver", PROBE, "--isolate")) == plain
+
+
+def test_a_driver_that_crashes_does_not_take_the_command_with_it(tiny: str, tmp_path: Path) -> None:
+    file = tmp_path / "crashing.py"
+    file.write_text(
+        "import os, signal\n"
+        "from nnhal.drivers.reference import Reference\n"
+        "class Crashing(Reference):\n"
+        "    name = 'crashing'\n"
+        "    def prepare(self, model, hints):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "device = Crashing\n"
+    )
+    said = nnhal("run", tiny, "--driver", str(file), "--isolate", code=4)
+    assert "SIGKILL" in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("level", ["1.0", "1.2"])
+def test_conformance_isolated_at_a_level_calls_only_its_methods(vectors: Path, level: str) -> None:
+    share = {"1.0": "0.05", "1.2": "0.01"}[level]
+    arguments = ("--device", "reference", "--isolate", "--level", level, "--share", share, "--jobs", "1", "--json")
+    found = json.loads(nnhal("conformance", str(vectors), "--published-only", *arguments))
+    assert found["totals"]["passed"] > 20 and found["totals"]["failed"] == 0
+    late = {"1.0": r"_1_[123]|ynchronously|Burst|getType|Version", "1.2": r"_1_3|Fenced|allocate"}[level]
+    assert found["calls"]["execute" if level == "1.0" else "executeSynchronously"] > 20
+    assert not [name for name in found["calls"] if re.search(late, name)]

@@ -1,0 +1,167 @@
+"""Frames: where the arguments of an execution lie, and what becomes of a driver that writes past its outputs."""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnhal.base.errors import OperationFailed
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.hal.request import Request
+from nnhal.ipc.frames import ALIGNMENT, Frame, Frames, Where, key_of
+from tests.oracles.strategies import STABLE
+
+F32 = [np.dtype(np.float32)]
+
+
+def place(frame: Frame, at: Where | None) -> Array:
+    """The bytes of an argument, as a service sees them."""
+    assert at is not None
+    pool, offset, length, _ = at
+    return frame.pools[pool].view(offset, length)
+
+
+ARRAYS = st.tuples(
+    st.lists(st.integers(0, 5), max_size=3).map(tuple), st.sampled_from([np.float32, np.uint8, np.int32, np.float16])
+)
+
+
+@STABLE
+@given(st.lists(ARRAYS, max_size=5), st.lists(ARRAYS, min_size=1, max_size=5), st.integers(0, 2**32))
+def test_arguments_lie_apart_aligned_and_arrive_unchanged(
+    inputs: list[tuple[Any, Any]], outputs: list[tuple[Any, Any]], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+
+    def fresh(shape: tuple[int, ...], kind: Any) -> Array:
+        return rng.integers(0, 100, shape).astype(kind)
+
+    request = Request([fresh(*x) for x in inputs], [np.zeros(*x) for x in outputs])
+    frame = Frame(request, [np.dtype(kind) for _, kind in outputs])
+    frame.fill(request)
+    places = [*frame.inputs, *frame.outputs]
+    taken: set[int] = set()
+    for at, array in zip(places, [*request.inputs, *request.outputs], strict=True):
+        assert at is not None and array is not None
+        assert at[1] % ALIGNMENT == 0 and at[2] == array.nbytes and at[3] == array.shape
+        here = set(range(at[1], at[1] + at[2]))
+        assert not here & taken
+        taken |= here
+    for at, array in zip(frame.inputs, request.inputs, strict=True):
+        assert array is not None and place(frame, at).tobytes() == array.tobytes()
+    wanted = [fresh(*x) for x in outputs]
+    for at, array in zip(frame.outputs, wanted, strict=True):
+        place(frame, at)[:] = array.reshape(-1).view(np.uint8)
+    frame.collect(request)
+    for array, expected in zip(request.outputs, wanted, strict=True):
+        assert np.array_equal(array, expected)
+
+
+@pytest.mark.parametrize("past", [0, 1, 63])
+@pytest.mark.parametrize("size", [1, 15, 16, 17])
+def test_a_write_past_an_output_is_found_and_nothing_is_handed_over(size: int, past: int) -> None:
+    request = Request([], [np.zeros(3, np.float32), np.full(size, -1, np.float32)])
+    frame = Frame(request, F32 * 2)
+    frame.fill(request)
+    pool, offset, length, _ = frame.outputs[1] or (0, 0, 0, ())
+    whole = frame.pools[pool].bytes()
+    place(frame, frame.outputs[1])[:] = 7
+    if offset + length + past < whole.size:
+        whole[offset + length + past] ^= 1
+    with pytest.raises(OperationFailed, match="wrote past the end of output 1; the results are dropped"):
+        frame.collect(request)
+    assert request.outputs[1] is not None and np.all(request.outputs[1] == -1)
+    frame.collect(request)  # the guard is whole again: the frame serves the next execution
+
+
+def test_guards_are_at_least_as_long_as_an_alignment() -> None:
+    for size in (1, 16, 17):
+        request = Request([], [np.zeros(size, np.float32)])
+        frame = Frame(request, F32)
+        _, offset, length, _ = frame.outputs[0] or (0, 0, 0, ())
+        assert frame.pools[0].size - (offset + length) >= ALIGNMENT
+
+
+def test_arguments_in_sealed_memory_are_referred_to_not_copied() -> None:
+    memory = Memory.allocate(64)
+    x, y = memory.view(0, 16, np.float32, (4,)), memory.view(32, 16, np.float32, (2, 2))
+    frame = Frame(Request([x], [y]), F32)
+    assert frame.pools == [memory]
+    assert (frame.inputs, frame.outputs) == ([(0, 0, 16, (4,))], [(0, 32, 16, (2, 2))])
+
+
+def test_arguments_that_cannot_be_shared_are_copied(tmp_path: Any) -> None:
+    file = tmp_path / "x"
+    np.arange(4, dtype=np.float32).tofile(file)
+    sealed, wrapped = Memory.allocate(64), Memory.wrap(np.arange(4, dtype=np.float32))
+    readonly = Memory.from_file(file)
+    for x in (
+        readonly.view(0, 16, np.float32),
+        wrapped.view(0, 16, np.float32),
+        sealed.view(0, 32, np.float32)[::2],
+        np.arange(8, dtype=np.float32)[::2],
+    ):
+        request = Request([x], [np.zeros(4, np.float32)])
+        frame = Frame(request, F32)
+        frame.fill(request)
+        assert len(frame.pools) == 1 and frame.pools[0] not in (sealed, wrapped, readonly)
+        assert place(frame, frame.inputs[0]).tobytes() == np.ascontiguousarray(x).tobytes()
+
+
+def test_room_of_other_element_types_has_no_dimensions() -> None:
+    frame = Frame(Request([], [np.zeros(100, np.uint8)]), F32)
+    assert (frame.outputs[0] or ())[2:] == (100, ())
+
+
+def test_an_omitted_input_has_no_place_and_an_output_without_memory_is_the_drivers() -> None:
+    frame = Frame(Request([None], [None]), F32)
+    assert frame.inputs == [None] and frame.outputs == [(-1, 0, 0, ())] and frame.pools == []
+
+
+def test_outputs_that_did_not_fit_are_left_alone() -> None:
+    request = Request([], [np.zeros(2, np.float32), np.zeros(2, np.float32)])
+    frame = Frame(request, F32 * 2)
+    for at in frame.outputs:
+        place(frame, at).view(np.float32)[:] = 5
+    frame.collect_sufficient(request, [False, True])
+    assert [x.tolist() for x in request.outputs if x is not None] == [[0, 0], [5, 5]]
+    frame.collect_sufficient(request, [True, True])
+    assert [x.tolist() for x in request.outputs if x is not None] == [[5, 5], [5, 5]]
+
+
+def test_requests_share_a_frame_only_where_their_arguments_lie_alike() -> None:
+    def of(x: Array, y: Array) -> Any:
+        return key_of(Request([x], [y]))
+
+    a, b = np.zeros(4, np.float32), np.zeros((2, 2), np.float32)
+    assert of(a, a) == of(a.copy(), a.copy())
+    assert len({of(a, a), of(b, a), of(a, b), of(a.astype(np.int32), a), of(a, a.astype(np.uint8))}) == 5
+    one, two = Memory.allocate(64), Memory.allocate(64)
+    views = [m.view(offset, 16, np.float32, (4,)) for m in (one, two) for offset in (0, 16)]
+    assert len({of(v, a) for v in views} | {of(a, a)}) == 5
+    assert of(views[0], a) == of(one.view(0, 16, np.float32, (4,)), a)
+
+
+def test_a_frame_serves_one_request_at_a_time_and_is_used_again() -> None:
+    frames, request = Frames(F32), Request([np.zeros(4, np.float32)], [np.zeros(4, np.float32)])
+    first, home = frames.take(request)
+    second, _ = frames.take(request)
+    assert first is not second
+    home.append(first)
+    assert frames.take(request)[0] is first
+
+
+def test_the_frames_of_many_shapes_are_limited() -> None:
+    frames = Frames(F32)
+    homes: set[int] = set()
+    for size in range(1, 200):
+        frame, home = frames.take(Request([np.zeros(size, np.float32)], [np.zeros(size, np.float32)]))
+        for _ in range(20):
+            home.append(frame)
+        assert isinstance(home, deque) and len(home) <= 4
+        homes.add(id(home))
+    assert len(frames._free) <= 16

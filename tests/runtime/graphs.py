@@ -1,0 +1,32 @@
+"""Small models for tests of the runtime, with what they compute written out by numpy."""
+
+import numpy as np
+
+import nnhal
+from nnhal.base.codes import OperandType
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import State
+
+SHAPE = (4,)
+FLOATS = OperandType.TENSOR_FLOAT32
+
+
+def sums(count: int = 1, shape: tuple[int, ...] = SHAPE) -> nnhal.Model:
+    """y = x + count · b, one ADD each."""
+    b = nnhal.Builder("sums")
+    x = y = b.input(shape, name="x")
+    step = b.input(tuple(d or 1 for d in shape), name="b")
+    for n in range(count):
+        y = b.add(y, step, name="y" if n == count - 1 else f"t{n}")
+    return b.finish([x, step], [y])
+
+
+def counter() -> nnhal.Model:
+    """total' = total + x, carried from call to call; y = total' + total'."""
+    b = ModelBuilder("counter")
+    x, total = (b.operand(FLOATS, SHAPE, name=name) for name in ("x", "total"))
+    following, y = (b.operand(FLOATS, SHAPE, name=name) for name in ("total_out", "y"))
+    none = b.constant(OperandType.INT32, 0)
+    b.operation("ADD", [x, total, none], [following])
+    b.operation("ADD", [following, following, none], [y])
+    return b.finish([x, total], [y, following], states=[State(1, 1, np.zeros(SHAPE, np.float32))])

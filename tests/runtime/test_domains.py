@@ -1,0 +1,314 @@
+"""Driver memory at the API: where it lies, what it may be used for, its states, and streams that keep their state in it."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import OperationFailed
+from nnhal.hal.wrappers import AtLevel
+from nnhal.runtime import discovery
+from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.graphs import SHAPE, counter, sums
+
+X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
+
+
+@pytest.fixture(params=["none", "process"])
+def compiled(request) -> nnhal.Compiled:
+    return nnhal.compile(sums(), devices="reference", isolation=request.param)
+
+
+# ------------------------------------------------------------------------------------------------------------ in use
+
+
+def test_an_allocation_stands_for_an_input_and_for_an_output(compiled):
+    a, b = (nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)]) for _ in range(2))
+    assert (a.device, a.reason) == ("reference", "") and a.token != b.token
+    a.write(X)
+    assert compiled(a, B, out=b) is b
+    assert (b.read() == X + 1).all() and b.shape == SHAPE
+    compiled(b, B, out=a)
+    assert (a.read() == X + 2).all()
+
+
+def test_roles_are_named_by_number_or_name(compiled):
+    allocation = nnhal.allocate([(compiled, "input", "b"), (compiled, "output", "y", 0.5)])
+    allocation.write(B)
+    assert (compiled(X, allocation) == X + 1).all()
+
+
+@pytest.mark.parametrize("method", ["submit", "bind"])
+def test_allocations_are_bound_and_submitted_like_arrays(compiled, method):
+    given, taken = nnhal.allocate([(compiled, "input", 0)]), nnhal.allocate([(compiled, "output", 0)])
+    given.write(X)
+    run = getattr(compiled, method)(given, B, out=taken)
+    assert (run() if method == "bind" else run.result(10)) is taken
+    assert (taken.read() == X + 1).all()
+
+
+def test_bytes_go_in_and_out_through_memories(compiled):
+    a = nnhal.allocate([(compiled, "input", 0)])
+    a.copy_from(nnhal.Memory.from_array(X))
+    room = nnhal.Memory.allocate(X.nbytes)
+    a.copy_to(room)
+    assert (room.view(0, X.nbytes, np.float32) == X).all()
+
+
+def test_open_dimensions_change_from_use_to_use():
+    b = nnhal.Builder("open")
+    x = b.input((0,), name="x")
+    compiled = nnhal.compile(b.finish([x], [b.relu(x, name="y")]), devices="reference")
+    allocation = nnhal.allocate([(compiled, "input", 0)])
+    for size in (3, 5):
+        allocation.write(np.full(size, -1, np.float32))
+        assert compiled(allocation).tolist() == [0] * size
+    fixed = nnhal.allocate([(compiled, "input", 0)], shape=[2])
+    with pytest.raises(nnhal.InvalidArgument, match=r"\[3\].*must agree with.*\[2\]"):
+        fixed.write(np.zeros(3, np.float32))
+
+
+# ------------------------------------------------------------------------------------------------------------ refused
+
+
+def test_a_use_that_is_no_role_is_refused(compiled):
+    a = nnhal.allocate([(compiled, "input", 0)])
+    a.write(X)
+    with pytest.raises(nnhal.InvalidRequest, match="is used as input 1 of sums, must be one of its roles: input 0"):
+        compiled(X, a)
+    with pytest.raises(nnhal.InvalidRequest, match="is used as output 0"):
+        compiled(X, B, out=a)
+    other = nnhal.compile(sums(), devices="reference")
+    with pytest.raises(nnhal.InvalidRequest, match="must be one of its roles"):
+        other(a, B)
+
+
+def test_one_allocation_is_not_read_and_written_at_once(compiled):
+    a = nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)])
+    a.write(X)
+    with pytest.raises(nnhal.InvalidRequest, match="also another output or an input"):
+        compiled(a, B, out=a)
+    assert (a.read() == X).all()
+
+
+def test_what_was_never_written_cannot_be_read(compiled):
+    a = nnhal.allocate([(compiled, "input", 0)])
+    assert a.shape is None
+    for use in (a.read, lambda: compiled(a, B), lambda: a.copy_to(nnhal.Memory.allocate(16))):
+        with pytest.raises(OperationFailed, match="no contents"):
+            use()
+
+
+def test_a_closed_allocation_is_refused(compiled):
+    a = nnhal.allocate([(compiled, "input", 0)])
+    a.close()
+    a.close()
+    for use in (a.read, lambda: a.write(X), lambda: compiled(a, B)):
+        with pytest.raises(nnhal.Closed, match="used after close"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        ([], "must be at least one"),
+        ([("input", 0)], r"must be \(compiled, 'input' or 'output', number\)"),
+        ([("c", "inputs", 0)], "must be 'input' or 'output'"),
+        ([("c", "input", 2)], r"must be one of 0 \('x'\), 1 \('b'\)"),
+        ([("c", "input", "z")], r"must be one of 0 \('x'\), 1 \('b'\)"),
+        ([("c", "input", 0), ("c", "input", 0)], "a role is given twice"),
+        ([("c", "input", 0, 1.5)], "frequency of input 0 is 1.5"),
+    ],
+)
+def test_roles_that_make_no_sense_are_refused(roles, words):
+    compiled = nnhal.compile(sums(), devices="reference")
+    named = [tuple(compiled if x == "c" else x for x in role) for role in roles]
+    with pytest.raises(nnhal.InvalidArgument, match=words):
+        nnhal.allocate(named)
+
+
+def test_roles_of_different_types_are_refused(compiled):
+    b = nnhal.Builder("int")
+    x = b.input(SHAPE, "TENSOR_INT32", name="x")
+    other = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="reference")
+    with pytest.raises(nnhal.InvalidArgument, match="must be as the first role"):
+        nnhal.allocate([(compiled, "input", 0), (other, "input", 0)])
+
+
+def test_contents_of_another_type_or_shape_are_refused(compiled):
+    a = nnhal.allocate([(compiled, "input", 0)])
+    with pytest.raises(nnhal.InvalidArgument, match="is given float64, must be float32"):
+        a.write(X.astype(np.float64))
+    with pytest.raises(nnhal.InvalidArgument, match="must agree with"):
+        a.write(np.zeros(5, np.float32))
+
+
+# ----------------------------------------------------------------------------------------------------- a shared pool
+
+
+def test_roles_on_two_devices_become_a_shared_pool_with_the_reason():
+    one = nnhal.compile(sums(), devices="reference")
+    other = nnhal.compile(sums(), devices=[Fake()])
+    a = nnhal.allocate([(one, "output", 0), (other, "input", 0)])
+    assert a.device is None and a.reason == "the roles lie on reference and fake, must be on one device"
+    one(X, B, out=a)
+    assert (other(a, B) == X + 2).all()
+
+
+def test_a_driver_of_a_level_without_buffers_leaves_a_shared_pool():
+    compiled = nnhal.compile(sums(), devices=[AtLevel(discovery.cpu(), nnhal.Level.parse("1.2"))])
+    a = nnhal.allocate([(compiled, "input", 0)])
+    assert a.device is None and "allocate needs level 1.3" in a.reason
+    a.write(X)
+    assert (compiled(a, B) == X + 1).all()
+
+
+@pytest.mark.parametrize("answer", [failing(ValueError("no room")), lambda: "memory"])
+def test_a_driver_that_fails_to_allocate_leaves_a_shared_pool(answer):
+    device = Fake()
+    device.allocate = lambda *_: answer()
+    compiled = nnhal.compile(sums(), devices=[device])
+    a = nnhal.allocate([(compiled, "output", 0)])
+    assert a.device is None and a.reason.startswith("fake refused: ")
+    assert (compiled(X, B, out=a).read() == X + 1).all()
+
+
+def test_a_pool_travels_to_another_process_without_being_copied():
+    one = nnhal.compile(sums(), devices="reference", isolation="process")
+    other = nnhal.compile(sums(), devices=[Fake()])
+    a = nnhal.allocate([(one, "output", 0), (other, "output", 0)])
+    one(X, B, out=a)
+    assert a.device is None and (a.read() == X + 1).all()
+    array = a._buffer.array()
+    assert nnhal.Memory.of(array) is not None
+
+
+# --------------------------------------------------------------------------------------------- several steps, failures
+
+
+@WAYS
+def test_a_model_over_two_devices_reads_and_writes_allocations(isolation):
+    compiled = nnhal.compile(sums(3), devices=[Fake(takes=lambda n: n == 1), "reference"], isolation=isolation)
+    assert [s.device.name for s in compiled.plan.steps] == ["reference", "fake", "reference"]
+    a, y = nnhal.allocate([(compiled, "input", "x")]), nnhal.allocate([(compiled, "output", "y")])
+    shared = nnhal.allocate([(compiled, "input", "b")])
+    assert a.device == y.device == "reference" and shared.device is None
+    a.write(X)
+    shared.write(B)
+    assert (compiled(a, shared, out=y).read() == X + 3).all()
+
+
+def test_an_execution_that_fails_leaves_its_output_without_contents():
+    device = Fake()
+    compiled = nnhal.compile(sums(), devices=[device])
+    y = nnhal.allocate([(compiled, "output", 0)])
+    y.write(X)
+    device.prepared[0].before = failing(OperationFailed("broken"))
+    with pytest.raises(OperationFailed, match="broken"):
+        compiled(X, B, out=y)
+    with pytest.raises(OperationFailed, match="no contents"):
+        y.read()
+    device.prepared[0].before = lambda: None
+    assert (compiled(X, B, out=y).read() == X + 1).all()
+
+
+def test_a_step_that_fails_after_another_wrote_leaves_no_output_half_visible():
+    b = nnhal.Builder("two outputs")
+    x = b.input(SHAPE, name="x")
+    first = b.add(x, x, name="first")
+    model = b.finish([x], [first, b.mul(first, x, name="second")])
+    device = Fake(takes=lambda n: n == 1)
+    compiled = nnhal.compile(model, devices=[device, "reference"])
+    outputs = [nnhal.allocate([(compiled, "output", n)]) for n in range(2)]
+    device.prepared[0].before = failing(OperationFailed("broken"))
+    with pytest.raises(OperationFailed, match="broken"):
+        compiled(X, out=outputs)
+    assert [o.shape for o in outputs] == [None, None]
+
+
+def test_a_fallback_to_the_cpu_copies_driver_buffers():
+    device = Fake()
+    compiled = nnhal.compile(sums(), devices=[device], fallback="allow")
+    a, y = nnhal.allocate([(compiled, "input", 0)]), nnhal.allocate([(compiled, "output", 0)])
+    assert a.device == y.device == "fake"
+    a.write(X)
+    device.prepared[0].before = failing(OperationFailed("broken"))
+    assert (compiled(a, B, out=y).read() == X + 1).all()
+
+
+def test_a_fallback_copies_buffers_that_lie_in_another_process():
+    compiled = nnhal.compile(
+        sums(),
+        devices="faulty",
+        isolation="process",
+        fallback="allow",
+        driver_options={"faulty": {"run": "fail"}},
+    )
+    a, y = nnhal.allocate([(compiled, "input", 0)]), nnhal.allocate([(compiled, "output", 0)])
+    assert a.device == y.device == "faulty"
+    a.write(X)
+    assert (compiled(a, B, out=y).read() == X + 1).all()
+
+
+def test_many_readers_of_one_allocation_agree(compiled):
+    a = nnhal.allocate([(compiled, "input", 0)])
+    a.write(X)
+    right = []
+
+    def read():
+        right.append(all((compiled(a, B) == X + 1).all() and (a.read() == X).all() for _ in range(50)))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert right == [True] * 4
+
+
+# ------------------------------------------------------------------------------------------------------------ streams
+
+
+@WAYS
+def test_a_stream_keeps_its_state_in_buffers_of_the_driver(isolation):
+    stream = nnhal.compile(counter(), devices="reference", isolation=isolation).stream()
+    assert [tuple(p) for p in stream.state_placement] == [("total", "reference", "")]
+    assert [stream(np.full(SHAPE, v, np.float32))[0] for v in (1, 2, 3)] == [2, 6, 12]
+    stream.reset()
+    assert stream(np.ones(SHAPE, np.float32))[0] == 2
+
+
+def test_a_stream_without_driver_buffers_keeps_its_state_in_a_pool_and_says_why():
+    device = Fake()
+    device.allocate = lambda *_: failing(OperationFailed("none left"))()
+    stream = nnhal.compile(counter(), devices=[device]).stream()
+    assert [tuple(p) for p in stream.state_placement] == [("total", None, "fake refused: none left")]
+    assert [stream(np.ones(SHAPE, np.float32))[0] for _ in range(3)] == [2, 4, 6]
+
+
+def test_a_step_of_a_stream_that_fails_leaves_the_state_as_it_was():
+    device = Fake()
+    stream = nnhal.compile(counter(), devices=[device]).stream()
+    one = np.ones(SHAPE, np.float32)
+    assert stream(one)[0] == 2
+    device.prepared[0].before = failing(OperationFailed("broken"))
+    with pytest.raises(OperationFailed, match="broken"):
+        stream(one)
+    device.prepared[0].before = lambda: None
+    assert stream(one)[0] == 4
+
+
+def test_a_stream_whose_driver_died_says_so_until_it_is_reset():
+    compiled = nnhal.compile(counter(), devices=[to_be_killed()])
+    stream, one = compiled.stream(), np.ones(SHAPE, np.float32)
+    stream(one)
+    os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(nnhal.DeadObject):
+            stream(one)
+    stream.reset()
+    assert [stream(one)[0] for _ in range(2)] == [2, 4]

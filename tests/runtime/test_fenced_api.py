@@ -1,0 +1,211 @@
+"""Fenced executions at the API: chains of steps and of executions, outputs, timings, failures, the end."""
+
+import asyncio
+import os
+import select
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import OperationFailed
+from nnhal.hal.wrappers import AtLevel
+from nnhal.runtime import discovery
+from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.graphs import counter, sums
+
+X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
+LONG = 20  # seconds after which something counts as hanging
+
+
+@WAYS
+def test_an_execution_begins_when_its_fence_is_signalled(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    ready, signal_ = nnhal.fence_pair()
+    x = nnhal.Memory.from_array(X)
+    fenced = compiled.execute_fenced(x.view(0, 16, np.float32), B, wait_for=[ready])
+    assert not fenced.done()
+    x.view(0, 16, np.float32)[:] = 7  # what was written before the signal is what counts
+    signal_.set()
+    assert (fenced.result(LONG) == 8).all() and fenced.done()
+    assert fenced.way == "each step behind its fence"
+
+
+@WAYS
+def test_executions_wait_for_one_another_without_the_caller(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    room = [nnhal.Memory.allocate(16).view(0, 16, np.float32) for _ in range(3)]
+    memories = [nnhal.Memory.of(r)[0] for r in room if nnhal.Memory.of(r)]
+    ready, signal_ = nnhal.fence_pair()
+    first = compiled.execute_fenced(X, B, out=room[0], wait_for=[ready])
+    second = compiled.execute_fenced(room[0], B, out=room[1], wait_for=[first.fence])
+    third = compiled.execute_fenced(room[1], B, out=room[2], wait_for=[second.fence, first.fence])
+    signal_.set()
+    third.fence.wait(LONG)
+    third.result(LONG)
+    assert (room[2] == X + 3).all(), memories
+
+
+@WAYS
+def test_the_steps_of_a_model_wait_for_one_another(isolation):
+    compiled = nnhal.compile(sums(3), devices=[Fake(takes=lambda n: n == 1), "reference"], isolation=isolation)
+    assert len(compiled.plan.steps) == 3
+    fenced = compiled.execute_fenced(X, B, measure=True)
+    assert (fenced.result(LONG) == X + 3).all()
+    assert fenced.way == "each step behind its fence"
+    info = fenced.get_execution_info()
+    assert info.launched.in_driver >= info.fenced.in_driver > 0
+
+
+def test_an_output_that_a_later_step_reads_is_the_callers_as_well():
+    b = nnhal.Builder("two outputs")
+    x = b.input((4,), name="x")
+    first = b.add(x, x, name="first")
+    model = b.finish([x], [first, b.mul(first, x, name="second")])
+    compiled = nnhal.compile(model, devices=[Fake(takes=lambda n: n == 1), "reference"])
+    own = np.empty(4, np.float32)
+    doubled, squared = compiled.execute_fenced(X, out=[own, None]).result(LONG)
+    assert doubled is own and (own == 2 * X).all() and (squared == 2 * X * X).all()
+
+
+@WAYS
+def test_allocations_are_arguments_of_fenced_executions(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    a, y = (nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)]) for _ in range(2))
+    a.write(X)
+    first = compiled.execute_fenced(a, B, out=y)
+    second = compiled.execute_fenced(y, B, out=a, wait_for=[f for f in [first.fence] if f])
+    assert second.result(LONG) is a
+    assert (a.read() == X + 2).all()
+
+
+def test_a_driver_of_a_level_without_fences_runs_on_a_thread_and_says_so():
+    compiled = nnhal.compile(sums(), devices=[AtLevel(discovery.cpu(), nnhal.Level.parse("1.2"))])
+    fenced = compiled.execute_fenced(X, B)
+    assert (fenced.result(LONG) == X + 1).all()
+    assert "executeFenced needs level 1.3" in fenced.way
+
+
+def test_one_limit_over_several_steps_holds_for_their_sum():
+    slow = Fake(takes=lambda n: n == 1, on_run=lambda: time.sleep(0.4))
+    compiled = nnhal.compile(sums(2), devices=[slow, "reference"])
+    with pytest.raises(nnhal.MissedDeadline):
+        compiled.execute_fenced(X, B, after=0.1).result(LONG)
+    assert (compiled.execute_fenced(X, B, after=LONG).result(LONG) == X + 2).all()
+
+
+def test_the_limit_after_the_fences_does_not_count_the_wait_for_them():
+    compiled = nnhal.compile(sums(), devices="reference")
+    ready, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[ready], after=5)
+    time.sleep(0.2)
+    signal_.set()
+    assert (fenced.result(LONG) == X + 1).all()
+
+
+@WAYS
+def test_a_deadline_that_passes_at_the_fence_is_missed(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    never, keep = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[never], deadline=0.1)
+    with pytest.raises(nnhal.MissedDeadline):
+        fenced.result(LONG)
+    keep.set()
+
+
+@WAYS
+def test_information_before_the_end_is_an_error(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    ready, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[ready])
+    with pytest.raises(OperationFailed):
+        fenced.get_execution_info()
+    with pytest.raises(nnhal.MissedDeadline, match="not signalled after"):
+        fenced.result(0.05)
+    signal_.set()
+    fenced.result(LONG)
+
+
+@WAYS
+def test_a_fence_that_is_in_error_is_refused_and_one_that_fails_later_fails_the_execution(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    failed, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[failed])
+    signal_.set(nnhal.ErrorStatus.GENERAL_FAILURE)
+    with pytest.raises(OperationFailed):
+        fenced.result(LONG)
+    with pytest.raises(nnhal.InvalidArgument, match="fence 0 to wait for is in error already"):
+        compiled.execute_fenced(X, B, wait_for=[failed])
+
+
+def test_an_output_of_unknown_shape_is_refused():
+    b = nnhal.Builder("open")
+    x = b.input((0,), name="x")
+    compiled = nnhal.compile(b.finish([x], [b.relu(x, name="y")]), devices="reference")
+    with pytest.raises(nnhal.InvalidArgument, match="output 0 has no fully specified shape"):
+        compiled.execute_fenced(X)
+
+
+def test_the_step_that_failed_is_the_one_that_is_named():
+    device = Fake(takes=lambda n: n == 0)
+    compiled = nnhal.compile(sums(2), devices=[device, "reference"])
+    device.prepared[0].before = failing(OperationFailed("the first step broke"))
+    with pytest.raises(OperationFailed, match="the first step broke"):
+        compiled.execute_fenced(X, B).result(LONG)
+
+
+def test_a_driver_killed_behind_a_fence_is_a_dead_object():
+    compiled = nnhal.compile(sums(), devices=[to_be_killed()])
+    ready, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[ready])
+    os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+    with pytest.raises(nnhal.DeadObject):
+        fenced.result(LONG)
+    signal_.set()
+    assert (compiled.execute_fenced(X, B).result(LONG) == X + 1).all()
+
+
+def test_the_fence_of_an_execution_works_with_select_and_asyncio():
+    compiled = nnhal.compile(sums(), devices="reference")
+    ready, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[ready])
+    assert select.select([fenced.fence], [], [], 0)[0] == []
+    signal_.set()
+    assert select.select([fenced.fence], [], [], LONG)[0] == [fenced.fence]
+
+    async def awaited():
+        ready, signal_ = nnhal.fence_pair()
+        fenced = compiled.execute_fenced(X, B, wait_for=[ready])
+        asyncio.get_running_loop().call_later(0.05, signal_.set)
+        await fenced.fence
+        return fenced.result(0)
+
+    assert (asyncio.run(asyncio.wait_for(awaited(), LONG)) == X + 1).all()
+
+
+def test_states_start_at_their_initial_value():
+    compiled = nnhal.compile(counter(), devices="reference")
+    assert (compiled.execute_fenced(B).result(LONG) == 2).all()
+
+
+def test_closing_does_not_wait_for_fences_that_the_caller_has_to_signal():
+    device = Fake()
+    compiled = nnhal.compile(sums(), devices=[device])
+    ready, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, wait_for=[ready])
+    closer = threading.Thread(target=compiled.close)
+    closer.start()
+    closer.join(LONG)
+    assert not closer.is_alive() and not device.prepared[0].closed
+    signal_.set()
+    assert (fenced.result(LONG) == X + 1).all()
+    end = time.monotonic() + LONG
+    while not device.prepared[0].closed and time.monotonic() < end:
+        time.sleep(0.01)
+    assert device.prepared[0].closed
+    with pytest.raises(nnhal.Closed):
+        compiled.execute_fenced(X, B)
