@@ -57,7 +57,7 @@ class Facts(NamedTuple):
     def stored(self) -> str:
         """How elements are stored, for messages."""
         if self.channel is not None:
-            return f"{type_name(self.type)} scales {show(self.channel.scales)} along axis {self.channel.axis}"
+            return f"{type_name(self.type)} scales {list(self.channel.scales)} along axis {self.channel.axis}"
         return f"{type_name(self.type)} scale {self.scale:g} zero point {self.zero_point}"
 
     @property
