@@ -138,7 +138,7 @@ def test_partial_takes_the_same_half_for_the_same_seed(monkeypatch):
         assert verdicts == [device._takes(None, o) == "" for o in operations]
         return verdicts
 
-    operations = [nnhal.model.graph.Operation(OperationType[name], (), ()) for name in OPS]
+    operations = [nnhal.model.graph.Operation(OperationType[name], (), ()) for name in OPS if "." not in name]
     first, again, other = half("1"), half("1"), half("2")
     assert first == again != other
     assert sum(first) == sum(other) == len(OPS) // 2

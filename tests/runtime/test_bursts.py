@@ -1,5 +1,6 @@
 """Bursts of compiled models: the results of plain calls, one execution at a time, the reason where a call is plain."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -114,9 +115,10 @@ def test_a_burst_goes_on_after_the_driver_died():
     with compiled.burst() as run:
         assert (run(X, B) == X + 1).all()
         os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
-        with pytest.raises(nnhal.DeadObject):
+        with contextlib.suppress(nnhal.DeadObject):  # unless the death was noticed before
             run(X, B)
         assert (run(X, B) == X + 1).all()
+        assert compiled.plan.steps[0].device.restarts == 1
 
 
 def test_memories_of_a_burst_can_be_freed():

@@ -175,10 +175,6 @@ class Memory:
         except OSError:  # of a kind that has no seals
             return False
 
-    def sealed_copy(self) -> "Memory":
-        """A new ashmem pool with the same contents."""
-        return Memory.from_array(self.bytes())
-
     def copy_to(self, other: "Memory") -> None:
         """Copy all bytes to a memory of the same size."""
         source, target = self.bytes(), other.writable()

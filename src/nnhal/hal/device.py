@@ -171,11 +171,23 @@ def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:
-    """Verdicts made operation by operation; `judge` returns a Verdict, a bool, or the reason why not ("" for yes)."""
+    """Verdicts made operation by operation; `judge` returns a Verdict, a bool, or the reason why not ("" for yes).
+
+    Operations whose constants lie in memory that cannot be mapped here are refused without asking.
+    """
     verdicts = []
     for operation in model.main.operations:
-        answer = judge(model, operation)
+        answer = hidden_constant(model, operation) or judge(model, operation)
         if isinstance(answer, str):
             answer = Verdict(not answer, answer)
         verdicts.append(answer if isinstance(answer, Verdict) else Verdict(answer))
     return verdicts
+
+
+def hidden_constant(model: Model, operation: Operation) -> str:
+    """Why a driver that reads constants cannot take an operation: one lies in opaque memory of a device; "" for none."""
+    for index in operation.inputs:
+        operand = model.main.operands[index]
+        if not model.readable(operand):
+            return f"constant %{index} lies in a {model.pools[operand.location.pool].kind}, which cannot be mapped here"
+    return ""

@@ -25,7 +25,7 @@ from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadlin
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
 _SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
 _SPLICE_F_NONBLOCK = 2
-_LONGEST = 2**31  # milliseconds, 25 days: poll takes no more
+_LONGEST = 2_000_000  # seconds, 23 days: poll takes no more
 
 
 class Fence:
@@ -59,7 +59,7 @@ class Fence:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
-        left = -1 if timeout is None else max(0, math.ceil(timeout * 1000))
+        left = -1 if timeout is None or timeout > _LONGEST else max(0, math.ceil(timeout * 1000))
         if self._status is None and not _readable(self.fileno(), left):
             raise MissedDeadline(f"fence: not signalled after {timeout:g} s, must be by then")
         status = self.status()
@@ -131,7 +131,7 @@ def _kind_of(fd: int) -> str:
 def _readable(fd: int, milliseconds: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(milliseconds if milliseconds < _LONGEST else -1))
+    return bool(poll.poll(milliseconds))
 
 
 async def _readable_soon(fence: Fence) -> None:

@@ -13,12 +13,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.log import logger
+from nnhal.base.operands import dtype_of
 from nnhal.hal.buffers import HostBuffer, Run, check_use, run_resolved
 from nnhal.hal.fence import Fence, Signal, fence_pair
 from nnhal.hal.request import Control, Request, Timing, plausible
+from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import show
 
 if TYPE_CHECKING:
@@ -136,7 +140,20 @@ def run_fenced(
 ) -> FencedExecution:
     """Run on a thread of its own once all fences are signalled, then signal."""
     check_use(prepared, request)
+    _check_rooms(prepared, request)
     return run_after(partial(run_resolved, prepared), request, control, wait_for, after)
+
+
+def _check_rooms(prepared: "Prepared", request: Request) -> None:
+    """InvalidArgument where an output has room in bytes only, and the model does not say its shape either."""
+    main, values = prepared.model.main, validate(prepared.model).subgraphs[0].values
+    for place, array in enumerate(request.outputs):
+        index = main.outputs[place]
+        value = values[index]
+        shape = shape_of(main.operands[index]) if value is None else value.shape
+        raw = array is not None and array.dtype == np.uint8 != dtype_of(main.operands[index].type)
+        if raw and (shape is None or None in shape):
+            raise InvalidArgument(f"output {place} has shape {show(shape)}, must be fully specified, not room in bytes")
 
 
 def run_after(

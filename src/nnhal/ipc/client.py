@@ -74,6 +74,10 @@ class RemoteDevice(Device):
     def supports(self, model: Model) -> Sequence[Verdict]:
         """The driver's verdicts; operations that its level cannot express get a no, with the reason."""
         form = self._form(wire.GetSupportedOperations)
+        hidden = next((pool.kind for pool in model.pools if not pool.mappable), "")
+        if hidden:
+            why = f"the model has constants in a {hidden}, which cannot be given to another process"
+            return [Verdict(False, why)] * len(model.main.operations)
 
         def ask(part: Model) -> list[Verdict]:
             packing = self.session.packing()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
-from nnhal.base.errors import InvalidArgument, ResourceExhausted
+from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
 from nnhal.hal.binding import Bound, Place, bind_request, flat_bytes, shapes_of
@@ -41,11 +41,26 @@ class Client(Protocol):
         """Ask the client for the memories of a burst's slots."""
 
 
+class Gone:
+    """The client of a connection that has ended."""
+
+    watch = -1
+
+    def in_background(self, work: Work) -> None:
+        """DeadObject."""
+        raise DeadObject("connection: is ending")
+
+    def memories(self, burst: int, slots: Sequence[int]) -> list[Memory]:
+        """DeadObject."""
+        raise DeadObject("connection: is ending")
+
+
 class Calls:
     """Answers the calls of one client. Objects, pools and buffers are private to it."""
 
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
-        self._device, self._client = device, client
+        self._device = device
+        self._client: Client = client
         self._exports = Exports()
         self._pools = ServicePools(shared=shared)
 
@@ -66,6 +81,7 @@ class Calls:
         """End everything that the client holds."""
         self._exports.close()
         self._pools.close()
+        self._client = Gone()  # a cycle would keep all of it until the collector comes by
 
     # ------------------------------------------------------------------------------------------------------- queries
 

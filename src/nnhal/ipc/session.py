@@ -45,6 +45,7 @@ MAX_LANES = 32
 _CANCEL_SLICE_NS = 20_000_000
 _BATCH_SECONDS = 0.002
 _ENDING_MS = 20
+_DYING_MS = 300
 _libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
@@ -472,7 +473,7 @@ class Session:
 
     def confirm_death(self, text: str) -> NnhalError:
         """The error for a lane or queue that ended by itself: the process's death where that is why."""
-        if self.dead is None and self.watch >= 0 and not _ended(self.watch):
+        if self.dead is None and self.watch >= 0 and not _ended(self.watch, _DYING_MS):
             return DeadObject(text)
         return self._died(DeadObject(text))
 
@@ -565,15 +566,20 @@ class Session:
             self.watch = -1
 
 
-def _ended(watch: int) -> bool:
+def _ended(watch: int, longer: int = 0) -> bool:
     """Whether a process has ended, or does within some milliseconds: its sockets are closed just before it ends.
 
     The interpreter is kept meanwhile: beside a busy thread, each time that it is given up costs 5 ms until it comes back.
+    longer: milliseconds more, with the interpreter given up: on a machine that is busy, a process takes its time to end.
     """
     if watch < 0:
         return False
     entry = ctypes.create_string_buffer(struct.pack("ihh", watch, select.POLLIN, 0))
-    return bool(_libc.poll(entry, 1, _ENDING_MS) > 0)
+    if _libc.poll(entry, 1, _ENDING_MS) > 0:
+        return True
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    return bool(longer and poll.poll(longer))
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:

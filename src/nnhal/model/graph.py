@@ -93,6 +93,10 @@ class Model:
         """The main subgraph, then the referenced ones."""
         return self.main, *self.referenced
 
+    def readable(self, operand: Operand) -> bool:
+        """Whether the value of a constant operand can be read here: not where it lies in a device's opaque memory."""
+        return operand.lifetime != Lifetime.CONSTANT_REFERENCE or self.pools[operand.location.pool].mappable
+
     def constant(self, operand: Operand) -> Array:
         """The value of a constant operand as a read-only array over the bytes where they lie."""
         at = operand.location

@@ -322,7 +322,7 @@ def _value(model: Model, operand: Operand, done: dict[int, SubgraphBinding]) -> 
     data: Any = None
     if operand.lifetime == Lifetime.SUBGRAPH:
         data = _subgraph_facts(model, operand.location.offset, done)
-    elif operand.lifetime in CONSTANTS and _element_type_known(model, operand):
+    elif operand.lifetime in CONSTANTS and _element_type_known(model, operand) and model.readable(operand):
         data = model.constant(operand)
     kind = canonical(operand.type, model.extensions)
     return Value(kind, shape_of(operand), operand.scale, operand.zero_point, operand.channel, data, operand.name)

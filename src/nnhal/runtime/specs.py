@@ -1,5 +1,6 @@
 """The edge of an execution: what inputs and outputs must be, and checks of what the application gives."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ import numpy as np
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, OperandType, type_name
 from nnhal.base.errors import InvalidRequest
+from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, Shape, dtype_of
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
@@ -78,7 +80,7 @@ class Edge:
         """Where outputs go: fresh arrays where the shape is known, the caller's arrays or allocations where given."""
         if out is None:
             return [None if f is None else np.empty(*f) for f in self.fresh]
-        given = [out] if isinstance(out, np.ndarray | Allocation) else list(out)
+        given = [out] if isinstance(out, np.ndarray | Allocation | Memory) else list(out)
         if len(given) != len(self.kept):
             raise InvalidRequest(f"out: got {len(given)} arrays, must be {len(self.kept)}")
         room: list[Any] = [None] * len(self.fresh)
@@ -107,6 +109,8 @@ def make_control(deadline: float | None, loop_timeout: float | None, measure: bo
 
 def accept(value: Any, spec: Spec, label: str) -> Array:
     """A caller's input as a contiguous array of the operand's type; lists and numbers are converted, arrays never are."""
+    if isinstance(value, Memory):
+        value = _whole(value, spec, label)
     if not isinstance(value, np.ndarray):
         try:
             value = np.asarray(value, spec.dtype)
@@ -120,7 +124,9 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
 
 
 def writable(array: Any, spec: Spec, label: str) -> Array:
-    """A caller\'s output array, checked: of the type and shape, or bytes that give the room."""
+    """A caller's output array, checked: of the type and shape, or bytes that give the room."""
+    if isinstance(array, Memory):
+        array = _whole(array, spec, label)
     if not isinstance(array, np.ndarray) or not array.flags.writeable or not array.flags.c_contiguous:
         raise InvalidRequest(f"{label} ({spec.name}) must be a writable contiguous numpy array")
     if array.dtype not in (spec.dtype, np.uint8):
@@ -130,6 +136,19 @@ def writable(array: Any, spec: Spec, label: str) -> Array:
     if array.dtype == spec.dtype and spec.shape is not None and not agree(array.shape, spec.shape):
         raise InvalidRequest(f"{label} ({spec.name}) has shape {show(array.shape)}, must be {show(spec.shape)}")
     return array
+
+
+def _whole(memory: Memory, spec: Spec, label: str) -> Array:
+    """A memory that holds exactly one value, as an array over it; Unmappable where it is opaque."""
+    if spec.shape is None or None in spec.shape:
+        raise InvalidRequest(f"{label} ({spec.name}) is a memory, must be a view of it: its shape is not known")
+    known = tuple(d or 0 for d in spec.shape)
+    size = math.prod(known) * spec.dtype.itemsize
+    if memory.size != max(1, size):
+        raise InvalidRequest(
+            f"{label} ({spec.name}) is a memory of {memory.size} bytes, must have {size}, or be a view"
+        )
+    return memory.view(0, size, spec.dtype, known)
 
 
 def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:

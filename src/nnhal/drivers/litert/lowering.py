@@ -6,11 +6,12 @@ know a dimension or value which is not there at the verdict refuses.
 """
 
 from nnhal.base.codes import operation_name, type_name
+from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Unknown
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
 from nnhal.drivers.litert.graph import Graph, Lowered, Refused
 from nnhal.drivers.litert.task import ENTRIES, Task
-from nnhal.hal.device import YES, Verdict
+from nnhal.hal.device import YES, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound
@@ -30,9 +31,11 @@ def verdicts(model: Model) -> list[Verdict]:
 
 
 def lower(model: Model) -> Lowered:
-    """The whole model as TFLite; Refused with the first operation that cannot be lowered."""
+    """The whole model as TFLite; Refused, or Unmappable, with the first operation that cannot be lowered."""
     graph = Graph(model)
     for number, (why, operation) in enumerate(zip(_run(graph), model.main.operations, strict=True)):
+        if why and why == hidden_constant(model, operation):
+            raise Unmappable(f"{operation_name(operation.type)} #{number}: {why}")
         if why:
             raise Refused(f"{operation_name(operation.type)} #{number}: {why}")
     return graph.finish()
@@ -48,6 +51,9 @@ def _attempt(graph: Graph, a: Bound | None, operation: Operation) -> str:
     if a is None or a.op.name not in ENTRIES:
         name = operation_name(operation.type)
         return ELSEWHERE.get(name, f"this driver does not lower {name}")
+    hidden = hidden_constant(graph.model, operation)
+    if hidden:
+        return hidden
     chosen = ENTRIES[a.op.name]
     if a.T is not None and a.T not in chosen.types:
         return f"LiteRT's {a.op.name} does not take {type_name(a.T)}"
