@@ -96,7 +96,7 @@ def test_what_is_written_through_a_writable_file_is_in_the_file(file: Path) -> N
     memory = Memory.from_fd(fd, 4, 10, readonly=False)
     os.close(fd)
     memory.writable()[:] = 9
-    assert file.read_bytes()[8:16] == bytes([8, 9, 9, 9, 9, 9, 9, 9])[:2] + bytes([9, 9, 9, 9, 14, 15])
+    assert file.read_bytes()[8:16] == bytes([8, 9, 9, 9, 9, 9, 14, 15])
     assert memory.kind == "mmap_fd" and not memory.readonly
 
 
@@ -129,7 +129,7 @@ def test_sealed_says_what_the_kernel_says(seals: int, sealed: bool) -> None:
 
 
 def test_a_sealed_copy_has_the_contents_and_cannot_be_cut(file: Path) -> None:
-    copy = Memory.from_file(file).sealed_copy()
+    copy = Memory.from_array(Memory.from_file(file).bytes())
     assert copy.bytes().tobytes() == file.read_bytes()
     assert fcntl.fcntl(copy.fd, GET_SEALS) & SHRINK
     with pytest.raises(PermissionError):

@@ -109,11 +109,13 @@ class RemoteDevice(Device):
         def message(number: int) -> wire.Call:
             return wire.PrepareModel(form, number, whole, preference, priority, deadline, hints.threads, options)
 
-        _, pending = self.session.notified(message, packing)
+        pending = None
         try:
+            _, pending = self.session.notified(message, packing, hints.deadline)
             result, fds = pending.wait(hints.deadline)
         except MissedDeadline:
-            self.session.suspect(pending)
+            if pending is not None:
+                self.session.suspect(pending)
             raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
         close_all(fds)
         return RemotePrepared(self.session, result.object, model)

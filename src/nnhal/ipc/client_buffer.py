@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import Closed, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
 from nnhal.ipc import wire
-from nnhal.ipc.session import Session
+from nnhal.ipc.session import Session, again
 
 
 class RemoteBuffer(Buffer):
@@ -25,30 +25,35 @@ class RemoteBuffer(Buffer):
         self._number = session.call(wire.Allocate(desc.dimensions, tuple(inner)), wire.Object)[0].object
 
     def of(self, session: Session) -> int:
-        """Its number in a session; InvalidArgument where it lives in another."""
+        """Its number in a session; InvalidArgument where it lives in another, Closed after `close`."""
+        if self._number < 0:
+            raise Closed(f"buffer {self.token}: used after close")
         if session is not self._session:
-            raise self._session.dead or InvalidArgument(f"buffer {self.token} is none of this device")
+            if self._session.dead is not None:
+                raise again(self._session.dead)
+            raise InvalidArgument(f"buffer {self.token} is none of this device")
         return self._number
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """Asked of the driver."""
-        return self._session.call(wire.GetShape(self._number), wire.Shape)[0].shape
+        return self._session.call(wire.GetShape(self.of(self._session)), wire.Shape)[0].shape
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents to a memory."""
         packing = self._session.packing()
         shared = self._session.pools.shareable(memory)
-        self._session.call(wire.CopyTo(self._number, packing.pool(shared)), wire.Shape, packing)
+        self._session.call(wire.CopyTo(self.of(self._session), packing.pool(shared)), wire.Shape, packing)
         if shared is not memory:
             memory.writable()[:] = shared.bytes()[: memory.size]
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         """Copy contents in."""
         packing = self._session.packing()
-        if memory.fd < 0:  # a copy made once would miss what the array holds now
+        if not memory.sealed:  # a copy made once would miss what it holds now
             memory = Memory.from_array(memory.bytes())
-        self._session.call(wire.CopyFrom(self._number, packing.pool(memory), dimensions), wire.Done, packing)
+        message = wire.CopyFrom(self.of(self._session), packing.pool(memory), dimensions)
+        self._session.call(message, wire.Done, packing)
 
     def close(self) -> None:
         """Let go of it."""

@@ -58,12 +58,12 @@ class RemoteBurst(Burst):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute over the queues; what a packet cannot carry takes the plain call, and `plain` counts why."""
-        why = _not_in_a_packet(request, control)
-        if why:
-            return self._plainly(why, request, control)
         if not self._busy.acquire(blocking=False):
             raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
         try:
+            why = _not_in_a_packet(request, control)
+            if why:
+                return self._plainly(why, request, control)
             last = self._last
             if last is not None and last[1].try_fill(request):
                 frame = last[1]
@@ -88,6 +88,8 @@ class RemoteBurst(Burst):
             self._busy.release()
 
     def _plainly(self, why: str, request: Request, control: Control) -> Timing | None:
+        if self._closed:
+            raise Closed("burst: used after close")
         self.plain[why] = self.plain.get(why, 0) + 1
         _log.debug("plain execution: %s", why)
         return self._prepared.run(request, control)

@@ -166,7 +166,7 @@ class RemotePrepared(Prepared):
         def message(number: int) -> wire.Call:
             return wire.Execute(form, number, self.number, whole, measure, deadline, loop)
 
-        return self.session.notified(message, packing)[1]
+        return self.session.notified(message, packing, control.deadline)[1]
 
     def _finish(self, request: Request, frame: Frame, result: wire.Executed, fds: tuple[int, ...]) -> Timing | None:
         """Take outputs and shapes over, after a check that they can be true."""
@@ -239,7 +239,8 @@ class RemotePrepared(Prepared):
         message = wire.ExecuteFenced(
             self.number, whole, len(wait_for), control.measure, control.deadline or 0, _loop(control), after or 0
         )
-        reply, fds = self.session.call(message, wire.Launched, packing, fds=[f.fileno() for f in wait_for])
+        waited = [f.fileno() for f in wait_for]
+        reply, fds = self.session.call(message, wire.Launched, packing, fds=waited, deadline=control.deadline)
         fence = Fence(fds[0]) if fds else None
         close_all(fds[1:])
         return RemoteExecution(self.session, reply.execution, fence, request, frame)

@@ -127,10 +127,11 @@ class ClientPools:
         if number is None:
             number, self._next = self._next, self._next + 1
             self._numbers[memory] = number
-            weakref.finalize(memory, self._gone, number).atexit = False
+            weakref.finalize(memory, _gone, weakref.ref(self), number).atexit = False
         return number
 
-    def _gone(self, number: int) -> None:
+    def gone(self, number: int) -> None:
+        """There is no such memory any more."""
         self._delivered.pop(number, None)
         self._release(number)  # the service may have it without having said so: a call that failed or was given up
 
@@ -158,6 +159,13 @@ class ClientPools:
     def known(self, number: int) -> bool:
         """Whether the service has it."""
         return number in self._delivered
+
+
+def _gone(pools: "weakref.ref[ClientPools]", number: int) -> None:
+    """A memory may outlive many connections, and must not keep them."""
+    there = pools()
+    if there is not None:
+        there.gone(number)
 
 
 class Packing:

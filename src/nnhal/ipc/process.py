@@ -29,7 +29,7 @@ from nnhal.hal.fenced import FencedExecution, Notify
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.session import Session
+from nnhal.ipc.session import Session, again
 from nnhal.model.graph import Model
 
 DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many within this time are a crash loop
@@ -168,7 +168,7 @@ class Resilient(Device):
             if self._closed:
                 raise Closed(f"device {self.name}: was closed")
             if self._forked:
-                raise remote.session.dead
+                raise again(remote.session.dead)
             if self._remote.session.dead is None:
                 return self._remote
             self.health.check()

@@ -5,6 +5,7 @@ it takes notifications, answers the service's questions, sends releases in batch
 """
 
 import contextlib
+import copy
 import ctypes
 import itertools
 import os
@@ -87,7 +88,7 @@ class Pending:
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 raise MissedDeadline("driver process: no answer by the deadline")
         if isinstance(self._result, NnhalError):
-            raise self._result
+            raise again(self._result)
         if isinstance(self._result, wire.Failed):
             raise error_from_wire(self._result)
         fds, self._fds = self._fds, ()
@@ -95,6 +96,11 @@ class Pending:
 
     def __del__(self) -> None:
         close_all(self._fds)  # nobody took them
+
+
+def again(error: NnhalError) -> NnhalError:
+    """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
+    return copy.copy(error)
 
 
 def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:
@@ -226,7 +232,7 @@ class Session:
     ) -> tuple[bytes, tuple[int, ...]]:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
-            raise self.dead
+            raise again(self.dead)
         try:
             channel = self._free.pop()
         except IndexError:
@@ -273,12 +279,14 @@ class Session:
                 if deadline is not None and time.monotonic_ns() >= deadline + GRACE_NS:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
-    def notified(self, message: Callable[[int], wire.Call], packing: Packing | None = None) -> tuple[int, Pending]:
-        """Call with a number for the notification that is to follow."""
+    def notified(
+        self, message: Callable[[int], wire.Call], packing: Packing | None = None, deadline: int | None = None
+    ) -> tuple[int, Pending]:
+        """Call with a number for the notification that is to follow. MissedDeadline where not even the call is taken."""
         number = next(self._numbers)
         pending = self._pending[number] = Pending()
         try:
-            self.call(message(number), wire.Done, packing)
+            self.call(message(number), wire.Done, packing, deadline=deadline)
         except BaseException:
             self._pending.pop(number, None)
             raise
@@ -305,7 +313,7 @@ class Session:
                     raise ResourceExhausted(f"{self.where}: all {MAX_LANES} lanes wait for calls that were given up")
                 if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                     raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
-            raise self.dead
+            raise again(self.dead)
         channel = self._attach(False)
         self._lanes.append(channel)
         return channel
@@ -315,7 +323,7 @@ class Session:
         with theirs, self._control_lock:
             if self.dead is not None:
                 ours.close()
-                raise self.dead
+                raise again(self.dead)
             try:
                 data, fds = self._control.call(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),), GREETING_NS)
                 close_all(fds)
@@ -504,7 +512,7 @@ class Session:
         """Note that nothing works any more, wake every waiter; returns the error to raise."""
         with self._death_lock:
             if self.dead is not None:
-                return self.dead
+                return again(self.dead)
             if not isinstance(error, DeadObject | Closed):
                 error = DeadObject(str(error))
             if self.process is not None and not _ended(self.watch) and self.process.poll() is None:
@@ -512,7 +520,7 @@ class Session:
             fate = self._fate() if blame else ""
             if fate and fate not in str(error):
                 error = DeadObject(f"{self.where}: {fate}: {str(error).removeprefix(f'{self.where}: ')}")
-            self.dead = error
+            self.dead = error = again(error)
         _log.debug("%s", error)
         while self._pending:
             self._pending.popitem()[1].set(error)
@@ -522,7 +530,7 @@ class Session:
             call(error)
         if self._wake >= 0 and (self.process is None or self.watch < 0):  # else the end of the process wakes it
             os.eventfd_write(self._wake, 1)
-        return error
+        return again(error)
 
     def close(self) -> None:
         """End the connection. An own process ends with it."""

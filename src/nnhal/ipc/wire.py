@@ -3,6 +3,8 @@
 Every message is an array in MessagePack whose first element is its tag. Structs are append-only: a field is never moved
 or removed, a new one has a default. `VERSION` changes when that rule has to be broken; tests hold golden bytes. Every
 list, string and byte string has a limit that is checked before its memory is allocated.
+
+Longer than other files: it is one table, and a protocol wants to be read in one place.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 Where no driver grants it, it is a shared pool, with the reason: everything works, only the bytes move.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ class PoolBuffer(HostBuffer):
 
     def make(self, shape: tuple[int, ...]) -> Array:
         """A view of a pool."""
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         self._pool = Memory.allocate(max(1, count * self.dtype.itemsize), "nnhal-buffer")
         return self._pool.view(0, count * self.dtype.itemsize, self.dtype, shape)
 

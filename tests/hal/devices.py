@@ -1,0 +1,116 @@
+"""The devices that buffers, fences and bursts are tested on, each real, and small models with requests for them."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from nnhal.base.operands import Array
+from nnhal.frontends.python import Builder
+from nnhal.hal.buffers import Buffer, run_resolved
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery
+from nnhal.runtime.isolation import isolated
+
+LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+LITERT = pytest.mark.skipif(find_spec("ai_edge_litert") is None, reason="LiteRT is not installed")
+DEVICES = ["reference", pytest.param("litert", marks=LITERT), "isolated reference"]
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def device_of(name: str) -> Device:
+    """A device by its name, "isolated" before it for one in a process of its own."""
+    kind, _, driver = name.rpartition(" ")
+    return isolated(driver) if kind else discovery.select([driver])[0]
+
+
+def prepare(device: Device, model: Model, **options: object) -> Prepared:
+    return prepared_by(device, model, Hints(options=options))
+
+
+def adding(amount: float = 1, shape: tuple[int, ...] = (3, 4)) -> Model:
+    """y = x + amount."""
+    b = Builder(f"adding {amount}")
+    x = b.input(shape)
+    return b.finish([x], [b.add(x, np.full((1,) * max(1, len(shape)), amount, np.float32))])
+
+
+def doubling(shape: tuple[int, ...]) -> Model:
+    """y = x + x; a dimension of 0 is known at run time only."""
+    b = Builder("doubling")
+    x = b.input(shape)
+    return b.finish([x], [b.add(x, x)])
+
+
+def nan(shape: tuple[int, ...] = (3, 4)) -> Array:
+    """Where an output goes, of contents that no execution gives."""
+    return np.full(shape, np.nan, np.float32)
+
+
+def request(x: Array | Buffer, y: Array | Buffer | None) -> Request:
+    """A request of one input and one output."""
+    return Request(
+        [None if isinstance(x, Buffer) else x],
+        [None if isinstance(y, Buffer) else y],
+        input_buffers={0: x} if isinstance(x, Buffer) else {},
+        output_buffers={0: y} if isinstance(y, Buffer) else {},
+    )
+
+
+def execute(
+    prepared: Prepared, x: Array | Buffer, y: Array | Buffer | None, control: Control | None = None
+) -> tuple[Request, Timing | None]:
+    """Run once; the request afterwards, and what was measured."""
+    made = request(x, y)
+    return made, run_resolved(prepared, made, control or Control())
+
+
+class Own(Prepared):
+    """A prepared model of the reference, of which a test says what `run` does beside."""
+
+    def __init__(self, run: Callable[[Request, Control], Timing | None]) -> None:
+        self.inner, self.also = prepare(device_of("reference"), adding(1)), run
+        self.model = self.inner.model
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        self.inner.run(request, Control())
+        return self.also(request, control)
+
+
+def late() -> Control:
+    """A deadline that has passed."""
+    return Control(deadline=time.monotonic_ns() - 1)
+
+
+def together(works: Iterable[Callable[[], None]]) -> None:
+    """Do all at the same time; raises what the first of them raised, and TimeoutError where one hangs."""
+    raised: list[BaseException] = []
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+        if thread.is_alive():
+            raise TimeoutError(f"not ended within {LIMIT:g} s")
+    if raised:
+        raise raised[0]
+
+
+def descriptors() -> int:
+    """How many are open in this process, but for those of things that nobody has any more."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))

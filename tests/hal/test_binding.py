@@ -1,0 +1,238 @@
+"""Requests as places in memories: nothing outside the memories is ever looked at, and no output overlaps anything."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnhal.base.errors import InvalidRequest
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.frontends.python import Builder
+from nnhal.hal.binding import Bound, bind_request, flat_bytes, shapes_of
+from nnhal.hal.request import Request
+from nnhal.model.graph import Model
+from tests.oracles.strategies import STABLE
+
+Where = tuple[int, int, int, tuple[int, ...]]
+
+
+def two(shape: tuple[int, ...] = (4,)) -> Model:
+    """Two inputs and two outputs of float32."""
+    b = Builder()
+    x, y = b.input(shape), b.input(shape)
+    return b.finish([x, y], [b.add(x, y), b.mul(x, y)])
+
+
+KNOWN, OPEN, SCALARS = two(), two((0,)), two((1,))
+
+
+def address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def inside(array: Array, memory: Memory) -> bool:
+    start = address(memory.bytes())
+    return start <= address(array) and address(array) + array.nbytes <= start + memory.size
+
+
+SIZES = (64, 48, 1)
+NUMBER = (
+    st.integers(-20, 80)
+    | st.sampled_from([2**31, 2**32 - 1, 2**63, 2**64 - 1])
+    | st.sampled_from([0, 4, 8, 16, 32, 48])
+)
+ARGUMENT = st.none() | st.tuples(
+    st.integers(-2, 4), NUMBER, NUMBER, st.lists(st.sampled_from([0, 1, 2, 3, 4, 5, 2**32 - 1]), max_size=3).map(tuple)
+)
+PLAUSIBLE = st.tuples(
+    st.integers(0, 1), st.integers(0, 12).map(lambda n: 4 * n), st.just(16), st.sampled_from([(), (4,), (0,)])
+)
+
+
+def check_inside(bound: Bound, inputs: Sequence[Any], outputs: Sequence[Any], pools: Sequence[Memory]) -> None:
+    for arrays, given_ in ((bound.inputs, inputs), (bound.outputs, outputs)):
+        for array, at in zip(arrays, given_, strict=True):
+            if array is not None:
+                assert inside(array, pools[at[0]]) and array.nbytes == at[2]
+                assert array.size == 0 or address(array) == address(pools[at[0]].bytes()) + at[1]
+    for array in bound.outputs:
+        assert array is None or array.flags.writeable
+
+
+@STABLE
+@given(
+    st.sampled_from([KNOWN, OPEN]),
+    st.lists(ARGUMENT | PLAUSIBLE, max_size=3),
+    st.lists(ARGUMENT | PLAUSIBLE, max_size=3),
+)
+def test_arguments_never_leave_their_memories(model: Model, inputs: list[Any], outputs: list[Any]) -> None:
+    pools = [Memory.allocate(size) for size in SIZES]
+    try:
+        bound = bind_request(model, inputs, outputs, pools)
+    except InvalidRequest:
+        return
+    assert len(inputs) == len(outputs) == 2
+    check_inside(bound, inputs, outputs, pools)
+
+
+def overlapping(inputs: Sequence[Where], outputs: Sequence[Where]) -> bool:
+    """By counting, byte for byte: whether a byte of an output belongs to anything else."""
+    read = {(pool, byte) for pool, offset, length, _ in inputs for byte in range(offset, offset + length)}
+    written = [(pool, byte) for pool, offset, length, _ in outputs for byte in range(offset, offset + length)]
+    return len(set(written)) < len(written) or bool(read & set(written))
+
+
+PLACE = st.tuples(st.integers(0, 1), st.integers(0, 48))
+
+
+@STABLE
+@given(st.tuples(PLACE, PLACE), st.tuples(PLACE, PLACE))
+def test_overlaps_are_found_as_counting_bytes_finds_them(
+    read: Sequence[tuple[int, int]], written: Sequence[tuple[int, int]]
+) -> None:
+    pools = [Memory.allocate(64), Memory.allocate(64)]
+    inputs = [(pool, offset, 16, (4,)) for pool, offset in read]
+    outputs = [(pool, offset, 16, (4,)) for pool, offset in written]
+    try:
+        bound = bind_request(KNOWN, inputs, outputs, pools)
+    except InvalidRequest as error:
+        assert "overlaps another argument" in str(error) and overlapping(inputs, outputs)
+    else:
+        assert not overlapping(inputs, outputs)
+        check_inside(bound, inputs, outputs, pools)
+
+
+@STABLE
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 8), st.integers(0, 8))
+def test_overlaps_of_many_lengths_are_found(first: int, second: int, room: int, other: int) -> None:
+    pools = [Memory.allocate(64)]
+    inputs = [(0, 16, 8, (2,)), (0, 20, 8, (2,))]
+    outputs = [(0, 4 * first, 4 * room, ()), (0, 4 * second, 4 * other, ())]
+    if 4 * (first + room) > 64 or 4 * (second + other) > 64:
+        return
+    try:
+        bind_request(OPEN, inputs, outputs, pools)
+    except InvalidRequest:
+        assert overlapping(inputs, outputs)
+    else:
+        assert not overlapping(inputs, outputs)
+
+
+def test_inputs_may_overlap_each_other() -> None:
+    pool = Memory.allocate(64)
+    bind_request(KNOWN, [(0, 0, 16, ()), (0, 4, 16, ())], [(0, 32, 16, ()), (0, 48, 16, ())], [pool])
+
+
+def test_an_output_over_a_constant_of_the_model_is_refused() -> None:
+    b = Builder()
+    x = b.input((64,))
+    model = b.finish([x], [b.add(x, np.arange(64, dtype=np.float32))])
+    (weights,) = model.pools
+    pool = Memory.allocate(512)
+    bind_request(model, [(0, 0, 256, ())], [(0, 256, 256, ())], [pool, weights])
+    with pytest.raises(InvalidRequest, match="overlaps another argument or constant"):
+        bind_request(model, [(0, 0, 256, ())], [(1, 0, 256, ())], [pool, weights])
+    bind_request(model, [(1, 0, 256, ())], [(0, 0, 256, ())], [pool, weights])
+
+
+GOOD: tuple[Where, Where] = ((0, 0, 16, ()), (0, 16, 16, ()))
+ROOM: tuple[Where, Where] = ((0, 32, 16, ()), (0, 48, 16, ()))
+REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
+    "too few inputs": ([GOOD[0]], [*ROOM], "request has 1 inputs, must have 2"),
+    "too many outputs": ([*GOOD], [*ROOM, ROOM[0]], "request has 3 outputs, must have 2"),
+    "an unknown pool": ([(2, 0, 16, ()), GOOD[1]], [*ROOM], "input 0: pool is 2, must be below 2"),
+    "before the beginning": (
+        [(0, -4, 16, ()), GOOD[1]],
+        [*ROOM],
+        "input 0: bytes -4 to 12 must lie inside the pool's 64",
+    ),
+    "a negative length": ([(0, 4, -4, ()), GOOD[1]], [*ROOM], "input 0: bytes 4 to 0 must lie inside the pool's 64"),
+    "a negative output": (
+        [*GOOD],
+        [(0, -1, 16, ()), ROOM[1]],
+        "output 0: bytes -1 to 15 must lie inside the pool's 64",
+    ),
+    "an input of the driver's": ([(-1, 0, 16, ()), GOOD[1]], [*ROOM], "input 0: pool is -1, must be below 2"),
+    "past the end": ([(0, 52, 16, ()), GOOD[1]], [*ROOM], "input 0: bytes 52 to 68 must lie inside the pool's 64"),
+    "a sum past 2**64": (
+        [(0, 2**64 - 8, 16, ()), GOOD[1]],
+        [*ROOM],
+        "input 0: bytes 18446744073709551608 to 18446744073709551624 must lie inside the pool's 64",
+    ),
+    "a wrong length": ([(0, 0, 12, ()), GOOD[1]], [*ROOM], r"input 0 has 12 bytes, must be 16 for \[4\] of float32"),
+    "wrong dimensions": ([(0, 0, 16, (5,)), GOOD[1]], [*ROOM], r"input 0 has dimensions \[5\], must be \[4\]"),
+    "a wrong rank": ([(0, 0, 16, (2, 2)), GOOD[1]], [*ROOM], r"input 0 has dimensions \[2, 2\], must be \[4\]"),
+    "an output without a value": ([*GOOD], [None, ROOM[1]], "output 0 has no value, must have memory"),
+    "an output for reading": ([*GOOD], [(1, 0, 16, ()), ROOM[1]], "output 0: pool 1 is for reading only, must be writ"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_argument_is_refused_by_its_name_and_rule(name: str) -> None:
+    inputs, outputs, says = REFUSED[name]
+    readonly = Memory.allocate(64)
+    readonly.readonly = True
+    with pytest.raises(InvalidRequest, match=says):
+        bind_request(KNOWN, inputs, outputs, [Memory.allocate(64), readonly])
+
+
+def test_an_input_of_unknown_shape_must_say_its_dimensions() -> None:
+    pools = [Memory.allocate(64)]
+    with pytest.raises(InvalidRequest, match=r"input 0 has dimensions .*, must be fully specified"):
+        bind_request(OPEN, [*GOOD], [*ROOM], pools)
+    bound = bind_request(OPEN, [(0, 0, 8, (2,)), (0, 8, 8, (2,))], [(0, 16, 8, (2,)), (0, 24, 8, ())], pools)
+    assert [x.shape for x in (*bound.inputs, *bound.outputs) if x is not None] == [(2,), (2,), (2,), (8,)]
+
+
+def test_an_input_of_zero_elements_is_taken() -> None:
+    bound = bind_request(OPEN, [(0, 0, 0, (0,)), (0, 0, 0, (0,))], [(0, 0, 0, ()), (0, 0, 0, ())], [Memory.allocate(1)])
+    assert [x.shape for x in bound.inputs if x is not None] == [(0,), (0,)]
+
+
+def test_dimensions_whose_product_overflows_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="must be"):
+        big: Where = (0, 0, 0, (2**32 - 1,))
+        bind_request(OPEN, [big, big], [*ROOM], [Memory.allocate(64)])
+    b = Builder()
+    x = b.input((0, 0, 0, 0))
+    model = b.finish([x], [b.relu(x)])
+    with pytest.raises(InvalidRequest, match="must be"):
+        bind_request(model, [(0, 0, 0, (65536, 65536, 65536, 65536))], [(0, 0, 16, ())], [Memory.allocate(64)])
+
+
+def test_room_that_is_too_small_or_too_large_is_room_in_bytes() -> None:
+    bound = bind_request(KNOWN, [*GOOD], [(0, 32, 8, ()), (0, 40, 24, ())], [Memory.allocate(64)])
+    assert [(x.dtype, x.size) for x in bound.outputs if x is not None] == [
+        (np.dtype(np.uint8), 8),
+        (np.dtype(np.uint8), 24),
+    ]
+
+
+def test_inputs_at_odd_addresses_reach_the_driver_aligned_and_anew_each_time() -> None:
+    pool = Memory.allocate(64)
+    bound = bind_request(KNOWN, [(0, 1, 16, ()), (0, 17, 16, ())], [(0, 33, 15, ()), (0, 48, 16, ())], [pool])
+    assert bound.unaligned
+    for n in range(3):
+        pool.bytes()[1:17] = np.full(4, n, np.float32).view(np.uint8)
+        request = bound.request()
+        assert all(x is not None and x.flags.aligned for x in request.inputs)
+        assert request.inputs[0] is not None and request.inputs[0].tolist() == [n] * 4
+
+
+def test_what_is_told_of_outputs_is_what_the_driver_wrote() -> None:
+    request = Request([], [np.zeros(4, np.float32), np.zeros(4, np.uint8), None])
+    request.write(0, np.ones(4, np.float32))
+    request.write(1, np.ones(5, np.float32))
+    request.write(2, np.ones((2, 1), np.float32))
+    assert shapes_of(request) == (((4,), (5,), (2, 1)), (True, False, True))
+    assert shapes_of(Request([], [np.zeros((2, 3))])) == (((2, 3),), (True,))
+
+
+def test_bytes_of_an_array_are_row_major() -> None:
+    array = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    assert flat_bytes(array.T).tolist() == [0, 3, 1, 4, 2, 5]
+    assert flat_bytes(np.ones(1, np.float32)).tolist() == [0, 0, 128, 63]

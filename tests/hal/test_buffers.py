@@ -1,0 +1,392 @@
+"""Driver memory: what roles say of it, what executions and copies do to its contents, and that nobody is hurt by others."""
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperandType as Type
+from nnhal.base.codes import OperationType as Op
+from nnhal.base.errors import (
+    BadState,
+    InvalidArgument,
+    InvalidRequest,
+    NnhalError,
+    OperationFailed,
+    OutOfMemory,
+    ResourceExhausted,
+    Unmappable,
+)
+from nnhal.base.memory import Layout, Memory
+from nnhal.base.operands import Array
+from nnhal.frontends.python import Builder
+from nnhal.hal.buffers import BufferDesc, BufferRole, contents_of, fill, run_resolved
+from nnhal.hal.device import Device, Prepared
+from nnhal.hal.request import Control, Request
+from nnhal.model.builder import ModelBuilder
+from tests.hal.devices import DEVICES, X, adding, device_of, doubling, execute, late, prepare, together
+
+ANY = BufferDesc()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Device:
+    return device_of(request.param)
+
+
+def into(prepared: Prepared, index: int = 0) -> BufferRole:
+    return BufferRole(prepared, index)
+
+
+def out_of(prepared: Prepared, index: int = 0) -> BufferRole:
+    return BufferRole(prepared, index, True)
+
+
+def read(prepared: Prepared, buffer: object) -> Array:
+    """What an execution makes of a buffer."""
+    done, _ = execute(prepared, buffer, np.full((3, 4), np.nan, np.float32))  # type: ignore[arg-type]
+    assert done.outputs[0] is not None
+    return done.outputs[0]
+
+
+# ------------------------------------------------------------------------------------------------- executions
+
+
+def test_what_one_execution_writes_the_next_one_reads(device: Device) -> None:
+    first, second = prepare(device, adding(1)), prepare(device, adding(10))
+    buffer = device.allocate(ANY, [out_of(first), into(second)])
+    assert buffer.token > 0
+    with pytest.raises(OperationFailed, match="has no contents"):
+        read(second, buffer)
+    for n in range(3):
+        execute(first, X + n, buffer)
+        assert buffer.shape == (3, 4)
+        np.testing.assert_array_equal(read(second, buffer), X + n + 11)
+    np.testing.assert_array_equal(contents_of(buffer), X + 3)
+
+
+def test_two_buffers_take_turns_as_input_and_output(device: Device) -> None:
+    step = prepare(device, adding(1))
+    roles = [into(step), out_of(step)]
+    here, there = device.allocate(ANY, roles), device.allocate(ANY, roles)
+    assert here.token != there.token
+    fill(here, X)
+    for _ in range(5):
+        execute(step, here, there)
+        here, there = there, here
+    np.testing.assert_array_equal(contents_of(here), X + 5)
+
+
+def test_a_use_that_is_no_role_is_refused_and_changes_nothing(device: Device) -> None:
+    one, other = prepare(device, adding(1)), prepare(device, adding(1))
+    source, target = device.allocate(ANY, [into(one)]), device.allocate(ANY, [out_of(one)])
+    fill(source, X)
+    fill(target, X + 7)
+    for prepared, x, y, use in (
+        (one, target, np.empty_like(X), "input 0"),
+        (one, X, source, "output 0"),
+        (other, source, np.empty_like(X), "input 0"),
+        (other, X, target, "output 0"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"is used as {use}, must be one of its roles"):
+            execute(prepared, x, y)
+    np.testing.assert_array_equal(contents_of(source), X)
+    np.testing.assert_array_equal(contents_of(target), X + 7)
+
+
+def test_one_buffer_is_not_input_and_output_of_one_execution(device: Device) -> None:
+    step = prepare(device, adding(1))
+    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    fill(buffer, X)
+    with pytest.raises(InvalidRequest, match="is input and output of one execution"):
+        execute(step, buffer, buffer)
+    np.testing.assert_array_equal(contents_of(buffer), X)
+
+
+def test_a_buffer_without_contents_fails_what_reads_it(device: Device) -> None:
+    step = prepare(device, adding(1))
+    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    for use in (
+        lambda: read(step, buffer),
+        lambda: buffer.copy_to(Memory.allocate(48)),
+        lambda: contents_of(buffer),
+    ):
+        with pytest.raises(OperationFailed, match="has no contents, must be written or copied to first"):
+            use()
+
+
+def test_a_failed_execution_leaves_what_it_was_to_write_without_contents(device: Device) -> None:
+    step = prepare(device, adding(1))
+    source, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
+    fill(source, X)
+    fill(target, X)
+    with pytest.raises(NnhalError):
+        execute(step, source, target, late())
+    assert target.shape is None and source.shape == (3, 4)
+    with pytest.raises(OperationFailed, match="has no contents"):
+        read(step, target)
+    execute(step, source, target)
+    np.testing.assert_array_equal(contents_of(target), X + 1)
+
+
+def test_an_input_without_contents_spoils_what_was_to_be_written(device: Device) -> None:
+    step = prepare(device, adding(1))
+    empty, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
+    fill(target, X)
+    with pytest.raises(OperationFailed, match="has no contents"):
+        execute(step, empty, target)
+    assert target.shape is None
+
+
+def two_outputs() -> Prepared:
+    b = Builder("two outputs")
+    x = b.input((3, 4))
+    return prepare(device_of("reference"), b.finish([x], [b.add(x, x), b.mul(x, x)]))
+
+
+def test_an_output_that_does_not_fit_leaves_no_buffer_of_the_execution_with_contents() -> None:
+    prepared = two_outputs()
+    buffer = device_of("reference").allocate(ANY, [out_of(prepared, 1)])
+    fill(buffer, X)
+    made = Request([X], [np.empty(5, np.uint8), None], output_buffers={1: buffer})
+    run_resolved(prepared, made, Control())
+    assert made.sufficient[0] is False
+    assert buffer.shape is None
+
+
+def test_a_buffer_is_not_given_for_two_outputs() -> None:
+    prepared = two_outputs()
+    buffer = device_of("reference").allocate(ANY, [out_of(prepared, 0), out_of(prepared, 1)])
+    with pytest.raises(InvalidRequest, match="given for two outputs"):
+        run_resolved(prepared, Request([X], [None, None], output_buffers={0: buffer, 1: buffer}), Control())
+
+
+# ------------------------------------------------------------------------------------- dimensions that may change
+
+
+def test_contents_of_changing_shape_have_the_shape_of_what_was_written_last(device: Device) -> None:
+    step = prepare(device, doubling((0, 4)))
+    source, target = (device.allocate(ANY, [into(step), out_of(step)]) for _ in range(2))
+    for rows in (3, 1, 5):
+        x = np.arange(rows * 4, dtype=np.float32).reshape(rows, 4)
+        fill(source, x)
+        execute(step, source, target)
+        assert source.shape == target.shape == (rows, 4)
+        np.testing.assert_array_equal(contents_of(target), 2 * x)
+
+
+def test_a_description_says_what_roles_leave_open(device: Device) -> None:
+    step = prepare(device, doubling((0, 4)))
+    buffer = device.allocate(BufferDesc((3, 0)), [into(step)])
+    assert buffer.facts.dimensions == (3, 4)
+    buffer.copy_from(Memory.from_array(X))
+    np.testing.assert_array_equal(contents_of(buffer), X)
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "says"),
+    [
+        ((), "must all be given"),
+        ((0, 4), "has 48 bytes, must be the 0 of"),
+        ((-3, 4), "at least 0|>= 0"),
+        ((4, 3), "must agree with"),
+        ((12,), "must agree with"),
+        ((5, 4), "has 48 bytes, must be the 80"),
+    ],
+)
+def test_a_copy_says_its_dimensions_where_they_may_change(
+    device: Device, dimensions: tuple[int, ...], says: str
+) -> None:
+    buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
+    with pytest.raises(InvalidArgument, match=says):
+        buffer.copy_from(Memory.from_array(X), dimensions)
+    assert buffer.shape is None
+    buffer.copy_from(Memory.from_array(X), (3, 4))
+    assert buffer.shape == (3, 4)
+
+
+def test_contents_of_an_execution_are_no_part_of_its_input() -> None:
+    b = ModelBuilder()
+    x, shape, y = (
+        b.operand(Type.TENSOR_FLOAT32, (3, 4)),
+        b.operand(Type.TENSOR_INT32, (2,)),
+        b.operand(Type.TENSOR_FLOAT32, (0, 0)),
+    )
+    b.operation(Op.RESHAPE, [x, shape], [y])
+    device = device_of("reference")
+    prepared = prepare(device, b.finish([x, shape], [y]))
+    buffer = device.allocate(ANY, [out_of(prepared)])
+    given = X.copy()
+    run_resolved(prepared, Request([given, np.array([4, 3], np.int32)], [None], output_buffers={0: buffer}), Control())
+    given[:] = -1
+    np.testing.assert_array_equal(contents_of(buffer), X.reshape(4, 3))
+
+
+# --------------------------------------------------------------------------------------------------------- copies
+
+
+def memories(path: Path, size: int) -> dict[str, Memory]:
+    """A memory of each kind that can be mapped, of `size` bytes, not only at the beginning of what they are in."""
+    (path / "file").write_bytes(bytes(mmap.PAGESIZE + 8 + size))
+    fd = os.open(path / "file", os.O_RDWR)
+    try:
+        mapped = Memory.from_fd(fd, size, mmap.PAGESIZE + 8, readonly=False)
+    finally:
+        os.close(fd)
+    return {
+        "ashmem": Memory.allocate(size),
+        "mmap_fd": mapped,
+        "hardware_buffer_blob": Memory.hardware_buffer_blob(size),
+        "host": Memory.wrap(np.zeros(size, np.uint8)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["ashmem", "hardware_buffer_blob", "host"])
+def test_bytes_go_in_and_out_through_memories_of_each_kind(device: Device, kind: str, tmp_path: Path) -> None:
+    in_and_out(device, kind, tmp_path)
+
+
+def test_bytes_go_in_and_out_through_files(device: Device, tmp_path: Path) -> None:
+    in_and_out(device, "mmap_fd", tmp_path)
+
+
+def in_and_out(device: Device, kind: str, tmp_path: Path) -> None:
+    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    memory = memories(tmp_path, 48)[kind]
+    assert memory.kind == kind
+    for n in range(2):  # the second time something else, through the same memory
+        memory.writable()[:] = (X + n).reshape(-1).view(np.uint8)
+        buffer.copy_from(memory)
+        memory.writable()[:] = 0
+        assert contents_of(buffer).tolist() == (X + n).tolist()
+        buffer.copy_to(memory)
+        assert memory.bytes().tobytes() == (X + n).tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 44, 49, 52, 4096])
+def test_a_copy_is_of_exactly_the_size_of_the_contents(device: Device, size: int) -> None:
+    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    fill(buffer, X)
+    with pytest.raises(InvalidArgument, match=f"memory has {size} bytes, must be the 48"):
+        buffer.copy_to(Memory.allocate(size))
+    np.testing.assert_array_equal(contents_of(buffer), X)
+    with pytest.raises(InvalidArgument, match=f"memory has {size} bytes, must be the 48"):
+        buffer.copy_from(Memory.allocate(size))
+    assert buffer.shape is None  # a copy that failed leaves none
+
+
+def test_contents_are_not_copied_to_a_memory_for_reading(device: Device, tmp_path: Path) -> None:
+    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    fill(buffer, X)
+    (tmp_path / "file").write_bytes(bytes(48))
+    with pytest.raises(InvalidArgument, match="reading only"):
+        buffer.copy_to(Memory.from_file(tmp_path / "file"))
+    assert (tmp_path / "file").read_bytes() == bytes(48)
+
+
+def test_what_cannot_be_mapped_is_not_copied(device: Device) -> None:
+    buffer = device.allocate(ANY, [into(prepare(device, adding(1)))])
+    fill(buffer, X)
+    opaque = Memory.hardware_buffer(48, Layout(4, 3, 1, 1))
+    with pytest.raises(Unmappable):
+        buffer.copy_to(opaque)
+    with pytest.raises(Unmappable):
+        buffer.copy_from(opaque)
+
+
+def test_contents_without_elements_are_contents() -> None:
+    device = device_of("reference")
+    buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
+    buffer.copy_from(Memory.allocate(1), (0, 4))
+    assert buffer.shape == (0, 4) and contents_of(buffer).shape == (0, 4)
+
+
+# ------------------------------------------------------------------------------------------------- size and end
+
+
+@pytest.mark.parametrize("shape", [(2**29, 2**29), (2**31 - 1,) * 4])
+def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shape: tuple[int, ...]) -> None:
+    step = prepare(device, doubling((0,) * len(shape)))
+    with pytest.raises((OutOfMemory, ResourceExhausted)):
+        device.allocate(BufferDesc(shape), [into(step)])
+    small = (1,) * len(shape)
+    fill(device.allocate(BufferDesc(small), [into(step)]), np.ones(small, np.float32))
+
+
+def test_a_closed_buffer_is_closed_for_every_use(device: Device) -> None:
+    step = prepare(device, adding(1))
+    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    fill(buffer, X)
+    buffer.close()
+    buffer.close()
+    for use in (
+        lambda: read(step, buffer),
+        lambda: execute(step, X, buffer),
+        lambda: buffer.copy_to(Memory.allocate(48)),
+        lambda: buffer.copy_from(Memory.allocate(48)),
+    ):
+        with pytest.raises(BadState):
+            use()
+
+
+# -------------------------------------------------------------------------------------------------- many at a time
+
+
+def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
+    step = prepare(device, adding(0.1, (64, 64)))
+    x = np.random.default_rng(1).normal(size=(64, 64)).astype(np.float32)
+    buffer = device.allocate(ANY, [into(step)])
+    fill(buffer, x)
+    seen: list[bytes] = []
+
+    def work() -> None:
+        for _ in range(20):
+            done, _ = execute(step, buffer, np.full_like(x, np.nan))
+            assert done.outputs[0] is not None
+            seen.append(done.outputs[0].tobytes())
+            seen.append((contents_of(buffer) + np.float32(0.1)).tobytes())
+
+    together([work] * 6)
+    assert len(seen) == 240 and set(seen) == {(x + np.float32(0.1)).tobytes()}
+
+
+def test_writers_at_the_same_time_neither_crash_nor_hang(device: Device) -> None:
+    step = prepare(device, doubling((0, 256)))
+    buffer = device.allocate(ANY, [into(step), out_of(step)])
+    end = time.monotonic() + 1
+
+    def work(n: int) -> None:
+        x = np.full((n + 1, 256), n, np.float32)
+        while time.monotonic() < end:
+            try:
+                if n % 3 == 0:
+                    execute(step, x, buffer)
+                elif n % 3 == 1:
+                    fill(buffer, x)
+                else:
+                    contents_of(buffer)
+            except NnhalError:
+                pass  # an error is one of the two things that may happen
+
+    together([lambda n=n: work(n) for n in range(6)])  # type: ignore[misc]
+    execute(step, np.ones((2, 256), np.float32), buffer)
+    np.testing.assert_array_equal(contents_of(buffer), np.full((2, 256), 2, np.float32))
+
+
+def test_a_buffer_may_be_closed_while_it_is_used(device: Device) -> None:
+    step = prepare(device, adding(1, (64, 64)))
+    x = np.ones((64, 64), np.float32)
+    for _ in range(5):
+        buffer = device.allocate(ANY, [into(step), out_of(step)])
+
+        def work(buffer: object = buffer) -> None:
+            for _ in range(10):
+                try:
+                    execute(step, x, buffer)  # type: ignore[arg-type]
+                except NnhalError as error:
+                    assert isinstance(error, (BadState, InvalidArgument))
+
+        together([work, work, buffer.close])

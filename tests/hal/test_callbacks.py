@@ -1,0 +1,84 @@
+"""Executions with a callback: notified once, whatever happens."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import MissedDeadline, NnhalError
+from nnhal.hal.device import Prepared
+from nnhal.hal.fenced import asynchronous
+from nnhal.hal.request import Control, Timing
+from tests.hal.devices import DEVICES, LIMIT, Own, X, adding, device_of, late, nan, prepare, request, together
+
+PLAIN = Control()
+
+
+@pytest.fixture(params=DEVICES)
+def step(request: pytest.FixtureRequest) -> Prepared:
+    return prepare(device_of(request.param), adding(1))
+
+
+def test_a_callback_is_notified_once_of_success_and_of_failure(step: Prepared) -> None:
+    for control, failed in ((PLAIN, False), (late(), True), (Control(measure=True), False)):
+        told: list[tuple[NnhalError | None, Timing | None]] = []
+        over = threading.Event()
+
+        def notify(
+            error: NnhalError | None,
+            timing: Timing | None,
+            told: list[tuple[NnhalError | None, Timing | None]] = told,
+            over: threading.Event = over,
+        ) -> None:
+            told.append((error, timing))
+            over.set()
+
+        made = request(X, nan())
+        step.execute(made, control, notify)
+        assert over.wait(LIMIT)
+        time.sleep(0.02)
+        ((error, timing),) = told
+        assert isinstance(error, MissedDeadline) == failed
+        assert (timing is not None and timing.in_driver is not None) == control.measure
+        if not failed:
+            assert made.outputs[0] is not None
+            np.testing.assert_array_equal(made.outputs[0], X + 1)
+
+
+def test_executions_with_callbacks_run_at_the_same_time() -> None:
+    meeting = threading.Barrier(4)
+    over = threading.Semaphore(0)
+
+    def meet(*_: object) -> None:
+        meeting.wait(LIMIT)
+
+    prepared = Own(meet)
+    for _ in range(4):
+        prepared.execute(request(X, nan()), PLAIN, lambda error, _: over.release() if error is None else None)
+    together([lambda: None if over.acquire(timeout=LIMIT) else pytest.fail("not notified")] * 4)
+
+
+def test_a_callback_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    called = threading.Event()
+
+    def notify(*_: object) -> None:
+        called.set()
+        raise ValueError("of the callback")
+
+    prepare(device_of("reference"), adding(1)).execute(request(X, nan()), PLAIN, notify)
+    assert called.wait(LIMIT)
+    end = time.monotonic() + LIMIT
+    while "the callback of an execution failed" not in caplog.text:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("value", "means"), [(None, False), ("1", False), ("0", True)])
+def test_one_variable_makes_every_execution_asynchronous(
+    value: str | None, means: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NNHAL_SYNC_EXEC", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NNHAL_SYNC_EXEC", value)
+    assert asynchronous() is means

@@ -1,0 +1,397 @@
+"""Fenced executions and those with a callback: order, deadlines, failures, what is told of them and when."""
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import (
+    Cancelled,
+    Closed,
+    InvalidArgument,
+    InvalidRequest,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    ResourceExhausted,
+)
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.hal.buffers import BufferDesc, BufferRole, fill
+from nnhal.hal.device import Device, Prepared
+from nnhal.hal.fence import Fence, fence_pair
+from nnhal.hal.fenced import FencedExecution
+from nnhal.hal.request import Control, Request, Timing
+from tests.hal.devices import (
+    DEVICES,
+    LIMIT,
+    Own,
+    X,
+    adding,
+    descriptors,
+    device_of,
+    doubling,
+    late,
+    nan,
+    prepare,
+    request,
+)
+
+NONE = ErrorStatus.NONE
+PLAIN = Control()
+ANY = BufferDesc()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Device:
+    return device_of(request.param)
+
+
+@pytest.fixture
+def step(device: Device) -> Prepared:
+    return prepare(device, adding(1))
+
+
+def shared(count: int) -> list[Array]:
+    """Arrays of X's size in one shared memory: another process reads and writes them in place."""
+    memory = Memory.allocate(count * 64)
+    arrays = [memory.view(n * 64, 48, np.float32, (3, 4)) for n in range(count)]
+    for array in arrays:
+        array[:] = np.nan
+    return arrays
+
+
+def ended(execution: FencedExecution) -> ErrorStatus:
+    """How it ended, NONE where it had by the time it was launched."""
+    if execution.fence is None:
+        return NONE
+    with suppress(NnhalError):
+        execution.fence.wait(LIMIT)
+    status = execution.fence.status()
+    assert status is not None, "the execution hangs"
+    return status
+
+
+# ------------------------------------------------------------------------------------------------------------- order
+
+
+def test_a_fenced_execution_ends_with_its_fence_and_the_results(step: Prepared) -> None:
+    made = request(X, nan())
+    execution = step.execute_fenced(made, PLAIN)
+    assert ended(execution) == NONE
+    execution.get_execution_info()
+    assert made.outputs[0] is not None
+    np.testing.assert_array_equal(made.outputs[0], X + 1)
+
+
+def test_a_chain_of_three_runs_in_order(step: Prepared) -> None:
+    arrays = shared(4)
+    gate, signal = fence_pair()
+    fences, executions = [gate], []
+    for source, target in pairwise(arrays):
+        executions.append(step.execute_fenced(request(source, target), PLAIN, fences))
+        assert executions[-1].fence is not None
+        fences = [executions[-1].fence]
+    arrays[0][:] = X  # what is in the memory when the fence is signalled counts
+    assert all(execution.fence is not None and execution.fence.status() is None for execution in executions)
+    signal.set()
+    assert [ended(execution) for execution in executions] == [NONE] * 3
+    for n, array in enumerate(arrays):
+        np.testing.assert_array_equal(array, X + n)
+
+
+def test_all_fences_have_to_be_signalled(step: Prepared) -> None:
+    pairs = [fence_pair() for _ in range(3)]
+    execution = step.execute_fenced(request(X, nan()), PLAIN, [fence for fence, _ in pairs])
+    for fence, signal in reversed(pairs):
+        assert execution.fence is not None and execution.fence.status() is None
+        signal.set()
+        fence.close()  # the execution has descriptors of its own
+    assert ended(execution) == NONE
+
+
+def test_many_executions_wait_for_one_fence(step: Prepared) -> None:
+    gate, signal = fence_pair()
+    requests = [request(X + n, nan()) for n in range(8)]
+    executions = [step.execute_fenced(made, PLAIN, [gate]) for made in requests]
+    signal.set()
+    for n, (made, execution) in enumerate(zip(requests, executions, strict=True)):
+        assert ended(execution) == NONE
+        execution.get_execution_info()
+        assert made.outputs[0] is not None
+        np.testing.assert_array_equal(made.outputs[0], X + n + 1)
+
+
+def test_an_execution_of_which_nobody_keeps_the_fence_goes_on() -> None:
+    gate, signal = fence_pair()
+    y, over = nan(), threading.Event()
+    execution = prepare(device_of("reference"), adding(1)).execute_fenced(request(X, y), PLAIN, [gate])
+    execution.when_ended(over.set)
+    assert execution.fence is not None
+    execution.fence.close()
+    del execution
+    signal.set()
+    assert over.wait(LIMIT)
+    np.testing.assert_array_equal(y, X + 1)
+
+
+def test_driver_memory_is_written_behind_a_fence(device: Device, step: Prepared) -> None:
+    buffer = device.allocate(ANY, [BufferRole(step, 0), BufferRole(step, 0, True)])
+    gate, signal = fence_pair()
+    first = step.execute_fenced(request(X, buffer), PLAIN, [gate])
+    assert first.fence is not None
+    made = request(buffer, nan())
+    second = step.execute_fenced(made, PLAIN, [first.fence])
+    signal.set()
+    assert ended(second) == NONE
+    second.get_execution_info()
+    assert made.outputs[0] is not None
+    np.testing.assert_array_equal(made.outputs[0], X + 2)
+
+
+# -------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_a_fence_that_is_in_error_already_is_an_invalid_argument(step: Prepared) -> None:
+    good, bad = fence_pair(), fence_pair()
+    for _, signal in (good, bad):
+        signal.set(NONE if signal is good[1] else ErrorStatus.GENERAL_FAILURE)
+    with pytest.raises(InvalidArgument, match="fence 1 to wait for is in error already") as caught:
+        step.execute_fenced(request(X, nan()), PLAIN, [good[0], bad[0]])
+    assert caught.value.status == ErrorStatus.INVALID_ARGUMENT
+
+
+def test_a_fence_of_which_the_other_side_is_gone_is_in_error(step: Prepared) -> None:
+    fence, signal = fence_pair()
+    del signal
+    with pytest.raises(InvalidArgument, match="fence 0 to wait for is in error already"):
+        step.execute_fenced(request(X, nan()), PLAIN, [fence])
+
+
+def test_a_closed_fence_is_not_waited_for(step: Prepared) -> None:
+    fence, _ = fence_pair()
+    fence.close()
+    with pytest.raises(Closed):
+        step.execute_fenced(request(X, nan()), PLAIN, [fence])
+
+
+def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
+    prepared = prepare(device, doubling((0, 4)))
+    with pytest.raises(InvalidArgument, match="output 0 has no fully specified shape"):
+        prepared.execute_fenced(request(X, None), PLAIN)
+    with pytest.raises(InvalidArgument, match="must be fully specified, not room in bytes"):
+        prepared.execute_fenced(request(X, np.empty(48, np.uint8)), PLAIN)
+    buffer = device.allocate(ANY, [BufferRole(prepared, 0, True)])
+    with pytest.raises(InvalidArgument, match="output 0 is a buffer of shape"):
+        prepared.execute_fenced(request(X, buffer), PLAIN)
+    fixed = device.allocate(BufferDesc((3, 4)), [BufferRole(prepared, 0, True)])
+    assert ended(prepared.execute_fenced(request(X, fixed), PLAIN)) == NONE
+    assert fixed.shape == (3, 4)
+
+
+def test_a_buffer_in_a_role_that_is_not_its_own_is_refused_at_the_launch(device: Device, step: Prepared) -> None:
+    buffer = device.allocate(ANY, [BufferRole(step, 0)])
+    with pytest.raises(InvalidRequest, match="must be one of its roles"):
+        step.execute_fenced(request(X, buffer), PLAIN)
+
+
+# ---------------------------------------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("status", [ErrorStatus.GENERAL_FAILURE, ErrorStatus.DEVICE_UNAVAILABLE])
+def test_a_fence_that_fails_later_fails_the_execution_and_all_behind_it(step: Prepared, status: ErrorStatus) -> None:
+    arrays = shared(3)
+    gate, signal = fence_pair()
+    first = step.execute_fenced(request(arrays[0], arrays[1]), PLAIN, [gate])
+    assert first.fence is not None
+    second = step.execute_fenced(request(arrays[1], arrays[2]), PLAIN, [first.fence])
+    signal.set(status)
+    for execution in (first, second):
+        assert ended(execution) == status
+        with pytest.raises(NnhalError) as caught:
+            execution.get_execution_info()
+        assert caught.value.status == status
+    assert all(np.isnan(array).all() for array in arrays)
+
+
+def test_info_is_a_general_failure_before_the_end(step: Prepared) -> None:
+    gate, signal = fence_pair()
+    execution = step.execute_fenced(request(X, nan()), PLAIN, [gate])
+    with pytest.raises(OperationFailed, match="has not ended") as caught:
+        execution.get_execution_info()
+    assert caught.value.status == ErrorStatus.GENERAL_FAILURE
+    signal.set()
+    assert ended(execution) == NONE
+    execution.get_execution_info()
+
+
+def test_a_failed_execution_leaves_its_buffer_without_contents(device: Device, step: Prepared) -> None:
+    buffer = device.allocate(ANY, [BufferRole(step, 0, True)])
+    fill(buffer, X)
+    gate, signal = fence_pair()
+    execution = step.execute_fenced(request(X, buffer), PLAIN, [gate], after=1)
+    signal.set()
+    assert ended(execution).name.startswith("MISSED_DEADLINE")
+    assert buffer.shape is None
+
+
+def test_what_follows_is_called_once_whatever_another_does(caplog: pytest.LogCaptureFixture) -> None:
+    gate, signal = fence_pair()
+    calls: list[int] = []
+    execution = prepare(device_of("reference"), adding(1)).execute_fenced(request(X, nan()), PLAIN, [gate])
+    execution.when_ended(lambda: calls.append(1))
+    execution.when_ended(lambda: 1 // 0)
+    execution.when_ended(lambda: calls.append(2))
+    signal.set()
+    assert ended(execution) == NONE
+    execution.when_ended(lambda: calls.append(3))
+    assert calls == [1, 2, 3]
+    assert "ZeroDivisionError" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------------- time
+
+
+def test_the_deadline_holds_while_fences_are_waited_for(step: Prepared) -> None:
+    gate, _signal = fence_pair()
+    execution = step.execute_fenced(request(X, nan()), Control(deadline=time.monotonic_ns() + 30_000_000), [gate])
+    assert ended(execution).name.startswith("MISSED_DEADLINE")
+    with pytest.raises(MissedDeadline):
+        execution.get_execution_info()
+
+
+@pytest.mark.parametrize("deadline", [None, 2**62])
+def test_a_deadline_far_away_is_none(step: Prepared, deadline: int | None) -> None:
+    gate, signal = fence_pair()
+    execution = step.execute_fenced(request(X, nan()), Control(deadline=deadline), [gate], after=2**61)
+    threading.Timer(0.05, signal.set).start()
+    assert ended(execution) == NONE
+
+
+def test_a_deadline_that_has_passed_fails_the_execution(step: Prepared) -> None:
+    try:
+        status = ended(step.execute_fenced(request(X, nan()), late()))
+    except MissedDeadline as error:
+        status = error.status
+    assert status.name.startswith("MISSED_DEADLINE")
+
+
+def test_time_spent_waiting_is_no_part_of_the_limit_after_the_fences() -> None:
+    gate, signal = fence_pair()
+    limit = 1.0
+    step = prepare(device_of("reference"), adding(1))
+    execution = step.execute_fenced(request(X, nan()), PLAIN, [gate], after=int(limit * 1e9))
+    time.sleep(limit * 1.1)
+    signal.set()
+    assert ended(execution) == NONE
+
+
+def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
+    def sleep(_: Request, control: Control) -> None:
+        assert control.deadline is not None
+        time.sleep(max(0.0, (control.deadline - time.monotonic_ns()) / 1e9) + 0.001)
+
+    prepared = Own(sleep)
+    buffer = device_of("reference").allocate(ANY, [BufferRole(prepared, 0, True)])
+    execution = prepared.execute_fenced(request(X, buffer), PLAIN, after=10_000_000)
+    assert ended(execution).name.startswith("MISSED_DEADLINE")
+    assert buffer.shape is None
+
+
+def test_an_execution_that_waits_can_be_cancelled() -> None:
+    gate, _signal = fence_pair()
+    cancelled = threading.Event()
+    step = prepare(device_of("reference"), adding(1))
+    execution = step.execute_fenced(request(X, nan()), Control(cancelled=cancelled), [gate])
+    assert execution.fence is not None and execution.fence.status() is None
+    cancelled.set()
+    assert ended(execution) == ErrorStatus.GENERAL_FAILURE
+    with pytest.raises(Cancelled):
+        execution.get_execution_info()
+
+
+def test_times_contain_each_other(step: Prepared) -> None:
+    gate, signal = fence_pair()
+    execution = step.execute_fenced(request(X, nan()), Control(measure=True), [gate])
+    time.sleep(0.05)
+    signal.set()
+    assert ended(execution) == NONE
+    info = execution.get_execution_info()
+    launched, fenced, device = info.launched.in_driver, info.fenced.in_driver, info.fenced.on_device
+    assert launched is not None and fenced is not None and device is not None
+    assert launched >= fenced >= device >= 0
+    assert launched - fenced >= 45_000_000  # what was spent waiting
+    assert info.launched.on_device == device
+
+
+def test_nothing_is_measured_unless_asked(step: Prepared) -> None:
+    execution = step.execute_fenced(request(X, nan()), PLAIN)
+    assert ended(execution) == NONE
+    assert {*execution.get_execution_info().launched, *execution.get_execution_info().fenced} == {None}
+
+
+@pytest.mark.parametrize("device_time", [-1, 10**18])
+def test_times_that_cannot_be_true_are_dropped_with_a_line_in_the_log(
+    device_time: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared = Own(lambda *_: Timing(device_time, 10**18))
+    with caplog.at_level(logging.WARNING, "nnhal.driver"):
+        execution = prepared.execute_fenced(request(X, nan()), Control(measure=True))
+        assert ended(execution) == NONE
+    info = execution.get_execution_info()
+    assert info.fenced.on_device is info.launched.on_device is None
+    assert info.launched.in_driver is not None and info.fenced.in_driver is not None
+    assert f"says {device_time} ns on the device" in caplog.text
+
+
+# -------------------------------------------------------------------------------------------------------- resources
+
+
+@pytest.fixture
+def no_threads() -> Iterator[None]:
+    """Threads cannot be had: nobody has room for a stack of this size."""
+    before = threading.stack_size(2**46)
+    yield
+    threading.stack_size(before)
+
+
+@pytest.mark.usefixtures("no_threads")
+def test_without_threads_launching_is_resource_exhausted_and_nothing_is_left() -> None:
+    step = prepare(device_of("reference"), adding(1))
+    gate, _signal = fence_pair()
+    gc.collect()
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(ResourceExhausted, match="no thread for it"):
+            step.execute_fenced(request(X, nan()), PLAIN, [gate])
+        with pytest.raises(ResourceExhausted, match="no thread for it"):
+            step.execute(request(X, nan()), PLAIN, lambda *_: pytest.fail("notified"))
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_many_executions_leave_no_descriptors(step: Prepared) -> None:
+    def some(count: int) -> None:
+        fence: Fence | None = None
+        for _ in range(count):
+            execution = step.execute_fenced(request(X, nan()), PLAIN, [] if fence is None else [fence])
+            fence = execution.fence
+            assert ended(execution) == NONE
+            execution.get_execution_info()
+
+    some(20)
+    gc.collect()
+    before = descriptors()
+    some(200)
+    end = time.monotonic() + LIMIT
+    while descriptors() > before + 5:  # frames that are kept; a thread that is just ending
+        gc.collect()
+        assert time.monotonic() < end, f"{before} descriptors became {descriptors()}"
+        time.sleep(0.01)
