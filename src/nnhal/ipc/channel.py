@@ -1,5 +1,6 @@
 """One lane of a connection: whole messages with their descriptors, long ones by a sealed memfd, statuses as errors."""
 
+import errno
 import fcntl
 import mmap
 import os
@@ -87,8 +88,19 @@ def failure(status: int) -> NnhalError:
     if status == _native.TIMEOUT:
         return MissedDeadline("driver process: no answer by the deadline")
     if status == _native.TOO_LARGE:
+        if _no_descriptors():
+            return ResourceExhausted("message: its descriptors were lost: this process may open no more; close some")
         return InvalidArgument("message is larger than the transport takes, or carries too many descriptors")
     return DeadObject("driver process: it died or closed the connection")
+
+
+def _no_descriptors() -> bool:
+    """Whether this process may open nothing more: then the kernel drops those of a message."""
+    try:
+        os.close(os.eventfd(0, os.EFD_CLOEXEC))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _spill(data: bytes) -> int:

@@ -7,7 +7,8 @@ from nnhal.base.errors import Closed, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
 from nnhal.ipc import wire
-from nnhal.ipc.session import Session, again
+from nnhal.ipc.pending import again
+from nnhal.ipc.session import Session
 
 
 class RemoteBuffer(Buffer):

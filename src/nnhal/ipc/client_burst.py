@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus
-from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, OperationFailed, error_of
+from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, OperationFailed, ResourceExhausted, error_of
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import Burst
@@ -29,7 +29,10 @@ class RemoteBurst(Burst):
 
     def __init__(self, prepared: "RemotePrepared") -> None:
         self._prepared, self._session = prepared, prepared.session
-        fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
+        try:
+            fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
+        except OSError as error:
+            raise ResourceExhausted(f"burst: its queues cannot be made: {error.strerror}") from None
         try:
             self._queues = _native.Queues(fd, _native.CLIENT)
             self._queues.watch = self._session.watch

@@ -106,7 +106,10 @@ def connect(name: str) -> "Session":
     from nnhal.ipc.session import Session
 
     path = path_of(name)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise _unavailable(f"service {name}: cannot be connected to: {error.strerror}") from None
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_SECONDS, 0))
     try:
         sock.connect(str(path))

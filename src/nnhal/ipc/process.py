@@ -29,7 +29,8 @@ from nnhal.hal.fenced import FencedExecution, Notify
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.session import Session, again
+from nnhal.ipc.pending import again
+from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
 
 DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many within this time are a crash loop
@@ -87,7 +88,10 @@ class Health:
 
 def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
     """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a Python file."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise DeviceUnavailable(f"device {driver}: its process cannot be started: {error.strerror}") from None
     command = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--fd", str(theirs.fileno()), *options]
     if level:
         command += ["--level", level]

@@ -132,7 +132,7 @@ class Connection:
             try:
                 got = receive()
                 data, fds = got if not isinstance(got, int) and got[0][0] != MARK else whole(got)
-            except (InvalidArgument, MemoryError, OSError) as error:  # a message that is refused; the lane is sound
+            except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
                 channel.send(wire.encode(error_to_wire(error)))
                 continue
             if data == last and again is not None and not fds:

@@ -2,23 +2,22 @@
 
 A call takes a lane that is free, or opens one, so any number of threads may call at once. One thread a session keeps house:
 it takes notifications, answers the service's questions, sends releases in batches, watches the process.
+
+Longer than other files: what callers, that thread and a death do to one another has to be read together.
 """
 
 import contextlib
-import copy
-import ctypes
 import itertools
 import os
 import select
 import socket
-import struct
 import subprocess
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
@@ -37,17 +36,14 @@ from nnhal.base.memory import Memory
 from nnhal.ipc import _native, wire
 from nnhal.ipc.channel import Channel, close_all
 from nnhal.ipc.convert import error_from_wire
+from nnhal.ipc.fate import DYING_MS, ended, fate_of, pidfd
+from nnhal.ipc.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
 from nnhal.ipc.pools import ClientPools, Packing
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
-GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
 MAX_LANES = 32
-_CANCEL_SLICE_NS = 20_000_000
 _BATCH_SECONDS = 0.002
-_ENDING_MS = 20
-_DYING_MS = 300
-_libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
 
@@ -60,53 +56,6 @@ class OpenBurst(Protocol):
 
     def session_died(self) -> None:
         """Wake whoever waits."""
-
-
-class Pending:
-    """A notification to come: exactly one."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._result: Any = None
-        self._fds: tuple[int, ...] = ()
-
-    def set(self, result: Any, fds: tuple[int, ...] = ()) -> None:
-        """It came; result: a reply, or the error why it never will."""
-        self._result, self._fds = result, fds
-        self._event.set()
-
-    @property
-    def came(self) -> bool:
-        """Whether it came."""
-        return self._event.is_set()
-
-    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, tuple[int, ...]]:
-        """Wait for it; MissedDeadline, Cancelled, or what the service answered."""
-        while not self._event.wait(_left(deadline, cancelled)):
-            if cancelled is not None and cancelled.is_set():
-                raise Cancelled("execution: cancelled by its owner")
-            if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
-                raise MissedDeadline("driver process: no answer by the deadline")
-        if isinstance(self._result, NnhalError):
-            raise again(self._result)
-        if isinstance(self._result, wire.Failed):
-            raise error_from_wire(self._result)
-        fds, self._fds = self._fds, ()
-        return self._result, fds
-
-    def __del__(self) -> None:
-        close_all(self._fds)  # nobody took them
-
-
-def again(error: NnhalError) -> NnhalError:
-    """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
-    return copy.copy(error)
-
-
-def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:
-    left = None if deadline is None else max(0.0, (deadline + GRACE_NS - time.monotonic_ns()) / 1e9)
-    slice_ = None if cancelled is None else _CANCEL_SLICE_NS / 1e9
-    return slice_ if left is None else left if slice_ is None else min(left, slice_)
 
 
 class Session:
@@ -147,7 +96,7 @@ class Session:
         self.pools = ClientPools(
             shared=self.welcome.shared, limit=self.welcome.max_pools - 16, release=self.release_pool
         )
-        self.watch = _pidfd(self.welcome.pid)
+        self.watch = pidfd(self.welcome.pid)
         self._control.lane.watch = self.watch
         self._control.lane.peer_cpus = self.welcome.cpus
         self._callbacks = self._attach(True)
@@ -270,7 +219,7 @@ class Session:
         channel.send(data, fds)
         while True:
             left = -1 if deadline is None else max(0, deadline + GRACE_NS - time.monotonic_ns())
-            slice_ = left if cancelled is None else _CANCEL_SLICE_NS if left < 0 else min(left, _CANCEL_SLICE_NS)
+            slice_ = left if cancelled is None else CANCEL_SLICE_NS if left < 0 else min(left, CANCEL_SLICE_NS)
             try:
                 return channel.receive(slice_)
             except MissedDeadline:
@@ -319,7 +268,10 @@ class Session:
         return channel
 
     def _attach(self, callbacks: bool) -> Channel:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise ResourceExhausted(f"{self.where}: no lane can be opened: {error.strerror}") from None
         with theirs, self._control_lock:
             if self.dead is not None:
                 ours.close()
@@ -456,7 +408,7 @@ class Session:
             try:
                 close_all(channel.receive(0)[1])
                 self._free.append(channel)
-            except InvalidArgument:  # an answer that is refused
+            except (InvalidArgument, ResourceExhausted):  # an answer that is refused
                 self._free.append(channel)
             except DeadObject:
                 channel.close()
@@ -481,7 +433,7 @@ class Session:
 
     def confirm_death(self, text: str) -> NnhalError:
         """The error for a lane or queue that ended by itself: the process's death where that is why."""
-        if self.dead is None and self.watch >= 0 and not _ended(self.watch, _DYING_MS):
+        if self.dead is None and self.watch >= 0 and not ended(self.watch, DYING_MS):
             return DeadObject(text)
         return self._died(DeadObject(text))
 
@@ -495,18 +447,7 @@ class Session:
         """How this client's own process ended, "" where it did not, or is not known."""
         if self.process is None:
             return ""
-        _reap(self.process)
-        code = self.process.returncode
-        if code is None:
-            try:
-                code = self.process.wait(1)
-            except subprocess.TimeoutExpired:
-                return ""
-        import signal
-
-        if code < 0:
-            return f"the driver process was killed by {signal.Signals(-code).name}"
-        return f"the driver process ended with exit status {code}"
+        return fate_of(self.process)
 
     def _died(self, error: NnhalError, *, blame: bool = True) -> NnhalError:
         """Note that nothing works any more, wake every waiter; returns the error to raise."""
@@ -515,7 +456,7 @@ class Session:
                 return again(self.dead)
             if not isinstance(error, DeadObject | Closed):
                 error = DeadObject(str(error))
-            if self.process is not None and not _ended(self.watch) and self.process.poll() is None:
+            if self.process is not None and not ended(self.watch) and self.process.poll() is None:
                 self.process.kill()
             fate = self._fate() if blame else ""
             if fate and fate not in str(error):
@@ -574,41 +515,11 @@ class Session:
             self.watch = -1
 
 
-def _ended(watch: int, longer: int = 0) -> bool:
-    """Whether a process has ended, or does within some milliseconds: its sockets are closed just before it ends.
-
-    The interpreter is kept meanwhile: beside a busy thread, each time that it is given up costs 5 ms until it comes back.
-    longer: milliseconds more, with the interpreter given up: on a machine that is busy, a process takes its time to end.
-    """
-    if watch < 0:
-        return False
-    entry = ctypes.create_string_buffer(struct.pack("ihh", watch, select.POLLIN, 0))
-    if _libc.poll(entry, 1, _ENDING_MS) > 0:
-        return True
-    poll = select.poll()
-    poll.register(watch, select.POLLIN)
-    return bool(longer and poll.poll(longer))
-
-
-def _reap(process: "subprocess.Popen[bytes]") -> None:
-    """Take over the exit status of a process where it has ended; the interpreter is kept."""
-    status = ctypes.c_int()
-    if process.returncode is None and _libc.waitpid(process.pid, ctypes.byref(status), os.WNOHANG) == process.pid:
-        process.returncode = os.waitstatus_to_exitcode(status.value)
-
-
 def _close_left(wake: int, lanes: deque[Channel]) -> None:
     """What a session leaves when nobody holds it any more."""
     os.close(wake)
     for channel in lanes:
         channel.close()
-
-
-def _pidfd(pid: int) -> int:
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return -1
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

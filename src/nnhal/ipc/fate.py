@@ -1,0 +1,57 @@
+"""Whether a process has ended, and how, as the kernel tells."""
+
+import ctypes
+import os
+import select
+import signal
+import struct
+import subprocess
+
+_ENDING_MS = 20
+DYING_MS = 300
+_libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
+
+
+def pidfd(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1
+
+
+def ended(watch: int, longer: int = 0) -> bool:
+    """Whether a process has ended, or does within some milliseconds: its sockets are closed just before it ends.
+
+    The interpreter is kept meanwhile: beside a busy thread, each time that it is given up costs 5 ms until it comes back.
+    longer: milliseconds more, with the interpreter given up: on a machine that is busy, a process takes its time to end.
+    """
+    if watch < 0:
+        return False
+    entry = ctypes.create_string_buffer(struct.pack("ihh", watch, select.POLLIN, 0))
+    if _libc.poll(entry, 1, _ENDING_MS) > 0:
+        return True
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    return bool(longer and poll.poll(longer))
+
+
+def _reap(process: "subprocess.Popen[bytes]") -> None:
+    """Take over the exit status of a process where it has ended; the interpreter is kept."""
+    status = ctypes.c_int()
+    if process.returncode is None and _libc.waitpid(process.pid, ctypes.byref(status), os.WNOHANG) == process.pid:
+        process.returncode = os.waitstatus_to_exitcode(status.value)
+
+
+def fate_of(process: "subprocess.Popen[bytes]") -> str:
+    """How a child of this process ended, "" where it has not."""
+    _reap(process)
+    code = process.returncode
+    if code is None:
+        try:
+            code = process.wait(1)
+        except subprocess.TimeoutExpired:
+            return ""
+    if code < 0:
+        return f"the driver process was killed by {signal.Signals(-code).name}"
+    return f"the driver process ended with exit status {code}"

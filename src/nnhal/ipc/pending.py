@@ -1,0 +1,61 @@
+"""What a client waits for beside the replies of its calls: notifications, each exactly once."""
+
+import copy
+import threading
+import time
+from typing import Any
+
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
+from nnhal.ipc import wire
+from nnhal.ipc.channel import close_all
+from nnhal.ipc.convert import error_from_wire
+
+GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
+CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still wanted
+
+
+class Pending:
+    """A notification to come: exactly one."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._result: Any = None
+        self._fds: tuple[int, ...] = ()
+
+    def set(self, result: Any, fds: tuple[int, ...] = ()) -> None:
+        """It came; result: a reply, or the error why it never will."""
+        self._result, self._fds = result, fds
+        self._event.set()
+
+    @property
+    def came(self) -> bool:
+        """Whether it came."""
+        return self._event.is_set()
+
+    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, tuple[int, ...]]:
+        """Wait for it; MissedDeadline, Cancelled, or what the service answered."""
+        while not self._event.wait(_left(deadline, cancelled)):
+            if cancelled is not None and cancelled.is_set():
+                raise Cancelled("execution: cancelled by its owner")
+            if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
+                raise MissedDeadline("driver process: no answer by the deadline")
+        if isinstance(self._result, NnhalError):
+            raise again(self._result)
+        if isinstance(self._result, wire.Failed):
+            raise error_from_wire(self._result)
+        fds, self._fds = self._fds, ()
+        return self._result, fds
+
+    def __del__(self) -> None:
+        close_all(self._fds)  # nobody took them
+
+
+def again(error: NnhalError) -> NnhalError:
+    """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
+    return copy.copy(error)
+
+
+def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:
+    left = None if deadline is None else max(0.0, (deadline + GRACE_NS - time.monotonic_ns()) / 1e9)
+    slice_ = None if cancelled is None else CANCEL_SLICE_NS / 1e9
+    return slice_ if left is None else left if slice_ is None else min(left, slice_)
