@@ -1,4 +1,4 @@
-"""A real model through `litert` in a process of its own against the same in this process, by the runtime's own calls."""
+"""A real model through `litert`, isolated with a burst, against the same in this process, by the runtime's own calls."""
 
 import numpy as np
 
@@ -28,9 +28,10 @@ def compare(threads: int, pairs: int) -> tuple[Ratio, Ratio]:
         x = np.random.default_rng(0).uniform(-1, 1, shape).astype(spec.dtype)
         if not np.array_equal(here(x), apart(x)):
             raise RuntimeError(f"{MODEL}: the isolated driver's output differs, must be the same bits")
-        for _ in range(WARM_UP):
-            here(x), again(x), apart(x)
-        found = interleaved(lambda: apart(x), lambda: here(x), pairs)
+        with apart.burst() as burst:
+            for _ in range(WARM_UP):
+                here(x), again(x), burst(x)
+            found = interleaved(lambda: burst(x), lambda: here(x), pairs)
         control = interleaved(lambda: again(x), lambda: here(x), pairs, seed=1)
     return ratio(found), ratio(control)
 
