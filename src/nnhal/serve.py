@@ -67,9 +67,14 @@ def run(
         report = confine([*own, *(Path(p).resolve() for p in read)], Limits())
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
-    device = load(driver, level)
-    from nnhal.ipc.service import serve_clients, serve_one
+    from nnhal.ipc.service import refuse, serve_clients, serve_one
 
+    try:
+        device = load(driver, level)
+    except Exception as error:
+        if fd is not None:
+            refuse(sock, error)
+        raise
     if fd is None:
         if announced:
             where = {"name": name, "socket": names.address(sock, name)}

@@ -286,6 +286,16 @@ def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str
     Connection(device, sock, shared=False, confinement=confinement).serve()
 
 
+def refuse(sock: socket.socket, error: Exception) -> None:
+    """Answer the greeting of a client whose driver does not load with the reason."""
+    channel = Channel(sock)
+    try:
+        close_all(channel.receive(HELLO_TIMEOUT_NS)[1])
+        channel.send(wire.encode(error_to_wire(error)))
+    finally:
+        channel.close()
+
+
 def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str]) -> int:
     """Serve whoever connects, of the same user, until the process is told to end; 0."""
     connections = threading.BoundedSemaphore(MAX_CLIENTS)

@@ -130,7 +130,7 @@ class Session:
         except wire.WireError as error:
             raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
         if isinstance(reply, wire.Failed):
-            raise error_from_wire(reply)
+            raise DeviceUnavailable(f"{self.where}: the driver process did not start: {error_from_wire(reply)}")
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
             raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
         return reply

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nnhal.base.codes import Preference, Priority
-from nnhal.base.errors import InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.operands import dtype_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by
@@ -71,16 +71,25 @@ class Plan:
 
 
 def compile_plan(model: Model, wishes: Wishes) -> Plan:
-    """Partition and prepare. Raises UnsupportedModel, MissedDeadline or what the last device tried raised."""
+    """Partition and prepare.
+
+    Raises UnsupportedModel, DeviceUnavailable, MissedDeadline or what the last device tried raised.
+    """
     validate(model)
     devices = list(wishes.devices)
     cpu = discovery.cpu()
-    offers = [_offer(device, model) for device in devices]
+    unavailable: list[DeviceUnavailable] = []
+    offers = [_offer(device, model, unavailable) for device in devices]
     if wishes.fallback != "forbid" and cpu not in devices:
         devices.append(cpu)
         offers.append(_cpu_offer(cpu, model))
     events: list[str] = []
-    plan = _attempt(model, wishes, offers, devices, events)
+    try:
+        plan = _attempt(model, wishes, offers, devices, events)
+    except UnsupportedModel:
+        if unavailable:  # that is why
+            raise unavailable[0] from None
+        raise
     if isinstance(plan, Plan):
         return plan
     culprit, operations, error = plan
@@ -115,13 +124,16 @@ def _span(operations: Sequence[int]) -> str:
     return f"#{operations[0]}" if len(operations) == 1 else f"#{min(operations)} to #{max(operations)}"
 
 
-def _offer(device: Device, model: Model) -> Offer:
+def _offer(device: Device, model: Model, unavailable: list[DeviceUnavailable]) -> Offer:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
     count = len(model.main.operations)
     try:
         verdicts = list(device.supports(model))
         if len(verdicts) != count:
             raise OperationFailed(f"supports() gave {len(verdicts)} verdicts, must be {count}, one an operation")
+    except DeviceUnavailable as error:
+        unavailable.append(error)
+        verdicts = [Verdict(False, str(error))] * count
     except Exception as error:
         _log.warning("device %s: %s", device.name, error)
         verdicts = [Verdict(False, f"the driver failed to say: {error}")] * count
@@ -131,7 +143,7 @@ def _offer(device: Device, model: Model) -> Offer:
 def _cpu_offer(cpu: Device, model: Model) -> Offer:
     """What falls back to the CPU: everything but the operations of extensions."""
     own = frozenset(n for n, o in enumerate(model.main.operations) if is_extension(o.type))
-    return replace(_offer(cpu, model), excluded=own, excluded_why="operations of extensions never fall back")
+    return replace(_offer(cpu, model, []), excluded=own, excluded_why="operations of extensions never fall back")
 
 
 def _attempt(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
@@ -122,7 +122,7 @@ def launch(
             kept = {main.outputs.index(operand): view for operand, view in between.items() if operand in main.outputs}
             span = time.monotonic_ns() - began
             return Fenced(launched, outputs, finish, kept, memory, span, "each step behind its fence")
-        except (*NEVER_RETRIED, InvalidArgument):
+        except (*NEVER_RETRIED, InvalidArgument, DeadObject):
             raise
         except NnhalError as error:
             why = str(error)

@@ -1,0 +1,72 @@
+"""Around every fault test: a runtime directory of its own, and nothing left behind in this process."""
+
+import gc
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from nnhal.ipc.session import Session
+from nnhal.runtime import isolation
+from tests.faults.support import WITNESS, descriptors, service, wait_until
+
+FAILED = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder are fault tests."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("faults")
+
+
+@pytest.fixture(scope="package", autouse=True)
+def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the services of these tests have their sockets."""
+    with pytest.MonkeyPatch.context() as patch:
+        directory = tmp_path_factory.mktemp("run")
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        patch.delenv("NNHAL_FAULTY", raising=False)
+        yield directory
+
+
+@pytest.fixture(scope="package")
+def shared(runtime_directory: Path) -> Iterator[str]:
+    """The name of a service that outlives every fault of the tests that use it."""
+    with service(WITNESS, "shared"):
+        yield "shared"
+
+
+def _threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("nnhal")]
+
+
+def _sessions() -> list[Session]:
+    return [s for s in gc.get_objects() if isinstance(s, Session)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note for `nothing_left` how the test went."""
+    report = yield
+    item.stash[FAILED] = report.failed
+    return report
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(
+    runtime_directory: Path, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> Iterator[None]:
+    """Descriptors, threads and sessions of this process are what they were before the test."""
+    gc.collect()
+    before, threads = descriptors(), len(_threads())
+    yield
+    while isolation._devices:
+        isolation._devices.popitem()[1].close()
+    if request.node.stash[FAILED]:
+        return  # the traceback holds what the test held
+    caplog.get_records("call").clear()  # and so do logged errors
+    wait_until(lambda: len(_threads()) <= threads, f"threads {_threads()} end")
+    wait_until(lambda: gc.collect() >= 0 and not _sessions(), "sessions end")
+    wait_until(lambda: gc.collect() >= 0 and descriptors() <= before, f"descriptors down to {before}")

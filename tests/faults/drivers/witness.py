@@ -1,0 +1,84 @@
+"""A driver that tells about its own process, and misbehaves on command. On the reference kernels.
+
+The reason of a verdict is what the process holds, as JSON: descriptors, mappings, resident bytes, threads. Options of
+`prepare`: {"beyond": 8} writes so many bytes past the end of the first output, {"sleep": 0.5} makes each run take that long,
+{"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
+{"timing": 1} answers with times of numpy's types.
+"""
+
+import ctypes
+import json
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import OperationFailed
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Device, Hints, Prepared, Verdict
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.graph import Model
+
+CHILD_SECONDS = 20
+
+
+def held() -> dict[str, int]:
+    """What this process holds."""
+    with open("/proc/self/maps", "rb") as file:
+        mappings = sum(b"memfd:" in line for line in file)  # stacks and arenas of threads come and go
+    with open("/proc/self/statm", "rb") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    descriptors = len(os.listdir("/proc/self/fd")) - 1  # one is the listing's own
+    return {
+        "descriptors": descriptors,
+        "mappings": mappings,
+        "resident": resident,
+        "threads": threading.active_count(),
+    }
+
+
+def _end_with_an_orphan() -> None:
+    if os.fork() == 0:
+        time.sleep(CHILD_SECONDS)
+    os._exit(7)
+
+
+class WitnessPrepared(Prepared):
+    """A prepared model that follows its options."""
+
+    def __init__(self, inner: Prepared, options: dict[str, Any]) -> None:
+        self._inner, self._options = inner, options
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        options = self._options
+        time.sleep(options.get("sleep", 0))
+        if "orphan" in options:
+            _end_with_an_orphan()
+        if "say" in options:
+            raise OperationFailed(options["say"])
+        timing = self._inner.run(request, control)
+        target = request.outputs[0]
+        if "beyond" in options and target is not None:
+            ctypes.memset(target.ctypes.data + target.nbytes, 0, options["beyond"])
+        return Timing(np.int64(5), np.int64(7)) if "timing" in options else timing  # type: ignore[arg-type]
+
+
+class Witness(Reference):
+    """The device."""
+
+    name = "witness"
+    version = "1"
+
+    def supports(self, model: Model) -> list[Verdict]:
+        text = json.dumps(held())
+        return [Verdict(v.ok, text) for v in super().supports(model)]
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return WitnessPrepared(super().prepare(model, hints), dict(hints.options))
+
+
+def device() -> Device:
+    """The entry point."""
+    return Witness()

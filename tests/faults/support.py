@@ -1,0 +1,232 @@
+"""What the fault tests share: services as real processes, hostile clients that speak the wire, and who looks for harm."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.levels import V1_3
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control, Request
+from nnhal.ipc import names, wire
+from nnhal.ipc.channel import Channel
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.convert import model_to_wire
+from nnhal.model.graph import Model
+from tests.ipc.support import LIMIT, doubling, numbers, run, wait_until
+
+WITNESS = str(Path(__file__).parent / "drivers" / "witness.py")
+X = numbers(64)
+
+
+def serve(driver: str, name: str, *, orders: str = "", through: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
+    """Start `nnhal serve`; returns when somebody listens. through: a command that starts it, limits set."""
+    command = [
+        *through,
+        sys.executable,
+        "-c",
+        "from nnhal.cli.main import main; main()",
+        "serve",
+        driver,
+        "--name",
+        name,
+    ]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "NNHAL_FAULTY": orders},
+    )
+    wait_until(lambda: name in names.running() or process.poll() is not None, f"service {name}")
+    assert process.poll() is None, f"service {name} ended with {process.returncode}"
+    return process
+
+
+@contextlib.contextmanager
+def service(driver: str = WITNESS, name: str = "shared", *, orders: str = "") -> Iterator["subprocess.Popen[bytes]"]:
+    """A shared service for as long as the block; it must live until the end."""
+    process = serve(driver, name, orders=orders)
+    try:
+        yield process
+        assert process.poll() is None, f"service {name} ended with {process.returncode}"
+    finally:
+        process.kill()
+        process.wait(LIMIT)
+
+
+@contextlib.contextmanager
+def client_of(name: str = "shared") -> Iterator[RemoteDevice]:
+    """A client of a service, disconnected afterwards."""
+    device = RemoteDevice(names.connect(name))
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def prepared(device: Device, model: Model | None = None, **options: Any) -> Prepared:
+    """A model of 64 floats that adds each to itself, where no other is given."""
+    return prepared_by(device, model or doubling(64), Hints(options=options))
+
+
+def works(device: Device) -> bool:
+    """Whether the device still computes."""
+    return run(prepared(device), X).tobytes() == (X + X).tobytes()
+
+
+def held(device: Device) -> dict[str, int]:
+    """What the process of the witness holds."""
+    return dict(json.loads(device.supports(doubling())[0].reason))
+
+
+def back_to(before: dict[str, int], device: Device, *whats: str) -> None:
+    """Wait until the witness holds no more of these than before."""
+    for what in whats or ("descriptors", "mappings", "threads"):
+        wait_until(lambda what=what: held(device)[what] <= before[what], f"{what} down to {before[what]}")
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Neighbour:
+    """Another client, which executes all the time on a thread and compares bit by bit."""
+
+    def __init__(self, name: str) -> None:
+        self.device = RemoteDevice(names.connect(name))
+        self.rounds, self.wrong = 0, 0
+        self.error: BaseException | None = None
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="neighbour")
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            model, x = prepared(self.device), np.sqrt(X) + np.float32(0.1)
+            expected = (x + x).tobytes()
+            while not self._ending.is_set():
+                self.wrong += run(model, x).tobytes() != expected
+                self.rounds += 1
+                time.sleep(0.001)
+        except BaseException as error:
+            self.error = error
+
+    def still_served(self) -> None:
+        """Wait for rounds that began after now."""
+        wanted = self.rounds + 2
+        wait_until(lambda: self.rounds >= wanted or self.error is not None, "rounds of another client")
+        assert self.error is None and not self.wrong
+
+    def end(self) -> None:
+        """Stop and disconnect."""
+        self._ending.set()
+        self._thread.join(LIMIT)
+        self.device.close()
+        assert self.error is None and not self.wrong and not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def undisturbed(name: str = "shared") -> Iterator[Neighbour]:
+    """Another client of the service, which must be served, bit by bit the same, before, during and after the block."""
+    neighbour = Neighbour(name)
+    try:
+        neighbour.still_served()
+        yield neighbour
+        neighbour.still_served()
+    finally:
+        neighbour.end()
+
+
+class Hostile:
+    """A client of its own making: a bare socket that speaks the wire, and whatever else it likes."""
+
+    def __init__(self, name: str = "shared", *, greet: bool = True, callbacks: bool = True) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(str(names.path_of(name)))
+        self.channel = Channel(self.socket)
+        self.callbacks: Channel | None = None
+        if greet:
+            welcome = self.call(wire.Hello(wire.VERSION, 0))
+            assert isinstance(welcome, wire.Welcome)
+        if greet and callbacks:
+            self.callbacks = self.lane(callbacks=True)
+
+    def send(self, data: bytes | wire.Call, fds: Sequence[int] = ()) -> None:
+        """Send a message, or bytes that are none."""
+        self.channel.send(data if isinstance(data, bytes) else wire.encode(data), fds)
+
+    def call(self, data: bytes | wire.Call, fds: Sequence[int] = ()) -> Any:
+        """Send and wait for the reply; its descriptors are closed."""
+        self.send(data, fds)
+        return self.receive()
+
+    def receive(self) -> Any:
+        """The next reply; its descriptors are closed."""
+        reply, fds = self.channel.receive(int(LIMIT * 1e9))
+        for fd in fds:
+            os.close(fd)
+        return wire.decode_reply(reply)
+
+    def lane(self, *, callbacks: bool = False) -> Channel:
+        """One more lane."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            reply = self.call(wire.AttachLane(callbacks), (theirs.fileno(),))
+        assert isinstance(reply, wire.Done), reply
+        return Channel(ours)
+
+    def prepare(self, model: Model | None = None) -> int:
+        """The number of a prepared model."""
+        whole = model_to_wire(model or doubling(64), lambda _: wire.Pool(0, "ashmem", 1, 0, True, False))
+        reply = self.call(wire.PrepareModel(V1_3, 1, whole))
+        assert isinstance(reply, wire.Done), reply
+        assert self.callbacks is not None
+        data, _ = self.callbacks.receive(int(LIMIT * 1e9))
+        note = wire.decode_callback(data)
+        assert isinstance(note, wire.NotifyPrepared) and isinstance(note.result, wire.Object), note
+        return note.result.object
+
+    def execute(
+        self, number: int, pools: Sequence[wire.Pool], *arguments: wire.Argument, fds: Sequence[int] = ()
+    ) -> Any:
+        """The reply to an execution; the last argument is the output."""
+        request = wire.Request(arguments[:-1], arguments[-1:], tuple(wire.MemoryPool(p) for p in pools))
+        return self.call(wire.ExecuteSynchronously(V1_3, number, request), fds)
+
+    def close(self) -> None:
+        """Go away without a word."""
+        self.channel.close()
+        if self.callbacks is not None:
+            self.callbacks.close()
+
+    def __enter__(self) -> "Hostile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def attempt(call: Callable[[], Any]) -> Any:
+    """What a call gives or raises."""
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def request() -> Request:
+    """A request of `doubling(64)`."""
+    return Request([X], [np.full_like(X, np.nan)])
+
+
+__all__ = ["LIMIT", "Control", "doubling", "numbers", "run", "wait_until"]

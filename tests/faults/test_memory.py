@@ -1,0 +1,325 @@
+"""Faults of shared memory: pools that shrink, lie about their size, change meanwhile, or are none (items 18 to 21)."""
+
+import fcntl
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperandType, OperationType
+from nnhal.base.errors import NnhalError
+from nnhal.base.memory import Memory
+from nnhal.hal.request import Control, Request
+from nnhal.ipc import wire
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.process import start
+from nnhal.model.builder import ModelBuilder
+from tests.faults.support import (
+    WITNESS,
+    Hostile,
+    X,
+    attempt,
+    back_to,
+    client_of,
+    doubling,
+    held,
+    numbers,
+    prepared,
+    undisturbed,
+    works,
+)
+
+F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8
+ROOM = 4096
+INPUT, OUTPUT = wire.Argument(0, 0, 256, (64,)), wire.Argument(0, 256, 256, (64,))
+
+
+def memfd(size: int = ROOM, seals: int = SEAL_SHRINK) -> int:
+    """A memory of a client's, sealed as asked for."""
+    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if seals:
+        fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    return fd
+
+
+def pool(size: int = ROOM, offset: int = 0, *, readonly: bool = False) -> wire.Pool:
+    """Pool 1, whose descriptor comes along."""
+    return wire.Pool(1, "ashmem", size, offset, readonly, True)
+
+
+class memfd_of_values:  # noqa: N801 (a context manager)
+    """A memory whose first bytes are the input."""
+
+    def __enter__(self) -> Memory:
+        self.memory = Memory.allocate(ROOM)
+        self.memory.bytes()[:256] = X.view(np.uint8)
+        return self.memory
+
+    def __exit__(self, *_: object) -> None:
+        self.memory.close()
+
+
+def refused(reply: object, *words: str) -> None:
+    """The reply is an INVALID_ARGUMENT, or one of its kind, that holds the words."""
+    assert isinstance(reply, wire.Failed), reply
+    assert reply.kind in ("InvalidArgument", "InvalidRequest", "Unmappable"), reply
+    for word in words:
+        assert word in reply.message, reply.message
+
+
+# ------------------------------------------------------------------------------------------------------------- item 18
+
+
+@pytest.mark.parametrize("seals", [0, SEAL_GROW])
+def test_a_pool_that_may_shrink_is_refused_and_its_shrinking_kills_nobody(shared: str, seals: int) -> None:
+    """18: a seal is demanded, so no read of a page that is gone can end the service by SIGBUS."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        number, before = hostile.prepare(), held(watcher)
+        fd = memfd(seals=seals)
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool 1", "not sealed against shrinking")
+        os.ftruncate(fd, 0)
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool 1")
+        os.close(fd)
+        back_to(before, watcher)
+        fd = memfd()
+        assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), wire.Executed)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+        os.close(fd)
+
+
+def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_touch(
+    shared: str, tmp_path: Path
+) -> None:
+    """18: what cannot be sealed is copied: the file is cut to nothing between two executions that read it."""
+    file = tmp_path / "values"
+    file.write_bytes(X.tobytes())
+    memory = Memory.from_file(file)
+    with undisturbed(shared), client_of(shared) as device:
+        model, out = prepared(device), np.empty_like(X)
+        x = memory.view(0, 256, np.float32, (64,))
+        model.run(Request([x], [out]), Control())
+        assert out.tobytes() == (X + X).tobytes()
+        packing = device.session.packing()
+        sent = packing.pool(memory)
+        device.session.call(wire.Announce((sent,)), wire.Done, packing)
+        os.truncate(file, 0)
+        assert works(device)
+
+
+def test_a_file_cut_short_kills_only_the_clients_own_driver(tmp_path: Path) -> None:
+    """18: the own process of a client maps its files uncopied: cutting one ends that process, by name, and no other."""
+    file = tmp_path / "weights"
+    file.write_bytes(bytes(1 << 20))
+    fd = os.open(file, os.O_RDWR)
+    driver = RemoteDevice(start(WITNESS))
+    try:
+        refusal = driver.session.transact(wire.encode(wire.Announce((pool(1 << 20),))), (fd,))[0]
+        refused(wire.decode_reply(refusal), "pool 1", "sealed")  # to be written: never
+        assert works(driver)
+    finally:
+        os.close(fd)
+        driver.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- item 19
+
+
+@pytest.mark.parametrize(
+    ("size", "offset"),
+    [(ROOM + 1, 0), (ROOM, 1), (1, ROOM), (2**63, 0), (2**64 - 1, 1), (1, 2**64 - 1), (2**62, 2**62), (0, 0)],
+)
+def test_a_pool_past_the_end_of_its_memory_is_refused(shared: str, size: int, offset: int) -> None:
+    """19: offset and size are added without wrapping, and compared with the memory itself."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        number, before, fd = hostile.prepare(), held(watcher), memfd()
+        reply = hostile.execute(number, [pool(size, offset)], INPUT, OUTPUT, fds=(fd,))
+        os.close(fd)
+        assert isinstance(reply, wire.Failed) and reply.kind in ("InvalidArgument", "ResourceExhausted"), reply
+        back_to(before, watcher)
+        with memfd_of_values() as memory:
+            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Executed)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        (wire.Argument(0, ROOM - 255, 256, (64,)), f"bytes {ROOM - 255} to {ROOM + 1}"),
+        (wire.Argument(0, 2**64 - 256, 256, (64,)), f"bytes {2**64 - 256} to {2**64}"),
+        (wire.Argument(0, 0, 2**64 - 1, (64,)), "bytes 0 to"),
+        (wire.Argument(1, 0, 256, (64,)), "pool is 1, must be below 1"),
+        (wire.Argument(-2, 0, 256, (64,)), "pool is -2"),
+    ],
+)
+def test_an_argument_past_the_end_of_its_pool_is_invalid(shared: str, argument: wire.Argument, words: str) -> None:
+    """19: as input and as output, with the numbers in the message."""
+    with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
+        number = hostile.prepare()
+        refused(hostile.execute(number, [pool()], argument, OUTPUT, fds=(memory.fd,)), "input 0", words)
+        known = wire.Pool(1, "ashmem", ROOM, 0, False, False)
+        refused(hostile.execute(number, [known], INPUT, argument), "output 0", words)
+        assert isinstance(hostile.execute(number, [known], INPUT, OUTPUT), wire.Executed)
+        assert bytes(memory.bytes()[256:512]) == (X + X).tobytes()
+
+
+# ------------------------------------------------------------------------------------------------------------- item 20
+
+
+def test_an_input_rewritten_during_executions_changes_only_its_owners_results(shared: str) -> None:
+    """20: a thread writes over the input all the time; each output is twice what the input was at some time."""
+    size = 1 << 16
+    with undisturbed(shared), client_of(shared) as device:
+        model = prepared(device, doubling(size))
+        memory = Memory.allocate(4 * size)
+        x, ending = memory.view(0, 4 * size, np.float32, (size,)), threading.Event()
+
+        def rewrite() -> None:
+            value = 0
+            while not ending.is_set():
+                value = (value + 1) % 1000
+                x[:] = value
+
+        thread = threading.Thread(target=rewrite)
+        thread.start()
+        seen: set[float] = set()
+        try:
+            out = np.empty(size, np.float32)
+            for _ in range(100):
+                model.run(Request([x], [out]), Control())
+                values = np.unique(out)
+                assert set(values) <= set(range(0, 1998 + 1)), values
+                seen |= set(values.tolist())
+        finally:
+            ending.set()
+            thread.join()
+        assert len(seen) > 1, "the input was not rewritten during the executions"
+        x[:] = numbers(size)
+        model.run(Request([x], [out]), Control())
+        assert out.tobytes() == (2 * numbers(size)).tobytes()
+
+
+def test_constants_rewritten_after_validation_harm_nobody_else(shared: str) -> None:
+    """20: indices that lie in the client's memory leave their range while executions read them."""
+    memory = Memory.allocate(64)
+    index, ending = memory.view(0, 64, np.int32, (16,)), threading.Event()
+    b = ModelBuilder()
+    x, y = b.operand(OperandType.TENSOR_FLOAT32, (64,)), b.operand(OperandType.TENSOR_FLOAT32, (16,))
+    axis = b.constant(OperandType.INT32, 0)
+    where = b.reference(OperandType.TENSOR_INT32, (16,), b.add_pool(memory), 0, 64)
+    b.operation(OperationType.GATHER, [x, axis, where], [y])
+
+    def rewrite() -> None:
+        while not ending.is_set():
+            index[:] = 5
+            index[:] = 2**31 - 1
+
+    with undisturbed(shared), client_of(shared) as device:
+        model = prepared(device, b.finish([x], [y]))
+        thread = threading.Thread(target=rewrite)
+        thread.start()
+        try:
+            for _ in range(200):
+                out = np.empty(16, np.float32)
+                error = attempt(lambda out=out: model.run(Request([X], [out]), Control()))
+                assert error is None or isinstance(error, NnhalError), error
+                assert error is not None or set(out) == {5}
+        finally:
+            ending.set()
+            thread.join()
+        index[:] = np.arange(16)
+        model.run(Request([X], [out]), Control())
+        assert out.tobytes() == X[:16].tobytes()
+
+
+# ------------------------------------------------------------------------------------------------------------- item 21
+
+
+def test_a_pool_for_reading_is_refused_as_output(shared: str) -> None:
+    """21: by the argument and the pool; the bytes stay what they were."""
+    with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
+        number = hostile.prepare()
+        reply = hostile.execute(number, [pool(readonly=True)], INPUT, OUTPUT, fds=(memory.fd,))
+        refused(reply, "output 0", "pool 0 is for reading only, must be writable")
+        assert not memory.bytes()[256:512].any()
+
+
+def test_a_descriptor_for_reading_announced_as_writable_is_refused(shared: str) -> None:
+    """21: what the message says does not open what the descriptor does not."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        number, before, fd = hostile.prepare(), held(watcher), memfd()
+        reading = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(reading,)), "descriptor")
+        os.close(reading)
+        os.close(fd)
+        back_to(before, watcher)
+
+
+def _socket() -> int:
+    one, other = socket.socketpair()
+    other.close()
+    return one.detach()
+
+
+def _pipe() -> int:
+    reading, writing = os.pipe()
+    os.close(writing)
+    return reading
+
+
+KINDS: dict[str, Callable[[], int]] = {
+    "a pipe": _pipe,
+    "a directory": lambda: os.open("/", os.O_RDONLY),
+    "/dev/zero": lambda: os.open("/dev/zero", os.O_RDWR),
+    "/dev/null": lambda: os.open("/dev/null", os.O_RDWR),
+    "an O_PATH descriptor": lambda: os.open(__file__, os.O_PATH),
+    "a socket": _socket,
+    "an eventfd": lambda: os.eventfd(0),
+    "a file": lambda: os.open(__file__, os.O_RDONLY),
+    "a memory sealed against writing": lambda: memfd(seals=SEAL_SHRINK | SEAL_WRITE),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_memory_is_refused_as_a_pool(shared: str, kind: str) -> None:
+    """21: by the pool's number; the descriptor is closed, the same connection goes on."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
+        for _ in range(3):
+            reply = hostile.execute(number, [pool(16)], INPUT, OUTPUT, fds=(fd,))
+            refused(reply)
+            assert "pool 1" in reply.message or "descriptor" in reply.message
+        os.close(fd)
+        back_to(before, watcher)
+        with memfd_of_values() as memory:
+            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Executed)
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a file", "an eventfd"])
+def test_what_is_no_socket_is_refused_as_a_lane_and_what_is_no_fence_as_a_fence(shared: str, kind: str) -> None:
+    """21: the same for the other descriptors that messages carry; none stays open."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
+        empty = wire.Request((), (), ())
+        for _ in range(5):
+            refused(hostile.call(wire.AttachLane(False), (fd,)), "AttachLane", "SEQPACKET")
+            if kind != "a pipe":  # the read end of a pipe is what a fence is made of
+                refused(hostile.call(wire.ExecuteFenced(number, empty, 1), (fd,)), "fence")
+            refused(hostile.call(wire.ConfigureExecutionBurst(number), (fd,)), "burst")
+            refused(hostile.call(wire.ExecuteFenced(number, empty, 4), (fd,)))
+        os.close(fd)
+        back_to(before, watcher)
+
+
+def test_descriptors_that_no_call_takes_are_closed(shared: str) -> None:
+    """21: a message may carry more descriptors than it has use for."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        before, fd = held(watcher), memfd()
+        for _ in range(5):
+            assert isinstance(hostile.call(wire.GetVersionString(), (fd,) * 60), wire.Value)
+        os.close(fd)
+        back_to(before, watcher)

@@ -1,0 +1,249 @@
+"""Faults of messages: lengths and descriptors past every limit, bytes that are none, peers that do not read (27, 28)."""
+
+import array
+import fcntl
+import os
+import random
+import select
+import socket
+import struct
+
+import pytest
+
+from nnhal.base.errors import DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
+from nnhal.ipc import names, wire
+from nnhal.ipc.channel import MARK
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.service import MAX_CLIENTS, QUEUED
+from tests.faults.support import (
+    Hostile,
+    attempt,
+    back_to,
+    client_of,
+    held,
+    undisturbed,
+    wait_until,
+    works,
+)
+
+GIB = 1 << 30
+MOST_DESCRIPTORS = 253  # that the kernel takes with one message
+ADD_SEALS, ALL_SEALS = 1033, 15
+QUERY = wire.encode(wire.GetVersionString())
+
+
+def alive(hostile: Hostile) -> None:
+    """The same connection answers still."""
+    assert isinstance(hostile.call(QUERY), wire.Value)
+
+
+def long_message(announced: int, size: int, *, seals: int = ALL_SEALS) -> tuple[bytes, int]:
+    """The head of a message that comes by a memory, and the memory."""
+    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if seals:
+        fcntl.fcntl(fd, ADD_SEALS, seals)
+    return struct.pack("<BQ", MARK, announced), fd
+
+
+# ------------------------------------------------------------------------------------------------------------- item 27
+
+
+@pytest.mark.parametrize(
+    ("announced", "size", "seals"),
+    [
+        (4 * GIB, 4 * GIB, ALL_SEALS),
+        (4 * GIB, 64, ALL_SEALS),
+        (2**64 - 1, 64, ALL_SEALS),
+        (GIB + 1, GIB + 1, ALL_SEALS),
+        (0, 0, ALL_SEALS),
+        (64, 4 * GIB, ALL_SEALS),
+        (128, 64, ALL_SEALS),
+        (64, 64, 0),
+    ],
+)
+def test_a_message_of_a_length_that_cannot_be_is_refused(shared: str, announced: int, size: int, seals: int) -> None:
+    """27: 4 GiB, announced and there, or announced only: an error, no memory is taken, the connection goes on."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        before = held(watcher)
+        head, fd = long_message(announced, size, seals=seals)
+        for _ in range(3):
+            reply = hostile.call(head, (fd,))
+            assert isinstance(reply, wire.Failed) and "long message" in reply.message, reply
+        os.close(fd)
+        alive(hostile)
+        back_to(before, watcher)
+        assert held(watcher)["resident"] - before["resident"] < 64 << 20
+
+
+@pytest.mark.parametrize("data", [bytes([MARK]), bytes([MARK]) * 9, struct.pack("<BQ", MARK, 64) + b"more"])
+def test_a_long_message_without_its_memory_is_refused(shared: str, data: bytes) -> None:
+    """27: the head alone."""
+    with undisturbed(shared), Hostile(shared) as hostile:
+        for _ in range(2):
+            reply = hostile.call(data)
+            assert isinstance(reply, wire.Failed) and "long message" in reply.message, reply
+        alive(hostile)
+
+
+def test_a_datagram_larger_than_messages_are_is_refused(shared: str) -> None:
+    """27: what does not fit the receiver's buffer is no message, whatever its first bytes say."""
+    with undisturbed(shared), Hostile(shared) as hostile:
+        hostile.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        hostile.socket.send(QUERY + bytes(wire.INLINE + 4096))
+        reply = hostile.receive()
+        assert isinstance(reply, wire.Failed) and "larger than the transport takes" in reply.message
+        alive(hostile)
+
+
+@pytest.mark.parametrize("count", [wire.MAX_DESCRIPTORS + 1, MOST_DESCRIPTORS])
+def test_a_message_with_too_many_descriptors_is_refused_and_all_are_closed(shared: str, count: int) -> None:
+    """27: the kernel takes 253 at most with one message; a thousand are four of them, again and again."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        before, fd = held(watcher), os.open("/dev/null", os.O_RDONLY)
+        many = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * count).tobytes())]
+        for _ in range(12):
+            hostile.socket.sendmsg([QUERY], many)
+            reply = hostile.receive()
+            assert isinstance(reply, wire.Failed) and "too many descriptors" in reply.message, reply
+        os.close(fd)
+        alive(hostile)
+        back_to(before, watcher)
+
+
+def _garbage(dice: random.Random) -> bytes:
+    good = [
+        wire.encode(wire.Hello(1, 3)),
+        wire.encode(wire.AttachLane(True)),
+        wire.encode(wire.Release(((1, 2), (3, 4)), (5, 6))),
+        wire.encode(wire.GetCapabilities(4)),
+        wire.encode(wire.Allocate((4, 4), ((1, 0, True, 0.5),))),
+        wire.encode(wire.ExecuteSynchronously(4, 1, wire.Request((None,), (wire.Argument(0, 1, 2, (3,)),), ()))),
+        wire.encode(wire.CopyFrom(1, wire.Pool(1, "ashmem", 4, 0, True, False), (2,))),
+    ]
+    data = bytearray(dice.choice(good))
+    kind = dice.randrange(4)
+    if kind == 0:
+        return dice.randbytes(dice.randint(1, 200))
+    if kind == 1:
+        return bytes(data[: dice.randint(1, len(data) - 1)])
+    if kind == 2:
+        return bytes([0x91]) * dice.randint(1, 60000)  # arrays in arrays
+    for _ in range(dice.randint(1, 4)):
+        data[dice.randrange(len(data))] = dice.choice((0, 0x7F, 0x80, 0xC0, 0xC6, 0xCF, 0xDB, 0xDD, 0xFF))
+    return bytes(data)
+
+
+def test_bytes_that_are_no_message_are_answered_with_an_error(shared: str) -> None:
+    """27: 2,000 random, cut, nested and mutated messages; every one is answered or has no answer, none harms."""
+    dice = random.Random(27)
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        with Hostile(shared) as hostile:
+            for _ in range(2000):
+                data = _garbage(dice)
+                if data[0] == MARK:
+                    continue
+                hostile.send(data)
+                hostile.send(QUERY)
+                first = hostile.receive()
+                if not (isinstance(first, wire.Value) and not hostile_pending(hostile)):
+                    assert isinstance(hostile.receive(), wire.Value), data
+        back_to(before, watcher)
+        assert works(watcher)
+
+
+def hostile_pending(hostile: Hostile) -> bool:
+    """Whether a reply is there, or comes within a moment: a query's own reply was the first then."""
+    data = attempt(lambda: hostile.channel.receive(20_000_000))
+    if isinstance(data, MissedDeadline):
+        return False
+    raise AssertionError(f"a second reply to one query: {data}")
+
+
+@pytest.mark.parametrize(
+    "first", [QUERY, b"\x00", b"GET / HTTP/1.1\r\n\r\n", wire.encode(wire.Hello(99, 0)), bytes([MARK]) * 9]
+)
+def test_a_connection_that_does_not_greet_is_ended(shared: str, first: bytes) -> None:
+    """27: with an error where the peer may understand it, else by a hang-up."""
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        for _ in range(3):
+            with Hostile(shared, greet=False) as hostile:
+                hostile.send(first)
+                reply = attempt(hostile.receive)
+                assert isinstance(reply, wire.Failed | DeadObject), reply
+                assert isinstance(attempt(hostile.receive), DeadObject)
+        back_to(before, watcher)
+
+
+# ------------------------------------------------------------------------------------------------------------- item 28
+
+
+def _fill(sock: socket.socket) -> int:
+    """Send until the peer has taken none for a second; how many it took."""
+    for count in range(100_000):
+        if not select.select([], [sock], [], 1.0)[1] or isinstance(attempt(lambda: sock.send(QUERY)), BrokenPipeError):
+            return count
+    raise AssertionError("100,000 messages were taken, though no answer was read")
+
+
+def test_a_client_that_does_not_read_its_answers_is_dropped(shared: str) -> None:
+    """28: the socket's buffer bounds what waits; the service gives the client up after some seconds, and keeps nothing."""
+    with undisturbed(shared) as neighbour, client_of(shared) as watcher:
+        before = held(watcher)
+        hostile = Hostile(shared)
+        hostile.socket.setblocking(False)
+        assert _fill(hostile.socket) < 10_000
+        neighbour.still_served()
+        back_to(before, watcher)  # while the hostile client is still there
+        hostile.close()
+        assert works(watcher)
+
+
+def test_a_client_that_does_not_read_its_notifications_is_refused_more_and_dropped(shared: str) -> None:
+    """28: calls that wait to be notified are bounded; then the service gives the client up."""
+    with undisturbed(shared) as neighbour, client_of(shared) as watcher:
+        before = held(watcher)
+        hostile = Hostile(shared)
+        number = hostile.prepare()
+        request = wire.Request((), (), ())
+        replies = []
+        for n in range(20 * QUEUED):
+            reply = attempt(lambda n=n: hostile.call(wire.Execute(4, n, number, request)))
+            replies.append(reply)
+            if isinstance(reply, DeadObject):
+                break
+        assert isinstance(replies[-1], wire.Failed | DeadObject | wire.Done)
+        neighbour.still_served()
+        hostile.close()
+        back_to(before, watcher)
+
+
+def test_connections_that_never_greet_are_ended_and_make_room_for_others(shared: str) -> None:
+    """28: as many as the service takes: who is connected is served on, who comes gets a named error until they are gone."""
+    with undisturbed(shared) as neighbour, client_of(shared) as watcher:
+        before = held(watcher)
+        silent = []
+        for _ in range(MAX_CLIENTS):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.connect(str(names.path_of(shared)))
+            silent.append(sock)
+        neighbour.still_served()
+        late = attempt(lambda: RemoteDevice(names.connect(shared)))
+        assert isinstance(late, DeviceUnavailable), late
+        wait_until(lambda: _served(shared), "room for a client")
+        for sock in silent:
+            sock.settimeout(60)
+            assert sock.recv(64) == b""  # ended by the service
+            sock.close()
+        back_to(before, watcher)
+
+
+def _served(name: str) -> bool:
+    device = attempt(lambda: RemoteDevice(names.connect(name)))
+    if isinstance(device, RemoteDevice):
+        device.close()
+        return True
+    assert isinstance(device, NnhalError), device
+    return False

@@ -1,0 +1,455 @@
+"""Faults of bursts: queues that are tampered with, packets that lie, peers that die while the other waits (22 to 26)."""
+
+import contextlib
+import ctypes
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import DeadObject, NnhalError
+from nnhal.base.memory import Memory
+from nnhal.frontends.python import Builder
+from nnhal.hal.request import Control
+from nnhal.ipc import _native, wire
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client_burst import RemoteBurst
+from nnhal.ipc.client_prepared import RemotePrepared
+from nnhal.ipc.process import start
+from nnhal.model.graph import Model
+from tests.faults.support import (
+    LIMIT,
+    WITNESS,
+    X,
+    attempt,
+    back_to,
+    client_of,
+    held,
+    numbers,
+    prepared,
+    request,
+    run,
+    undisturbed,
+    wait_until,
+    works,
+)
+
+# The shared memory of a burst: where each index lies, and what it must be.
+REQUEST_WRITE, REQUEST_READ, RESULT_WRITE, RESULT_READ = 64, 128, 320, 384
+REQUEST_EVENT, CLOSED = 192, 704  # the word that the service sleeps on, and the flag that the queues are closed
+ELEMENTS, ELEMENT = 4096, 24
+FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+WAIT = int(LIMIT * 1e9)
+
+
+class Raw:
+    """A burst driven by hand: the client's queues, and their memory to tamper with."""
+
+    def __init__(self, device: RemoteDevice, model: Model | None = None, *, results: int = 1024) -> None:
+        self.device, self.prepared = device, prepared(device, model)
+        assert isinstance(self.prepared, RemotePrepared)
+        fd = _native.create_queues(1024, results)
+        try:
+            self.queues = _native.Queues(fd, _native.CLIENT)
+            self.memory = mmap.mmap(fd, 0)
+            message = wire.ConfigureExecutionBurst(self.prepared.number)
+            self.number = device.session.call(message, wire.Object, fds=(fd,))[0].object
+        finally:
+            os.close(fd)
+        self.pool = Memory.allocate(4096)
+        self.pool.bytes()[:256] = X.view(np.uint8)
+        device.session.bursts[self.number] = self
+
+    def memory_of(self, slot: int) -> Memory | None:
+        """Slot 1 is the pool."""
+        return self.pool if slot == 1 else None
+
+    def good(self, slot: int = 1) -> bytes:
+        """A packet that is right."""
+        return _native.encode_request(((0, 0, 256, (64,)),), ((0, 256, 256, (64,)),), (slot,), False)
+
+    def exchange(self, packet: bytes) -> tuple[int, object]:
+        """Status of the result of a packet, or of the queue, and the outputs."""
+        reply = self.queues.exchange(packet, WAIT)
+        if isinstance(reply, int):
+            return reply, None
+        status, outputs, _, _ = _native.decode_result(reply)
+        return status, outputs
+
+    def computes(self) -> bool:
+        """Whether a good packet gives the right bytes."""
+        self.pool.bytes()[256:512] = 0
+        status, outputs = self.exchange(self.good())
+        sums = bytes(self.pool.bytes()[256:512]) == (X + X).tobytes()
+        return status == ErrorStatus.NONE and outputs == ((True, (64,)),) and sums
+
+    def put(self, offset: int, value: int) -> None:
+        """Write an index."""
+        struct.pack_into("<Q", self.memory, offset, value % 2**64)
+
+    def get(self, offset: int) -> int:
+        """Read an index."""
+        return int(struct.unpack_from("<Q", self.memory, offset)[0])
+
+    def announce(self) -> None:
+        """Wake the service to what was written, and wait until it has closed the queues."""
+        word = ctypes.c_uint32.from_buffer(self.memory, REQUEST_EVENT)
+        word.value += 1
+        ctypes.CDLL(None).syscall(FUTEX, ctypes.byref(word), 1, 2**31 - 1, None, None, 0)
+        del word
+        wait_until(lambda: self.memory[CLOSED] != 0, "closed queues")
+
+    def close(self) -> None:
+        """End it."""
+        self.queues.close()
+        self.device.session.release(self.number)
+        self.memory.close()
+        del self.pool
+
+
+@contextlib.contextmanager
+def raw(device: RemoteDevice, model: Model | None = None, *, results: int = 1024) -> Iterator[Raw]:
+    """A burst driven by hand, that works at first."""
+    burst = Raw(device, model, results=results)
+    try:
+        yield burst
+    finally:
+        burst.close()
+
+
+def sum_of_many(inputs: int = 1, outputs: int = 1) -> Model:
+    """Each output is twice an input."""
+    b = Builder()
+    given = [b.input((64,)) for _ in range(inputs)]
+    return b.finish(given, [b.add(given[n % inputs], given[n % inputs]) for n in range(outputs)])
+
+
+# ------------------------------------------------------------------------------------------------------------- item 22
+
+
+CORRUPTIONS: dict[str, Callable[[Raw], None]] = {
+    "write index of requests backwards": lambda r: r.put(REQUEST_WRITE, r.get(REQUEST_WRITE) - 1),
+    "write index of requests huge": lambda r: r.put(REQUEST_WRITE, 2**63),
+    "write index of requests at its end": lambda r: r.put(REQUEST_WRITE, -1),
+    "write index of requests one too far": lambda r: r.put(REQUEST_WRITE, r.get(REQUEST_READ) + 1025),
+    "write index over elements that were not written": lambda r: r.put(REQUEST_WRITE, r.get(REQUEST_WRITE) + 7),
+    "read index of results ahead": lambda r: r.put(RESULT_READ, r.get(RESULT_READ) + 5),
+    "read index of results backwards": lambda r: r.put(RESULT_READ, r.get(RESULT_READ) - 2000),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_corrupted_indices_end_the_burst_and_nothing_else(shared: str, what: str) -> None:
+    """22: the service closes the queues; other bursts of the same client and other clients go on."""
+    with undisturbed(shared), client_of(shared) as device, raw(device) as other:
+        assert other.computes()
+        before = held(device)
+        with raw(device) as burst:
+            assert burst.computes() and other.computes()
+            CORRUPTIONS[what](burst)
+            if "requests" in what or "elements" in what:  # else it is seen with the next result
+                burst.announce()
+            ends = [burst.exchange(burst.good())[0] for _ in range(2)]
+            assert set(ends) <= {_native.CLOSED, _native.CORRUPT, _native.DEAD}, ends
+            assert other.computes() and works(device)
+        back_to(before, device, "threads", "mappings", "descriptors")
+        assert other.computes()
+
+
+def test_indices_written_at_random_never_harm_another(shared: str) -> None:
+    """22: 40 bursts whose four indices and first elements are overwritten while they run."""
+    dice = random.Random(22)
+    with undisturbed(shared), client_of(shared) as device, raw(device) as other:
+        assert other.computes()
+        before = held(device)
+        for _ in range(40):
+            with raw(device) as burst:
+                assert burst.computes()
+                for _ in range(dice.randint(1, 4)):
+                    where = dice.choice((REQUEST_WRITE, REQUEST_READ, RESULT_WRITE, RESULT_READ))
+                    burst.put(where, dice.choice((dice.getrandbits(64), burst.get(where) + dice.randint(-9, 9))))
+                    at = ELEMENTS + dice.randrange(64) * ELEMENT
+                    burst.memory[at : at + ELEMENT] = dice.randbytes(ELEMENT)
+                attempt(lambda burst=burst: burst.queues.exchange(burst.good(), 100_000_000))
+            assert other.computes()
+        back_to(before, device)
+
+
+def test_queues_that_the_service_corrupts_are_a_dead_object_and_the_model_runs_on(shared: str) -> None:
+    """22: the same from the other side: the result queue's write index jumps before a result is taken."""
+    with undisturbed(shared), client_of(shared) as device:
+        model = prepared(device)
+        burst = model.burst()
+        assert isinstance(burst, RemoteBurst)
+        wanted = request()
+        burst.run(wanted, Control())
+        with tampered(burst) as memory:
+            struct.pack_into("<Q", memory, RESULT_WRITE, 2**62)
+            with pytest.raises(DeadObject, match=r"service shared: .*tampered"):
+                burst.run(request(), Control())
+        with pytest.raises(NnhalError, match="after close"):
+            burst.run(request(), Control())
+        burst.close()
+        assert works(device)
+        with model.burst() as again:
+            again.run(wanted, Control())
+        assert wanted.outputs[0] is not None and wanted.outputs[0].tobytes() == (X + X).tobytes()
+
+
+@contextlib.contextmanager
+def tampered(burst: RemoteBurst) -> Iterator[mmap.mmap]:
+    """The memory of a burst's queues, found among the mappings of this process."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        found = [line.split()[0] for line in maps if "memfd:nnhal-queues" in line]
+    assert found, "the mapping of the queues has another name"
+    fd = os.open(f"/proc/self/map_files/{found[-1]}", os.O_RDWR)
+    try:
+        memory = mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)
+    try:
+        yield memory
+    finally:
+        memory.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- item 23
+
+
+def _elements(packet: bytes) -> list[bytes]:
+    return [packet[at : at + ELEMENT] for at in range(0, len(packet), ELEMENT)]
+
+
+def _packet(elements: list[bytes]) -> bytes:
+    """A packet whose first element tells the right count, so that the queue carries it."""
+    head = struct.pack("<II", 0, len(elements)) + elements[0][8:]
+    return b"".join([head, *elements[1:]])
+
+
+def _mutations(good: bytes) -> Iterator[tuple[str, bytes]]:
+    elements = _elements(good)
+    for n in range(1, len(elements)):
+        yield f"element {n} removed", _packet(elements[:n] + elements[n + 1 :])
+        yield f"element {n} twice", _packet(elements[: n + 1] + elements[n:])
+    for n, element in enumerate(elements):
+        for field in range(6):
+            if n == 0 and field < 2:
+                continue  # what makes it a packet at all: item 22
+            for value in (1 if field else 5, 2**31, 2**32 - 1):
+                old = struct.unpack_from("<I", element, 4 * field)[0]
+                changed = bytearray(element)
+                struct.pack_into("<I", changed, 4 * field, value if value != old else value ^ 2)
+                yield f"element {n} field {field}", _packet([*elements[:n], bytes(changed), *elements[n + 1 :]])
+
+
+def test_a_packet_with_a_datum_removed_added_or_changed_is_an_error_and_the_next_one_works(shared: str) -> None:
+    """23: every datum in turn; the same burst gives the right result after each."""
+    with undisturbed(shared), client_of(shared) as device, raw(device) as burst:
+        assert burst.computes()
+        before, good = held(device), burst.good()
+        accepted = []
+        for what, packet in _mutations(good):
+            status, _ = burst.exchange(packet)
+            if status == ErrorStatus.NONE:
+                accepted.append(what)
+            else:
+                assert status in (ErrorStatus.INVALID_ARGUMENT, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE), (what, status)
+            assert burst.computes(), what
+        # whether to measure, and offsets of the input that stay inside the pool and apart from the output, may be so
+        assert set(accepted) <= {f"element {len(_elements(good)) - 1} field 1"}, accepted
+        back_to(before, device)
+
+
+@pytest.mark.parametrize("slot", [2, -1, 2**31 - 1, -(2**31)])
+def test_a_slot_that_stands_for_no_memory_is_an_error_and_the_next_packet_works(shared: str, slot: int) -> None:
+    """23: the client itself does not know the slot."""
+    with undisturbed(shared), client_of(shared) as device, raw(device) as burst:
+        for _ in range(3):
+            assert burst.exchange(burst.good(slot))[0] == ErrorStatus.INVALID_ARGUMENT
+            reply = device.session.transact(wire.encode(wire.ExplainBurst(burst.number)))[0]
+            why = wire.decode_reply(reply)
+            assert isinstance(why, wire.Failed) and "memor" in why.message, why
+            assert burst.computes()
+
+
+# ------------------------------------------------------------------------------------------------------------- item 24
+
+
+def test_a_result_queue_that_is_too_small_is_an_error_and_no_deadlock(shared: str) -> None:
+    """24: 16 elements of room for the result of 20 outputs; the small error fits, again and again."""
+    many = sum_of_many(1, 20)
+    with undisturbed(shared), client_of(shared) as device, raw(device, many, results=16) as burst:
+        burst.pool = Memory.allocate(256 * 21)
+        outputs = tuple((0, 256 * (n + 1), 256, (64,)) for n in range(20))
+        packet = _native.encode_request(((0, 0, 256, (64,)),), outputs, (1,), False)
+        for _ in range(5):
+            assert burst.exchange(packet)[0] == ErrorStatus.GENERAL_FAILURE
+        assert burst.exchange(packet[:ELEMENT] + packet[ELEMENT:])[0] == ErrorStatus.GENERAL_FAILURE
+        assert works(device)
+
+
+def test_a_request_that_does_not_fit_its_queue_takes_the_plain_call() -> None:
+    """24: 500 inputs are more than 1,024 elements; the result is right all the same."""
+    device = RemoteDevice(start("reference"))
+    try:
+        b = Builder()
+        given = [b.input((1, 1, 1, 1)) for _ in range(300)]
+        model = prepared(device, b.finish(given, [b.add(x, x) for x in given]))
+        assert isinstance(model, RemotePrepared)
+        with model.burst() as burst:
+            for _ in range(3):
+                inputs = [np.full((1, 1, 1, 1), n, np.float32) for n in range(300)]
+                wanted = type(request())(inputs, [np.zeros_like(x) for x in inputs])
+                burst.run(wanted, Control())
+                assert [float(np.ravel(y)[0]) for y in wanted.outputs if y is not None] == [2.0 * n for n in range(300)]
+    finally:
+        device.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- item 25
+
+
+def test_padding_of_results_is_zero(shared: str) -> None:
+    """25: what a result does not use of its elements is zero, also where longer packets lay in the ring before."""
+    with undisturbed(shared), client_of(shared) as device, raw(device, results=16) as burst:
+        for n in range(40):
+            if n % 3 == 2:
+                burst.exchange(burst.good(7))  # an error, whose result is shorter
+            reply = burst.queues.exchange(burst.good(), WAIT)
+            expected = (
+                struct.pack("<6I", 0, 4, ErrorStatus.NONE, 1, 0, 0)
+                + struct.pack("<6I", 1, 1, 1, 0, 0, 0)
+                + struct.pack("<6I", 2, 64, 0, 0, 0, 0)
+                + struct.pack("<2I2Q", 3, 0, 2**64 - 1, 2**64 - 1)
+            )
+            assert reply == expected
+
+
+# ------------------------------------------------------------------------------------------------------------- item 26
+
+
+WAYS: dict[str, Callable[[RemotePrepared], Callable[[], object]]] = {
+    "a call": lambda p: lambda: p.run(request(), Control()),
+    "a call with a deadline": lambda p: lambda: p.run(request(), Control(deadline=time.monotonic_ns() + WAIT)),
+    "a burst": lambda p: partial(p.burst().run, request(), Control()),
+    "a notification": lambda p: lambda: notified(p),
+    "a bare notification": lambda p: partial(pending, p),
+}
+
+
+def pending(p: RemotePrepared) -> None:
+    """Execute in the background, by hand, and wait for the notification itself."""
+    memory = Memory.allocate(512)
+    packing = p.session.packing()
+    p.session.call(wire.Announce((packing.pool(memory),)), wire.Done, packing)
+    known = wire.MemoryPool(p.session.packing().pool(memory))
+    whole = wire.Request((wire.Argument(0, 0, 256, (64,)),), (wire.Argument(0, 256, 256, (64,)),), (known,))
+    p.session.notified(lambda n: wire.Execute(4, n, p.number, whole))[1].wait(None)
+
+
+def notified(p: RemotePrepared) -> None:
+    """Execute in the background, wait, raise what was notified."""
+    came: list[NnhalError | None] = []
+    there = threading.Event()
+
+    def notify(error: NnhalError | None, _: object) -> None:
+        came.append(error)
+        there.set()
+
+    p.execute(request(), Control(), notify)
+    assert there.wait(LIMIT)
+    time.sleep(0.05)
+    assert len(came) == 1, "exactly one notification"
+    if came[0] is not None:
+        raise came[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "beside a busy thread"])
+def test_a_driver_killed_while_its_client_waits_wakes_it(way: str, busy: bool) -> None:
+    """26: by the death watch, whatever the client waits in; every waiter gets DEAD_OBJECT, once."""
+    device = RemoteDevice(start(WITNESS))
+    ending = threading.Event()
+    spinner = threading.Thread(target=lambda: [None for _ in iter(ending.is_set, True)])
+    try:
+        model = prepared(device, sleep=LIMIT)
+        assert isinstance(model, RemotePrepared)
+        if busy:
+            spinner.start()
+        with ThreadPoolExecutor(4) as pool:
+            waits = [pool.submit(WAYS[way](model)) for _ in range(3)]
+            wait_until(lambda: threads_of(device.session.welcome.pid) >= 3, "three executions")
+            time.sleep(0.2)
+            os.kill(device.session.welcome.pid, signal.SIGKILL)
+            for wait in waits:
+                with pytest.raises(DeadObject, match="killed by SIGKILL"):
+                    wait.result(LIMIT)
+    finally:
+        ending.set()
+        if busy:
+            spinner.join()
+        device.close()
+
+
+def threads_of(pid: int) -> int:
+    """How many threads a process has."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return int(file.read().rpartition(")")[2].split()[17])
+
+
+@pytest.mark.parametrize("way", ["a call", "a burst", "a notification"])
+def test_a_driver_whose_child_keeps_the_sockets_open_is_seen_dying(way: str) -> None:
+    """26: there is no hang-up then, so only the process itself tells."""
+    device = RemoteDevice(start(WITNESS))
+    try:
+        model = prepared(device, orphan=1)
+        assert isinstance(model, RemotePrepared)
+        started = time.monotonic()
+        with pytest.raises(DeadObject, match="exit status 7"):
+            WAYS[way](model)()
+        assert time.monotonic() - started < 15, "the death was only seen when the child ended, after 20 s"
+    finally:
+        device.close()
+
+
+CLIENT = """
+import sys, os, threading, numpy as np
+from nnhal.hal.request import Control, Request
+from nnhal.ipc import names
+from nnhal.ipc.client import RemoteDevice
+from tests.faults.support import prepared, request
+device = RemoteDevice(names.connect("shared"))
+model = prepared(device, sleep=float(sys.argv[1]))
+bursts = [model.burst() for _ in range(3)]
+for b in bursts:
+    threading.Thread(target=b.run, args=(request(), Control()), daemon=True).start()
+print("waiting", flush=True)
+model.run(request(), Control())
+"""
+
+
+@pytest.mark.parametrize("sleep", [0.0, 0.5], ids=["idle", "in the middle of executions"])
+def test_a_client_killed_with_bursts_open_leaves_nothing_in_the_service(shared: str, sleep: float) -> None:
+    """26: its listeners end, also those that wait for the next packet, and all that it held is given back."""
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, str(sleep)], stdout=subprocess.PIPE)
+        assert client.stdout is not None
+        with client, client.stdout:
+            assert client.stdout.readline() == b"waiting\n"
+            wait_until(lambda: held(watcher)["threads"] > before["threads"] + 3, "listeners")
+            client.kill()
+        back_to(before, watcher)
+        assert run(prepared(watcher), numbers(64)).tobytes() == (X + X).tobytes()
