@@ -7,19 +7,24 @@ import random
 import select
 import socket
 import struct
+import time
 
 import pytest
 
+from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
+from nnhal.base.levels import V1_3
 from nnhal.ipc import names, wire
 from nnhal.ipc.channel import MARK
 from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.convert import model_to_wire
 from nnhal.ipc.service import MAX_CLIENTS, QUEUED
 from tests.faults.support import (
     Hostile,
     attempt,
     back_to,
     client_of,
+    doubling,
     held,
     undisturbed,
     wait_until,
@@ -206,15 +211,17 @@ def test_a_client_that_does_not_read_its_notifications_is_refused_more_and_dropp
     with undisturbed(shared) as neighbour, client_of(shared) as watcher:
         before = held(watcher)
         hostile = Hostile(shared)
-        number = hostile.prepare()
-        request = wire.Request((), (), ())
-        replies = []
-        for n in range(20 * QUEUED):
-            reply = attempt(lambda n=n: hostile.call(wire.Execute(4, n, number, request)))
-            replies.append(reply)
+        model = model_to_wire(doubling(64), lambda _: wire.Pool(0, "ashmem", 1, 0, True, False))
+        refused = []
+        for n in range(20 * QUEUED):  # each is answered at once and notified of later, which this client never reads
+            reply = attempt(lambda n=n: hostile.call(wire.PrepareModel(V1_3, n, model)))
             if isinstance(reply, DeadObject):
                 break
-        assert isinstance(replies[-1], wire.Failed | DeadObject | wire.Done)
+            if isinstance(reply, wire.Failed):
+                refused.append(ErrorStatus(reply.status))
+                time.sleep(0.05)  # as long as it is refused, it tries again
+        assert isinstance(reply, DeadObject), "the service never gave the client up"
+        assert refused and set(refused) == {ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT}
         neighbour.still_served()
         hostile.close()
         back_to(before, watcher)
