@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -61,6 +62,7 @@ def nothing_left(
     """Descriptors, threads and sessions of this process are what they were before the test."""
     gc.collect()
     before, threads = descriptors(), len(_threads())
+    others = weakref.WeakSet(_sessions())  # of tests elsewhere
     yield
     while isolation._devices:
         isolation._devices.popitem()[1].close()
@@ -68,5 +70,5 @@ def nothing_left(
         return  # the traceback holds what the test held
     caplog.get_records("call").clear()  # and so do logged errors
     wait_until(lambda: len(_threads()) <= threads, f"threads {_threads()} end")
-    wait_until(lambda: gc.collect() >= 0 and not _sessions(), "sessions end")
+    wait_until(lambda: gc.collect() >= 0 and others.issuperset(_sessions()), "sessions end")
     wait_until(lambda: gc.collect() >= 0 and descriptors() <= before, f"descriptors down to {before}")

@@ -63,8 +63,11 @@ def run_all(selection: Selection, jobs: int) -> Iterator[tuple[Done, int, int]]:
     chunks = [work[i : i + CHUNK] for i in range(0, len(work), CHUNK)]
     if jobs == 1:
         _start(selection)
-        for done, chunk in enumerate(chunks, 1):
-            yield _run(chunk), done, len(chunks)
+        try:
+            for done, chunk in enumerate(chunks, 1):
+                yield _run(chunk), done, len(chunks)
+        finally:
+            _worker.clear()  # and with it a process that was started for this selection
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), _start, (selection,)) as pool:
         futures = [pool.submit(_run, chunk) for chunk in chunks]
