@@ -5,6 +5,7 @@ import select
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +104,7 @@ def _ended(device: RemoteDevice) -> None:
     poll = select.poll()
     poll.register(watch, select.POLLIN)
     poll.poll()
-    os.close(watch)
+    weakref.finalize(device, os.close, watch)  # later: it gives the interpreter up
     raise DeadObject("the process ended")
 
 
