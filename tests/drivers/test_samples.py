@@ -138,10 +138,11 @@ def test_partial_takes_the_same_half_for_the_same_seed(monkeypatch):
         assert verdicts == [device._takes(None, o) == "" for o in operations]
         return verdicts
 
-    operations = [nnhal.model.graph.Operation(OperationType[name], (), ()) for name in OPS if "." not in name]
+    known = [name for name in OPS if "." not in name]  # other tests may have registered operations of extensions
+    operations = [nnhal.model.graph.Operation(OperationType[name], (), ()) for name in known]
     first, again, other = half("1"), half("1"), half("2")
     assert first == again != other
-    assert sum(first) == sum(other) == len(OPS) // 2
+    assert all(abs(sum(half) - len(known) // 2) <= len(OPS) - len(known) for half in (first, other))
 
 
 # ---------------------------------------------------------------------------------------------- the faulty one
