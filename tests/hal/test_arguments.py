@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnhal.base.errors import InvalidRequest
-from nnhal.base.memory import Memory
+from nnhal.base.memory import ALIGNMENT, Memory
 from nnhal.hal.arguments import (
-    ALIGNMENT,
     HalRequest,
     OutputShape,
     RequestArgument,

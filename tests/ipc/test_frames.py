@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base.errors import OperationFailed
-from nnhal.base.memory import Memory
+from nnhal.base.memory import ALIGNMENT, Memory
 from nnhal.base.operands import Array
 from nnhal.hal.request import Request
-from nnhal.ipc.frames import ALIGNMENT, Frame, Frames, Where, key_of
+from nnhal.ipc.frames import Frame, Frames, Where, key_of
 from tests.oracles.strategies import STABLE
 
 F32 = [np.dtype(np.float32)]

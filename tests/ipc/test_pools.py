@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, seals
 from nnhal.ipc import pools as subject
 from nnhal.ipc import wire
-from nnhal.ipc.pools import ClientPools, Packing, ServicePools, seals
+from nnhal.ipc.pools import ClientPools, Packing, ServicePools
 
 SHRINK, ADD_SEALS = 0x0002, 1033
 

@@ -22,13 +22,26 @@ from nnhal.base.log import logger
 from nnhal.base.operands import Array
 
 _log = logger("memory")
-SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
-_F_ADD_SEALS, _F_GET_SEALS, _SEAL_SHRINK = 1033, 1034, 0x0002
+SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+ALIGNMENT = 64  # bytes; where arguments and constants begin in a pool that holds several
 BLOB = 0x21  # AHARDWAREBUFFER_FORMAT_BLOB
 _UDMABUF = "/dev/udmabuf"
 _UDMABUF_CREATE = 0x40187542  # _IOW('u', 0x42, struct udmabuf_create)
 _UDMABUF_ARGUMENT = struct.Struct("IIQQ")  # memfd, flags, offset, size
 _UDMABUF_CLOEXEC = 1
+
+
+def aligned(size: int, step: int = ALIGNMENT) -> int:
+    """The next multiple of `step`, or the size itself where it is one."""
+    return -(-size // step) * step
+
+
+def seals(fd: int) -> int | None:
+    """The seals (F_SEAL_*) of a descriptor's memory; None where it is of a kind that has none."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
 
 
 class Layout(NamedTuple):
@@ -99,7 +112,7 @@ class Memory:
     @classmethod
     def hardware_buffer_blob(cls, size: int) -> "Memory":
         """A new zeroed hardware buffer of format BLOB: a sealed memfd, with a dma-buf over it where the kernel gives one."""
-        fd, mapping = _memfd(size, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE, "nnhal-blob")
+        fd, mapping = _memfd(size, aligned(size, mmap.PAGESIZE), "nnhal-blob")
         return cls("hardware_buffer_blob", size, fd, 0, mapping, False, Layout(size), _udmabuf(fd, size))
 
     @classmethod
@@ -168,12 +181,7 @@ class Memory:
     @property
     def sealed(self) -> bool:
         """Whether nobody can shrink it any more (F_SEAL_SHRINK), so that another process may map it."""
-        if self.fd < 0:
-            return False
-        try:
-            return bool(fcntl.fcntl(self.fd, _F_GET_SEALS) & _SEAL_SHRINK)
-        except OSError:  # of a kind that has no seals
-            return False
+        return self.fd >= 0 and bool((seals(self.fd) or 0) & fcntl.F_SEAL_SHRINK)
 
     def copy_to(self, other: "Memory") -> None:
         """Copy all bytes to a memory of the same size."""
@@ -256,7 +264,7 @@ def _memfd(size: int, length: int, name: str) -> tuple[int, mmap.mmap]:
         raise OutOfMemory(f"memory: no descriptor for {size} bytes: {error.strerror}") from error
     try:
         os.ftruncate(fd, length)
-        fcntl.fcntl(fd, _F_ADD_SEALS, SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         mapping = mmap.mmap(fd, size)
     except OSError as error:
         os.close(fd)
@@ -267,7 +275,7 @@ def _memfd(size: int, length: int, name: str) -> tuple[int, mmap.mmap]:
 
 def _udmabuf(fd: int, size: int) -> int:
     """A dma-buf over the pages of a sealed memfd; -1 where the kernel or its permissions offer none."""
-    length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = aligned(size, mmap.PAGESIZE)
     try:
         device = os.open(_UDMABUF, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.hal.binding import bind_request, shapes_of
 from nnhal.hal.request import Request, Timing
 from nnhal.model.graph import Model
 
-ALIGNMENT = 64  # bytes; where arguments of one pool begin
 NOT_MEASURED = 2**64 - 1
 
 
@@ -123,7 +122,7 @@ def lay_out_in(request: Request, rooms: Sequence[Room], allocate: Callable[[int]
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
-        end += -(-size // ALIGNMENT) * ALIGNMENT
+        end += aligned(size)
     pool = allocate(max(end, 1))
     inputs = []
     for x, offset in zip(request.inputs, offsets, strict=False):

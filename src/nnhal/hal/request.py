@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,12 @@ class Timing(NamedTuple):
 
     on_device: int | None = None
     in_driver: int | None = None
+
+
+def summed(times: Iterable[int | None]) -> int | None:
+    """Durations together; None where any was not measured."""
+    known = list(times)
+    return None if None in known else sum(t for t in known if t is not None)
 
 
 def plausible(timing: Timing | None, where: str) -> Timing | None:

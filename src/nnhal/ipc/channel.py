@@ -9,14 +9,14 @@ import struct
 from collections.abc import Sequence
 
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
+from nnhal.base.memory import SEALS, seals
 from nnhal.ipc import _native
 from nnhal.ipc.wire import INLINE, MAX_MESSAGE
 
 _SPILLED = struct.Struct("<BQ")  # a byte that MessagePack never starts with, the length
 MARK = 0xC1
 _LOOK_UP = struct.pack("ll", 1, 0)  # a receive that sleeps looks at signals once a second
-_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
-_SEALS = 0x0001 | 0x0002 | 0x0004 | 0x0008  # seal, shrink, grow, write
+_SEALS = SEALS | fcntl.F_SEAL_WRITE
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -115,7 +115,7 @@ def _spill(data: bytes) -> int:
         done = 0
         while done < len(data):
             done += os.write(memory, memoryview(data)[done:])
-        fcntl.fcntl(memory, _F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
         os.close(memory)
         raise ResourceExhausted(f"message: {len(data)} bytes: {error.strerror}") from error
@@ -129,11 +129,7 @@ def unspill(got: tuple[bytes, tuple[int, ...]]) -> tuple[bytes, tuple[int, ...]]
         if len(head) != _SPILLED.size or not fds:
             raise InvalidArgument("long message: has no memory or length, must have both")
         length = _SPILLED.unpack(head)[1]
-        try:
-            seals = fcntl.fcntl(fds[0], _F_GET_SEALS)
-        except OSError:
-            seals = 0
-        if seals & _SEALS != _SEALS:
+        if (seals(fds[0]) or 0) & _SEALS != _SEALS:
             raise InvalidArgument("long message: its memory is not sealed against writing and shrinking, must be")
         if not 0 < length <= MAX_MESSAGE or os.fstat(fds[0]).st_size != length:
             raise InvalidArgument(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from fcntl import F_SEAL_SHRINK
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,14 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.log import logger
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, seals
 from nnhal.base.operands import Array, dtype_of
 from nnhal.hal.binding import Where
 from nnhal.hal.buffers import Buffer
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import ExecutionInfo, FencedExecution, Notify, as_error, check_fenced
+from nnhal.hal.fenced import ExecutionInfo, FencedExecution, Notify, as_error, check_fenced, start
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc import wire
 from nnhal.ipc.channel import close_all
@@ -29,7 +30,7 @@ from nnhal.ipc.client_buffer import RemoteBuffer
 from nnhal.ipc.client_burst import RemoteBurst
 from nnhal.ipc.convert import timing_from_wire
 from nnhal.ipc.frames import Frame, Frames
-from nnhal.ipc.pools import SEAL_SHRINK, Packing, seals
+from nnhal.ipc.pools import Packing
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
@@ -206,9 +207,7 @@ class RemotePrepared(Prepared):
                 raise OperationFailed(f"driver: output {n} has shape {show(shape)}, its memory {show(target.shape)}")
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
-        """Execute in the driver's background; the notification comes on the session's own thread or a waiting one."""
-        import threading
-
+        """Execute in the driver's background; the notification comes on a thread of its own."""
         frame = Frame(request, self.types)
         frame.fill(request)
         pending = self._launch(request, control, frame, self.session.packing())
@@ -223,7 +222,7 @@ class RemotePrepared(Prepared):
                 error = as_error(raised, "execution")
             notify(error, timing)
 
-        threading.Thread(target=wait, name="nnhal-notify", daemon=True).start()
+        start(wait, "nnhal-notify")
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
@@ -297,7 +296,7 @@ def _take_provided(
         sizes.append(math.prod(result.shapes[n]) * types[n].itemsize)
     total = sum(sizes)
     if fds:
-        if not (seals(fds[0]) or 0) & SEAL_SHRINK:
+        if not (seals(fds[0]) or 0) & F_SEAL_SHRINK:
             raise OperationFailed("driver: provided outputs in memory that may shrink, must be sealed")
         memory = Memory.from_fd(fds[0], total)
         data: Array = np.array(memory.bytes())

@@ -5,7 +5,6 @@ in a pool already are not copied: the frame refers to the pool. Each output is f
 past its output is found out, and its results are dropped.
 """
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -13,12 +12,11 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import OperationFailed
-from nnhal.base.memory import Memory
+from nnhal.base.memory import ALIGNMENT, Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.hal.binding import Where
 from nnhal.hal.request import Request
 
-ALIGNMENT = 64  # bytes, as the HAL asks for the arguments of a request
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
 
@@ -87,7 +85,7 @@ class Frame:
             return size
         places.append((-2, size, array.nbytes, dims))  # in the frame's own memory, whose number comes last
         own.append((places, index, array, output))
-        size += math.ceil(max(1, array.nbytes) / ALIGNMENT) * ALIGNMENT
+        size += aligned(max(1, array.nbytes))
         return size + ALIGNMENT if output else size
 
     def _lay_out(self, own: list[tuple[list[Where | None], int, Array, bool]], size: int) -> None:
@@ -102,7 +100,7 @@ class Frame:
             if output:
                 self._out.append((index, view))
                 end = offset + length
-                limit = offset + math.ceil(max(1, length) / ALIGNMENT) * ALIGNMENT + ALIGNMENT
+                limit = offset + aligned(max(1, length)) + ALIGNMENT
                 guard = whole[end:limit]
                 guard[:] = (GUARD * 2)[: len(guard)]
                 self._guards.append(guard)

@@ -5,30 +5,21 @@ reader, so what is shared is sealed against shrinking, or copied first. The one 
 own driver process maps: it kills nobody else.
 """
 
-import fcntl
 import os
 import stat
 import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
+from fcntl import F_SEAL_SHRINK
 from typing import Protocol
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, seals
 from nnhal.ipc import wire
 
 MAX_POOLS = 1024  # mapped at once for one connection
 MAX_POOL_BYTES = 1 << 40  # address space, not memory
-_F_GET_SEALS, SEAL_SHRINK = 1034, 0x0002
-
-
-def seals(fd: int) -> int | None:
-    """The seals of a descriptor's memory; None where it is of a kind that has none."""
-    try:
-        return fcntl.fcntl(fd, _F_GET_SEALS)
-    except OSError:
-        return None
 
 
 class ServicePools:
@@ -77,7 +68,7 @@ class ServicePools:
                 raise InvalidArgument(
                     f"pool {pool.id}: a file cannot be sealed, must be a sealed memfd for this service"
                 )
-        elif not sealed & SEAL_SHRINK:
+        elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument(f"pool {pool.id}: is not sealed against shrinking, must be")
         memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=pool.readonly)
         memory.kind = pool.kind
@@ -139,7 +130,7 @@ class ClientPools:
         """The memory itself where the service may map it, else a sealed copy, made once."""
         if memory.fd >= 0:
             found = seals(memory.fd)
-            if (found or 0) & SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
+            if (found or 0) & F_SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
                 return memory
         copy = self._copies.get(memory)
         if copy is None:

@@ -8,11 +8,9 @@ import numpy as np
 
 from nnhal.base.codes import EXTENSION_SHIFT, MAX_COPIED_CONSTANT, Lifetime, OperationType
 from nnhal.base.errors import BadState, InvalidModel
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.model.graph import Location, Model, Operand, Operation, State, Subgraph
-
-ALIGNMENT = 64  # of constants within the builder's own pool
 
 
 class ModelBuilder:
@@ -184,12 +182,12 @@ class _Shared:
 
     def store(self, array: Array) -> tuple[Lifetime, Location]:
         if array.nbytes <= MAX_COPIED_CONSTANT:
-            offset = -(-len(self.values) // 8) * 8
+            offset = aligned(len(self.values), 8)
             self.values.extend(bytes(offset - len(self.values)) + array.tobytes())
             return Lifetime.CONSTANT_COPY, Location(0, offset, array.nbytes)
         if self.own is None:
             self.own = self.add(Memory.wrap(np.zeros(1, np.uint8)))  # replaced by the real pool in `pools`
-        offset = -(-self.size // ALIGNMENT) * ALIGNMENT
+        offset = aligned(self.size)
         self.size = offset + array.nbytes
         self.large.append(array)
         return Lifetime.CONSTANT_REFERENCE, Location(self.own, offset, array.nbytes)
@@ -198,7 +196,7 @@ class _Shared:
         if self.own is not None and self.large:
             pool, offset = Memory.allocate(self.size, "nnhal-constants"), 0
             for array in self.large:
-                offset = -(-offset // ALIGNMENT) * ALIGNMENT
+                offset = aligned(offset)
                 pool.bytes()[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
                 offset += array.nbytes
             self.memories[self.own] = pool

@@ -1,7 +1,7 @@
 """What can be called with arrays: a compiled model, and a burst of one."""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,8 +11,8 @@ from nnhal.hal.buffers import Buffer
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.domains import Allocation
-from nnhal.runtime.execution import NO_BUFFERS, Report, Runner, Whole
-from nnhal.runtime.specs import Edge, make_control, no_overlap
+from nnhal.runtime.execution import NO_BUFFERS, Report, Runner, Whole, by_operand
+from nnhal.runtime.specs import Edge, make_control
 
 
 class Caller:
@@ -66,12 +66,7 @@ class Caller:
         return self._run(inputs, out, control, report), report
 
     def _run(self, inputs: Sequence[Any], out: Any, control: Control, report: Report | None) -> Any:
-        named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-        arrays = self.edge.accept(inputs[0] if named else inputs)
-        outputs = self.edge.place(out)
-        for state in self.plan.model.states:
-            arrays[state.input] = state.initial
-        no_overlap(arrays, outputs)
+        arrays, outputs, named = self.edge.take(inputs, out)
         self.execute(arrays, outputs, control, report)
         return self.edge.results(outputs, named)
 
@@ -92,8 +87,7 @@ class Caller:
         self, inputs: list[Any], outputs: list[Any], control: Control, report: Report | None
     ) -> None:
         read, written = self.buffers_in(inputs, outputs)
-        main = self.plan.model.main
-        buffers = {main.inputs[n]: b for n, b in read.items()} | {main.outputs[n]: b for n, b in written.items()}
+        buffers = by_operand(self.plan.model, read, written)
         arrays = [None if n in read else x for n, x in enumerate(inputs)]
         room = [None if n in written else x for n, x in enumerate(outputs)]
         success = False

@@ -20,7 +20,7 @@ from nnhal.runtime.fences import Fenced, launch
 from nnhal.runtime.inflight import Execution
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.sessions import Binding, CompiledBurst, Stream
-from nnhal.runtime.specs import Edge, make_control, no_overlap
+from nnhal.runtime.specs import Edge, make_control
 
 WORKERS = 4  # threads that run submitted executions of one compiled model
 
@@ -46,14 +46,12 @@ class Compiled(Caller):
 
         Every run reads what the inputs hold then and writes the same outputs. One run at a time: BadState otherwise.
         """
-        arrays = self.edge.accept(inputs)
+        arrays, outputs, named = self.edge.take(inputs, out)
+        if named:
+            raise InvalidRequest("inputs: are a mapping, must be given in order to be bound")
         for place, (given, taken) in enumerate(zip(inputs, [arrays[i] for i in self.edge.given], strict=True)):
             if given is not taken:
                 raise InvalidRequest(f"input {place}: must be a contiguous numpy array of the input's type to be bound")
-        for state in self.plan.model.states:
-            arrays[state.input] = state.initial
-        outputs = self.edge.place(out)
-        no_overlap(arrays, outputs)
         return Binding(self, arrays, outputs)
 
     def submit(

@@ -4,7 +4,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,11 +19,12 @@ from nnhal.base.errors import (
 )
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
-from nnhal.hal.buffers import Buffer, contents_of, fill, run_resolved
+from nnhal.hal.buffers import Buffer, Run, contents_of, fill, run_resolved
 from nnhal.hal.device import Prepared
 from nnhal.hal.fenced import as_error, asynchronous
-from nnhal.hal.request import Control, Request, Timing, plausible
+from nnhal.hal.request import Control, Request, Timing, plausible, summed
 from nnhal.hal.utilities import is_extension
+from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery
 from nnhal.runtime.background import Background
@@ -31,7 +32,6 @@ from nnhal.runtime.compilation import FallbackWarning, Plan, Step, prepare
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
 NO_BUFFERS: Mapping[int, Buffer] = {}
-Run = Callable[[Request, Control], Timing | None]
 _log = logger("execution")
 
 
@@ -236,13 +236,18 @@ class Whole(Prepared):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Run all steps."""
-        main = self.model.main
-        buffers = {main.inputs[n]: b for n, b in request.input_buffers.items()}
-        buffers |= {main.outputs[n]: b for n, b in request.output_buffers.items()}
+        buffers = by_operand(self.model, request.input_buffers, request.output_buffers)
         report = Report() if control.measure else None
         request.outputs[:] = self._runner.run(request.inputs, request.outputs, control, report, buffers)
-        device = [s.driver.on_device if s.driver is not None else None for s in report.steps] if report else [None]
-        return Timing(None if None in device else sum(t for t in device if t is not None))
+        if report is None:
+            return None
+        return Timing(summed(None if s.driver is None else s.driver.on_device for s in report.steps))
+
+
+def by_operand(model: Model, read: Mapping[int, Buffer], written: Mapping[int, Buffer]) -> dict[int, Buffer]:
+    """Driver buffers by operand of the main subgraph, out of those by place among its inputs and outputs."""
+    main = model.main
+    return {main.inputs[n]: b for n, b in read.items()} | {main.outputs[n]: b for n, b in written.items()}
 
 
 def request_on(

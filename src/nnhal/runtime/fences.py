@@ -13,18 +13,16 @@ import numpy as np
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
 from nnhal.base.log import logger
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.hal.fence import Fence
 from nnhal.hal.fenced import ExecutionInfo, FencedExecution, check_fenced, run_after
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Control, Request, Timing, summed
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.compilation import Step
 from nnhal.runtime.domains import Allocation
-from nnhal.runtime.execution import NEVER_RETRIED, request_on
-from nnhal.runtime.specs import no_overlap
+from nnhal.runtime.execution import NEVER_RETRIED, by_operand, request_on
 
-ALIGNMENT = 64
 _log = logger("execution")
 
 
@@ -61,9 +59,7 @@ class Fenced:
         infos = [step.get_execution_info() for step in self._steps]
         last = infos[-1].launched.in_driver
         launched = None if last is None else last + self._span
-        device, driver = [i.fenced.on_device for i in infos], [i.fenced.in_driver for i in infos]
-        on_device = None if None in device else sum(t for t in device if t is not None)
-        in_driver = None if None in driver else sum(t for t in driver if t is not None)
+        on_device, in_driver = summed(i.fenced.on_device for i in infos), summed(i.fenced.in_driver for i in infos)
         return ExecutionInfo(Timing(on_device, launched), Timing(on_device, in_driver))
 
     def result(self, timeout: float | None = None) -> Any:
@@ -92,11 +88,7 @@ def launch(
 ) -> Fenced:
     """Launch all steps; where a driver cannot, or one limit spans several, the whole runs on a thread of the runtime's."""
     edge, main = caller.edge, caller.plan.model.main
-    named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-    given, outputs = edge.accept(inputs[0] if named else inputs), edge.place(out)
-    for state in caller.plan.model.states:
-        given[state.input] = state.initial
-    no_overlap(given, outputs)
+    given, outputs, named = edge.take(inputs, out)
     read, written = caller.buffers_in(given, outputs)
     request = Request(
         [None if isinstance(x, Allocation) else x for x in given],
@@ -153,8 +145,7 @@ def _chain(
 ) -> tuple[Memory | None, dict[int, Array]]:
     """Launch each step behind the one before; returns the memory between steps, and the arrays in it by operand."""
     main, steps = caller.plan.model.main, caller.plan.steps
-    buffers = {main.inputs[n]: b for n, b in request.input_buffers.items()}
-    buffers |= {main.outputs[n]: b for n, b in request.output_buffers.items()}
+    buffers = by_operand(caller.plan.model, request.input_buffers, request.output_buffers)
     arrays: dict[int, Array | None] = dict(zip(main.inputs, request.inputs, strict=True))
     arrays.update(zip(main.outputs, request.outputs, strict=True))
     memory, between = _between(steps, set(buffers))
@@ -176,21 +167,17 @@ def _chain(
 def _between(steps: Sequence[Step], held: Collection[int]) -> tuple[Memory | None, dict[int, Array]]:
     """A shared memory, and arrays in it for what one step writes and a later one reads: drivers take them by reference."""
     read = {i for step in steps for i in step.part.inputs}
-    shapes = [
-        (operand, *fresh)
+    found = [
+        (operand, math.prod(fresh[0]) * np.dtype(fresh[1]).itemsize, *fresh)
         for step in steps
         for operand, fresh in zip(step.part.outputs, step.fresh, strict=True)
         if operand in read and operand not in held and fresh is not None
     ]
-    ends = list(accumulate(_room(math.prod(shape) * np.dtype(dtype).itemsize) for _, shape, dtype in shapes))
+    ends = list(accumulate(aligned(max(1, size)) for _, size, _, _ in found))
     if not ends:
         return None, {}
     memory = Memory.allocate(ends[-1], "nnhal-between")
     return memory, {
-        operand: memory.view(start, math.prod(shape) * np.dtype(dtype).itemsize, dtype, shape)
-        for start, (operand, shape, dtype) in zip([0, *ends], shapes, strict=False)
+        operand: memory.view(start, size, dtype, shape)
+        for start, (operand, size, shape, dtype) in zip([0, *ends], found, strict=False)
     }
-
-
-def _room(size: int) -> int:
-    return -(-max(1, size) // ALIGNMENT) * ALIGNMENT

@@ -9,13 +9,13 @@ from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.hal.buffers import Buffer
+from nnhal.hal.buffers import Buffer, Run
 from nnhal.hal.burst import Burst
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.compilation import Step
 from nnhal.runtime.domains import Allocation, allocate_for
-from nnhal.runtime.execution import NO_BUFFERS, Report, Run, Runner
+from nnhal.runtime.execution import NO_BUFFERS, Report, Runner
 
 if TYPE_CHECKING:
     from nnhal.runtime.compiled import Compiled
@@ -99,8 +99,7 @@ class Stream:
         After DeadObject from a driver that held the state, `reset` starts again.
         """
         compiled, states = self._compiled, self._compiled.plan.model.states
-        named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-        arrays, outputs = compiled.edge.accept(inputs[0] if named else inputs), compiled.edge.place(None)
+        arrays, outputs, named = compiled.edge.take(inputs, None)
         for state, (current, following) in zip(states, self._pairs, strict=True):
             arrays[state.input], outputs[state.output] = current, following
         compiled.execute(arrays, outputs, UNLIMITED, None)

@@ -90,6 +90,15 @@ class Edge:
                 room[at] = value if isinstance(value, Allocation) else writable(value, spec, f"out {place}")
         return [np.empty(*f) if x is None and f is not None else x for x, f in zip(room, self.fresh, strict=True)]
 
+    def take(self, inputs: Sequence[Any], out: Any) -> tuple[list[Any], list[Any], bool]:
+        """Inputs and outputs of one call in the model's order, states at their initial values; whether it was a mapping."""
+        named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
+        arrays, outputs = self.accept(inputs[0] if named else inputs), self.place(out)
+        for state in self.model.states:
+            arrays[state.input] = state.initial
+        no_overlap(arrays, outputs)
+        return arrays, outputs, named
+
     def results(self, outputs: Sequence[Any], named: bool) -> Any:
         """What the application gets."""
         kept = [outputs[i] for i in self.kept]
