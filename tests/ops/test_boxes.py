@@ -122,8 +122,14 @@ def test_scores_that_fall_below_the_second_threshold_drop_out():
     assert len(nms([0.9, 0.8], [A, B], kind=LINEAR, drop=0.41)[0]) == 1
 
 
-def test_only_scores_lower_than_the_threshold_are_filtered():
-    assert nms([0.5, 0.25], [A, C], least=0.5)[0].tolist() == [0.5]
+def test_a_score_that_is_the_threshold_is_filtered():
+    assert nms([0.5, 0.25], [A, C], least=0.25)[0].tolist() == [0.5]
+    assert nms([0.5, 0.25], [A, C], least=0.125)[0].tolist() == [0.5, 0.25]
+
+
+def test_a_score_lowered_to_the_second_threshold_stays():
+    # half of B lies within A: 0.5 becomes 0.5 * (1 - 0.5)
+    assert nms([1.0, 0.5], [A, B], kind=LINEAR, drop=0.25)[0].tolist() == [1, 0.25]
 
 
 def test_background_is_never_chosen_and_boxes_come_by_picture_class_and_score():
@@ -229,8 +235,9 @@ def test_proposals_of_either_layout_are_the_same():
         ({"pre": 2}, [0.9, 0.8]),
         ({"post": 3}, [0.9, 0.8, 0.7]),
         ({"post": -1, "pre": -1}, [0.9, 0.8, 0.7, 0.5]),
-        ({"least": 4.0}, [0.9, 0.8, 0.7, 0.5]),
-        ({"least": 4.5}, []),
+        ({"least": 3.99}, [0.9, 0.8, 0.7, 0.5]),
+        ({"least": 4.0}, []),  # width and height must be greater
+        ({"least": -1.0}, [0.9, 0.8, 0.7, 0.5]),
     ],
 )
 def test_proposals_are_limited_in_number_and_size(more, scores):
@@ -309,6 +316,18 @@ def test_fast_suppression_gives_each_box_its_best_classes():
 def test_detections_are_limited_by_class_and_in_all():
     assert detect(regular=True, each=1)[3].tolist() == [2]
     assert detect(regular=True, most=1)[0].tolist() == np.float32([[0.9]]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("regular", "count"), [(True, [1, 2]), (False, [2, 4])]
+)  # two classes for each of the fast one
+def test_a_detection_needs_a_score_above_the_threshold_and_less_overlap_than_its_own(regular, count):
+    scores = np.float32([[[0, 0.75, 0], [0, 0, 0], [0, 0.5, 0]]])
+    found = [detect(regular=regular, scores=scores, least=least)[3].tolist() for least in (0.5, 0.25)]
+    assert found == [[n] for n in count]
+    both = np.float32([[[0, 0.75, 0], [0, 0.5, 0], [0, 0, 0]]])  # two boxes in one place: their overlap is 1
+    found = [detect(regular=regular, scores=both, iou=iou)[3].tolist() for iou in (1.0, 1.01)]
+    assert found == [[n] for n in count]
 
 
 def test_anchors_move_by_scaled_deltas():

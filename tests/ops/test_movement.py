@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidModel, OperationFailed
-from nnhal.base.levels import FL6, FL7, V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.base.levels import FL6, FL7, FL8, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import Array, Value
 from tests.ops.run import F16, F32, I32, Q8, Q8S, Operand, Type, bound, result, run, value
 
@@ -41,6 +41,17 @@ def test_minus_one_takes_what_is_left() -> None:
 def test_a_shape_of_another_size_is_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidModel, match=r"RESHAPE: shape = \["):
         bound("RESHAPE", [count(6), ints(*shape)])
+
+
+@pytest.mark.parametrize(("before", "after"), [((1, 2, 3, 1, 1), (6,)), ((6,), (1, 2, 3, 1, 1))])
+def test_more_dimensions_than_the_definition_has_are_kept_from_drivers_of_earlier_levels(
+    before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    a = bound("RESHAPE", [count(*before), ints(*after)])
+    assert a.level == FL8
+    assert "more than 4 dimensions are nnhal's own, for drivers of feature level 8" in a.reasons
+    assert bound("RESHAPE", [count(1, 2, 3, 1), ints(6, 1, 1, 1)]).level == V1_0
+    assert bound("RESHAPE", [Value(F32, None), ints(6, 1, 1, 1)]).level == V1_0
 
 
 def test_squeezing_every_dimension_leaves_one() -> None:

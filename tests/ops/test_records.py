@@ -55,7 +55,10 @@ def test_signed_elements_are_the_unsigned_ones_less_128(name):
     def holds(example: Example) -> None:
         one = made(name, example).astype(np.int16)
         other = made(name, Example(tuple(map(signed, example.inputs)), signed(example.output)))
-        np.testing.assert_array_equal(other, one - 128 if quantised(example.output.type) else one)
+        wanted = one - 128 if quantised(example.output.type) else one
+        if name == "AVERAGE_POOL_2D":  # a tie goes up where it is unsigned, away from 0 where it is signed
+            wanted = wanted - ((wanted - other == 1) & (other < 0))
+        np.testing.assert_array_equal(other, wanted)
 
     holds()
 

@@ -10,7 +10,7 @@ from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.base.operands import Value
 from tests.ops.run import B8, F16, F32, I32, Q8, Q8S, bound, result, run, value
 
-INF = math.inf
+INF, NAN = math.inf, math.nan
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 11
 MEAN, SUM = "MEAN", "REDUCE_SUM"
 
@@ -71,7 +71,24 @@ def test_sums_and_products_are_rounded_once():
     half = value(F16, [60000, 60000, -60000])
     np.testing.assert_array_equal(run(SUM, [half, axes(0), False], result(F16))[0], np.float16([60000]))
     np.testing.assert_array_equal(run("REDUCE_PROD", [[1e30, 1e30, 1e-30], axes(0), False])[0], np.float32([1e30]))
-    np.testing.assert_array_equal(run("REDUCE_PROD", [[INF, 0.0], axes(0), False])[0], [0])
+
+
+@pytest.mark.parametrize(
+    ("elements", "expected"),
+    [
+        ([NAN, 0.0], NAN),
+        ([0.0, NAN], NAN),
+        ([INF, 0.0], NAN),
+        ([0.0, -INF, 2.0], NAN),
+        ([3e38] * 20 + [0.0], 0),  # overflows on the way even in float64
+        ([0.0, 5.0], 0),
+        ([INF, -2.0], -INF),
+    ],
+)
+def test_a_factor_of_0_swallows_what_is_finite_only(elements, expected):
+    np.testing.assert_array_equal(run("REDUCE_PROD", [elements, axes(0), False])[0], np.float32([expected]))
+    rows = [[*elements], [1.0] * len(elements)]  # of each row by itself
+    np.testing.assert_array_equal(run("REDUCE_PROD", [rows, axes(1), False])[0], np.float32([expected, 1]))
 
 
 def test_quantised_reductions_keep_the_scale():

@@ -106,6 +106,11 @@ def test_output_quantisation_must_follow_the_rule():
         pool(picture=picture, result=replace(picture, shape=None, scale=0.25))
 
 
+def test_scales_are_compared_as_float32_holds_them():
+    picture = Value(Type.TENSOR_QUANT8_ASYMM, (1, 8, 8, 3), 0.1, 3)
+    assert pool(picture=picture, result=replace(picture, shape=None, scale=float(np.float32(0.1)))).level == V1_0
+
+
 def test_stride_of_zero_is_rejected():
     with pytest.raises(InvalidModel, match=r"input 2 \(stride_w\) = 0, must be at least 1"):
         bind(OPS["MAX_POOL_2D"], [PICTURE, *[number(n) for n in (2, 0, 2, 2, 2, 0)]], [RESULT])

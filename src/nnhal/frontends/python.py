@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import TYPE_FACTS, Activation, OperandType
+from nnhal.base.codes import TYPE_FACTS, Activation, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.extensions import EXTENSIONS
-from nnhal.base.operands import ChannelQuant, Shape, SubgraphFacts, Value
-from nnhal.model.builder import ModelBuilder
+from nnhal.base.operands import ChannelQuant, Shape, SubgraphFacts, Value, dtype_of
+from nnhal.model.builder import ModelBuilder, rounded_scales
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
+from nnhal.ops.common import single
 from nnhal.ops.schema import REQUIRED, Arg, Form, Op, bind, output_at, types_for
 
 PLAIN = {
@@ -53,6 +54,8 @@ class Builder:
     Arrays and numbers become constants. `padding` ("same", "valid" or ((top, bottom), (left, right))), `stride`,
     `filter_size` and `dilation` stand for their pairs. For outputs whose quantisation no rule gives: `scale`, `zero_point`.
     `out_type` chooses among several output types, `outputs` the number of outputs where it varies, `name` labels.
+    A list as `scale`, `zero_point` or `out_type` has an entry for each output, None where the record says it.
+    Scales are rounded to float32, as models hold them.
     """
 
     def __init__(self, name: str = "", *, _under: ModelBuilder | None = None) -> None:
@@ -67,7 +70,7 @@ class Builder:
         name: str = "",
     ) -> Tensor:
         """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time."""
-        kind = OperandType[type] if isinstance(type, str) else type
+        kind, scale = _type(type), single(scale)
         index = self._model.operand(kind, [d or 0 for d in shape], scale, zero_point, name=name)
         return Tensor(index, Value(kind, tuple(d or None for d in shape), scale, zero_point, name=name), self)
 
@@ -88,8 +91,8 @@ class Builder:
                 known = ", ".join(map(str, PLAIN))
                 raise InvalidModel(f"constant {name!r} is {array.dtype}, must be one of {known}, or be given a type")
             type = PLAIN[array.dtype]
-        kind = OperandType[type] if isinstance(type, str) else type
-        array = np.ascontiguousarray(array, TYPE_FACTS[kind].dtype).reshape(array.shape)
+        kind, scale, channel = _type(type), single(scale), rounded_scales(channel)
+        array = np.ascontiguousarray(array, dtype_of(kind)).reshape(array.shape)
         index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=name)
         return Tensor(index, Value(kind, array.shape, scale, zero_point, channel, array, name), self)
 
@@ -153,7 +156,7 @@ class Builder:
                 tensor = self._operand(record, argument, each, own)
                 tensors.append(tensor)
                 if own is None and tensor is not None and repr(argument.spec) == "T":
-                    own = tensor.value.type
+                    own = _own(record, f"input {len(tensors) - 1} ({argument.name})", tensor.value.type)
         return tensors
 
     def _operand(self, record: Op, argument: Arg, value: Any, own: int | None) -> Tensor | None:
@@ -176,6 +179,20 @@ class Builder:
         if array.dtype.kind in "if" and not isinstance(value, np.ndarray | np.generic) and fitting:
             array = array.astype(TYPE_FACTS[next((k for k in fitting if k == own), fitting[0])].dtype)
         return self.constant(array, name=argument.name)
+
+
+def _type(type: OperandType | str) -> OperandType:
+    if isinstance(type, str) and type not in OperandType.__members__:
+        raise InvalidModel(f"type is {type!r}, must be one of {', '.join(OperandType.__members__)}")
+    return OperandType[type] if isinstance(type, str) else type
+
+
+def _own(record: Op, where: str, kind: int) -> int:
+    """A type that the operation takes as its own: the types of other operands follow from it."""
+    if kind not in record.types:
+        choices = ", ".join(f"{type_name(t)} since {level}" for t, level in record.types.items())
+        raise InvalidModel(f"{record.name}: {where} is {type_name(kind)}; allowed: {choices}")
+    return kind
 
 
 def _default(argument: Arg) -> Any:
@@ -237,29 +254,53 @@ def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: 
     owned = (t for a, start, end in slots if repr(a.spec) == "T" for t in tensors[start:end] if t is not None)
     first = next((t.value for t in owned), None)
     own = first.type if first is not None else None
-    outs = []
-    for index in range(count):
-        output = output_at(record, index)
-        kinds = types_for(record, output, own)
-        wish = options["out_type"]
+    wishes, scales, zeros = (_for_outputs(record, options, key, count) for key in ("out_type", "scale", "zero_point"))
+    values = []
+    for index, wish in enumerate(wishes):
+        kinds = types_for(record, output_at(record, index), own)
         kind: int = own if own is not None and own in kinds else next(iter(kinds))
-        if wish is not None:
-            kind = OperandType[wish] if isinstance(wish, str) else wish
-        outs.append(_quantised(record, output, Value(kind, None), first, options))
-    return outs
+        values.append(Value(kind if wish is None else _type(wish), None))
+    ruled = [_ruled(output_at(record, index), value, first) for index, value in enumerate(values)]
+    if None in ruled and not isinstance(options["scale"], list | tuple):
+        scales = [None if rule else scale for rule, scale in zip(ruled, scales, strict=True)]
+    return [
+        _quantised(record, index, value, rule, scales[index], zeros[index])
+        for index, (value, rule) in enumerate(zip(values, ruled, strict=True))
+    ]
 
 
-def _quantised(record: Op, output: Arg, value: Value, first: Value | None, options: Mapping[str, Any]) -> Value:
+def _for_outputs(record: Op, options: Mapping[str, Any], key: str, count: int) -> list[Any]:
+    """An option for each output: it has one for all, or a list of them."""
+    option = options[key]
+    if not isinstance(option, list | tuple):
+        return [option] * count
+    if len(option) != count:
+        raise InvalidModel(f"{record.name}: {key} has {len(option)} entries, must have {count}, one for each output")
+    return list(option)
+
+
+def _ruled(output: Arg, value: Value, first: Value | None) -> tuple[float, int] | None:
+    """The scale and zero point that the record gives an output; (0, 0) for one that has none."""
+    if not value.quantised:
+        return 0.0, 0
+    if output.quant is not None and value.type in output.quant.fixed:
+        return output.quant.fixed[value.type]
+    if output.quant is not None and first is not None:
+        return first.scale, first.zero_point
+    return None
+
+
+def _quantised(
+    record: Op, index: int, value: Value, rule: tuple[float, int] | None, scale: float | None, zero_point: int | None
+) -> Value:
     if not value.quantised:
         return value
-    if options["scale"] is not None:
-        return replace(value, scale=float(np.float32(options["scale"])), zero_point=options["zero_point"] or 0)
-    if output.quant is not None and value.type in output.quant.fixed:
-        scale, zero = output.quant.fixed[value.type]
-        return replace(value, scale=scale, zero_point=zero)
-    if output.quant is not None and first is not None:
-        return replace(value, scale=first.scale, zero_point=first.zero_point)
-    raise InvalidModel(f"{record.name}: the output's scale is not given, must be: scale=..., zero_point=...")
+    if scale is not None:
+        return replace(value, scale=single(scale), zero_point=zero_point or 0)
+    if rule is None:
+        where = f"output {index} ({output_at(record, index).name})"
+        raise InvalidModel(f"{record.name}: the scale of {where} is not given, must be: scale=..., zero_point=...")
+    return replace(value, scale=single(rule[0]), zero_point=rule[1])
 
 
 def _omitted_types(record: Op, form: Form, own: int | None, count: int) -> list[int]:

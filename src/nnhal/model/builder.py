@@ -43,7 +43,7 @@ class ModelBuilder:
     ) -> int:
         """Add an operand; returns its index. `finish` makes inputs and outputs of those it is given."""
         location = Location()
-        scale = float(np.float32(scale))
+        scale, channel = float(np.float32(scale)), rounded_scales(channel)
         dims = tuple(int(d) for d in dimensions)
         self._operands.append(
             Operand(int(type), dims, scale, int(zero_point), lifetime, location, channel, extension, name)
@@ -163,6 +163,11 @@ class ModelBuilder:
                     raise InvalidModel(f"operand {index} is {self._operands[index].lifetime.name} and {lifetime.name}")
                 self._place(index, lifetime, Location())
         return Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
+
+
+def rounded_scales(channel: ChannelQuant | None) -> ChannelQuant | None:
+    """Per-channel scales in float32, as models hold them."""
+    return channel and ChannelQuant(tuple(float(np.float32(scale)) for scale in channel.scales), channel.axis)
 
 
 class _Shared:

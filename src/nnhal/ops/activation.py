@@ -8,6 +8,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import ACTIVATION_RANGE, elementwise, real
+from nnhal.ops.ranges import among
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -94,7 +95,7 @@ register(
     Op(
         "ELU",
         {F32: V1_3, F16: V1_3},
-        (Form(arg("input", T), arg("alpha", per({F32: FLOAT32, F16: FLOAT16}))),),
+        (Form(arg("input", T), arg("alpha", per({F32: FLOAT32, F16: FLOAT16}), drawn=among(1, 0, 0.5, 2))),),
         (out("output", T),),
         real(elu),
         doc="max(0, x) + min(0, alpha * (exp(x) - 1)).",

@@ -1,13 +1,15 @@
 """ADD, SUB, MUL, DIV, POW, MAXIMUM, MINIMUM, PRELU: two tensors, element by element, broadcast against each other."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import broadcast_shape, elementwise, real
+from nnhal.ops.common import broadcast_shape, elementwise, real, single
+from nnhal.ops.ranges import Draw
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, args, example, out, register
 
 WITH_ACTIVATION = (Form(*args("input1 input2", T, rank=(1, 4)), arg("activation", Activation)),)
@@ -28,9 +30,9 @@ def integers_keep_their_range(a: Bound) -> None:
 def products_fit(a: Bound) -> None:
     """A quantised output's scale is greater than the product of the inputs'."""
     if a.out.quantised:
-        least = np.float32(a.input1.scale) * np.float32(a.input2.scale)
+        least = single(a.input1.scale * a.input2.scale)
         a.require(
-            np.float32(a.out.scale) > least,
+            single(a.out.scale) > least,
             f"output 0 (output) has scale {a.out.scale:g}, must be greater than {least:g}, the product of the inputs'",
         )
 
@@ -42,8 +44,25 @@ def div(a: Bound, x: Array, y: Array) -> Array:
     return np.where(y == 0, 0, x.astype(np.int64) // np.where(y == 0, 1, y))
 
 
+def by_zero(a: Bound, x: Array, y: Array) -> Any:
+    """Integers divided by 0."""
+    return (y == 0) & (a.T == I32)
+
+
+def product(a: Bound, x: Array, y: Array) -> Array:
+    """In float64 where quantised: at far scales real values leave float32's range before they are scaled back."""
+    return np.multiply(x, y, dtype=np.float64 if a.out.quantised else x.dtype)
+
+
 def prelu(x: Array, alpha: Array) -> Array:
     return np.where(x < 0, alpha * x, x)
+
+
+def above_product(d: Draw) -> tuple[float, int]:
+    """Range: an output scale greater than the product of the inputs', by little or much."""
+    product = d["input1"].scale * d["input2"].scale
+    scale, zero = d.quantisation(d.kind)
+    return float(np.float32(np.clip(max(product * 1.001, scale * product ** d.pick(0, 1)), 1e-44, 3e38))), zero
 
 
 binary = partial(Op, outputs=(out("output", T),), infer=broadcast_shape)
@@ -67,8 +86,9 @@ register(
     fused(
         "MUL",
         {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3, I32: V1_3},
-        kernel=elementwise(np.multiply),
+        kernel=real(product),
         checks=(integers_keep_their_range, products_fit),
+        scaled={"output": above_product},
         doc="Product.",
         example=example([[10, 200], [30, 400]], input1=[[1, 2], [3, 4]], input2=[10, 100]),
     ),
@@ -76,6 +96,7 @@ register(
         "DIV",
         {F32: V1_1, F16: V1_2, I32: V1_3},
         kernel=real(div),
+        leaves_open=by_zero,
         doc="Quotient; of integers, rounded down.",
         example=example([3.5, -1.5], input1=[7, -6], input2=[2, 4]),
     ),
@@ -92,7 +113,7 @@ register(
         FLOAT | QUANT | {I32: V1_2},
         PAIR,
         kernel=elementwise(np.maximum),
-        doc="The greater element.",
+        doc="The greater element; NaN where one of the two is NaN.",
         example=example([3, 5], input1=[1, 5], input2=[3, 3]),
     ),
     binary(
@@ -100,7 +121,7 @@ register(
         FLOAT | QUANT | {I32: V1_2},
         PAIR,
         kernel=elementwise(np.minimum),
-        doc="The lesser element.",
+        doc="The lesser element; NaN where one of the two is NaN.",
         example=example([1, 3], input1=[1, 5], input2=[3, 3]),
     ),
     binary(

@@ -15,16 +15,24 @@ from nnhal.ops.lstm import (
     group,
     half_open,
     norm_args,
+    sizes,
     state_args,
     together,
 )
 from nnhal.ops.recurrent import (
+    BEYOND,
+    READ,
     aux_agrees,
+    auxiliary,
     backward_reads,
     batch_agrees,
+    double,
     linked,
     named,
     outputs_counted,
+    steps_of,
+    strict,
+    two_way_count,
     two_way_shapes,
     two_ways,
 )
@@ -54,12 +62,12 @@ register(
         {F32: V1_2, F16: V1_2},
         (
             Form(
-                arg("input", T, "_ _ input_size"),
+                arg("input", T, "_ _ input_size", drawn=steps_of("input", "input_size")),
                 *cell_args("fw_"),
                 *cell_args("bw_", "bw_input_size"),
                 *state_args("fw_"),
                 *state_args("bw_"),
-                arg("aux_input", T, "_ _ aux_size", optional=True),
+                arg("aux_input", T, "_ _ aux_size", optional=True, drawn=auxiliary),
                 *aux_args("fw_"),
                 *aux_args("bw_"),
                 *SETTINGS,
@@ -73,7 +81,7 @@ register(
             out("bw_output", T, default=None),  # where outputs are merged, the states follow at once
             *args("fw_state_out fw_cell_state_out bw_state_out bw_cell_state_out", T, since=V1_3, default=None),
         ),
-        real(both),
+        real(double(both)),
         (
             cell_activation,
             *cell_checks("fw_"),
@@ -87,7 +95,11 @@ register(
             *outputs_counted(4),
         ),
         infer=both_shapes,
-        doc="Two LSTM cells over a sequence, one forwards and one backwards.",
+        sized=READ | sizes("fw_") | sizes("bw_"),
+        counted=two_way_count(4),
+        sums="terms",
+        leaves_open=strict(both),
+        doc=f"Two LSTM cells over a sequence, one forwards and one backwards. {BEYOND}",
         example=example(
             [[[2, 1.5], [1.5, 2]]],
             input=[[[1], [1]]],

@@ -8,12 +8,13 @@ import numpy as np
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, padded_with_zero
+from nnhal.ops.ranges import Draw, Range, among, an_axis, array, divisors
 from nnhal.ops.schema import BOOL, F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True)
 LAYOUT = arg("nchw", BOOL, since=V1_2, default=False)
-FORM = Form(x, arg("block", INT32, at_least=1), LAYOUT)
-SIZES = arg("blocks", I32, "2", doc="height and width of a block")
+FORM = Form(x, arg("block", INT32, at_least=1, drawn=among(1, 2, 2, 3)), LAYOUT)
+SIZES = arg("blocks", I32, "2", drawn=array("blocks", 1, 3), doc="height and width of a block")
 
 
 def to_space(a: Bound, x: Array) -> Array:
@@ -84,6 +85,24 @@ def grouped(a: Bound) -> None:
     a.require(size is None or size % a.groups == 0, f"axis {a.axis} has size {size}, must be a multiple of {a.groups}")
 
 
+def blocked(size: str) -> dict[str, Range]:
+    """Ranges: a dimension that blocks divide."""
+    return {size: lambda d: d["block"] * d.whole(1, 3)}
+
+
+def filling(d: Draw) -> list[list[int]]:
+    """Range: paddings after which the blocks fit."""
+    blocks = d["blocks"].array.tolist()
+    sizes = [d.size("height"), d.size("width")]
+    before = d.whole(0, 3, 2).tolist()
+    return [[b, -(n + b) % unit + unit * d.pick(0, 0, 1)] for n, b, unit in zip(sizes, before, blocks, strict=True)]
+
+
+def parts_of_axis(d: Draw) -> int:
+    """Range: what divides the size along the axis."""
+    return int(d.pick(*divisors(d["input"].known[d["axis"]])))
+
+
 FIRST, SECOND = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}, {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3}
 OUT = (out("output", T, "batch out_h out_w out_d", layout=True, quant=SAME),)
 BATCHED = (out("output", T, "out_n out_h out_w depth", layout=True, quant=SAME),)
@@ -101,6 +120,7 @@ register(
             "out_w": lambda a: a.width * a.block,
             "out_d": lambda a: a.depth // a.block**2,
         },
+        sized={"depth": lambda d: d["block"] ** 2 * d.whole(1, 3)},
         doc="Depth laid out as blocks of height and width.",
         example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1, 2, 3, 4]]]], block=2),
     ),
@@ -116,13 +136,14 @@ register(
             "out_w": lambda a: a.width // a.block,
             "out_d": lambda a: a.depth * a.block**2,
         },
+        sized=blocked("height") | blocked("width"),
         doc="Blocks of height and width gathered into depth.",
         example=example([[[[1, 2, 3, 4]]]], input=[[[[1], [2]], [[3], [4]]]], block=2),
     ),
     Op(
         "SPACE_TO_BATCH_ND",
         SECOND,
-        (Form(x, SIZES, arg("paddings", I32, "2 2"), LAYOUT),),
+        (Form(x, SIZES, arg("paddings", I32, "2 2", drawn=filling), LAYOUT),),
         BATCHED,
         nhwc(to_batch),
         (padded_with_zero,),
@@ -151,13 +172,20 @@ register(
             "out_h": lambda a: a.height * block_sizes(a)[0],
             "out_w": lambda a: a.width * block_sizes(a)[1],
         },
+        sized={"batch": lambda d: d["blocks"].array.prod() * d.whole(1, 2)},
         doc="The batch gathered into blocks of height and width.",
         example=example([[[[1], [2]], [[3], [4]]]], input=[[[[1]]], [[[2]]], [[[3]]], [[[4]]]], blocks=[2, 2]),
     ),
     Op(
         "CHANNEL_SHUFFLE",
         {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
-        (Form(arg("input", T, rank=(1, 4)), arg("groups", INT32, at_least=1), arg("axis", INT32)),),
+        (
+            Form(
+                arg("input", T, rank=(1, 4)),
+                arg("groups", INT32, at_least=1, drawn=parts_of_axis),
+                arg("axis", INT32, drawn=an_axis()),
+            ),
+        ),
         (out("output", T, quant=SAME),),
         shuffled,
         (grouped,),

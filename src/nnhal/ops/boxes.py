@@ -4,12 +4,14 @@ A box is [x1, y1, x2, y2] in the original image. Quantised ones count eighths of
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from nnhal.base.levels import V1_2
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, Value, dtype_of, quantised
 from nnhal.ops.common import decode, nonzero, real
+from nnhal.ops.ranges import Draw, Range
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -19,6 +21,7 @@ from nnhal.ops.schema import (
     Q8,
     Q8S,
     Q16A,
+    Q16S,
     Bound,
     Form,
     Op,
@@ -82,6 +85,67 @@ def positive(names: str) -> Callable[[Bound], None]:
     return check
 
 
+# -------------------------------------------------------------------------------------------------------------- ranges
+
+
+def boxes_in(name: str, size: Callable[[Draw], tuple[float, float]]) -> Range:
+    """Range: boxes with their upper left corner first, within a picture of this width and height."""
+
+    def draw(d: Draw) -> Value:
+        shape, edge = d.shape_of(name), size(d)
+        corners = d.rng.uniform(0, 1, (*shape[:-1], shape[-1] // 4, 2, 2)) * edge
+        return counted(d, name, np.sort(corners, -2).reshape(shape))
+
+    return draw
+
+
+def counted(d: Draw, name: str, places: Array) -> Value:
+    """Places as an argument holds them; quantised ones in eighths, rounded down."""
+    kind = d.type_of(name)
+    if kind in (Q16A, Q16S):
+        return Value(kind, places.shape, EIGHTH, data=np.floor(places / EIGHTH).astype(dtype_of(kind)))
+    return Value(kind, places.shape, data=(np.floor(places * 8) / 8).astype(dtype_of(kind)))
+
+
+def pictures(d: Draw) -> Value:
+    """Range: sizes of pictures."""
+    return counted(d, "image_info", d.rng.uniform(4, 60, d.shape_of("image_info")))
+
+
+def real_of(name: str, low: float, high: float) -> Range:
+    """Range: real numbers of a tensor, quantised ones with a scale that just covers them."""
+
+    def draw(d: Draw) -> Value:
+        kind, shape = d.type_of(name), d.shape_of(name)
+        numbers = d.rng.uniform(low, high, shape)
+        if not quantised(kind):
+            return Value(kind, shape, data=numbers.astype(dtype_of(kind)))
+        scale, least = float(np.float32((high - low) / 255)), np.iinfo(dtype_of(kind)).min
+        zero = int(np.clip(round(least - low / scale), least, least + 255))
+        return Value(
+            kind, shape, scale, zero, data=np.clip(numbers / scale + zero, least, least + 255).astype(dtype_of(kind))
+        )
+
+    return draw
+
+
+def distinct(name: str) -> Range:
+    """Range: scores from 0 to 1, each once: which of equal ones is taken first is not defined."""
+
+    def draw(d: Draw) -> Value:
+        value: Value = real_of(name, 0, 1)(d)
+        levels = d.rng.permutation(256 if value.quantised else 1024)[: value.array.size].reshape(value.array.shape)
+        least = np.iinfo(value.dtype).min if value.quantised else 0
+        return replace(value, data=(levels + least if value.quantised else levels / 1024).astype(value.dtype))
+
+    return draw
+
+
+def batch_places(d: Draw) -> Array:
+    """Range: which picture each box lies in, in order."""
+    return np.sort(d.whole(0, d.size("batches") - 1, d.shape_of("batch_index")))
+
+
 # ------------------------------------------------------------------------------------------------------------ geometry
 
 
@@ -122,15 +186,21 @@ register(
         {F32: V1_2, F16: V1_2, Q16A: V1_2},
         (
             Form(
-                arg("roi", T, "num_rois 4"),
-                arg("bbox_deltas", per({F32: F32, F16: F16, Q16A: (Q8, Q8S)}), "num_rois deltas"),
-                arg("batch_index", I32, "num_rois"),
-                arg("image_info", T, "batches 2", doc="height and width of each picture"),
+                arg("roi", T, "num_rois 4", drawn=boxes_in("roi", lambda d: (60, 60))),
+                arg(
+                    "bbox_deltas",
+                    per({F32: F32, F16: F16, Q16A: (Q8, Q8S)}),
+                    "num_rois deltas",
+                    drawn=real_of("bbox_deltas", -1, 1),
+                ),
+                arg("batch_index", I32, "num_rois", drawn=batch_places),
+                arg("image_info", T, "batches 2", drawn=pictures, doc="height and width of each picture"),
             ),
         ),
         (out("output", T, "num_rois deltas", quant=BOXES),),
         real(transform),
         (eighths("roi image_info"), ordered("roi"), in_batches, nonzero("batches deltas", "num_rois"), whole),
+        sized={"deltas": lambda d: 4 * d.whole(1, 3)},
         doc="Boxes moved and resized by deltas, for each class, and clipped to their picture.",
         example=example(
             [[5, 1, 8, 5]], roi=[[1, 1, 5, 5]], bbox_deltas=[[1, 0, 0, 0]], batch_index=[0], image_info=[[6, 8]]

@@ -19,7 +19,22 @@ ACTIVATION_RANGE = {
     Activation.RELU6: (0.0, 6.0),
 }
 
+# The float before 1/2: added to what lies just below a half it does not reach the next integer, as 1/2 does by rounding.
+BELOW_HALF = {np.dtype(t): np.nextafter(t(0.5), t(0)) for t in (np.float32, np.float64)}
+
 # ------------------------------------------------------------------------------------------------ stored and real values
+
+
+def rounded(x: Array) -> Array:
+    """The nearest integers of a float32 or float64 array, halves away from zero."""
+    whole: Array = np.trunc(x + np.copysign(BELOW_HALF[x.dtype], x))
+    return whole
+
+
+def single(number: float) -> float:
+    """A number as float32 holds it; infinite beyond its range."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(number))
 
 
 def decode(value: Value, x: Array) -> Array:
@@ -38,8 +53,7 @@ def encode(value: Value, real: Array) -> Array:
     if not value.quantised:
         return real.astype(value.dtype, copy=False)
     limits = np.iinfo(value.dtype)
-    steps = real / np.float32(value.scale)
-    steps = np.trunc(steps + np.copysign(np.float32(0.5), steps))
+    steps = rounded(real / np.float32(value.scale))
     return np.clip(steps + value.zero_point, limits.min, limits.max).astype(value.dtype)
 
 
@@ -79,8 +93,8 @@ def _each(convert: Callable[[Value, Array], Array], value: Any, x: Any) -> Any:
 
 
 def lowest(x: Array) -> Any:
-    """The least finite value of an array's type."""
-    return np.finfo(x.dtype).min if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    """The least value of an array's type."""
+    return x.dtype.type(-np.inf) if x.dtype.kind == "f" else np.iinfo(x.dtype).min
 
 
 # ------------------------------------------------------------------------------------------------------------- layouts

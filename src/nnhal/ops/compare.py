@@ -7,6 +7,7 @@ import numpy as np
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Shape, Value
 from nnhal.ops.common import broadcast_shape, elementwise
+from nnhal.ops.ranges import Draw, like
 from nnhal.ops.schema import (
     B8,
     F16,
@@ -41,6 +42,10 @@ def alike(a: Bound) -> list[Shape]:
         a.require(agree(known, shape), f"shapes {', '.join(map(show, shapes))} must be equal")
         known = tuple(n if m is None else m for m, n in zip(known, shape, strict=True))
     return [known]
+
+
+def CONDITION(d: Draw) -> Value:  # noqa: N802
+    return d.tensor(B8, d["input1"].known)
 
 
 compare = partial(Op, types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=broadcast_shape)
@@ -107,7 +112,7 @@ register(
     Op(
         "SELECT",
         NUMBERS,
-        (Form(arg("condition", TRUTH), *args("input1 input2", T)),),
+        (Form(arg("condition", TRUTH, drawn=CONDITION), arg("input1", T), arg("input2", T, drawn=like("input1"))),),
         (out("output", T),),
         elementwise(np.where),
         infer=alike,

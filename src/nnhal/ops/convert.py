@@ -4,7 +4,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import real, type_range
+from nnhal.ops.common import elementwise, real, type_range
 from nnhal.ops.schema import (
     B8,
     F16,
@@ -33,7 +33,7 @@ OTHERS = {B8: V1_3, Q16A: V1_3, Q16S: V1_3, Q8S: V1_3, Q8SYMM: V1_3}  # to the s
 
 
 def cast(a: Bound, x: Array) -> Array:
-    """Stored values, truncated towards 0; what does not fit into an integer type becomes its nearest value."""
+    """Stored values, truncated towards 0; what does not fit into an integer type becomes its nearest value, NaN 0."""
     if a.out.dtype.kind == "f" or x.dtype == a.out.dtype:
         return x.astype(a.out.dtype, copy=False)
     return np.nan_to_num(np.clip(x.astype(np.float64), *type_range(a.out.type))).astype(a.out.dtype)
@@ -43,6 +43,16 @@ def convert(a: Bound, x: Array) -> Array:
     return x
 
 
+def quantized(x: Array) -> Array:
+    """No element stands for NaN: it gives the zero point."""
+    return np.where(np.isnan(x), np.float32(0), x)
+
+
+def no_number(a: Bound, x: Array) -> Array:
+    """What NaN is quantised to."""
+    return np.isnan(x)
+
+
 register(
     Op(
         "CAST",
@@ -50,7 +60,8 @@ register(
         (Form(arg("input", T)),),
         (out("output", per(dict.fromkeys(NUMBERS, NUMBERS) | {t: {t: since} for t, since in OTHERS.items()})),),
         cast,
-        doc="The stored values in another type; scales and zero points do not count.",
+        doc="The stored values in another type; scales and zero points do not count. To integers: truncated towards 0 and "
+        "saturated, NaN as 0.",
         example=example([1, -1], input=[1.7, -1.7], out_type="TENSOR_INT32"),
     ),
     Op(
@@ -58,7 +69,8 @@ register(
         {F32: V1_2, F16: V1_2},
         (Form(arg("input", T)),),
         (out("output", {Q8: V1_2, Q8S: V1_3}),),
-        real(convert),
+        elementwise(quantized),
+        leaves_open=no_number,
         doc="Real values as quantised ones, rounded and saturated.",
         example=example(
             [126, 129, 255], input=[-1, 0.5, 200], out_type="TENSOR_QUANT8_ASYMM", scale=0.5, zero_point=128

@@ -9,8 +9,9 @@ from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import WINDOWED, narrow, nhwc, nonzero, windows
+from nnhal.ops.ranges import among
 from nnhal.ops.schema import BOOL, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_scale, channel_axis, output_scale, weighted
+from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, output_scale, weighted
 
 BLOCK = 1 << 20  # elements of the input, laid out for one matrix product
 
@@ -21,14 +22,18 @@ activation = arg("activation", Activation)
 TAIL = (
     activation,
     arg("nchw", BOOL, since=V1_2, default=False),
-    arg("dilation_w", INT32, since=V1_2, default=1, at_least=1),
-    arg("dilation_h", INT32, since=V1_2, default=1, at_least=1, paired=True),
+    arg("dilation_w", INT32, since=V1_2, default=1, at_least=1, drawn=among(1, 1, 2, 3)),
+    arg("dilation_h", INT32, since=V1_2, default=1, at_least=1, paired=True, drawn=among(1, 1, 2, 3)),
 )
 
 
 def forms(filter_dims: str, *more: Arg, tail: Sequence[Arg] = TAIL) -> tuple[Form, ...]:
     """Padding explicit or by scheme."""
-    head = x, arg("filter", FILTER, filter_dims), arg("bias", BIAS, "depth_out")
+    head = (
+        x,
+        arg("filter", FILTER, filter_dims, drawn=filter_of(filter_dims.split().index("depth_out"))),
+        arg("bias", BIAS, "depth_out", drawn=bias_of()),
+    )
     return tuple(Form(*head, *pad, *strides, *more, *tail) for pad in (pads, (arg("scheme", Padding),)))
 
 
@@ -72,8 +77,14 @@ def outputs_grouped(a: Bound) -> None:
     a.require(a.depth_out % a.groups == 0, f"depth_out = {a.depth_out}, must be a multiple of groups = {a.groups}")
 
 
+REACH = {f"filter_{axis}": lambda d: d.whole(1, 3) for axis in "hw"}
+
 convolution = partial(
-    Op, types=TYPES, outputs=(out("output", T, "batch out_h out_w depth_out", layout=True),), where=WINDOWED
+    Op,
+    types=TYPES,
+    outputs=(out("output", T, "batch out_h out_w depth_out", layout=True),),
+    where=WINDOWED,
+    sums="products",
 )
 CHECKS = nonzero("height width depth_in depth_out filter_h filter_w"), narrow, bias_scale
 
@@ -83,6 +94,7 @@ register(
         forms=forms("depth_out filter_h filter_w depth_in"),
         checks=(*CHECKS, channel_axis(0), output_scale),
         kernel=nhwc(weighted(convolved)),
+        sized=REACH,
         doc="Convolution that mixes the channels.",
         example=example(
             [[[[15]]]], input=[[[[1], [2]], [[3], [4]]]], filter=[[[[1], [0]], [[0], [1]]]], bias=[10], padding="valid"
@@ -93,6 +105,7 @@ register(
         forms=forms("1 filter_h filter_w depth_out", arg("depth_multiplier", INT32, at_least=1)),
         checks=(*CHECKS, channel_axis(3), output_scale, multiplied),
         kernel=nhwc(weighted(depthwise, 3)),
+        sized=REACH | {"depth_out": lambda d: d.size("depth_in") * d["depth_multiplier"]},
         where=WINDOWED | {"depth_out": lambda a: a.depth_in * a.depth_multiplier},
         doc="Convolution of each channel by itself, with one or more filters.",
         example=example(
@@ -113,6 +126,11 @@ register(
         ),
         checks=(*CHECKS, channel_axis(0), inputs_grouped, outputs_grouped),
         kernel=nhwc(weighted(grouped)),
+        sized=REACH
+        | {
+            "depth_in": lambda d: d["groups"] * d.size("depth_group"),
+            "depth_out": lambda d: d["groups"] * d.whole(1, 3),
+        },
         doc="Convolution of groups of channels, each with its own filters.",
         example=example(
             [[[[20, 301]]]],

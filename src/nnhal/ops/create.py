@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.codes import type_name
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import Array, Shape
+from nnhal.ops.ranges import element
 from nnhal.ops.schema import F16, F32, FLOAT16, FLOAT32, I32, INT32, Bound, Form, Op, arg, example, out, register
 
 TENSOR_OF = {FLOAT32: F32, FLOAT16: F16, INT32: I32}
@@ -34,7 +35,12 @@ register(
     Op(
         "FILL",
         {},
-        tuple(Form(arg("shape", I32, "_"), arg("value", kind)) for kind in TENSOR_OF),
+        tuple(
+            Form(
+                arg("shape", I32, "_", drawn=lambda d: d.whole(0, 4, d.whole(1, 4))), arg("value", kind, drawn=element)
+            )
+            for kind in TENSOR_OF
+        ),
         (out("output", dict.fromkeys(TENSOR_OF.values(), V1_3)),),
         filled,
         (matching,),

@@ -6,10 +6,11 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.base.levels import FL6
-from nnhal.base.operands import Array, Shape
+from nnhal.base.operands import Array, Shape, Value
 from nnhal.ops.common import centred, decode, encode, nonzero
+from nnhal.ops.ranges import Draw, divisors
 from nnhal.ops.schema import BOOL, F16, F32, I32, Q8S, Bound, Form, Op, T, agree, arg, example, out, register, show
-from nnhal.ops.weighted import BIAS, TYPES, bias_scale, output_scale, weighted
+from nnhal.ops.weighted import BIAS, TYPES, bias_of, bias_scale, filter_of, output_scale, weighted
 
 
 def batch_size(a: Bound) -> int:
@@ -34,6 +35,13 @@ def same_batches(a: Bound) -> None:
         agree(x[:-2], y[:-2]),
         f"shapes {show(x)} and {show(y)} must be equal in all dimensions before the last two",
     )
+
+
+def fitting(d: Draw) -> Value:
+    """Range: matrices that those of x can be multiplied with."""
+    *batches, rows, columns = d["x"].known
+    inner, other = rows if d["adj_x"] else columns, d.whole(1, 5)
+    return d.tensor(d.kind, (*batches, other, inner) if d["adj_y"] else (*batches, inner, other))
 
 
 def product_shape(a: Bound) -> list[Shape]:
@@ -65,8 +73,8 @@ register(
         (
             Form(
                 arg("input", T, rank=(2, 4)),
-                arg("weights", T, "num_units input_size"),
-                arg("bias", BIAS, "num_units"),
+                arg("weights", T, "num_units input_size", drawn=filter_of(0, "weights")),
+                arg("bias", BIAS, "num_units", drawn=bias_of("weights")),
                 arg("activation", Activation),
             ),
         ),
@@ -74,6 +82,8 @@ register(
         weighted(fully_connected),
         (nonzero("num_units input_size"), bias_scale, output_scale),
         where={"batch_size": batch_size},
+        sized={"input_size": lambda d: d.pick(*divisors(math.prod(d["input"].known)))},
+        sums="products",
         doc="Each row of input_size elements times the weights, transposed.",
         example=example([[21, 37]], input=[[1, 2]], weights=[[3, 4], [5, 6]], bias=[10, 20]),
     ),
@@ -83,7 +93,7 @@ register(
         (
             Form(
                 arg("x", T, rank=(2, 4)),
-                arg("y", T, rank=(2, 4)),
+                arg("y", T, rank=(2, 4), drawn=fitting),
                 arg("adj_x", BOOL, default=False, doc="transpose the matrices of x"),
                 arg("adj_y", BOOL, default=False, doc="transpose the matrices of y"),
             ),
@@ -92,6 +102,7 @@ register(
         batch_matmul,
         (same_batches,),
         product_shape,
+        sums="products",
         doc="Products of the matrices in the last two dimensions.",
         example=example([[17], [39]], x=[[1, 2], [3, 4]], y=[[5], [6]]),
     ),

@@ -4,8 +4,8 @@ import numpy as np
 
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.boxes import BOX_TYPES, BOXES, eighths, ordered
-from nnhal.ops.common import nhwc, real
+from nnhal.ops.boxes import BOX_TYPES, BOXES, boxes_in, eighths, ordered
+from nnhal.ops.common import decode, nhwc, real
 from nnhal.ops.schema import BOOL, F16, F32, Q8, Q8S, Bound, Form, Op, T, arg, example, out, register
 
 REACH = 1.5  # how far from the greatest element the greatest place may lie
@@ -36,7 +36,7 @@ def peak(a: Bound, around: Array) -> tuple[Array, Array]:
 
 
 def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
-    maps = np.moveaxis(heatmap, -1, 1)
+    maps = np.moveaxis(heatmap, -1, 1).astype(np.float64)  # of which products are taken
     size = a.heatmap_size
     y, x = np.divmod(maps.reshape(*maps.shape[:2], size * size).argmax(-1), size)
     mirrored = np.pad(maps, ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
@@ -48,6 +48,14 @@ def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
     return score, low + share * (high - low)
 
 
+def unclear(a: Bound, heatmap: Array, _: Array) -> tuple[Array, Array]:
+    """Which maps have the greatest element twice, or products of elements that float32 cannot hold."""
+    x = decode(a.heatmap, heatmap).astype(np.float64)
+    twice = (x == x.max((1, 2), keepdims=True)).sum((1, 2)) > 1
+    found = twice | ~(np.square(x).max((1, 2)) <= np.finfo(np.float32).max / 64)
+    return found, found[..., None]
+
+
 register(
     Op(
         "HEATMAP_MAX_KEYPOINT",
@@ -55,7 +63,13 @@ register(
         (
             Form(
                 arg("heatmap", T, "num_boxes heatmap_size heatmap_size num_keypoints", layout=True),
-                arg("boxes", BOX_TYPES, "num_boxes 4", doc="where the heatmaps lie in the original image"),
+                arg(
+                    "boxes",
+                    BOX_TYPES,
+                    "num_boxes 4",
+                    drawn=boxes_in("boxes", lambda d: (60, 60)),
+                    doc="where the heatmaps lie in the original image",
+                ),
                 arg("nchw", BOOL),
             ),
         ),
@@ -65,7 +79,10 @@ register(
         ),
         nhwc(real(keypoints)),
         (large, eighths("boxes"), ordered("boxes")),
-        doc="The greatest place of each heatmap, in the original image, and its score.",
+        leaves_open=nhwc(unclear),
+        sized={"heatmap_size": lambda d: d.whole(2, 6)},
+        doc="The greatest place of each heatmap, in the original image, and its score. Where the greatest element is there "
+        "twice, or squares of elements are beyond float32, both are up to the driver.",
         example=example(([[1]], [[[1, 3]]]), heatmap=[[[[0], [0]], [[1], [0]]]], boxes=[[0, 0, 4, 4]], nchw=False),
     ),
 )

@@ -3,8 +3,9 @@
 import numpy as np
 
 from nnhal.base.levels import FL6, V1_0, V1_2, V1_3
-from nnhal.base.operands import Array, Shape
+from nnhal.base.operands import Array, Shape, Value
 from nnhal.ops.common import axis_of, decode, encode
+from nnhal.ops.ranges import Draw, an_axis, divisors
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -57,6 +58,40 @@ def concatenate(a: Bound, xs: list[Array]) -> Array:
     )
 
 
+def along_axis(d: Draw) -> list[Value]:
+    """Range: parts that differ along the axis, of one quantisation or each with its own."""
+    at, rank = d["axis"], d.once("rank", 1, 2, 3, 4)
+    shape, own = d.whole(1, 4, rank), d.quantisation(d.kind)
+    return [
+        d.tensor(
+            d.kind,
+            [d.whole(1, 4) if i == at else n for i, n in enumerate(shape)],
+            own if d.once("one", True, False) else None,
+        )
+        for _ in range(d.whole(1, 4))
+    ]
+
+
+def of_parts(d: Draw) -> tuple[float, int]:
+    """Range: the output's scale is that of the first part, or finer or coarser."""
+    first = d["parts"][0]
+    if d.pick(True, False):
+        return first.scale, first.zero_point
+    return float(np.float32(np.clip(first.scale * 2.0 ** d.whole(-12, 12), 1e-45, 1e38))), d.quantisation(d.kind)[1]
+
+
+def alike(d: Draw) -> list[Value]:
+    """Range: parts of one shape and quantisation."""
+    first = d.tensor(d.kind, d.whole(1, 4, d.whole(1, 3)))
+    own = first.scale, first.zero_point
+    return [first, *(d.tensor(d.kind, first.known, own) for _ in range(d.whole(0, 3)))]
+
+
+def parts_of_axis(d: Draw) -> int:
+    """Range: what divides the size along the axis."""
+    return int(d.pick(*divisors(d["input"].known[d["axis"]])))
+
+
 def packed(a: Bound) -> list[Shape]:
     """Shape rule: that of the parts, which is one, with their number put in at the axis."""
     first = a.parts[0].dims
@@ -97,18 +132,29 @@ register(
     Op(
         "CONCATENATION",
         {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3},
-        (Form(arg("parts", T, rank=(1, 4), many=1), arg("axis", INT32, at_least=0)),),
+        (
+            Form(
+                arg("parts", T, rank=(1, 4), many=1, drawn=along_axis),
+                arg("axis", INT32, at_least=0, drawn=lambda d: d.once("axis", *range(d.once("rank", 1, 2, 3, 4)))),
+            ),
+        ),
         (out("output", T),),
         concatenate,
         (same_scales,),
         infer=joined,
+        scaled={"output": of_parts},
         doc="Tensors one behind the other along an axis.",
         example=example([1, 2, 3], parts=[[1], [2, 3]], axis=0),
     ),
     Op(
         "PACK",
         dict.fromkeys(MOVED, FL6),
-        (Form(arg("axis", INT32, at_least=0), arg("parts", T, many=1)),),
+        (
+            Form(
+                arg("axis", INT32, at_least=0, drawn=lambda d: d.whole(0, d["parts"][0].rank)),
+                arg("parts", T, many=1, drawn=alike),
+            ),
+        ),
         (out("output", T, quant=SAME),),
         lambda a, xs: np.stack(xs, a.axis),
         (same_quantisation,),
@@ -119,10 +165,17 @@ register(
     Op(
         "SPLIT",
         MOVED,
-        (Form(arg("input", T), arg("axis", INT32), arg("pieces", INT32, at_least=1)),),
+        (
+            Form(
+                arg("input", T),
+                arg("axis", INT32, drawn=an_axis()),
+                arg("pieces", INT32, at_least=1, drawn=parts_of_axis),
+            ),
+        ),
         (out("parts", T, quant=SAME, many=1),),
         lambda a, x: tuple(np.split(x, a.pieces, a.axis)),
         infer=cut_shapes,
+        counted=lambda d: d["pieces"],
         doc="A tensor cut into equal pieces along an axis.",
         example=example(([1, 2], [3, 4]), input=[1, 2, 3, 4], axis=0, pieces=2, outputs=2),
     ),

@@ -1,15 +1,43 @@
 """EMBEDDING_LOOKUP, HASHTABLE_LOOKUP, LSH_PROJECTION: rows found by index, by key, by hash."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from nnhal.base.codes import MAX_RANK, LshProjection
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Array, Shape
+from nnhal.base.operands import Array, Shape, Value
 from nnhal.ops.common import indices_within
 from nnhal.ops.fingerprint import fingerprint64
+from nnhal.ops.ranges import Draw
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, fixed, out, register
 
-lookups = arg("lookups", I32, "count")
+
+def row_numbers(d: Draw) -> Array:
+    """Range: places of rows."""
+    found: Array = d.whole(0, d["values"].known[0] - 1, d.shape_of("lookups"))
+    return found
+
+
+def sorted_keys(d: Draw) -> Array:
+    """Range: keys in ascending order, now and then one twice."""
+    return np.sort(d.whole(-3, 9, d["values"].known[0]))
+
+
+def wanted_keys(d: Draw) -> Array:
+    """Range: keys that are there, and others."""
+    found: Array = d.whole(-4, 10, d.shape_of("lookups"))
+    return found
+
+
+def a_row_each(d: Draw) -> Value | None:
+    """Range: a weight for each row of the input; may be left out of sparse projections."""
+    if d["kind"] != LshProjection.DENSE and d.pick(True, False):
+        return None
+    return d.tensor(d.kind, d["input"].known[:1])
+
+
+lookups = arg("lookups", I32, "count", drawn=row_numbers)
 values = arg("values", T, rank=(2, MAX_RANK))
 
 
@@ -41,12 +69,21 @@ def ascending(a: Bound) -> None:
 
 
 def by_key(a: Bound, wanted: Array, keys: Array, values: Array) -> tuple[Array, Array]:
-    """Rows without a hit are zero."""
+    """Rows without a hit are zero as they are stored, whatever the zero point."""
     place = np.searchsorted(keys, wanted).clip(0, max(len(keys) - 1, 0))
     hits = keys[place] == wanted if len(keys) else np.zeros(len(wanted), bool)
     output = np.zeros((len(wanted), *values.shape[1:]), values.dtype)
     output[hits] = values[place[hits]]
     return output, hits.astype(np.uint8)
+
+
+def of_one_key(a: Bound, wanted: Array, keys: Array, values: Array) -> Array:
+    """Which row a key that stands twice gives: the elements in which its rows differ."""
+    mask = np.zeros((len(wanted), *values.shape[1:]), bool)
+    for place, key in enumerate(wanted):
+        rows = values[keys == key]
+        mask[place] = (rows != rows[:1]).any(0)
+    return mask
 
 
 def hash_shape(a: Bound) -> list[Shape]:
@@ -113,12 +150,13 @@ register(
     Op(
         "HASHTABLE_LOOKUP",
         {F32: V1_0, I32: V1_0, Q8: V1_0},
-        (Form(lookups, arg("keys", I32, "keys_"), values),),
+        (Form(replace(lookups, drawn=wanted_keys), arg("keys", I32, "keys_", drawn=sorted_keys), values),),
         (out("output", T, quant=SAME), out("hits", {Q8: V1_0}, quant=HIT)),
         by_key,
         (one_a_key, ascending),
         infer=found,
-        doc="Rows picked by key; zeros, and no hit, where the key is not there.",
+        leaves_open=of_one_key,
+        doc="Rows picked by key; zeros, as they are stored, and no hit, where the key is not there.",
         example=example(([[3], [0]], [1, 0]), lookups=[20, 15], keys=[10, 20], values=[[1], [3]]),
     ),
     Op(
@@ -128,7 +166,7 @@ register(
             Form(
                 arg("hashes", T, "functions bits", doc="seeds"),
                 arg("input", {F32: V1_0, F16: V1_2, I32: V1_0, Q8: V1_0}),
-                arg("weight", T, "weights", optional=True),
+                arg("weight", T, "weights", optional=True, drawn=a_row_each),
                 arg("kind", LshProjection),
             ),
         ),

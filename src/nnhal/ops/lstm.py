@@ -4,6 +4,7 @@ Optional: the input gate (left out: coupled to the forget gate, CIFG), peepholes
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,20 +12,31 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Array, Shape, Unknown
+from nnhal.base.operands import Array, Shape, Unknown, Value
 from nnhal.ops.common import real
+from nnhal.ops.ranges import Draw, Range, among
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
+    BEYOND,
+    ONE,
     States,
     Step,
     activation_among,
+    activation_drawn,
     all_or_none,
     batch_agrees,
+    double,
+    gentle,
     given,
+    held,
+    linking,
     named,
     sequence_shapes,
     sigmoid,
     size,
+    steps_of,
+    strict,
+    summed,
     time_first,
     unroll,
 )
@@ -34,6 +46,7 @@ from nnhal.ops.schema import (
     F32,
     FLOAT16,
     FLOAT32,
+    I32,
     Arg,
     Bound,
     Form,
@@ -51,9 +64,51 @@ EPSILON = 1e-8  # of the layer normalisation
 SCALAR = per({F32: FLOAT32, F16: FLOAT16})
 
 
+def part(prefix: str, name: str) -> Range:
+    """Range: an optional weight, left out with the others of its part of the cell."""
+    stem = name.split("_", maxsplit=1)[0]
+    if stem == "projection":
+        needs = [stem, name]
+    else:
+        needs = [stem] if stem in ("peep", "norm") else ["cross"] if stem == "aux" else []
+        needs += ["gate"] if name.endswith("_input") or name.endswith("to_input") else []
+
+    def draw(d: Draw) -> Value | None:
+        found = {n: linking(d) == "cross" if n == "cross" else d.once(prefix + n, True, False) for n in needs}
+        return weight(prefix, name)(d) if all(found.values()) else None
+
+    return draw
+
+
+def weight(prefix: str, name: str) -> Range:
+    """Range: weights that keep sums small, or a bias; one of integers, in small units, is about 1."""
+    if "bias" not in name:
+        return gentle(prefix + name)
+
+    def bias(d: Draw) -> Value:
+        value: Value = d.plain(prefix + name)
+        if value.type != I32:
+            return value
+        normed = prefix + "norm_cell" in d and d.once(prefix + "norm", True, False) and name != "projection_bias"
+        most = 2**25 if normed else 2**14
+        return replace(value, data=d.whole(-most, most, value.shape).astype(np.int32))
+
+    return bias
+
+
+def sizes(prefix: str = "") -> dict[str, Range]:
+    """Ranges: without a projection the output has the size of the cell."""
+    output, units = f"{prefix}output_size", f"{prefix}units"
+    return {output: lambda d: d.whole(1, 5) if d.once(f"{prefix}projection", True, False) else d.size(units)}
+
+
 def group(names: str, dims: str, prefix: str = "", optional: str = "", types: Any = T, **more: Any) -> tuple[Arg, ...]:
     """Weights of one type and shape; those among `optional` may be omitted."""
-    return tuple(arg(prefix + n, types, dims, optional=n in optional.split(), **more) for n in names.split())
+    there = optional.split()
+    return tuple(
+        arg(prefix + n, types, dims, optional=n in there, drawn=(part if n in there else weight)(prefix, n), **more)
+        for n in names.split()
+    )
 
 
 def cell_args(
@@ -86,9 +141,13 @@ def state_args(prefix: str = "") -> tuple[Arg, ...]:
     return arg(f"{prefix}state", T, f"batch {prefix}output_size"), arg(f"{prefix}cell_state", T, f"batch {prefix}units")
 
 
-SETTINGS = arg("activation_kind", RecurrentActivation), *args("cell_clip projection_clip", SCALAR, at_least=0)
 K = RecurrentActivation
-cell_activation = activation_among(K.NONE, K.RELU, K.RELU6, K.TANH, K.SIGMOID)
+KINDS = K.NONE, K.RELU, K.RELU6, K.TANH, K.SIGMOID
+SETTINGS = (
+    activation_drawn(*KINDS),
+    *args("cell_clip projection_clip", SCALAR, at_least=0, drawn=among(0, 0, 0.5, 3)),
+)
+cell_activation = activation_among(*KINDS)
 
 
 def together(names: str, prefix: str = "") -> Callable[[Bound], None]:
@@ -141,9 +200,10 @@ def cell_checks(prefix: str = "") -> tuple[Callable[[Bound], None], ...]:
     )
 
 
-def normalise(x: Array, weight: Array) -> Array:
+def normalise(a: Bound, x: Array, weight: Array) -> Array:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + EPSILON) * weight
+    variance = (centred * centred).mean(-1, keepdims=True)
+    return held(a, centred / np.sqrt(variance + EPSILON) * weight, (x * x).sum(-1, keepdims=True), 0)
 
 
 def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
@@ -157,22 +217,23 @@ def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
         state, memory = states
 
         def gate(name: str, peep: Array | None = None) -> Array:
-            total = x @ getattr(w, f"input_to_{name}").T + state @ getattr(w, f"state_to_{name}").T
+            products = [(x, getattr(w, f"input_to_{name}")), (state, getattr(w, f"state_to_{name}")), (memory, peep)]
             if aux is not None:
-                total = total + aux @ getattr(w, f"aux_to_{name}").T
-            if peep is not None:
-                total = total + memory * peep
-            norm = getattr(w, f"norm_{name}", None)
-            return (total if norm is None else normalise(total, norm)) + getattr(w, f"bias_{name}")
+                products.append((aux, getattr(w, f"aux_to_{name}")))
+            norm, bias = getattr(w, f"norm_{name}", None), getattr(w, f"bias_{name}")
+            if norm is None:
+                return summed(a, *products, (ONE, bias))
+            return normalise(a, summed(a, *products), norm) + bias
 
         forget = sigmoid(gate("forget", w.peep_forget))
         admit = 1 - forget if w.input_to_input is None else sigmoid(gate("input", w.peep_input))
-        memory = forget * memory + admit * activation(gate("cell"))
+        old, new = forget * memory, admit * activation(gate("cell"))
+        memory = held(a, old + new, np.abs(old) + np.abs(new))
         if a.cell_clip > 0:
             memory = np.clip(memory, -a.cell_clip, a.cell_clip)
         output = sigmoid(gate("output", w.peep_output)) * activation(memory)
         if w.projection is not None:
-            output = output @ w.projection.T + (0 if w.projection_bias is None else w.projection_bias)
+            output = summed(a, (output, w.projection), (ONE, w.projection_bias))
             if a.projection_clip > 0:
                 output = np.clip(output, -a.projection_clip, a.projection_clip)
         return output, memory
@@ -184,7 +245,7 @@ def one_step(a: Bound, *tensors: Any) -> tuple[Array, ...]:
     w = named(a, tensors)
     step, states = cell(a, w)
     state, memory = step(states, w.input, None)
-    return np.zeros((len(memory), room(a, w.input_to_input is not None)), np.float32), state, memory, state
+    return np.zeros((len(memory), room(a, w.input_to_input is not None))), state, memory, state
 
 
 def sequence(a: Bound, *tensors: Any) -> tuple[Array, ...]:
@@ -236,30 +297,44 @@ register(
         {F32: V1_0, F16: V1_2},
         (Form(*LSTM_STEP), Form(*LSTM_STEP, *norm_args(since=V1_2))),
         (
-            out("scratch", T, "batch scratch_size", doc="working memory, contents undefined"),
+            out("scratch", T, "batch scratch_size", undefined=True, doc="working memory, contents undefined"),
             out("state_out", T, "batch output_size"),
             out("cell_state_out", T, "batch units"),
             out("output", T, "batch output_size"),
         ),
-        real(one_step),
+        real(double(one_step)),
         (cell_activation, *cell_checks()),
         where={"scratch_size": scratch},
-        doc="One step of an LSTM cell.",
+        sized=sizes(),
+        sums="terms",
+        leaves_open=strict(one_step),
+        doc=f"One step of an LSTM cell. {BEYOND}",
         example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **half_open(), **PLAIN),
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM",
         {F32: V1_2, F16: V1_2},
-        (Form(arg("input", T, "_ _ input_size"), *LSTM_STEP[1:], arg("time_major", BOOL), *norm_args()),),
+        (
+            Form(
+                arg("input", T, "_ _ input_size", drawn=steps_of("input", "input_size")),
+                *LSTM_STEP[1:],
+                arg("time_major", BOOL),
+                *norm_args(),
+            ),
+        ),
         (
             out("output", T),
             out("state_out", T, "batch output_size", since=V1_3, default=None),
             out("cell_state_out", T, "batch units", since=V1_3, default=None),
         ),
-        real(sequence),
+        real(double(sequence)),
         (cell_activation, *cell_checks(), batch_agrees, outputs_counted),
         infer=one_way_shapes,
-        doc="An LSTM over a sequence, forwards.",
+        sized=sizes(),
+        counted=among(1, 3),
+        sums="terms",
+        leaves_open=strict(sequence),
+        doc=f"An LSTM over a sequence, forwards. {BEYOND}",
         example=example([[[2], [1.5]]], input=[[[1], [1]]], **half_open(), **PLAIN, time_major=False),
     ),
 )

@@ -7,8 +7,9 @@ import numpy as np
 
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.boxes import BOX_TYPES, BOXES, NUMBER, eighths, ordered, overlap
+from nnhal.ops.boxes import BOX_TYPES, BOXES, NUMBER, boxes_in, distinct, eighths, ordered, overlap
 from nnhal.ops.common import real
+from nnhal.ops.ranges import between, whole
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 # Scores of the other boxes, and their overlaps with the one chosen, to new scores and whether each stays.
@@ -62,10 +63,13 @@ def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> t
 def choose_by_class(
     boxes: Array, scores: Array, threshold: float, suppress: Suppress, most: int
 ) -> tuple[Array, Array, Array]:
-    """Box, class and score of what each class but 0, the background, chooses of boxes [n, classes, 4]; best first."""
+    """Box, class and score of what each class but 0, the background, chooses of boxes [n, classes, 4]; best first.
+
+    threshold: a score must be greater.
+    """
     found = []
     for kind in range(1, scores.shape[1]):
-        able = np.flatnonzero(scores[:, kind] >= threshold)
+        able = np.flatnonzero(scores[:, kind] > threshold)
         chosen, final = choose(boxes[able, kind], scores[able, kind], suppress, most)
         found.append((able[chosen], np.full(len(chosen), kind), final))
     box, kinds, final = (np.concatenate(part) for part in zip(*found, strict=True))
@@ -121,13 +125,13 @@ register(
         {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
         (
             Form(
-                arg("scores", T, "num_rois num_classes"),
-                arg("roi", BOX_TYPES, "num_rois coordinates"),
-                arg("batch_index", I32, "num_rois"),
-                arg("score_threshold", NUMBER),
-                arg("max_num_detections", INT32, doc="for each picture; negative: any number"),
+                arg("scores", T, "num_rois num_classes", drawn=distinct("scores")),
+                arg("roi", BOX_TYPES, "num_rois coordinates", drawn=boxes_in("roi", lambda d: (20, 20))),
+                arg("batch_index", I32, "num_rois", drawn=lambda d: np.sort(d.whole(0, 1, d.shape_of("batch_index")))),
+                arg("score_threshold", NUMBER, drawn=between(0, 0.3)),
+                arg("max_num_detections", INT32, drawn=whole(-1, 8), doc="for each picture; negative: any number"),
                 arg("nms_kernel", NmsKernel),
-                *args("iou_threshold sigma nms_score_threshold", NUMBER),
+                *args("iou_threshold sigma nms_score_threshold", NUMBER, drawn=between(0.05, 0.4)),
             ),
         ),
         (
@@ -138,7 +142,14 @@ register(
         ),
         real(limited),
         (eighths("roi"), four_a_class, classes, ordered("roi"), grouped, sigma),
-        doc="The best boxes of each picture, of every class but 0, the background, without those that overlap better ones.",
+        sized={
+            "num_rois": whole(1, 24),
+            "num_classes": whole(2, 4),
+            "coordinates": lambda d: 4 * d.size("num_classes"),
+        },
+        doc="The best boxes of each picture, of every class but 0, the background, without those that overlap better ones. "
+        "A score must be greater than score_threshold; an overlap of iou_threshold counts; a score lowered to "
+        "nms_score_threshold stays.",
         example=example(
             ([0.9, 0.7], [[0, 0, 4, 4], [9, 9, 10, 10]], [1, 1], [0, 0]),
             scores=[[0, 0.9], [0, 0.8], [0, 0.7]],

@@ -1,6 +1,7 @@
 """SOFTMAX, LOG_SOFTMAX, L2_, LOCAL_RESPONSE_ and INSTANCE_NORMALIZATION: elements relative to those around them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -8,6 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, real
+from nnhal.ops.ranges import among, an_axis, between
 from nnhal.ops.schema import (
     BOOL,
     F16,
@@ -31,7 +33,8 @@ from nnhal.ops.schema import (
 )
 
 SCALAR = per({F32: FLOAT32, F16: FLOAT16, Q8: FLOAT32, Q8S: FLOAT32})
-LATER_AXIS = arg("axis", INT32, since=V1_2, default=-1)
+LATER_AXIS = arg("axis", INT32, since=V1_2, default=-1, drawn=an_axis())
+BETA = among(1, 1, 0.25, 0.7, 2.5)
 INPUT = arg("input", T, rank=(1, 4))
 
 
@@ -63,6 +66,11 @@ def first_ranks(*ranks: int) -> Callable[[Bound], None]:
 def below_peak(a: Bound, x: Array) -> Array:
     """Exponents less the greatest one along the axis, which changes no quotient and overflows nowhere."""
     return np.subtract(x, x.max(a.axis, keepdims=True, initial=-np.inf), dtype=np.float64) * a.beta
+
+
+def endless(a: Bound, x: Array) -> Any:
+    """Open: all along the axis where an element is infinity, since the sum of powers is infinite too."""
+    return False if a.input.quantised else (x == np.inf).any(a.axis, keepdims=True)
 
 
 def softmax(a: Bound, x: Array) -> Array:
@@ -102,20 +110,22 @@ register(
     Op(
         "SOFTMAX",
         {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3},
-        (Form(INPUT, arg("beta", SCALAR), LATER_AXIS),),
+        (Form(INPUT, arg("beta", SCALAR, drawn=BETA), LATER_AXIS),),
         (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
         real(softmax),
         (axis_exists, positive_beta, first_ranks(2, 4)),
+        leaves_open=endless,
         doc="exp(beta * x), divided by the sum of these along an axis.",
         example=example([[0.25, 0.75]], input=[[0, 1.098612]], beta=1),
     ),
     Op(
         "LOG_SOFTMAX",
         {F32: V1_2, F16: V1_2},
-        (Form(arg("input", T, rank=(1, 8)), arg("beta", SCALAR), arg("axis", INT32)),),
+        (Form(arg("input", T, rank=(1, 8)), arg("beta", SCALAR, drawn=BETA), arg("axis", INT32, drawn=an_axis())),),
         (out("output", T),),
         real(log_softmax),
         (axis_exists, positive_beta),
+        leaves_open=endless,
         doc="Logarithm of the softmax.",
         example=example([[-0.693147, -0.693147]], input=[[5, 5]], beta=1, axis=1),
     ),
@@ -132,7 +142,14 @@ register(
     Op(
         "LOCAL_RESPONSE_NORMALIZATION",
         {F32: V1_0, F16: V1_2},
-        (Form(INPUT, arg("radius", INT32, at_least=0), *args("bias alpha beta", SCALAR), LATER_AXIS),),
+        (
+            Form(
+                INPUT,
+                arg("radius", INT32, at_least=0),
+                *args("bias alpha beta", SCALAR, drawn=between(0.1, 2)),
+                LATER_AXIS,
+            ),
+        ),
         (out("output", T),),
         real(local_response_normalization),
         (axis_exists, bias_not_zero, first_ranks(4)),
@@ -145,7 +162,8 @@ register(
         (
             Form(
                 arg("input", T, "batch height width depth", layout=True),
-                *args("gamma beta epsilon", SCALAR),
+                *args("gamma beta", SCALAR, drawn=between(-2, 2)),
+                arg("epsilon", SCALAR, drawn=among(1e-3, 1e-5, 1)),
                 arg("nchw", BOOL),
             ),
         ),

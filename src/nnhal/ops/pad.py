@@ -1,11 +1,14 @@
 """PAD, PAD_V2, MIRROR_PAD: elements put around a tensor."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from nnhal.base.codes import MirrorPad
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import padded_with_zero
+from nnhal.ops.ranges import Draw, element, leading
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -28,8 +31,16 @@ from nnhal.ops.schema import (
 )
 
 OUT = (out("output", T, quant=SAME),)
+
+
+def within_reach(d: Draw) -> list[list[int]]:
+    """Range: no more than there are elements to mirror."""
+    reach = 1 if d["mode"] == MirrorPad.REFLECT else 0
+    return [d.whole(0, max(0, n - reach), 2).tolist() for n in d["input"].known]
+
+
 SMALL = arg("input", T, rank=(1, 4))
-PADDINGS = arg("paddings", I32, "_ 2", doc="elements before and after, for each dimension")
+PADDINGS = arg("paddings", I32, "_ 2", drawn=leading("input", 3), doc="elements before and after, for each dimension")
 VALUE = per({F32: FLOAT32, F16: FLOAT16, Q8: INT32, Q8S: INT32})
 
 
@@ -92,7 +103,7 @@ register(
     Op(
         "PAD_V2",
         {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
-        (Form(SMALL, PADDINGS, arg("value", VALUE, doc="as stored")),),
+        (Form(SMALL, PADDINGS, arg("value", VALUE, drawn=element, doc="as stored")),),
         OUT,
         pad_value,
         (row_a_dimension, fits),
@@ -103,7 +114,7 @@ register(
     Op(
         "MIRROR_PAD",
         dict.fromkeys((F32, F16, I32, Q8, Q8S), FL7),
-        (Form(arg("input", T), PADDINGS, arg("mode", MirrorPad)),),
+        (Form(arg("input", T), replace(PADDINGS, drawn=within_reach), arg("mode", MirrorPad)),),
         OUT,
         mirror,
         (row_a_dimension, mirrored),

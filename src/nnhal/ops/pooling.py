@@ -7,7 +7,7 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import WINDOWED, lowest, narrow, nhwc, real, taps
+from nnhal.ops.common import WINDOWED, activate, decode, encode, lowest, narrow, nhwc, real, rounded, taps
 from nnhal.ops.schema import BOOL, F16, F32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
@@ -20,10 +20,17 @@ FLOAT, QUANT = {F32: V1_0, F16: V1_2}, {Q8: V1_0, Q8S: V1_3}
 
 
 def mean(a: Bound, x: Array) -> Array:
-    """Over the real elements: padding does not count."""
-    ones = np.ones((1, *x.shape[1:3], 1), x.dtype)
+    """Over the real elements, padding does not count; in float64, whose range no sum leaves."""
+    x, ones = x.astype(np.float64), np.ones((1, *x.shape[1:3], 1))
     total, count = (reduce(np.add, (t for _, _, t in taps(a, values))) for values in (x, ones))
     return total / count
+
+
+def average(a: Bound, x: Array) -> Array:
+    """Quantised: the mean of stored values, halves rounded away from a stored 0, then the activation."""
+    if not a.input.quantised:
+        return np.asarray(real(mean)(a, x))
+    return encode(a.out, activate(a, decode(a.out, rounded(mean(a, x)))))
 
 
 def peak(a: Bound, x: Array) -> Array:
@@ -31,7 +38,20 @@ def peak(a: Bound, x: Array) -> Array:
 
 
 def l2(a: Bound, x: Array) -> Array:
-    return np.sqrt(mean(a, x * x))
+    return np.sqrt(mean(a, np.square(x, dtype=np.float64)))
+
+
+def unsummed(a: Bound, x: Array) -> Array:
+    """Means where the sum of the magnitudes leaves float32's range, or that are NaN."""
+    real_mean = mean(a, decode(a.input, x))
+    count = reduce(np.add, (t for _, _, t in taps(a, np.ones((1, *x.shape[1:3], 1)))))
+    total = mean(a, np.abs(decode(a.input, x))) * count
+    return np.asarray(np.isnan(real_mean) | (np.isfinite(real_mean) & (total > np.finfo(np.float32).max)))
+
+
+def spoilt(a: Bound, x: Array) -> Array:
+    """Windows with a NaN: any of their elements, or a NaN."""
+    return reduce(np.logical_or, (t for _, _, t in taps(a, np.isnan(x))))
 
 
 pool = partial(Op, forms=FORMS, outputs=OUTPUT, checks=(narrow,), where=WINDOWED)
@@ -40,14 +60,17 @@ register(
     pool(
         "AVERAGE_POOL_2D",
         FLOAT | QUANT,
-        kernel=nhwc(real(mean)),
-        doc="Mean of each window.",
+        kernel=nhwc(average),
+        sums="terms",
+        leaves_open=nhwc(unsummed),
+        doc="Mean of each window; of stored values where quantised, halves rounded away from a stored 0.",
         example=example([[[[3]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
     ),
     pool(
         "MAX_POOL_2D",
         FLOAT | QUANT,
         kernel=nhwc(real(peak)),
+        leaves_open=nhwc(spoilt),
         doc="Greatest element of each window.",
         example=example([[[[6]]]], input=[[[[1], [2]], [[3], [6]]]], filter_size=2, padding="valid"),
     ),

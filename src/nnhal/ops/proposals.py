@@ -4,9 +4,22 @@ import numpy as np
 
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.boxes import BOXES, NUMBER, eighths, moved, ordered, positive, refined
+from nnhal.ops.boxes import (
+    BOXES,
+    NUMBER,
+    boxes_in,
+    distinct,
+    eighths,
+    moved,
+    ordered,
+    pictures,
+    positive,
+    real_of,
+    refined,
+)
 from nnhal.ops.common import nhwc, real
 from nnhal.ops.nms import choose, choose_by_class, classes, hard
+from nnhal.ops.ranges import among, between, whole
 from nnhal.ops.schema import (
     BOOL,
     F16,
@@ -63,7 +76,7 @@ def propose(a: Bound, scores: Array, deltas: Array, anchors: Array, image: Array
             able = np.argsort(-scores[batch], kind="stable")[: a.pre_nms_limit]
         low, high = boxes[batch, able, :2], boxes[batch, able, 2:]
         inside = (low + high) / 2 < image[batch, ::-1]
-        able = able[((high - low >= a.min_size) & inside).all(-1)]
+        able = able[((high - low > a.min_size) & inside).all(-1)]
         limit = a.post_nms_limit if a.post_nms_limit > 0 else -1
         chosen, _ = choose(boxes[batch, able], scores[batch, able], hard(a.iou_threshold), limit)
         found.append(np.stack([np.full(len(chosen), batch), able[chosen]]))
@@ -101,7 +114,7 @@ def regular(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
 def fast(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
     """Box, class and score of each detection, with one NMS on the best score of each box: then its best classes."""
     best = scores[:, 1:].max(-1)
-    able = np.flatnonzero(best >= a.score_threshold)
+    able = np.flatnonzero(best > a.score_threshold)
     chosen, _ = choose(boxes[able], best[able], hard(a.iou_threshold), a.max_num_detections)
     kinds = 1 + np.argsort(-scores[able[chosen], 1:], -1, kind="stable")[:, : a.max_classes_per_detection]
     box = np.repeat(able[chosen], kinds.shape[1])
@@ -129,13 +142,24 @@ register(
         {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3},
         (
             Form(
-                arg("scores", T, "batches height width num_anchors", layout=True),
-                arg("bbox_deltas", T, "batches height width deltas", layout=True),
-                arg("anchors", ANCHORS, "num_anchors 4"),
-                arg("image_info", SIZES, "batches 2", doc="height and width of each picture"),
-                *args("height_stride width_stride", NUMBER, doc="size of the picture over that of the feature map"),
-                *args("pre_nms_limit post_nms_limit", INT32, doc="for each picture; 0 or less: any number"),
-                *args("iou_threshold min_size", NUMBER),
+                arg("scores", T, "batches height width num_anchors", layout=True, drawn=distinct("scores")),
+                arg("bbox_deltas", T, "batches height width deltas", layout=True, drawn=real_of("bbox_deltas", -1, 1)),
+                arg("anchors", ANCHORS, "num_anchors 4", drawn=boxes_in("anchors", lambda d: (20, 20))),
+                arg("image_info", SIZES, "batches 2", drawn=pictures, doc="height and width of each picture"),
+                *args(
+                    "height_stride width_stride",
+                    NUMBER,
+                    drawn=among(1, 2, 8),
+                    doc="size of the picture over that of the feature map",
+                ),
+                *args(
+                    "pre_nms_limit post_nms_limit",
+                    INT32,
+                    drawn=whole(-1, 20),
+                    doc="for each picture; 0 or less: any number",
+                ),
+                arg("iou_threshold", NUMBER, drawn=between(0.05, 0.6)),
+                arg("min_size", NUMBER, drawn=between(0, 4)),
                 arg("nchw", BOOL),
             ),
         ),
@@ -151,7 +175,14 @@ register(
             ordered("anchors"),
             positive("height_stride width_stride"),
         ),
-        doc="The best boxes, from anchors at every place of a feature map and deltas for them.",
+        sized={  # of whose scores 8 bits can tell each from the others
+            "batches": whole(1, 3),
+            **dict.fromkeys(("height", "width", "num_anchors"), whole(1, 4)),
+            "deltas": lambda d: 4 * d.size("num_anchors"),
+        },
+        doc="The best boxes, from anchors at every place of a feature map and deltas for them. Height and width must be "
+        "greater than min_size as it is, and the centre left of and above the picture's edge; an overlap of "
+        "iou_threshold counts.",
         example=example(
             ([0.9], [[0, 0, 4, 4]], [0]),
             scores=[[[[0.9, 0.8]]]],
@@ -172,15 +203,23 @@ register(
         {F32: V1_2, F16: V1_2},
         (
             Form(
-                arg("scores", T, "batches num_anchors num_classes"),
-                arg("bbox_deltas", T, "batches num_anchors length_box_encoding"),
-                arg("anchors", T, "num_anchors 4", doc="each [y, x, h, w], the place being the centre"),
-                *args("scale_y scale_x scale_h scale_w", SCALAR, doc="the deltas are divided by it"),
+                arg("scores", T, "batches num_anchors num_classes", drawn=distinct("scores")),
+                arg("bbox_deltas", T, "batches num_anchors length_box_encoding", drawn=real_of("bbox_deltas", -1, 1)),
+                arg(
+                    "anchors",
+                    T,
+                    "num_anchors 4",
+                    drawn=real_of("anchors", 0.5, 8),
+                    doc="each [y, x, h, w], the place being the centre",
+                ),
+                *args(
+                    "scale_y scale_x scale_h scale_w", SCALAR, drawn=between(1, 10), doc="the deltas are divided by it"
+                ),
                 arg("use_regular_nms", BOOL, doc="an NMS for each class, not one for all"),
-                arg("max_num_detections", INT32, at_least=1),
-                arg("max_classes_per_detection", INT32, doc="of the one NMS for all classes"),
-                arg("max_detections_per_class", INT32, doc="of the NMS for each class"),
-                *args("score_threshold iou_threshold", SCALAR, at_least=0),
+                arg("max_num_detections", INT32, at_least=1, drawn=whole(1, 8)),
+                arg("max_classes_per_detection", INT32, drawn=whole(1, 3), doc="of the one NMS for all classes"),
+                arg("max_detections_per_class", INT32, drawn=whole(1, 6), doc="of the NMS for each class"),
+                *args("score_threshold iou_threshold", SCALAR, at_least=0, drawn=between(0, 0.4)),
                 arg("is_bg_in_label", BOOL, doc="whether class 0 of the output is the background"),
             ),
         ),
@@ -193,7 +232,9 @@ register(
         real(detect),
         (classes, encoding, positive("scale_y scale_x scale_h scale_w"), limits),
         where={"rows": rows},
-        doc="The best boxes and their classes, from anchors and deltas for them.",
+        sized={"length_box_encoding": whole(4, 5), "num_classes": whole(2, 4), "num_anchors": whole(1, 12)},
+        doc="The best boxes and their classes, from anchors and deltas for them. A score must be greater than "
+        "score_threshold; an overlap of iou_threshold counts.",
         example=example(
             ([[0.9, 0]], [[[0, 0, 2, 2], [0, 0, 0, 0]]], [[0, 0]], [1]),
             scores=[[[0, 0.9], [0, 0.8]]],

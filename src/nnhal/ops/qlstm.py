@@ -23,7 +23,8 @@ from nnhal.ops.fixedpoint import (
     scaled,
     tanh,
 )
-from nnhal.ops.lstm import cell_args, cell_checks, norm_args
+from nnhal.ops.lstm import cell_args, cell_checks, norm_args, sizes
+from nnhal.ops.ranges import Range, among, between, sometimes, whole
 from nnhal.ops.recurrent import given, named
 from nnhal.ops.schema import (
     FLOAT32,
@@ -46,6 +47,30 @@ from nnhal.ops.schema import (
 
 GATES = "input", "forget", "cell", "output"
 GATE = 2.0**-12  # scale before the gates' functions
+
+
+def about(exponent: float, least: int = 0, most: int = 0) -> Range:
+    """Range: a scale about a power of two, and a zero point."""
+    return lambda d: (float(np.float32(2.0 ** (exponent + d.rng.uniform(-1, 1)))), int(d.whole(least, most)))
+
+
+def state_of(name: str) -> Range:
+    """Range: scale and zero point of another tensor."""
+    return lambda d: (d[name].scale, d[name].zero_point)
+
+
+SCALES = {
+    "input": about(-6, -50, 50),
+    "state": about(-7, -8, 8),
+    "cell_state": lambda d: (2.0 ** int(d.whole(-13, -10)), 0),
+    "state_out": state_of("state"),
+    "cell_state_out": state_of("cell_state"),
+    "output": state_of("state"),
+    "projection": about(-7),
+    **{f"{source}_to_{gate}": about(-8) for source in ("input", "state") for gate in GATES},
+    **{f"{kind}_{gate}": about(-15) for kind in ("peep", "norm") for gate in GATES},
+    **{f"bias_{gate}": about(-14) for gate in GATES},
+}
 
 
 def cell_is_power_of_two(a: Bound) -> None:
@@ -168,10 +193,12 @@ register(
                 arg("state", T, "batch output_size", doc="output of the step before"),
                 arg("cell_state", Q16S, "batch units"),
                 *norm_args(types=Q16S),
-                *args("cell_clip projection_clip", FLOAT32, optional=True),
-                *args(" ".join(f"{name}_intermediate_scale" for name in GATES), FLOAT32),
-                arg("hidden_state_zero_point", INT32, at_least=-128, at_most=127),
-                arg("hidden_state_scale", FLOAT32),
+                *args("cell_clip projection_clip", FLOAT32, optional=True, drawn=sometimes(among(0, 0.3, 1.5))),
+                *args(
+                    " ".join(f"{name}_intermediate_scale" for name in GATES), FLOAT32, drawn=among(2.0**-12, 2.0**-10)
+                ),
+                arg("hidden_state_zero_point", INT32, at_least=-128, at_most=127, drawn=whole(-8, 8)),
+                arg("hidden_state_scale", FLOAT32, drawn=between(0.004, 0.01)),
             ),
         ),
         (
@@ -181,6 +208,8 @@ register(
         ),
         step,
         (*cell_checks(), cell_is_power_of_two, intermediates_positive, hidden_positive, states_keep_scale),
+        sized=sizes(),
+        scaled=SCALES,
         doc="One step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
         example=example(([[10]], [[20]], [[10]]), **HALF_OPEN, scale=2**-9),
     )

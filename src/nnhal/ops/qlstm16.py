@@ -8,6 +8,7 @@ from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array, Value
 from nnhal.ops.fixedpoint import dot, halve, logistic, multiply, saturate, scaled, tanh
 from nnhal.ops.lstm import group
+from nnhal.ops.ranges import Draw
 from nnhal.ops.recurrent import named
 from nnhal.ops.schema import I32, Q8, Q16S, Bound, Form, Op, Stored, T, arg, example, fixed, out, register
 
@@ -46,6 +47,11 @@ def bias_scales(a: Bound) -> None:
         must_have(a, f"bias_{gate}", (a.input_to_input.scale * OUTPUT[0], 0))
 
 
+def common_scale(d: Draw) -> tuple[float, int]:
+    """Range: the one scale and zero point of all weights."""
+    return float(np.float32(d.once("scale", 0.002, 0.004, 0.008))), int(d.once("zero point", 100, 128, 140))
+
+
 def step(a: Bound, *tensors: Any) -> tuple[Array, Array]:
     """All implementations join input and state in this order and their weights in the other, and so do converters."""
     w = named(a, [x.astype(np.int64) for x in tensors])
@@ -64,6 +70,13 @@ def step(a: Bound, *tensors: Any) -> tuple[Array, Array]:
     return memory.astype(np.int16), (saturate(output, 8) + OUTPUT[1]).astype(np.uint8)
 
 
+SCALES = {
+    "input": lambda d: OUTPUT,
+    "state": lambda d: OUTPUT,
+    "cell_state": lambda d: STATE,
+    **{f"bias_{gate}": lambda d: (d["input_to_input"].scale * OUTPUT[0], 0) for gate in GATES},
+    **{f"{source}_to_{gate}": common_scale for source in ("input", "state") for gate in GATES},
+}
 HALF_OPEN = {  # for an example: half the state 8, of which tanh makes 1
     "input": Stored([[128]], Q8, *OUTPUT),
     **dict.fromkeys([f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES], Stored([[0]], Q8, 1.0)),
@@ -92,6 +105,7 @@ register(
         ),
         step,
         (ranges, one_weight_scale, bias_scales),
+        scaled=SCALES,
         doc="One step of an LSTM cell on 8-bit tensors.",
         example=example(([[8192]], [[192]]), **HALF_OPEN),
     )

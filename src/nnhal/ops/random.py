@@ -1,10 +1,13 @@
 """RANDOM_MULTINOMIAL: draws classes with the probabilities that log-probabilities stand for."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from nnhal.base.levels import V1_2
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, Value
 from nnhal.ops.common import decode
+from nnhal.ops.ranges import Draw, array, whole
 from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, example, out, register
 
 
@@ -27,15 +30,23 @@ def draw(a: Bound, x: Array, seeds: Array) -> Array:
     return np.array(samples, np.int32).reshape(positions.shape)
 
 
+def logits(d: Draw) -> Value:
+    """Range: rows of which one class at least is possible."""
+    value: Value = d.plain("input")
+    rows = value.array.copy()
+    rows[~np.isfinite(rows).any(-1), 0] = 1
+    return replace(value, data=rows)
+
+
 register(
     Op(
         "RANDOM_MULTINOMIAL",
         {F32: V1_2, F16: V1_2},
         (
             Form(
-                arg("input", T, "batch classes", doc="logarithms of probabilities, not normalised"),
-                arg("sample_count", INT32, at_least=0),
-                arg("seeds", I32, "2"),
+                arg("input", T, "batch classes", drawn=logits, doc="logarithms of probabilities, not normalised"),
+                arg("sample_count", INT32, at_least=0, drawn=whole(0, 9)),
+                arg("seeds", I32, "2", drawn=array("seeds", 0, 2**31 - 1)),
             ),
         ),
         (out("output", I32, "batch samples"),),

@@ -1,6 +1,8 @@
 """What the recurrent operations share: activations, unrolling over time in either layout, two directions, linking."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,14 +11,18 @@ import numpy as np
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import Array, Shape, Unknown, Value
-from nnhal.ops.schema import Bound, agree, perhaps_omitted, show
+from nnhal.ops.ranges import Draw, Range, among
+from nnhal.ops.schema import Arg, Bound, agree, arg, perhaps_omitted, show
 
 States = tuple[Array, ...]  # the output of the step before first
+Kernel = Callable[..., Any]
 Step = Callable[[States, Array, Array | None], States]  # step(states, input, auxiliary input) -> states
 
 
 def sigmoid(x: Array) -> Array:
-    return 0.5 * (np.tanh(0.5 * x) + 1)  # does not overflow
+    """1 / (1 + exp(-x)), which neither overflows nor loses what is close to 0."""
+    result: Array = np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+    return result
 
 
 ACTIVATIONS: dict[RecurrentActivation, Callable[[Array], Array]] = {
@@ -27,6 +33,11 @@ ACTIVATIONS: dict[RecurrentActivation, Callable[[Array], Array]] = {
     RecurrentActivation.TANH: np.tanh,
     RecurrentActivation.SIGMOID: sigmoid,
 }
+
+
+def activation_drawn(*kinds: RecurrentActivation) -> Arg:
+    """The argument `activation_kind`, drawn from `kinds`."""
+    return arg("activation_kind", RecurrentActivation, drawn=among(*kinds))
 
 
 def activation_among(*kinds: RecurrentActivation) -> Callable[[Bound], None]:
@@ -72,6 +83,58 @@ def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace
     return SimpleNamespace(**{n.removeprefix(prefix): x for n, x in pairs if n.startswith(prefix)})
 
 
+# ------------------------------------------------------------------------------------------------------------ precision
+
+MOST = float(np.finfo(np.float32).max)
+ONE = np.ones(())  # what a bias is multiplied with
+
+
+def double(kernel: Kernel) -> Kernel:
+    """A kernel that computes in float64: roundings of float32 would add up over the steps, and the gates magnify them."""
+
+    @wraps(kernel)
+    def wide(a: Bound, *tensors: Any) -> Any:
+        return kernel(a, *(None if x is None else x.astype(np.float64) for x in tensors))
+
+    return wide
+
+
+NEAR, SHARE = 1000.0, 2.0**-8  # of magnitudes up to the one, and from the other on, float32 leaves digits enough
+
+
+def held(a: Bound, x: Array, magnitude: Array, share: float = SHARE) -> Array:
+    """Sums x; where `strict` watches, NaN for one whose magnitudes are beyond float32, or of which it is a smaller share."""
+    if "strict" not in a.__dict__:
+        return x
+    certain = (np.abs(x) >= magnitude * share) | (magnitude <= NEAR)
+    return np.where((magnitude <= MOST) & certain, x, np.nan)
+
+
+def summed(a: Bound, *products: tuple[Array, Array | None]) -> Array:
+    """The sum of products of inputs [batch, size] and weights [units, size] or [units]; those without weights left out."""
+
+    def total(change: Callable[[Array], Array]) -> Array:
+        pairs = [(change(x), change(w)) for x, w in products if w is not None]
+        return np.asarray(sum(x @ w.T if w.ndim == 2 else x * w for x, w in pairs))
+
+    return held(a, total(np.asarray), total(np.abs)) if "strict" in a.__dict__ else total(np.asarray)
+
+
+def strict(kernel: Kernel) -> Kernel:
+    """Rule for `leaves_open`: what follows from sums that float32 cannot hold, in some order of adding up."""
+
+    def open_(a: Bound, *tensors: Any) -> tuple[Array, ...]:
+        a.__dict__["strict"] = True
+        return tuple(np.isnan(x) for x in double(kernel)(a, *tensors)[: len(a.outs)])
+
+    return open_
+
+
+BEYOND = (
+    "What follows from a value that is not finite, or from products whose magnitudes add up to more than float32 holds, or "
+    "to more than 1000 and cancel each other to less than 2**-8 of that, is up to the driver."
+)
+
 # ------------------------------------------------------------------------------------------------------------ sequences
 
 
@@ -88,7 +151,7 @@ def batch_agrees(a: Bound) -> None:
 
 def unroll(step: Step, states: States, x: Array, aux: Array | None = None) -> tuple[Array, States]:
     """Run a cell over inputs [time, batch, size]: its outputs, and the last states."""
-    outputs = np.empty((len(x), *states[0].shape), np.float32)
+    outputs = np.empty((len(x), *states[0].shape), x.dtype)
     for t in range(len(x)):
         states = step(states, x[t], None if aux is None else aux[t])
         outputs[t] = states[0]
@@ -103,7 +166,47 @@ def sequence_shapes(a: Bound, features: int | None, *states: str) -> list[Shape 
     return [sequence, *((batch, size(a, name)) for name in states)]
 
 
+def steps_of(name: str, features: str) -> Range:
+    """Range: a sequence in the layout that `time_major` says."""
+
+    def draw(d: Draw) -> Value:
+        times, batch = d.size("times"), d.size("batch")
+        return d.tensor(d.kind, (*((times, batch) if d["time_major"] else (batch, times)), d.size(features)))
+
+    return draw
+
+
+def gentle(name: str) -> Range:
+    """Range: weights of an eighth of what the class has, none beyond 1, so that sums stay about what goes in."""
+
+    def draw(d: Draw) -> Value:
+        value: Value = d.plain(name)
+        if value.quantised:
+            return value
+        return replace(value, data=np.clip(value.array / 8, -1, 1).astype(value.dtype))
+
+    return draw
+
+
+def linking(d: Draw) -> str:
+    """Range: how an auxiliary input is used, if there is one."""
+    return str(d.once("linking", "none", "parallel", "cross"))
+
+
+def auxiliary(d: Draw) -> Value | None:
+    """Range: the auxiliary input."""
+    found: Value | None = None if linking(d) == "none" else steps_of("aux_input", "aux_size")(d)
+    return found
+
+
+READ = {"bw_input_size": lambda d: d.size("aux_size" if linking(d) == "parallel" else "input_size")}
+
 # -------------------------------------------------------------------------------------------------------- two directions
+
+
+def two_way_count(states: int) -> Callable[[Draw], int]:
+    """How many outputs are drawn."""
+    return lambda d: (1 if d["merge_outputs"] else 2) + int(d.pick(0, states))
 
 
 def linked(*weights: str) -> Callable[[Bound], None]:

@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import axis_of, real
+from nnhal.ops.ranges import among, an_axis, some_axes
 from nnhal.ops.schema import (
     B8,
     BOOL,
@@ -29,7 +30,7 @@ from nnhal.ops.schema import (
     register,
 )
 
-OVER = arg("input", T, rank=(1, 4)), arg("axes", I32, "axis_count")
+OVER = arg("input", T, rank=(1, 4)), arg("axes", I32, "axis_count", drawn=some_axes)
 OUTPUT = (out("output", T, quant=SAME),)
 FLOAT = {F32: V1_2, F16: V1_2}
 QUANT = {Q8: V1_2, Q8S: V1_3}
@@ -62,15 +63,39 @@ def along(function: Kernel, **more: Any) -> Kernel:
     """Kernel: a reduction by `function(x, axes)`."""
 
     def kernel(a: Bound, x: Array, axes: Array) -> Array:
-        over = tuple({axis % x.ndim for axis in axes.tolist()})
-        return function(x, over, **more).reshape(a.shapes[0])
+        return function(x, dimensions(x, axes), **more).reshape(a.shapes[0])
 
     return real(kernel)
 
 
+def dimensions(x: Array, axes: Array) -> tuple[int, ...]:
+    return tuple({axis % x.ndim for axis in axes.tolist()})
+
+
+def sums_overflow(a: Bound, x: Array, axes: Array) -> Any:
+    """Sums whose terms' magnitudes add up to more than the type holds, unless a NaN is among them."""
+    if x.dtype.kind != "f":
+        return False
+    over = dimensions(x, axes)
+    total = np.where(np.isfinite(x), np.abs(x), 0).sum(over, np.float64)
+    return ((total > np.finfo(x.dtype).max) & ~np.isnan(x).any(over)).reshape(a.shapes[0])
+
+
+def products_leave_range(a: Bound, x: Array, axes: Array) -> Any:
+    """Products of which a part, multiplied in some order, leaves the range of normal float32 numbers, unless a NaN is among
+    them; a part that is too small does not count where there is a 0.
+    """
+    over, facts = dimensions(x, axes), np.finfo(np.float32)
+    sizes = np.log2(np.where(np.isfinite(x) & (x != 0), np.abs(x), 1), dtype=np.float64)
+    above = np.maximum(sizes, 0).sum(over) > np.log2(float(facts.max))
+    below = (np.minimum(sizes, 0).sum(over) < facts.minexp) & (x != 0).all(over)
+    return ((above | below) & ~np.isnan(x).any(over)).reshape(a.shapes[0])
+
+
 def product(x: Array, axes: tuple[int, ...]) -> Array:
-    """A factor of 0 makes it 0, also among infinite ones; in float64, so that only the result can overflow."""
-    return np.where((x == 0).any(axes), 0, np.multiply.reduce(x, axes, np.float64))
+    """In float64; a factor of 0 among finite ones makes it 0, even where their product overflows before it meets the 0."""
+    zero = (x == 0).any(axes) & np.isfinite(x).all(axes)
+    return np.where(zero, 0, np.multiply.reduce(x, axes, np.float64))
 
 
 def not_empty(a: Bound) -> None:
@@ -86,9 +111,9 @@ def without_axis(a: Bound) -> list[Shape]:
     return [dims[:axis] + dims[axis + 1 :] or (1,)]
 
 
-def position(function: Kernel) -> Kernel:
-    """Kernel: where `function` finds its element along the axis; the first among equals."""
-    return lambda a, x: function(x, a.axis).astype(np.int32).reshape(a.shapes[0])
+def position(function: Kernel, nan: float) -> Kernel:
+    """Kernel: where `function` finds its element along the axis, NaN counted as `nan`; the first among equals."""
+    return lambda a, x: function(np.where(np.isnan(x), nan, x), a.axis).astype(np.int32).reshape(a.shapes[0])
 
 
 reduction = partial(
@@ -97,7 +122,7 @@ reduction = partial(
 arg_of = partial(
     Op,
     types=FLOAT | QUANT | {I32: V1_2},
-    forms=(Form(arg("input", T), arg("axis", INT32)),),
+    forms=(Form(arg("input", T), arg("axis", INT32, drawn=an_axis())),),
     outputs=(out("output", I32),),
     checks=(not_empty,),
     infer=without_axis,
@@ -122,51 +147,54 @@ register(
         "REDUCE_MAX",
         FLOAT | QUANT,
         kernel=along(np.max, initial=-np.inf),
-        doc="The greatest element.",
+        doc="The greatest element; NaN where there is one.",
         example=example([5, 4], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     reduction(
         "REDUCE_MIN",
         FLOAT | QUANT,
         kernel=along(np.min, initial=np.inf),
-        doc="The least element.",
+        doc="The least element; NaN where there is one.",
         example=example([1, 3], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     reduction(
         "REDUCE_PROD",
         FLOAT,
         kernel=along(product),
-        doc="The product of the elements.",
+        leaves_open=products_leave_range,
+        doc="The product of the elements. NaN among them, or 0 among infinite ones, makes it NaN.",
         example=example([5, 12], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     reduction(
         "REDUCE_SUM",
         FLOAT,
         kernel=along(np.sum, dtype=np.float64),
+        leaves_open=sums_overflow,
         doc="The sum of the elements.",
         example=example([6, 7], input=[[1, 5], [4, 3]], axes=[1], keep_dims=False),
     ),
     Op(
         "MEAN",
         {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
-        (Form(*OVER, arg("keep_dims", INT32)),),
+        (Form(*OVER, arg("keep_dims", INT32, drawn=among(0, 1))),),
         OUTPUT,
         along(np.mean, dtype=np.float64),
         (axes_exist, something_to_average),
         reduced_shape,
+        leaves_open=sums_overflow,
         doc="The mean of the elements.",
         example=example([[3], [3.5]], input=[[1, 5], [4, 3]], axes=[1], keep_dims=1),
     ),
     arg_of(
         "ARGMAX",
-        kernel=position(np.argmax),
-        doc="Index of the greatest element along an axis.",
+        kernel=position(np.argmax, -np.inf),
+        doc="Index of the greatest element along an axis, the first among equals; NaN counts as minus infinity.",
         example=example([1, 0], input=[[1, 5], [4, 3]], axis=1),
     ),
     arg_of(
         "ARGMIN",
-        kernel=position(np.argmin),
-        doc="Index of the least element along an axis.",
+        kernel=position(np.argmin, np.inf),
+        doc="Index of the least element along an axis, the first among equals; NaN counts as infinity.",
         example=example([0, 1], input=[[1, 5], [4, 3]], axis=1),
     ),
 )

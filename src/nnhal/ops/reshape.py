@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 
-from nnhal.base.levels import FL6, V1_0, V1_1, V1_2, V1_3
+from nnhal.base.levels import FL6, FL8, V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import TENSOR_TYPES, Array, Shape
 from nnhal.ops.common import axis_of
+from nnhal.ops.ranges import Draw, an_axis, factors, sometimes
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -26,10 +27,21 @@ from nnhal.ops.schema import (
 )
 
 OUT = (out("output", T, quant=SAME),)
+
+
+def of_size_one(d: Draw) -> list[int] | None:
+    """Range: some of the dimensions of size 1, counted from either end; or nothing."""
+    dims = d["input"].known
+    found = [i - d.pick(0, len(dims)) for i, n in enumerate(dims) if n == 1 and d.rng.random() < 0.7]
+    return found or None
+
+
+order = sometimes(lambda d: d.rng.permutation(d["input"].rank))
 ANY, SMALL = arg("input", T), arg("input", T, rank=(1, 4))
 FIRST = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}
 SECOND = {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3}
 THIRD = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
+MOST_DIMENSIONS = 4
 RANKED = [t for t in TENSOR_TYPES if t < 10000]  # all but the OEM's
 
 
@@ -46,6 +58,12 @@ def reshaped(a: Bound) -> list[Shape]:
         total = math.prod(a.input.known)
         a.require(math.prod(wanted) == total, f"shape = {wanted} holds {math.prod(wanted)} elements, must hold {total}")
     return [tuple(wanted)]
+
+
+def few_dimensions(a: Bound) -> None:
+    """NNAPI has up to four dimensions; more, which imported models have, count as feature level 8."""
+    if max(a.input.rank, *a.shape.known) > MOST_DIMENSIONS:
+        a.since(FL8, f"more than {MOST_DIMENSIONS} dimensions are nnhal's own, for drivers of {FL8}")
 
 
 def shaped(a: Bound, x: Array, _: Array | None = None) -> Array:
@@ -105,9 +123,10 @@ register(
     Op(
         "RESHAPE",
         {**FIRST, I32: FL6},
-        (Form(ANY, arg("shape", I32, "_", doc="one -1 stands for what is left")),),
+        (Form(ANY, arg("shape", I32, "_", drawn=factors, doc="one -1 stands for what is left")),),
         OUT,
         shaped,
+        (few_dimensions,),
         infer=reshaped,
         doc="The same elements in another shape.",
         example=example([[1, 2], [3, 4]], input=[1, 2, 3, 4], shape=[2, -1]),
@@ -115,7 +134,7 @@ register(
     Op(
         "SQUEEZE",
         SECOND,
-        (Form(SMALL, arg("axes", I32, "_", optional=True, doc="all of size 1 where omitted")),),
+        (Form(SMALL, arg("axes", I32, "_", optional=True, drawn=of_size_one, doc="all of size 1 where omitted")),),
         OUT,
         shaped,
         infer=squeezed,
@@ -125,7 +144,7 @@ register(
     Op(
         "EXPAND_DIMS",
         THIRD,
-        (Form(ANY, arg("axis", INT32)),),
+        (Form(ANY, arg("axis", INT32, drawn=an_axis(beyond=1))),),
         OUT,
         shaped,
         infer=expanded,
@@ -135,7 +154,12 @@ register(
     Op(
         "TRANSPOSE",
         SECOND,
-        (Form(SMALL, arg("permutation", I32, "_", optional=True, doc="the dimensions in reverse where omitted")),),
+        (
+            Form(
+                SMALL,
+                arg("permutation", I32, "_", optional=True, drawn=order, doc="the dimensions in reverse where omitted"),
+            ),
+        ),
         OUT,
         lambda a, x, _: x.transpose(permutation_of(a)),
         infer=transposed,

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import interpolate, nhwc, nonzero, real
+from nnhal.ops.ranges import between, whole
 from nnhal.ops.schema import (
     BOOL,
     F16,
@@ -31,9 +33,20 @@ from nnhal.ops.schema import (
 )
 
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
-by_shape = args("out_w out_h", INT32, at_least=1)
-by_scale = args("scale_w scale_h", per({F32: FLOAT32, F16: FLOAT16, Q8: FLOAT32, Q8S: FLOAT32}), since=V1_2)
-GRID = args("align_corners half_pixel_centers", BOOL, since=V1_3, default=False)
+by_shape = args("out_w out_h", INT32, at_least=1, drawn=whole(1, 9))
+by_scale = args(
+    "scale_w scale_h", per({F32: FLOAT32, F16: FLOAT16, Q8: FLOAT32, Q8S: FLOAT32}), since=V1_2, drawn=between(0.3, 3)
+)
+GRID = (
+    arg("align_corners", BOOL, since=V1_3, default=False),
+    arg(
+        "half_pixel_centers",
+        BOOL,
+        since=V1_3,
+        default=False,
+        drawn=lambda d: not d["align_corners"] and d.pick(True, False),
+    ),
+)
 
 
 def new_size(axis: str) -> Callable[[Bound], int]:
@@ -83,6 +96,16 @@ def bilinear(a: Bound, x: Array) -> Array:
     return x
 
 
+def overflowing(a: Bound, x: Array) -> Any:
+    """Open: channels of a picture with elements that are not finite or beyond half the type's range.
+
+    Their shares may be 0, and their differences may overflow.
+    """
+    if a.input.quantised:
+        return False
+    return ~(np.abs(x) <= np.finfo(x.dtype).max / 2).all((2, 3) if a.nchw else (1, 2), keepdims=True)
+
+
 resize = partial(
     Op,
     outputs=(out("output", T, "batch new_h new_w depth", layout=True, quant=SAME),),
@@ -96,6 +119,8 @@ register(
         {F32: V1_0, F16: V1_2, Q8: V1_2, Q8S: V1_3},
         tuple(Form(x, *size, arg("nchw", BOOL, since=V1_2, default=False), *GRID) for size in (by_shape, by_scale)),
         kernel=nhwc(real(bilinear)),
+        sums="terms",
+        leaves_open=overflowing,
         doc="Pictures resized, each element interpolated between four.",
         example=example([[[[0], [5], [10], [10]]]], input=[[[[0], [10]]]], out_w=4, out_h=1),
     ),

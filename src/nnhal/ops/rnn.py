@@ -3,24 +3,36 @@
 from types import SimpleNamespace
 from typing import Any
 
-from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import real
+from nnhal.ops.ranges import Range
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
+    BEYOND,
+    ONE,
+    READ,
     States,
     Step,
+    activation_drawn,
     aux_agrees,
+    auxiliary,
     backward_reads,
     batch_agrees,
+    double,
+    gentle,
     linked,
+    linking,
     named,
     outputs_counted,
     sequence_shapes,
     simple_activation,
     size,
+    steps_of,
+    strict,
+    summed,
     time_first,
+    two_way_count,
     two_way_shapes,
     two_ways,
     unroll,
@@ -32,15 +44,20 @@ def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
     """Weights and state of one cell."""
     units = f"{prefix}units"
     return (
-        arg(f"{prefix}weights", T, f"{units} {source}"),
-        arg(f"{prefix}recurrent_weights", T, f"{units} {units}"),
+        arg(f"{prefix}weights", T, f"{units} {source}", drawn=gentle(f"{prefix}weights")),
+        arg(f"{prefix}recurrent_weights", T, f"{units} {units}", drawn=gentle(f"{prefix}recurrent_weights")),
         arg(f"{prefix}bias", T, units),
         arg(f"{prefix}hidden_state", T, f"batch {units}", doc="output of the step before"),
     )
 
 
-activation = arg("activation_kind", RecurrentActivation)
-SEQUENCE = arg("input", T, "_ _ input_size")
+def crossed(name: str) -> Range:
+    """Range: weights of the auxiliary input, where both cells read it besides the input."""
+    return lambda d: gentle(name)(d) if linking(d) == "cross" else None
+
+
+activation = activation_drawn(*ACTIVATIONS)
+SEQUENCE = arg("input", T, "_ _ input_size", drawn=steps_of("input", "input_size"))
 
 
 def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
@@ -48,8 +65,8 @@ def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
     act = ACTIVATIONS[a.activation_kind]
 
     def step(states: States, x: Array, aux: Array | None) -> States:
-        total = x @ w.weights.T + states[0] @ w.recurrent_weights.T + w.bias
-        return (act(total if aux is None else total + aux @ w.aux_weights.T),)
+        extra = () if aux is None else ((aux, w.aux_weights),)
+        return (act(summed(a, (x, w.weights), (states[0], w.recurrent_weights), (ONE, w.bias), *extra)),)
 
     return step, (w.hidden_state,)
 
@@ -94,9 +111,11 @@ register(
         {F32: V1_0, F16: V1_2},
         (Form(arg("input", T, "batch input_size"), *cell_args(), activation),),
         (out("hidden_state_out", T, "batch units"), out("output", T, "batch units")),
-        real(one_step),
+        real(double(one_step)),
         (simple_activation,),
-        doc="One step of a recurrent cell.",
+        sums="terms",
+        leaves_open=strict(one_step),
+        doc=f"One step of a recurrent cell. {BEYOND}",
         example=example(
             ([[13]], [[13]]),
             input=[[1, 2]],
@@ -112,10 +131,12 @@ register(
         {F32: V1_2, F16: V1_2},
         (Form(SEQUENCE, *cell_args(), activation, arg("time_major", INT32, at_least=0, at_most=1)),),
         (out("output", T), out("hidden_state_out", T, since=V1_3, default=None)),
-        real(sequence),
+        real(double(sequence)),
         (simple_activation, batch_agrees),
         infer=one_way_shapes,
-        doc="A recurrent cell over a sequence, forwards.",
+        sums="terms",
+        leaves_open=strict(sequence),
+        doc=f"A recurrent cell over a sequence, forwards. {BEYOND}",
         example=example([[[1], [3]]], input=[[[1], [2]]], **running_sum(), activation_kind="none", time_major=0),
     ),
     Op(
@@ -126,9 +147,9 @@ register(
                 SEQUENCE,
                 *cell_args("fw_"),
                 *cell_args("bw_", "bw_input_size"),
-                arg("aux_input", T, "_ _ aux_size", optional=True),
-                arg("fw_aux_weights", T, "fw_units aux_size", optional=True),
-                arg("bw_aux_weights", T, "bw_units aux_size", optional=True),
+                arg("aux_input", T, "_ _ aux_size", optional=True, drawn=auxiliary),
+                arg("fw_aux_weights", T, "fw_units aux_size", optional=True, drawn=crossed("fw_aux_weights")),
+                arg("bw_aux_weights", T, "bw_units aux_size", optional=True, drawn=crossed("bw_aux_weights")),
                 activation,
                 *args("time_major merge_outputs", BOOL),
             ),
@@ -138,7 +159,7 @@ register(
             out("bw_output", T, default=None),  # where outputs are merged, the states follow at once
             *args("fw_hidden_state_out bw_hidden_state_out", T, since=V1_3, default=None),
         ),
-        real(both),
+        real(double(both)),
         (
             simple_activation,
             batch_agrees,
@@ -148,7 +169,11 @@ register(
             *outputs_counted(2),
         ),
         infer=both_shapes,
-        doc="Two recurrent cells over a sequence, one forwards and one backwards.",
+        sized=READ,
+        counted=two_way_count(2),
+        sums="terms",
+        leaves_open=strict(both),
+        doc=f"Two recurrent cells over a sequence, one forwards and one backwards. {BEYOND}",
         example=example(
             [[[1, 3], [3, 2]]],
             input=[[[1], [2]]],

@@ -8,8 +8,9 @@ import numpy as np
 from nnhal.base.codes import MAX_OPERAND_BYTES
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.boxes import BOX_TYPES, NUMBER, eighths, in_batches, ordered, positive
+from nnhal.ops.boxes import BOX_TYPES, NUMBER, batch_places, boxes_in, eighths, in_batches, ordered, positive
 from nnhal.ops.common import decode, interpolate, nhwc, nonzero, real
+from nnhal.ops.ranges import Draw, among
 from nnhal.ops.schema import (
     BOOL,
     F16,
@@ -31,12 +32,24 @@ from nnhal.ops.schema import (
 )
 
 TYPES = {F32: V1_2, F16: V1_2, Q8: V1_2, Q8S: V1_3}
+
+
+def image(d: Draw) -> tuple[float, float]:
+    """Width and height of the original image."""
+    return d.size("width") * d["width_stride"], d.size("height") * d["height_stride"]
+
+
 START = (
     arg("input", T, "batches height width depth", layout=True, doc="the feature map"),
-    arg("roi", BOX_TYPES, "num_rois 4", doc="in the original image"),
-    arg("batch_index", I32, "num_rois"),
+    arg("roi", BOX_TYPES, "num_rois 4", drawn=boxes_in("roi", image), doc="in the original image"),
+    arg("batch_index", I32, "num_rois", drawn=batch_places),
     *args("out_height out_width", INT32, at_least=1),
-    *args("height_stride width_stride", NUMBER, doc="size of the original image over that of the feature map"),
+    *args(
+        "height_stride width_stride",
+        NUMBER,
+        drawn=among(0.5, 1, 2, 4),  # exact quotients: bins and numbers of points turn on them
+        doc="size of the original image over that of the feature map",
+    ),
 )
 NEW = "num_rois out_height out_width depth"
 
@@ -126,6 +139,7 @@ register(
         (out("output", T, NEW, layout=True),),
         nhwc(real(align)),
         CHECKS,
+        sums="terms",
         doc="Regions of interest scaled to one size, by means of interpolated points.",
         example=example(
             [[[[2.5]]]],

@@ -93,6 +93,10 @@ class Arg:
     enum: type[IntEnum] | None = None
     many: int | None = None  # variadic: the least number of operands
     quant: "Quant | None" = None
+    undefined: bool = False  # an output whose contents say nothing
+    drawn: Callable[[Any], Any] | None = field(
+        default=None, compare=False
+    )  # what generated calls give it: `ops.ranges`
     doc: str = ""
 
     @property
@@ -221,6 +225,12 @@ class Op:
     where: for names in an output's `dims` that no input binds, how to compute them from the bound arguments.
     infer: computes all output shapes at once, where `dims` cannot say it; returns one shape an output.
     checks: each a rule of its own; it calls `a.require`, and may raise the level with `a.since`.
+    sums: "terms" where outputs are sums, which may be made in any order; "products" where they are of products of tensors,
+        defined as far as all that goes in is finite and the sum of the products' magnitudes is within the type's range.
+    leaves_open: what else the definition leaves to the driver: `leaves_open(a, *tensors)`, of the kernel's arguments, gives
+        a mask for the first output, or one for each; its documentation says it in words.
+    sized, counted, scaled: what generated calls have for a named dimension, for the number of outputs, and for the scale
+        and zero point of a tensor (see `ops.ranges`).
     kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
         output array or a tuple of them. A control-flow or random kernel (`context=True`) gets the execution context too.
     """
@@ -235,6 +245,11 @@ class Op:
     where: Mapping[str, Callable[["Bound"], int]] = field(default_factory=dict)
     context: bool = False
     tolerance: Tolerance | None = None
+    sums: str = ""
+    leaves_open: Callable[..., Any] | None = None
+    sized: Mapping[str, Callable[[Any], int]] = field(default_factory=dict)
+    counted: Callable[[Any], int] | None = None
+    scaled: Mapping[str, Callable[[Any], tuple[float, int]]] = field(default_factory=dict)
     doc: str = ""
     example: Example | None = None
 
@@ -554,13 +569,14 @@ def _finish(a: Bound) -> None:
         rule = output.quant
         if rule is None or not value.quantised:
             continue
-        if rule.same and first is not None and (value.scale, value.zero_point) != (first.scale, first.zero_point):
+        found = np.float32(value.scale), value.zero_point
+        if rule.same and first is not None and found != (np.float32(first.scale), first.zero_point):
             a.fail(
                 f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "
                 f"must be those of the input, {first.scale:g} and {first.zero_point}"
             )
         wanted = rule.fixed.get(value.type)
-        if wanted is not None and (np.float32(value.scale), value.zero_point) != (np.float32(wanted[0]), wanted[1]):
+        if wanted is not None and found != (np.float32(wanted[0]), wanted[1]):
             a.fail(
                 f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "
                 f"must be {wanted[0]:g} and {wanted[1]}"

@@ -5,11 +5,46 @@ import numpy as np
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import axis_of, indices_within
+from nnhal.ops.ranges import Draw, an_axis
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
 OUT = (out("output", T, quant=SAME),)
 ANY, SMALL = arg("input", T), arg("input", T, rank=(1, 4))
 MOVED = {F32: V1_2, F16: V1_2, I32: V1_2, Q8: V1_2, Q8S: V1_3}
+
+
+def begins(d: Draw) -> list[int]:
+    """Range: where a part can begin."""
+    return [int(d.whole(0, n)) for n in d["input"].known]
+
+
+def lengths(d: Draw) -> list[int]:
+    """Range: how long a part can be; -1 for all that is left."""
+    left = (n - b for n, b in zip(d["input"].known, d["begin"].array.tolist(), strict=True))
+    return [d.pick(-1, n, int(d.whole(0, n))) for n in left]
+
+
+def places(d: Draw) -> list[int]:
+    """Range: where a part in steps can begin or end: also before and behind the elements, and counted from the end."""
+    return [int(d.whole(-n - 1, n + 1)) for n in d["input"].known]
+
+
+def steps(d: Draw) -> list[int]:
+    """Range: strides in both directions."""
+    return [d.pick(1, 1, 2, 3, -1, -2) for _ in d["input"].known]
+
+
+def mask(d: Draw) -> int:
+    """Range: a bit for each dimension, mostly none."""
+    return int(d.whole(0, 2 ** d["input"].rank - 1)) if d.rng.random() < 0.5 else 0
+
+
+def indices(d: Draw) -> Array:
+    """Range: places along the axis, in a tensor of any rank."""
+    size = d["input"].known[d["axis"]]
+    shape = [int(n) for n in d.whole(1, 3, d.pick(1, 1, 2))]
+    found: Array = d.whole(0, size - 1, shape) if size else np.zeros(0, np.int32)
+    return found
 
 
 def sliced(a: Bound) -> list[Shape]:
@@ -97,8 +132,8 @@ def top_shapes(a: Bound) -> list[Shape]:
 
 
 def top(a: Bound, x: Array) -> tuple[Array, Array]:
-    """Of equal values the one with the larger index comes first."""
-    order = np.argsort(x, -1, kind="stable")[..., ::-1][..., : a.k]
+    """Of equal values the one with the larger index comes first; NaN counts as minus infinity."""
+    order = np.argsort(np.where(np.isnan(x), -np.inf, x), -1, kind="stable")[..., ::-1][..., : a.k]
     return np.take_along_axis(x, order, -1), order.astype(np.int32)
 
 
@@ -106,7 +141,13 @@ register(
     Op(
         "SLICE",
         MOVED,
-        (Form(ANY, arg("begin", I32, "_"), arg("size", I32, "_", doc="-1: all that is left")),),
+        (
+            Form(
+                ANY,
+                arg("begin", I32, "_", drawn=begins),
+                arg("size", I32, "_", drawn=lengths, doc="-1: all that is left"),
+            ),
+        ),
         OUT,
         block,
         infer=sliced,
@@ -116,7 +157,14 @@ register(
     Op(
         "STRIDED_SLICE",
         {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3},
-        (Form(SMALL, *args("begin end strides", I32, "_"), *args("begin_mask end_mask shrink_mask", INT32)),),
+        (
+            Form(
+                SMALL,
+                *args("begin end", I32, "_", drawn=places),
+                arg("strides", I32, "_", drawn=steps),
+                *args("begin_mask end_mask shrink_mask", INT32, drawn=mask),
+            ),
+        ),
         OUT,
         stepped,
         infer=strided_shape,
@@ -128,7 +176,7 @@ register(
     Op(
         "GATHER",
         MOVED,
-        (Form(ANY, arg("axis", INT32), arg("indices", I32)),),
+        (Form(ANY, arg("axis", INT32, drawn=an_axis()), arg("indices", I32, drawn=indices)),),
         OUT,
         lambda a, x, i: x.take(i, a.axis),
         (within,),
@@ -139,7 +187,7 @@ register(
     Op(
         "TILE",
         MOVED,
-        (Form(ANY, arg("multiples", I32, "_")),),
+        (Form(ANY, arg("multiples", I32, "_", drawn=lambda d: d.whole(1, 3, d["input"].rank))),),
         OUT,
         lambda a, x, m: np.tile(x, m),
         infer=tiled,
@@ -149,7 +197,7 @@ register(
     Op(
         "REVERSE",
         dict.fromkeys((F32, F16, I32, Q8, Q8S), FL7),
-        (Form(arg("input", T, rank=(1, 8)), arg("axis", I32, "1")),),
+        (Form(arg("input", T, rank=(1, 8)), arg("axis", I32, "1", drawn=lambda d: [an_axis(counted_back=False)(d)])),),
         OUT,
         lambda a, x, axis: np.flip(x, int(axis[0])),
         (axis_to_reverse,),
@@ -159,11 +207,12 @@ register(
     Op(
         "TOPK_V2",
         MOVED,
-        (Form(ANY, arg("k", INT32, at_least=1)),),
+        (Form(ANY, arg("k", INT32, at_least=1, drawn=lambda d: d.whole(1, max(1, d["input"].known[-1])))),),
         (out("values", T, quant=SAME), out("indices", {I32: V1_2})),
         top,
         infer=top_shapes,
-        doc="The k greatest along the last axis, and where they were.",
+        doc="The k greatest along the last axis, and where they were; of equal ones the last comes first, and NaN counts as "
+        "minus infinity.",
         example=example(([30, 20], [1, 2]), input=[10, 30, 20], k=2),
     ),
 )

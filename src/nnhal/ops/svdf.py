@@ -2,11 +2,22 @@
 
 import numpy as np
 
-from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2
 from nnhal.base.operands import Array
 from nnhal.ops.common import real
-from nnhal.ops.recurrent import ACTIVATIONS, given, simple_activation
+from nnhal.ops.ranges import sometimes
+from nnhal.ops.recurrent import (
+    ACTIVATIONS,
+    BEYOND,
+    activation_drawn,
+    double,
+    gentle,
+    given,
+    held,
+    simple_activation,
+    strict,
+    summed,
+)
 from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, example, out, register
 
 
@@ -43,10 +54,11 @@ def svdf(
     """The newest feature value of each filter is pushed into its memory, over which its time filter then runs."""
     batch, filters, memory = len(x), *weights_time.shape
     kept = state.reshape(batch, filters, a.state_size // max(filters, 1))
-    window = np.concatenate((kept[..., : memory - 1], (x @ weights_feature.T)[..., None]), -1)
-    output = (window * weights_time).sum(-1).reshape(batch, units(a), a.rank).sum(-1)
-    if bias is not None:
-        output = output + bias
+    feature = summed(a, (x, weights_feature))
+    window = np.concatenate((kept[..., : memory - 1], feature[..., None]), -1)
+    products = (window * weights_time).reshape(batch, units(a), a.rank * memory)
+    bias = np.zeros(units(a)) if bias is None else bias
+    output = held(a, products.sum(-1) + bias, np.abs(products).sum(-1) + np.abs(bias))
     pushed = np.zeros_like(kept)  # its last place, where there is one, is free for the next
     pushed[..., : memory - 1] = window[..., 1:]
     return pushed.reshape(state.shape), ACTIVATIONS[a.activation_kind](output)
@@ -59,19 +71,26 @@ register(
         (
             Form(
                 arg("input", T, "batch input_size"),
-                arg("weights_feature", T, "filters input_size"),
-                arg("weights_time", T, "filters memory_size"),
-                arg("bias", T, "units", optional=True),
+                arg("weights_feature", T, "filters input_size", drawn=gentle("weights_feature")),
+                arg("weights_time", T, "filters memory_size", drawn=gentle("weights_time")),
+                arg("bias", T, "units", optional=True, drawn=sometimes(lambda d: d.tensor(d.kind, d.shape_of("bias")))),
                 arg("state", T, "batch state_size"),
                 arg("rank", INT32, at_least=1),
-                arg("activation_kind", RecurrentActivation),
+                activation_drawn(*ACTIVATIONS),
             ),
         ),
         (out("state_out", T, "batch state_size"), out("output", T, "batch units")),
-        real(svdf),
+        real(double(svdf)),
         (simple_activation, ranks_divide, bias_fits, state_fits),
         where={"units": units},
-        doc="Filters features, pushes the result into a memory and filters that over time.",
+        sized={
+            "filters": lambda d: d["rank"] * d.whole(1, 3),
+            "units": lambda d: d.size("filters") // d["rank"],
+            "state_size": lambda d: d.size("filters") * (d.size("memory_size") - d.pick(0, 0, 0, 1)),
+        },
+        sums="terms",
+        leaves_open=strict(svdf),
+        doc=f"Filters features, pushes the result into a memory and filters that over time. {BEYOND}",
         example=example(
             ([[6, 0]], [[65]]),
             input=[[3]],

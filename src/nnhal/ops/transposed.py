@@ -7,17 +7,34 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.operands import Array
 from nnhal.ops.common import nhwc, nonzero
+from nnhal.ops.ranges import Draw, whole
 from nnhal.ops.schema import BOOL, I32, INT32, Bound, Form, Op, T, arg, args, example, out, pattern, register, show
-from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_scale, channel_axis, weighted
+from nnhal.ops.weighted import BIAS, FILTER, TYPES, bias_of, bias_scale, channel_axis, filter_of, weighted
+
+
+def asked(d: Draw) -> list[int]:
+    """Range: a shape of which CONV_2D makes that of the input."""
+    sizes = []
+    for side, axis in (("height", "h"), ("width", "w")):
+        stride, reach = d[f"stride_{axis}"], 1 if d["scheme"] == Padding.SAME else d.size(f"filter_{axis}")
+        sizes.append((d.size(side) - 1) * stride + reach + int(d.whole(0, stride - 1)))
+    depth = d.size("depth_out")
+    return [d.size("batch"), *([depth, *sizes] if d["nchw"] else [*sizes, depth])]
+
 
 HEAD = (
     arg("input", T, "batch height width depth_in", layout=True),
-    arg("filter", FILTER, "depth_out filter_h filter_w depth_in"),
-    arg("bias", BIAS, "depth_out"),
+    arg("filter", FILTER, "depth_out filter_h filter_w depth_in", drawn=filter_of(0)),
+    arg("bias", BIAS, "depth_out", drawn=bias_of()),
 )
 TAIL = *args("stride_w stride_h", INT32, at_least=1), arg("activation", Activation), arg("nchw", BOOL)
-pads_before = args("pad_left pad_top", INT32, at_least=0)
-pads_after = args("pad_right pad_bottom", INT32, doc="may be negative: the output then ends behind the last product")
+pads_before = args("pad_left pad_top", INT32, at_least=0, drawn=whole(0, 2))
+pads_after = args(
+    "pad_right pad_bottom",
+    INT32,
+    drawn=whole(-2, 2),
+    doc="may be negative: the output then ends behind the last product",
+)
 pads = pads_before[0], pads_after[0], pads_before[1], pads_after[1]
 OUTPUT = (out("output", T, "batch out_h out_w depth_out", layout=True),)
 
@@ -98,7 +115,10 @@ register(
     Op(
         "TRANSPOSE_CONV_2D",
         TYPES,
-        (Form(*HEAD, *pads, *TAIL), Form(*HEAD, arg("output_shape", I32, "4"), arg("scheme", Padding), *TAIL)),
+        (
+            Form(*HEAD, *pads, *TAIL),
+            Form(*HEAD, arg("output_shape", I32, "4", drawn=asked), arg("scheme", Padding), *TAIL),
+        ),
         OUTPUT,
         nhwc(weighted(transposed)),
         (
@@ -109,6 +129,8 @@ register(
             reversible,
         ),
         where={"out_h": out_size("h"), "out_w": out_size("w")},
+        sized={f"filter_{axis}": lambda d: d.whole(1, 4) for axis in "hw"},
+        sums="products",
         doc="The transpose of CONV_2D: as many elements out as that takes in.",
         example=example(
             [[[[10], [21], [2]]]],

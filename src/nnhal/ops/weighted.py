@@ -5,14 +5,46 @@ from collections.abc import Callable
 import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Array, Value
-from nnhal.ops.common import activate, centred, decode, encode, type_range
+from nnhal.base.operands import Array, ChannelQuant, Value
+from nnhal.ops.common import activate, centred, decode, encode, single, type_range
+from nnhal.ops.ranges import Draw, Range
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8PC, Q8S, Bound, Kernel, per
 
 TYPES = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}
 FILTER = per({F32: F32, F16: F16, Q8: (Q8, Q8PC), Q8S: (Q8S, Q8PC)})
 BIAS = per({F32: F32, F16: F16, Q8: I32, Q8S: I32})
+
+
+def filter_of(axis: int, name: str = "filter") -> Range:
+    """Range: weights about a 32nd of the values' steps, or with a scale for each channel along a dimension."""
+
+    def draw(d: Draw) -> Value:
+        kind, shape = d.type_of(name), d.shape_of(name)
+        if kind != Q8PC:
+            return d.tensor(kind, shape)
+        scales = tuple(float(np.float32(2.0 ** d.rng.uniform(-9, -3))) for _ in range(shape[axis]))
+        stored = d.whole(-127, 127, shape).astype(np.int8)
+        return Value(kind, shape, channel=ChannelQuant(scales, axis), data=stored)
+
+    return draw
+
+
+def bias_of(weights: str = "filter") -> Range:
+    """Range: a bias of the scale of the products."""
+
+    def draw(d: Draw) -> Value:
+        kind, shape, w = d.type_of("bias"), d.shape_of("bias"), d[weights]
+        if kind != I32:
+            return d.tensor(kind, shape)
+        scale = single(d["input"].scale * w.scale)
+        reach = d.pick(100, 5000, 5000, 2**20, 2**31 - 1)
+        return Value(kind, shape, 0.0 if w.channel else scale, data=d.whole(-reach, reach, shape).astype(np.int32))
+
+    return draw
+
+
 EXACT = 2**24  # up to here float32 holds every integer
+FAR = 2.0**100  # scales up to here, and their reciprocals, stay in float32's normal range times such an integer
 SLACK = 1e-6  # relative, of a scale that was computed as a product
 
 
@@ -25,7 +57,7 @@ def operands(a: Bound) -> tuple[Value, Value, Value]:
 def product_scale(a: Bound) -> float:
     """Scale of the products of input and weights; 0 where the weights have a scale for each channel."""
     x, weights, _ = operands(a)
-    return float(np.float32(x.scale) * np.float32(weights.scale))
+    return single(x.scale * weights.scale)
 
 
 def bias_scale(a: Bound) -> None:
@@ -39,7 +71,7 @@ def bias_scale(a: Bound) -> None:
 
 def output_scale(a: Bound) -> None:
     """Before 1.2 the output of TENSOR_QUANT8_ASYMM had to have the greater scale."""
-    if a.T == Q8 and not np.float32(a.out.scale) > product_scale(a):
+    if a.T == Q8 and not single(a.out.scale) > product_scale(a):
         a.since(V1_2, f"output scale {a.out.scale:g} need not be greater than input scale * filter scale since 1.2")
 
 
@@ -61,7 +93,8 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
     """A kernel by `sums(a, x, weights)`, a new array whose last dimension are the channels; the rest is added here.
 
     channel: the dimension of the weights that holds the output channels. Quantised values are summed up as integers,
-    in float32 where no sum can leave its exact range, else in float64, and rounded once, at the end.
+    in float32 where no sum can leave its exact range and scales are not far from 1, else in float64, and rounded once, at
+    the end.
     """
 
     def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
@@ -72,11 +105,12 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
             total += bias
             return encode(a.out, activate(a, total))
         factors = centred(values[1], weights)
-        dtype = np.float32 if _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
+        scales = np.multiply(values[0].scale, values[1].channel.scales if values[1].channel else values[1].scale)
+        near = scales.min() > 1 / FAR and scales.max() < FAR
+        dtype = np.float32 if near and _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
         total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False))
         total += bias.astype(dtype)
-        scales = values[1].channel.scales if values[1].channel else values[1].scale
-        total *= np.multiply(values[0].scale, scales).astype(dtype)
+        total *= scales.astype(dtype)
         return encode(a.out, activate(a, total))
 
     return kernel

@@ -1,0 +1,303 @@
+"""Compares a device with the reference on drawn calls, and says where they disagree.
+
+One call becomes a model of one operation. What counts as agreement is the tolerance of the definition, and what the record
+leaves to the driver: the order in which it sums up (`Op.sums`), the elements of `Op.leaves_open`, and everywhere which bound
+a NaN gets that is clipped. A device may say that its results do more (`hal.device.RELAXATIONS`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import NnhalError
+from nnhal.base.operands import Array, Value, quantised
+from nnhal.conformance.draw import Call, Cell, contents, draw
+from nnhal.conformance.suite import tolerance
+from nnhal.hal.buffers import run_resolved
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control, Request
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
+from nnhal.ops.common import ACTIVATION_RANGE
+from nnhal.ops.schema import F16, F32, Bound, bind, output_at
+
+Outputs = list[Array | None]
+ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
+CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
+
+
+def model_of(call: Call) -> Model:
+    """A model of the one operation: what is given at run time are its inputs, the rest constants."""
+    b = ModelBuilder(str(call.cell))
+    kinds = call.bound.form.slots(len(call.inputs))
+    names = [argument for argument, start, end in kinds for _ in range(start, end)]
+    indices, inputs = [], []
+    for place, (argument, value) in enumerate(zip(names, call.inputs, strict=True)):
+        if value is None:
+            allowed = call.cell.kind if not isinstance(argument.spec, dict) else next(iter(argument.spec))
+            indices.append(b.no_value(allowed))
+        elif place in call.given:
+            indices.append(b.operand(value.type, value.known, value.scale, value.zero_point, channel=value.channel))
+            inputs.append(indices[-1])
+        else:
+            described = value.type, value.array, value.scale, value.zero_point
+            indices.append(b.constant(*described, channel=value.channel))
+    outputs = [b.operand(v.type, [d or 0 for d in v.shape or ()], v.scale, v.zero_point) for v in call.outputs]
+    b.operation(call.cell.op.code, indices, outputs)
+    return b.finish(inputs, outputs)
+
+
+def arrays_of(call: Call) -> list[Array]:
+    """What the model's inputs are given."""
+    return [value.array for place in call.given if (value := call.inputs[place]) is not None]
+
+
+def again(call: Call, rng: np.random.Generator) -> Call:
+    """The same call with other values where elements may be anything: in inputs without a range of their own."""
+    names = [a for a, start, end in call.bound.form.slots(len(call.inputs)) for _ in range(start, end)]
+    inputs = list(call.inputs)
+    for place in call.given:
+        value = inputs[place]
+        if value is not None and names[place].drawn is None:
+            inputs[place] = replace(value, data=contents(rng, value.type, value.known, call.cell.values))
+    return replace(call, inputs=tuple(inputs))
+
+
+def run(prepared: Prepared, arrays: Sequence[Array]) -> Outputs:
+    """One execution; what the driver raises escapes."""
+    request = Request(list(arrays), [None] * len(prepared.model.main.outputs))
+    run_resolved(prepared, request, Control())
+    return list(request.outputs)
+
+
+# ------------------------------------------------------------------------------------------------------------- judging
+
+
+def tensors_of(call: Call, flush: bool = False) -> list[Any]:
+    """The tensor arguments of a call as a kernel takes them; flush: with 0 for subnormal numbers."""
+    arrays: list[Any] = []
+    for argument, start, end in call.bound.form.slots(len(call.inputs)):
+        found = [None if v is None else v.array for v in call.inputs[start:end]]
+        if flush:
+            found = [None if x is None else flushed(x) for x in found]
+        if argument.many is not None:
+            arrays.append(found)
+        elif not argument.scalar:
+            arrays.append(found[0] if found else None)
+    return arrays
+
+
+def flushed(x: Array) -> Array:
+    """Subnormal numbers taken for 0."""
+    return (
+        x if x.dtype.kind != "f" else np.where(np.abs(x) < np.finfo(x.dtype).tiny, np.copysign(0, x), x).astype(x.dtype)
+    )
+
+
+def bound_of(call: Call) -> Bound:
+    """The call bound with every value known."""
+    return bind(call.cell.op, call.inputs, call.outputs)
+
+
+def judge(
+    call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
+) -> str:
+    """Where outputs differ from the wanted ones by more than the definition allows; "" where they agree.
+
+    relaxations: what the device says that its results may do (`hal.device.RELAXATIONS`).
+    """
+    problem = compare(call, wanted, actual)
+    if problem and "infinities" in relaxations:
+        actual = [unbounded(x, w) for x, w in zip(actual, wanted, strict=True)]
+        problem = compare(call, wanted, actual)
+    if problem and "subnormals" in relaxations:
+        return compare(call, kernel_outputs(call, flush=True), actual) and problem
+    return problem
+
+
+def unbounded(actual: Array | None, wanted: Array | None) -> Array | None:
+    """Results with infinite elements for the greatest numbers, where infinite ones are wanted."""
+    if actual is None or wanted is None or wanted.dtype.kind != "f" or actual.shape != wanted.shape:
+        return actual
+    greatest = np.abs(actual) == np.finfo(wanted.dtype).max
+    return np.where(greatest & np.isinf(wanted) & (np.sign(actual) == np.sign(wanted)), wanted, actual)
+
+
+def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False) -> list[Array]:
+    """What the reference kernel makes of a call: of its values, of those with 0 for subnormal ones, of their magnitudes."""
+    a, tensors = bound_of(call), tensors_of(call, flush)
+    if magnitudes:
+        tensors = [np.abs(x) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in tensors]
+        a.__dict__.pop("activation", None)
+    with np.errstate(all="ignore"):
+        results = a.op.kernel(a, *tensors)
+    return list(results) if isinstance(results, tuple | list) else [results]
+
+
+def compare(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
+    """As `judge`, for a device that computes with subnormal numbers."""
+    masks = open_masks(call, len(wanted))
+    for number, (w, g) in enumerate(zip(wanted, actual, strict=True)):
+        label = f"output {number}"
+        if output_at(call.cell.op, number).undefined:
+            continue
+        if w is None or g is None:
+            return f"{label} has no value"
+        if g.shape != w.shape or g.dtype != w.dtype:
+            return f"{label} is {g.dtype}{list(g.shape)}, must be {w.dtype}{list(w.shape)}"
+        bad = ~(agreeing(call, number, w, g) | masks[number])
+        if bad.any():
+            at = tuple(int(i) for i in np.argwhere(bad)[0])
+            first = f"the first at {list(at)}: {g[at]:g}, must be {w[at]:g}"
+            return f"{label} differs in {int(bad.sum())} of {bad.size}, {first}"
+    return ""
+
+
+def open_masks(call: Call, count: int) -> list[Any]:
+    """For each output the elements that the record leaves to the driver."""
+    rule = call.cell.op.leaves_open
+    masks: list[Any] = [False] * count
+    if rule is not None:
+        with np.errstate(all="ignore"):
+            found = rule(bound_of(call), *tensors_of(call))
+        for number, mask in enumerate(found if isinstance(found, tuple) else (found,)):
+            masks[number] = mask
+    return masks
+
+
+def agreeing(call: Call, number: int, wanted: Array, actual: Array) -> Array:
+    """Which elements of an output are within the tolerance."""
+    value = call.outputs[number]
+    half = any(v is not None and v.type in (F16, OperandType.FLOAT16) for v in call.inputs)
+    atol, rtol = tolerance(OperandType(value.type), half)
+    a, e = actual.astype(np.float64), wanted.astype(np.float64)
+    if not quantised(value.type) and value.type not in (F32, F16):
+        return np.asarray(a == e)
+    room: Any = atol + rtol * np.where(np.isfinite(e), np.abs(e), 0)
+    if call.cell.op.sums and value.type in (F32, F16):
+        total = kernel_outputs(call, magnitudes=True)[number]
+        size = np.where(np.isfinite(total), total, 0).astype(np.float64)
+        room = np.where(np.isfinite(e) & ~np.isfinite(total), np.inf, room + size * ORDERS * np.finfo(np.float32).eps)
+        if call.cell.op.sums == "products":
+            factors = [x for x in tensors_of(call) if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
+            if not all(np.isfinite(x).all() for x in factors):
+                return np.ones(a.shape, bool)
+            room = np.where(total < np.finfo(wanted.dtype).max, room, np.inf)
+    with np.errstate(invalid="ignore"):
+        fine = (np.abs(a - e) <= room) | (a == e) | (np.isnan(a) & np.isnan(e)) | (room == np.inf)
+    return np.asarray(fine | (np.isnan(e) & np.isin(a, bounds(call))))
+
+
+def bounds(call: Call) -> list[float]:
+    """What a NaN may become where results are clipped."""
+    activation = call.bound.__dict__.get("activation")
+    clips = CLIPS.get(call.cell.op.name) or (ACTIVATION_RANGE[activation] if activation else ())
+    return [x for x in clips if np.isfinite(x)]
+
+
+# ----------------------------------------------------------------------------------------------------------- comparing
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one draw: "agrees", "refused" with the verdict's reason, or "differs" with what is wrong."""
+
+    call: Call
+    outcome: str
+    reason: str = ""
+
+
+def compare_device(
+    device: Device, reference: Device, cell: Cell, rng: np.random.Generator, draws: int, reruns: int = 4
+) -> Iterator[Result]:
+    """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times."""
+    while draws > 0:
+        call = draw(cell, rng)
+        model = model_of(call)
+        refused = [v.reason for v in device.supports(model) if not v.ok]
+        if refused:
+            draws -= 1
+            yield Result(call, "refused", refused[0])
+            continue
+        mine = prepared_by(reference, model, Hints())
+        try:
+            theirs = prepared_by(device, model, Hints(threads=1))
+        except NnhalError as error:
+            draws -= 1
+            yield Result(call, "differs", f"is claimed, and fails to prepare: {error}")
+            continue
+        for _ in range(min(reruns, draws)):
+            draws -= 1
+            yield one(device, mine, theirs, call)
+            call = again(call, rng)
+        theirs.close()
+
+
+def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
+    """One execution on both."""
+    try:
+        wanted = run(mine, arrays_of(call))
+    except NnhalError as error:
+        wanted, expected = [], error
+    try:
+        actual = run(theirs, arrays_of(call))
+    except NnhalError as error:
+        if not wanted:
+            return Result(call, "agrees", f"both fail: {error}")
+        return Result(call, "differs", f"fails: {error}")
+    if not wanted:
+        return Result(call, "differs", f"runs, must fail: {expected}")
+    problem = judge(call, wanted, actual, device.relaxations)
+    return Result(call, "differs" if problem else "agrees", problem)
+
+
+# ------------------------------------------------------------------------------------------------------ the smallest case
+
+
+def as_code(call: Call) -> str:
+    """A call as Builder code that makes `model` and `inputs`."""
+    lines = ["import numpy as np", "from numpy import inf, nan", "from nnhal import Builder"]
+    lines += ["from nnhal.base.operands import ChannelQuant", "", "b = Builder()"]
+    arguments, given = [], []
+    for argument, start, end in call.bound.form.slots(len(call.inputs)):
+        names = []
+        for place in range(start, end):
+            value = call.inputs[place]
+            names.append("None" if value is None else written(value) if argument.scalar else f"x{place}")
+            if value is None or argument.scalar:
+                continue
+            if place in call.given and value.channel is None:
+                described = f"{value.known}, {kind(value)}"
+                given.append((f"x{place}", written(value)))
+                lines.append(f"x{place} = b.input({described})")
+            else:
+                lines.append(f"x{place} = b.constant({written(value)}, {kind(value)})")
+        if names:
+            arguments.append(
+                f"{argument.name}={'[' + ', '.join(names) + ']' if argument.many is not None else names[0]}"
+            )
+    kinds = ", ".join(repr(OperandType(v.type).name) for v in call.outputs)
+    scales, zeros = [v.scale or None for v in call.outputs], [v.zero_point for v in call.outputs]
+    arguments += [f"out_type=[{kinds}]", f"scale={scales}", f"zero_point={zeros}", f"outputs={len(call.outputs)}"]
+    lines.append(f"y = b.operation({call.cell.op.name!r}, {', '.join(arguments)})")
+    lines.append("outputs = list(y) if isinstance(y, tuple) else [y]")
+    lines.append(f"model = b.finish([{', '.join(name for name, _ in given)}], outputs)")
+    lines.append(f"inputs = [{', '.join(text for _, text in given)}]")
+    return "\n".join(lines)
+
+
+def kind(value: Value) -> str:
+    """Type and quantisation of a tensor, as the Builder takes them."""
+    name = repr(OperandType(value.type).name)
+    if value.channel is not None:
+        return f"{name}, channel=ChannelQuant({value.channel.scales}, {value.channel.axis})"
+    return f"{name}, {value.scale!r}, {value.zero_point}" if value.scale else name
+
+
+def written(value: Value) -> str:
+    """The elements of a tensor, or the number of a scalar."""
+    x = np.asarray(value.array)
+    return f"np.array({x.tolist()!r}, np.{x.dtype})" if x.ndim else repr(x.item())

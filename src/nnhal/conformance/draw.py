@@ -1,0 +1,369 @@
+"""Calls of an operation drawn from its record: every form, type, argument and class of values that it says it takes.
+
+The record names the ranges (`Arg.drawn`, `Op.sized`, `Op.scaled`, `Op.counted`); what it does not name is drawn from what
+its rules allow. A call that the record refuses is drawn again: rules that tie arguments to each other (padding and filter)
+are met by chance.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import TYPE_FACTS, OperandType
+from nnhal.base.errors import InvalidModel
+from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of, quantised
+from nnhal.ops import OPS
+from nnhal.ops.common import broadcast_shape
+from nnhal.ops.schema import (
+    B8,
+    F16,
+    F32,
+    I32,
+    Q8PC,
+    Q8SYMM,
+    REQUIRED,
+    SUBGRAPH,
+    Arg,
+    Bound,
+    Form,
+    Op,
+    T,
+    bind,
+    output_at,
+    types_for,
+)
+
+FLOATS = ("ordinary", "zeros", "ties", "large", "largest", "smallest", "subnormal", "infinite", "nan")
+STEPS = ("ordinary", "ends", "ties", "fine", "coarse", "far")
+INTEGERS = ("ordinary", "zeros", "largest")
+TRIES = 400
+SHARE = 0.3  # of the elements of a class that are not ordinary
+
+
+def classes(kind: int) -> tuple[str, ...]:
+    """The classes of values that tensors of a type have.
+
+    Floats: ordinary ones about 10; zeros of both signs; halves between integers; large ones, whose squares overflow; those
+    next to the greatest; the least normal ones; subnormal ones; infinite ones; NaN. Quantised ones: of the whole type; its
+    ends; halves between steps of the output; outputs of a finer and of a coarser scale; scales far from 1. Integers of any
+    size, zeros, the greatest.
+    """
+    if kind in (F32, F16):
+        return FLOATS
+    if quantised(kind):
+        return STEPS
+    return INTEGERS if kind == I32 else ("ordinary",)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is drawn of: an operation, one of its forms, its own type, and a class of values."""
+
+    op: Op
+    form: int
+    kind: int
+    values: str
+
+    def __str__(self) -> str:
+        return f"{self.op.name}/{self.form}/{OperandType(self.kind).name.removeprefix('TENSOR_')}/{self.values}"
+
+
+def cells(names: Sequence[str] = ()) -> Iterator[Cell]:
+    """All of them; control flow, which has no values of its own, left out."""
+    for name, record in OPS.items():
+        if (names and name not in names) or any(SUBGRAPH in _allowed(a) for a in record.forms[0]):
+            continue
+        if record.code >> 16:  # an extension's
+            continue
+        for number, form in enumerate(record.forms):
+            for kind in record.types or _own(form):
+                for values in classes(kind):
+                    yield Cell(record, number, kind, values)
+
+
+def _allowed(argument: Arg) -> Any:
+    return argument.spec if isinstance(argument.spec, dict) else ()
+
+
+def _own(form: Form) -> list[int]:
+    """The type that stands for an operation without one of its own: that of its value."""
+    kinds = [next(iter(_allowed(a))) for a in form if a.name == "value"]
+    return [{OperandType.FLOAT32: F32, OperandType.FLOAT16: F16}.get(kinds[0], I32)]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: inputs in the form's order, outputs as declared, what the record made of them.
+
+    given: the places of inputs that the application gives at run time; the others are constants.
+    """
+
+    cell: Cell
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value, ...]
+    given: tuple[int, ...]
+    bound: Bound
+
+
+def draw(cell: Cell, rng: np.random.Generator) -> Call:
+    """A call that the record accepts; AssertionError where none of many is."""
+    problem = ""
+    for _ in range(TRIES):
+        try:
+            return Drawn(cell, rng).call()
+        except InvalidModel as error:
+            problem = str(error)
+    raise AssertionError(f"{cell}: none of {TRIES} calls was valid; the last: {problem}")
+
+
+class Drawn:
+    """One call in the making: the `Draw` that ranges see."""
+
+    def __init__(self, cell: Cell, rng: np.random.Generator) -> None:
+        self.cell, self.record, self.kind, self.rng = cell, cell.op, cell.kind, rng
+        counts, _ = cell.op.forms[cell.form].counts()
+        whole = cell.op.forms[cell.form]
+        length = len(whole) if any(a.many is not None for a in whole) else int(self.pick(*counts))
+        self.form = whole[:length]
+        self._arguments = {a.name: a for a in self.form}
+        self._values: dict[str, Any] = {}
+        self._sizes: dict[str, int] = {}
+        self._once: dict[str, Any] = {}
+        self._types: dict[str, int] = {}
+        self.near = 0 if cell.values != "far" else int(rng.choice((-140, -60, -30, 30, 60, 100)))
+
+    # ------------------------------------------------------------------------------------------- what ranges may ask
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._values:
+            if name not in self._arguments:  # a trailing argument that is not there
+                return self._default(name)
+            argument = self._arguments[name]
+            found = argument.drawn(self) if argument.drawn is not None else self._plain(argument)
+            self._values[name] = self._as_value(argument, found)
+        value = self._values[name]
+        if isinstance(value, Value) and self._arguments[name].scalar:
+            argument, number = self._arguments[name], value.array.item()
+            return argument.enum(number) if argument.enum is not None else number
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._arguments
+
+    def _default(self, name: str) -> Any:
+        return next(a.default for a in self.record.forms[self.cell.form] if a.name == name)
+
+    def size(self, name: str) -> int:
+        if name not in self._sizes:
+            ranged = self.record.sized.get(name)
+            size = int(ranged(self)) if ranged is not None else int(self.whole(1, 5))
+            self._sizes.setdefault(name, size)
+        return self._sizes[name]
+
+    def type_of(self, name: str) -> int:
+        if name not in self._types:
+            argument = self._arguments[name]
+            choices = [self.kind] if argument.spec is T else list(types_for(self.record, argument, self.kind))
+            self._types[name] = int(self.pick(*choices))
+        return self._types[name]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        argument = self._arguments[name]
+        names = list(argument.dims or ())
+        if argument.layout and self["nchw"]:
+            names.insert(1, names.pop())
+        return tuple(int(n) if n.isdigit() else int(self.whole(1, 5)) if n == "_" else self.size(n) for n in names)
+
+    def once(self, key: str, *choices: Any) -> Any:
+        return self._once.setdefault(key, self.pick(*choices))
+
+    def whole(self, low: int, high: int, shape: Any = None) -> Any:
+        return self.rng.integers(low, high, shape, endpoint=True)
+
+    def pick(self, *choices: Any) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def plain(self, name: str) -> Value:
+        return self._as_value(self._arguments[name], self._plain(self._arguments[name]))
+
+    def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
+        shape = tuple(int(n) for n in shape)
+        if kind == Q8PC:
+            axis = int(self.whole(0, len(shape) - 1))
+            scales = tuple(self.quantisation(Q8SYMM)[0] for _ in range(shape[axis]))
+            return Value(
+                kind, shape, channel=ChannelQuant(scales, axis), data=self.whole(-127, 127, shape).astype(np.int8)
+            )
+        scale, zero = quant if quant is not None else self.quantisation(kind)
+        return Value(kind, shape, scale, zero, data=contents(self.rng, kind, shape, self.cell.values))
+
+    def quantisation(self, kind: int, coarser: float = 0) -> tuple[float, int]:
+        """A scale about 1, finer or coarser by a power of two, and a zero point."""
+        if not quantised(kind):
+            return 0.0, 0
+        least, most = TYPE_FACTS[kind].zero_points or (0, 0)
+        zero = self.pick(least, most, (least + most + 1) // 2, self.whole(least, most))
+        if self.cell.values == "ties":  # sums of values are halves of the output's steps
+            return float(np.ldexp(1.0, int(self.whole(-2, 2)) + int(coarser))), int(zero)
+        exponent = self.near + coarser + float(self.rng.uniform(-3, 3))
+        return float(np.clip(np.float32(2.0 ** min(exponent, 126)), 1e-45, None)), int(zero)
+
+    # --------------------------------------------------------------------------------------------------- putting together
+
+    def call(self) -> Call:
+        for argument in self.form:
+            self[argument.name]
+        inputs: list[Value | None] = []
+        given = []
+        for argument in self.form:
+            value = self._values[argument.name]
+            for each in value if argument.many is not None else [value]:
+                if each is not None and not argument.scalar and self.rng.random() < self._share(argument, each):
+                    given.append(len(inputs))
+                inputs.append(each)
+        while inputs and inputs[-1] is None and self.form[len(inputs) - 1].default is not REQUIRED:
+            inputs.pop()
+        outputs = self._outputs()
+        bound = bind(self.record, inputs, outputs)
+        made = tuple(replace(v, shape=s) for v, s in zip(outputs, bound.shapes, strict=True))
+        return Call(self.cell, tuple(inputs), made, tuple(given), bound)
+
+    def _share(self, argument: Arg, value: Value) -> float:
+        """How often a tensor is given at run time: sizes and places mostly are constants, the first tensor never is, nor
+        can one without elements be.
+        """
+        if argument is self.form[0] or argument.many is not None or not value.array.size:
+            return 1.0
+        return 0.5 if isinstance(argument.spec, type(T)) else 0.25
+
+    def _as_value(self, argument: Arg, found: Any) -> Any:
+        if found is None or (isinstance(found, Value | list) and not argument.scalar and _complete(found)):
+            return found
+        if isinstance(found, Value):
+            return found
+        kind = self.type_of(argument.name)
+        data = np.asarray(found, dtype_of(kind))
+        return Value(kind, data.shape, data=data) if not argument.scalar else Value(kind, data=data)
+
+    def _plain(self, argument: Arg) -> Any:
+        if argument.scalar:
+            return self._scalar(argument)
+        kind, name = self.type_of(argument.name), argument.name
+        scaled = self.record.scaled.get(name)
+        return self.tensor(kind, self._shape(argument), scaled(self) if scaled is not None else None)
+
+    def _scalar(self, argument: Arg) -> Any:
+        kind, low = self.type_of(argument.name), argument.at_least
+        if argument.enum is not None:
+            return self.pick(*argument.enum)
+        if kind == OperandType.BOOL:
+            return bool(self.whole(0, 1))
+        if dtype_of(kind).kind == "f":
+            return self.rng.uniform(0.05 if low is None else low, 2)
+        return self.whole(-2 if low is None else int(low), 3 if argument.at_most is None else int(argument.at_most))
+
+    def _shape(self, argument: Arg) -> tuple[int, ...]:
+        """That of the pattern; else the call's own, of which a broadcasting operation leaves out or flattens dimensions."""
+        if argument.dims is not None:
+            return self.shape_of(argument.name)
+        least, most = argument.rank or (1, 4)
+        rank = int(self.once("rank of all", *range(max(1, least), min(most, 5) + 1)))
+        whole = tuple(self.size(f"axis {n}") for n in range(rank))
+        if self.record.infer is not broadcast_shape:
+            return whole
+        lacking = int(self.whole(0, rank - 1)) if self.rng.random() < 0.3 else 0
+        return tuple(n if self.rng.random() < 0.7 else 1 for n in whole)[lacking:]
+
+    def _outputs(self) -> list[Value]:
+        if self.record.counted is not None:
+            count = int(self.record.counted(self))
+        else:
+            least = sum(1 for o in self.record.outputs if o.default is REQUIRED)
+            count = int(self.whole(least, len(self.record.outputs)))
+        return [self._output(output_at(self.record, n)) for n in range(count)]
+
+    def _output(self, output: Arg) -> Value:
+        kind = self.kind if output.spec is T else int(self.pick(*types_for(self.record, output, self.kind)))
+        if not quantised(kind):
+            return Value(kind, None)
+        scaled = self.record.scaled.get(output.name)
+        if scaled is not None:
+            return Value(kind, None, *scaled(self))
+        if output.quant is not None and kind in output.quant.fixed:
+            return Value(kind, None, *output.quant.fixed[kind])
+        first = self._first()
+        if output.quant is not None and output.quant.same and first is not None:
+            return Value(kind, None, first.scale, first.zero_point)
+        return Value(kind, None, *self._fitting(kind, first))
+
+    def _first(self) -> Value | None:
+        """The first tensor of the own type."""
+        for argument in self.form:
+            value = self._values[argument.name]
+            if argument.spec is T and value is not None:
+                return value[0] if isinstance(value, list) else value
+        return None
+
+    def _fitting(self, kind: int, first: Value | None) -> tuple[float, int]:
+        """A scale for results: about that of the values that go in, or far finer or coarser."""
+        off = {"fine": -self.whole(4, 18), "coarse": self.whole(4, 18)}.get(self.cell.values, self.whole(-1, 4))
+        scale, zero = self.quantisation(kind, int(off))
+        if first is not None and first.scale and self.cell.values != "ties":
+            scale = float(np.float32(np.clip(first.scale * scale / 2.0**self.near, 1e-45, 1e38)))
+        return scale, zero
+
+
+def _complete(found: Any) -> bool:
+    return isinstance(found, Value) or (bool(found) and isinstance(found[0], Value))
+
+
+# ------------------------------------------------------------------------------------------------------------- contents
+
+
+def contents(rng: np.random.Generator, kind: int, shape: Sequence[int], values: str) -> Array:
+    """Elements of a type, of a class of values: some of them ordinary."""
+    dtype = dtype_of(kind)
+    if kind == B8:
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind == "f":
+        return np.where(rng.random(shape) < SHARE, _special(rng, dtype, shape, values), _near(rng, shape)).astype(dtype)
+    limits = np.iinfo(dtype)
+    if dtype.itemsize < 4:
+        whole = rng.integers(limits.min, limits.max, shape, np.int64, endpoint=True)
+        ends = rng.choice([limits.min, limits.max], shape)
+        share = SHARE if values == "ends" else SHARE / 3
+        return np.where(rng.random(shape) < share, ends, whole).astype(dtype)
+    small = rng.integers(-99, 100, shape)
+    if values == "ordinary":
+        return small.astype(dtype)
+    odd = np.zeros(shape, np.int64)
+    if values == "largest":
+        odd = rng.choice([limits.min, limits.max, limits.min + 1, limits.max - 1, 2**16, 2**30, -1], shape)
+    return np.where(rng.random(shape) < SHARE, odd, small).astype(dtype)
+
+
+def _near(rng: np.random.Generator, shape: Sequence[int]) -> Array:
+    """Ordinary elements: about 10, some of them small, some whole."""
+    wide, tiny = rng.uniform(-10, 10, shape), rng.normal(size=shape) * 10.0 ** rng.integers(-4, 1, shape)
+    return np.choose(rng.integers(0, 4, shape), [wide, wide, tiny, np.rint(wide)])
+
+
+def _special(rng: np.random.Generator, dtype: np.dtype[Any], shape: Sequence[int], values: str) -> Array:
+    """Elements of a class other than ordinary, of both signs."""
+    facts = np.finfo(dtype)
+    most, least, unit = float(facts.max), float(facts.tiny), float(facts.smallest_subnormal)
+    signs = rng.choice([-1.0, 1.0], shape)
+    low, high = {
+        "large": (math.log2(most) / 3, math.log2(most) - 2),
+        "largest": (math.log2(most) - 2, math.log2(most)),
+        "smallest": (math.log2(least), math.log2(least) + 4),
+        "subnormal": (math.log2(unit), math.log2(least)),
+    }.get(values, (0.0, 0.0))
+    if high > low or low < 0:
+        return signs * np.minimum(2.0 ** rng.uniform(low, high, shape), most)
+    if values == "ties":
+        return np.floor(rng.uniform(-20, 20, shape)) + 0.5
+    return signs * {"zeros": 0.0, "infinite": np.inf, "nan": np.nan}.get(values, 1.0)

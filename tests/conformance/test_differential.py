@@ -1,0 +1,206 @@
+"""The judge of two devices: what it must see, and what it must let pass."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Value
+from nnhal.conformance.differential import (
+    as_code,
+    compare_device,
+    judge,
+    kernel_outputs,
+    model_of,
+    run,
+)
+from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.wrappers import Wrapper
+from nnhal.ops import OPS
+from nnhal.ops.schema import bind
+from nnhal.runtime import discovery
+
+F32, Q8, I32 = (OperandType[f"TENSOR_{n}"] for n in ("FLOAT32", "QUANT8_ASYMM", "INT32"))
+
+
+def call(name: str, *inputs: Value, out: Value) -> Call:
+    """A call by hand, every tensor given at run time."""
+    a = bind(OPS[name], inputs, [out])
+    form = OPS[name].forms.index(a.form)
+    given = tuple(n for n, v in enumerate(inputs) if v.shape)
+    outputs = tuple(replace(out, shape=shape) for shape in a.shapes)
+    return Call(Cell(OPS[name], form, int(a.T or 0), "ordinary"), inputs, outputs, given, a)
+
+
+def tensor(data: object, kind: int = F32, scale: float = 0.0, zero: int = 0) -> Value:
+    x = np.asarray(data, {F32: np.float32, Q8: np.uint8, I32: np.int32}[kind])
+    return Value(kind, x.shape, scale, zero, data=x)
+
+
+def scalar(number: int) -> Value:
+    return Value(OperandType.INT32, data=np.int32(number))
+
+
+def added(x: object, y: object, activation: int = 0) -> Call:
+    return call("ADD", tensor(x), tensor(y), scalar(activation), out=Value(F32, None))
+
+
+class Wrong(Wrapper):
+    """The reference, with one thing wrong in what it gives out."""
+
+    def __init__(self, spoil):
+        super().__init__(discovery.cpu())
+        self.name, self.spoil = "wrong", spoil
+
+    def prepare(self, model, hints):
+        prepared = super().prepare(model, hints)
+        inner = prepared.run
+
+        def spoilt(request, control):
+            inner(request, control)
+            request.outputs[0] = self.spoil(request.outputs[0])
+
+        prepared.run = spoilt
+        return prepared
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "spoil"),
+    [
+        ("ADD", F32, lambda x: x + np.float32(1e-3)),
+        ("ADD", Q8, lambda x: np.where(x > 100, x - 2, x + 2).astype(np.uint8)),
+        ("TRANSPOSE", F32, lambda x: x.ravel()[::-1].reshape(x.shape)),
+        ("RELU", F32, np.zeros_like),
+        ("CONV_2D", F32, lambda x: x * np.float32(1.001)),
+        ("ARGMAX", F32, lambda x: x + 1),
+        ("SPLIT", F32, lambda x: x[..., :0]),
+        ("FLOOR", F32, lambda x: x.astype(np.float64)),
+    ],
+)
+def test_a_wrong_device_is_found_out(name, kind, spoil):
+    rng = np.random.default_rng(2)
+    cell = next(c for c in cells([name]) if c.kind == kind)
+    found = list(compare_device(Wrong(spoil), discovery.cpu(), cell, rng, 24))
+    assert len(found) == 24
+    assert sum(r.outcome == "differs" for r in found) > 12
+
+
+def test_a_device_that_fails_where_it_may_not_is_found_out():
+    class Failing(Wrong):
+        def prepare(self, model, hints):
+            from nnhal.base.errors import OperationFailed
+
+            raise OperationFailed("no")
+
+    cell = Cell(OPS["ADD"], 0, F32, "ordinary")
+    found = list(compare_device(Failing(None), discovery.cpu(), cell, np.random.default_rng(2), 4))
+    assert {r.outcome for r in found} == {"differs"}
+    assert "is claimed, and fails to prepare: no" in found[0].reason
+
+
+def test_the_reference_agrees_with_itself():
+    rng = np.random.default_rng(4)
+    for cell in cells(["ADD", "CONV_2D", "SOFTMAX", "TOPK_V2"]):
+        assert {r.outcome for r in compare_device(discovery.cpu(), discovery.cpu(), cell, rng, 4)} == {"agrees"}
+
+
+def test_a_difference_names_its_place():
+    found = judge(added([1, 2], [3, 4]), [np.float32([4, 6])], [np.float32([4, 7])])
+    assert found == "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
+
+
+def test_other_shape_or_type_differs():
+    one = added([1, 2], [3, 4])
+    assert judge(one, [np.float32([4, 6])], [np.float32([[4, 6]])]) == "output 0 is float32[1, 2], must be float32[2]"
+    assert judge(one, [np.float32([4, 6])], [np.array([4.0, 6.0])]) == "output 0 is float64[2], must be float32[2]"
+    assert judge(one, [np.float32([4, 6])], [None]) == "output 0 has no value"
+
+
+def test_nan_for_a_number_differs_and_a_number_for_nan_too():
+    one = added([1], [3])
+    assert judge(one, [np.float32([4])], [np.float32([np.nan])])
+    assert judge(one, [np.float32([np.nan])], [np.float32([4])])
+
+
+def test_a_clipped_nan_may_be_either_bound_and_nothing_else():
+    one = added([np.nan], [3], activation=3)
+    for given, fine in ((0, True), (6, True), (np.nan, True), (3, False)):
+        assert (judge(one, [np.float32([np.nan])], [np.float32([given])]) == "") is fine
+
+
+def test_subnormal_numbers_may_be_lost_by_a_device_that_says_so_alone():
+    one = call("FLOOR", tensor([-1e-40, 2.5]), out=Value(F32, None))
+    wanted, actual = [np.float32([-1, 2])], [np.float32([-0.0, 2])]
+    assert judge(one, wanted, actual)
+    assert judge(one, wanted, actual, ["subnormals"]) == ""
+    assert judge(one, wanted, [np.float32([-0.0, 3])], ["subnormals"])
+
+
+def test_an_infinite_result_may_be_the_greatest_number_for_a_device_that_says_so_alone():
+    one = added([3e38, -3e38], [3e38, -3e38])
+    greatest = np.finfo(np.float32).max
+    wanted, actual = [np.float32([np.inf, -np.inf])], [np.float32([greatest, -greatest])]
+    assert judge(one, wanted, actual)
+    assert judge(one, wanted, actual, ["infinities"]) == ""
+    assert judge(one, wanted, [-actual[0]], ["infinities"])
+
+
+def matmul(x: object, y: object) -> Call:
+    return call("BATCH_MATMUL", tensor(x), tensor(y), out=Value(F32, None))
+
+
+def test_sums_may_differ_by_the_order_of_their_terms():
+    one = matmul([[1e7, 1, -1e7]], [[1.0], [1.0], [1.0]])
+    assert judge(one, [np.float32([[1]])], [np.float32([[0]])]) == ""
+    assert judge(one, [np.float32([[1]])], [np.float32([[1e4]])])
+
+
+def test_sums_that_overflow_in_some_order_are_open():
+    one = matmul([[3e38, 3e38, -3e38]], [[1.0], [1.0], [1.0]])
+    assert judge(one, [np.float32([[3e38]])], [np.float32([[np.inf]])]) == ""
+
+
+def test_an_execution_that_must_fail_and_runs_differs():
+    bad = call("GATHER", tensor([1, 2, 3]), scalar(0), tensor([0, 2], I32), out=Value(F32, None))
+    outside = replace(bad, inputs=(*bad.inputs[:2], tensor([0, 9], I32)))
+    from nnhal.conformance.differential import one
+
+    class Lax(Wrong):
+        def prepare(self, model, hints):
+            prepared = super().prepare(model, hints)
+            prepared.run = lambda request, control: request.write(0, np.zeros(2, np.float32))
+            return prepared
+
+    device = Lax(None)
+    model = model_of(outside)
+    mine, theirs = (prepared_by(d, model, Hints()) for d in (discovery.cpu(), device))
+    found = one(device, mine, theirs, outside)
+    assert found.outcome == "differs" and "runs, must fail" in found.reason
+
+
+CODED = [
+    "ADD",
+    "CONV_2D",
+    "LSTM",
+    "SPLIT",
+    "GATHER",
+    "DEQUANTIZE",
+    "TOPK_V2",
+    "CONCATENATION",
+    "FULLY_CONNECTED",
+    "PAD_V2",
+]
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_a_case_as_code_is_the_same_case(name):
+    rng = np.random.default_rng(11)
+    for cell in cells([name]):
+        one = draw(cell, rng)
+        room: dict[str, object] = {}
+        exec(as_code(one), room)
+        again = run(prepared_by(discovery.cpu(), room["model"], Hints()), room["inputs"])
+        for x, y in zip(kernel_outputs(one), again, strict=True):
+            np.testing.assert_array_equal(x, y)

@@ -1,0 +1,45 @@
+"""Every installed device against the reference, for every operation, form, type and class of values."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from nnhal.conformance.differential import Result, as_code, compare_device
+from nnhal.conformance.draw import Cell, cells
+from nnhal.runtime import discovery
+from tests.differential.drawing import DRAWS, seeds
+
+DEVICES = [found.name for found in discovery.found() if found.device is not None and found.name != "reference"]
+
+
+def smallest(found: list[Result]) -> Result:
+    return min(found, key=lambda r: sum(v.array.size for v in r.call.inputs if v is not None))
+
+
+def problem(device: str, cell: Cell) -> str:
+    rng = np.random.default_rng(seeds(cell))
+    results = list(compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, DRAWS))
+    assert len(results) == DRAWS
+    differing = [r for r in results if r.outcome == "differs"]
+    if not differing:
+        return ""
+    least = smallest(differing)
+    return f"{cell}: {len(differing)} of {DRAWS}: {least.reason}\n{as_code(least.call)}"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", dict.fromkeys(cell.op.name for cell in cells()))
+def test_device_agrees_with_the_reference(device: str, name: str) -> None:
+    problems = [found for cell in cells([name]) if (found := problem(device, cell))]
+    assert not problems, "\n\n".join(problems)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_most_draws_are_compared_not_refused(device: str) -> None:
+    """A device that refused all it is asked would agree too."""
+    outcomes: collections.Counter[str] = collections.Counter()
+    for cell in cells(["ADD", "CONV_2D", "RESHAPE", "SOFTMAX"]):
+        rng = np.random.default_rng(seeds(cell))
+        outcomes.update(r.outcome for r in compare_device(discovery.select([device])[0], discovery.cpu(), cell, rng, 8))
+    assert outcomes["agrees"] > outcomes["refused"]
