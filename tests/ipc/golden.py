@@ -39,6 +39,7 @@ CALLS: list[tuple[Any, str]] = [
     (wire.GetVersionString(), "91 0c"),
     (wire.GetType(), "91 0d"),
     (wire.GetSupportedExtensions(), "91 0e"),
+    (wire.GetRelaxations(), "91 22"),
     (wire.GetSupportedOperations(4, _MODEL), f"93 0f 04 {_MODEL_HEX}"),
     (
         wire.PrepareModel(4, 9, _MODEL, 1, 100, 2**40, 2, b"{}"),

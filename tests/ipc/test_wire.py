@@ -236,7 +236,7 @@ LATER_FIELDS: dict[str, dict[str, Level]] = {
     "executeSynchronously": {"deadline": V1_3, "loop_timeout": V1_3},
 }
 VERSIONED = {type(m): m for m, _ in CALLS if m.method}
-OWN = {"Hello", "AttachLane", "Release", "Announce", "ExplainBurst", "GetShape"}
+OWN = {"Hello", "AttachLane", "Release", "Announce", "ExplainBurst", "GetShape", "GetRelaxations"}
 
 
 def in_form(call: wire.Call, form: Level) -> wire.Call:

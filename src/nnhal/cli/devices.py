@@ -8,7 +8,7 @@ from nnhal import api
 from nnhal.base.codes import OperandType
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
-from nnhal.hal.device import Device
+from nnhal.hal.device import RELAXATIONS, Device
 from nnhal.ipc.names import running
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined, confinement
@@ -50,6 +50,9 @@ def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -
     ]
     common.table(columns, rows)
     common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
+    for entry in found:
+        for relaxation in entry.device.relaxations if entry.device is not None else ():
+            common.console.print(f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}", markup=False)
     alike: dict[str, list[str]] = {}
     for name, report in confined.items():
         alike.setdefault(_isolation(report), []).append(name)
@@ -98,6 +101,7 @@ def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
         "version": device.version,
         "level": str(device.level),
         "extensions": list(device.extensions),
+        "relaxations": list(device.relaxations),
         "operations": {name: {"ok": v.ok, "reason": v.reason} for name, v in probe(device).items()},
         "performance": performance,
         "isolation": None if report is None else report.problem or dict(report.applied),

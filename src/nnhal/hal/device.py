@@ -18,6 +18,12 @@ from nnhal.hal.fenced import FencedExecution, Notify, run_fenced, run_in_backgro
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 
+RELAXATIONS = {
+    "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
+    "infinities": "an infinite result may be the greatest number of its type",
+    "subnormals": "numbers nearer to 0 than the least normal one may be taken for 0, going in and coming out",
+}
+
 
 class Verdict(NamedTuple):
     """Whether a device can run an operation of a model, and why (not)."""
@@ -133,6 +139,7 @@ class Device(ABC):
     type: DeviceType = DeviceType.OTHER
     level: Level = FL8
     extensions: Sequence[str] = ()
+    relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""

@@ -23,7 +23,7 @@ class Wrapper(Device):
     def __init__(self, inner: Device) -> None:
         self.inner = inner
         self.name, self.version, self.type, self.level = inner.name, inner.version, inner.type, inner.level
-        self.extensions = inner.extensions
+        self.extensions, self.relaxations = inner.extensions, inner.relaxations
 
     def capabilities(self) -> Capabilities:
         """Those of the device itself."""

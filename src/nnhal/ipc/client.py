@@ -42,6 +42,7 @@ class RemoteDevice(Device):
             kind = self._query(wire.GetType(), wire.Value).value
             self.type = DeviceType(kind) if kind in DeviceType.__members__.values() else DeviceType.OTHER
             self.extensions = self._query(wire.GetSupportedExtensions(), wire.Names).names
+        self.relaxations = self._query(wire.GetRelaxations(), wire.Names).names
         form = self._form(wire.GetCapabilities)
         self._capabilities = capabilities_from_wire(self._query(wire.GetCapabilities(form), wire.Stated), form)
 

@@ -119,7 +119,7 @@ class Resilient(Device):
         self.restarts = 0
         remote = self._remote
         self.version, self.type, self.level = remote.version, remote.type, remote.level
-        self.extensions = remote.extensions
+        self.extensions, self.relaxations = remote.extensions, remote.relaxations
         self.confinement = remote.confinement
         _resilient.add(self)
 

@@ -97,6 +97,9 @@ class Calls:
     def _type(self, _: wire.GetType, __: Iterator[int]) -> Answer:
         return wire.Value(int(self._device.type)), ()
 
+    def _relaxations(self, _: wire.GetRelaxations, __: Iterator[int]) -> Answer:
+        return wire.Names(tuple(self._device.relaxations)), ()
+
     def _extensions(self, _: wire.GetSupportedExtensions, __: Iterator[int]) -> Answer:
         return wire.Names(tuple(self._device.extensions)), ()
 
@@ -285,6 +288,7 @@ _HANDLERS: dict[type[wire.Call], Callable[[Any, Any, Iterator[int]], Any]] = {
     wire.GetVersionString: Calls._version,
     wire.GetType: Calls._type,
     wire.GetSupportedExtensions: Calls._extensions,
+    wire.GetRelaxations: Calls._relaxations,
     wire.GetSupportedOperations: Calls._supported,
     wire.PrepareModel: Calls._prepare,
     wire.Execute: Calls._execute,

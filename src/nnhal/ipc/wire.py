@@ -214,6 +214,10 @@ class GetSupportedExtensions(Call, tag=14, frozen=True):
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
+class GetRelaxations(Call, tag=34, frozen=True):
+    """Names of what the device's results may do besides what the definitions say; nnhal's own, at every level."""
+
+
 class GetSupportedOperations(Call, tag=15, frozen=True):
     """A verdict for each operation of the main subgraph."""
 
@@ -485,6 +489,7 @@ Calls = (
     Hello | AttachLane | Release | Announce | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Execute | ExecuteSynchronously | ExecuteFenced
     | GetExecutionInfo | ConfigureExecutionBurst | FreeMemory | ExplainBurst | Allocate | CopyTo | CopyFrom | GetShape
+    | GetRelaxations
 )  # fmt: skip
 Replies = (
     Done | Failed | Welcome | Stated | Value | Names | Verdicts | Object | Executed | Launched | Info | Memories | Shape

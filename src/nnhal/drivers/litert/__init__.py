@@ -6,6 +6,7 @@
 | `lowering.py` | from a bound model to TFLite, operation by operation |
 | `elementwise.py`, `layers.py`, `shapes.py`, `reductions.py`, `recurrent.py` | the entries of the lowering table |
 | `task.py`, `common.py` | what an entry works with |
+| `sums.py` | what LiteRT's 32-bit sums of products hold |
 | `graph.py` | which tensor stands for which operand |
 | `flatbuffer.py` | the TFLite model, written in memory |
 | `engine.py` | interpreters, their memory, executions |

@@ -9,7 +9,6 @@ from nnhal.ops.common import padding
 from nnhal.ops.schema import Bound
 
 SAME, VALID = 0, 1  # TFLite's Padding
-BEYOND_XNNPACK = 6  # the most dimensions of its tensors
 FINEST_CLIPPED = 1e-8  # 6 is stored in 32 bits
 ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.RELU1: 2, Activation.RELU6: 3}
 

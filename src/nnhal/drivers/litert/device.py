@@ -25,6 +25,7 @@ class Litert(Device):
 
     name = "litert"
     type = DeviceType.CPU
+    relaxations = ("float16", "infinities", "subnormals")  # by `graph`; as LiteRT clips; as XNNPACK sets the processor
 
     def __init__(self) -> None:
         engine()  # DeviceUnavailable where LiteRT is not installed

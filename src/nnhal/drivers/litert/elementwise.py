@@ -4,27 +4,45 @@ import math
 
 import numpy as np
 
-from nnhal.drivers.litert.common import BEYOND_XNNPACK, activation, require_bound
+from nnhal.base.codes import Activation
+from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, Tensor
-from nnhal.drivers.litert.task import Task, entry
-from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
+from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
+from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
+STEEPEST_SUM = 127  # LiteRT's own kernel of a sum has 16 bits for steps of the output, 255 of each scale
 COARSEST_SWISH = 128  # input scale of a quantised HARD_SWISH
+FAR = 1024.0  # beyond it LOGISTIC is 0 or 1
+GREAT = 2.0**125  # from about here on some of XNNPACK's functions fail
 
 
 def pair(t: Task, first: str = "input1", second: str = "input2") -> list[Tensor]:
-    """Two tensors; LiteRT broadcasts them against each other as NNAPI does."""
-    return [t.x(first), t.x(second)]
+    """Two tensors; LiteRT broadcasts them against each other as NNAPI does, but gives a result with one element of more
+    dimensions those of the other.
+    """
+    inputs = [t.x(first), t.x(second)]
+    ranks = [0 if x.value.shape is None else x.value.rank for x in inputs]
+    low, high = (0, 1) if ranks[0] < ranks[1] else (1, 0)
+    if ranks[low] == ranks[high] or set(inputs[high].value.dims) != {1} or None in inputs[low].value.dims:
+        return inputs
+    lifted = t.temporary(inputs[low].value, shape=(1,) * (ranks[high] - ranks[low]) + inputs[low].value.known)
+    t.reshape(inputs[low], lifted)
+    inputs[low] = lifted
+    return inputs
 
 
 @entry("ADD", "SUB", "MUL", types=NUMBERS)
 def arithmetic(t: Task) -> None:
     """Broadcasting, with a fused activation. LiteRT's difference has room for coarser inputs than its sum."""
     inputs = pair(t)
-    if t.name != "MUL":
-        coarsest = max(x.value.scale for x in inputs)
-        t.require_scale(coarsest if t.name == "ADD" else coarsest / 1024, t.out.value)
+    scales = [x.value.scale for x in inputs]
+    if t.a.T in QUANTS and t.name == "MUL":
+        t.product(*scales)
+    elif t.name == "ADD":
+        t.require_scale(sum(scales), t.out.value, STEEPEST_SUM)
+    elif t.name == "SUB":
+        t.require_scale(max(scales) / 1024, t.out.value)
     t.emit(t.name, inputs, t.out, t.name.title(), fusedActivationFunction=activation(t))
 
 
@@ -41,9 +59,32 @@ def divide(t: Task) -> None:
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS)
 def extreme(t: Task) -> None:
-    """LiteRT compares stored values, so quantised inputs are brought to the output's scale first."""
-    inputs = [t.requantised(x, t.out.value) for x in pair(t)]
-    t.emit(t.name, inputs, t.out)
+    """LiteRT compares stored values, so quantised inputs are brought to the output's scale first. Of a NaN and a number its
+    kernels give the second: a first that is NaN is chosen afterwards.
+    """
+    first, second = (t.requantised(x, t.out.value) for x in pair(t))
+    if t.a.T not in FLOATS:
+        t.emit(t.name, [first, second], t.out)
+        return
+    better = t.temporary(t.out.value, type=B8)
+    chosen = t.temporary(t.out.value)
+    t.emit("GREATER" if t.name == "MAXIMUM" else "LESS", [first, second], better)
+    t.emit("SELECT_V2", [better, first, second], chosen)
+    t.emit("SELECT_V2", [missing(t, first), first, chosen], t.out)
+
+
+def missing(t: Task, x: Tensor) -> Tensor:
+    """Where the elements of a tensor are NaN."""
+    y = t.temporary(x.value, type=B8)
+    t.emit("NOT_EQUAL", [x, x], y)
+    return y
+
+
+def without_nan(t: Task, x: Tensor, instead: float) -> Tensor:
+    """A tensor of real numbers with another number for NaN."""
+    y = t.temporary(x.value)
+    t.emit("SELECT_V2", [missing(t, x), t.constant(instead, np.float32), x], y)
+    return y
 
 
 @entry("POW", types=FLOATS)
@@ -56,13 +97,15 @@ def power(t: Task) -> None:
 def prelu(t: Task) -> None:
     """Alpha may be broadcast, the input may not."""
     t.require(t.x("input").value.known == t.out.value.known, "LiteRT broadcasts alpha alone, and the input is smaller")
-    t.require_scale(max(1, t.x("alpha").value.scale) * t.x("input").value.scale, t.out.value)
+    scale, alpha = (t.x(name).value.scale for name in ("input", "alpha"))
+    if t.a.T in QUANTS:
+        t.require_scale(max(scale, t.product(scale, alpha)), t.out.value)
     t.emit("PRELU", pair(t, "input", "alpha"), t.out)
 
 
 @entry("ABS", "NEG", types=FLOATS | {I32})
-@entry("FLOOR", "LOG", "SIN", "SQRT", types=FLOATS)
-@entry("RELU", "LOGISTIC", "TANH")
+@entry("FLOOR", types=FLOATS)
+@entry("RELU", "TANH")
 def unary(t: Task) -> None:
     """One input, no options."""
     t.emit(t.name, [t.x("input")], t.out)
@@ -70,13 +113,35 @@ def unary(t: Task) -> None:
 
 @entry("RSQRT")
 def reciprocal_root(t: Task) -> None:
-    """Quantised ones by real values; what is below 0 gives the greatest value then, as 0 does."""
+    """Quantised ones by real values; what is below 0 gives the greatest value then, as 0 does. XNNPACK makes NaN of 0."""
     x = t.dequantised(t.x("input"))
     if t.a.T in QUANTS:
         positive = t.temporary(x.value)
         t.emit("RELU", [x], positive)
         x = positive
-    t.emit("RSQRT", [x], t.dequantised_out(t.out))
+    out = t.dequantised_out(t.out)
+    near, found, infinite = t.temporary(x.value, type=B8), t.temporary(out.value), t.temporary(out.value)
+    size = t.temporary(x.value)
+    t.emit("RSQRT", [x], found)
+    t.emit("ABS", [x], size)
+    t.emit("LESS", [size, t.constant(np.finfo(np.float32).tiny, np.float32)], near)
+    t.emit("DIV", [t.constant(1.0, np.float32), x], infinite, "Div")
+    t.emit("SELECT_V2", [near, infinite, found], out)
+
+
+@entry("LOGISTIC")
+def logistic(t: Task) -> None:
+    """XNNPACK's gives NaN beyond 1e26: numbers are clipped where the result has long been 0 or 1. A power of two changes no
+    digit, and unlike MAXIMUM and MINIMUM this clipping keeps NaN.
+    """
+    x = t.x("input")
+    if t.a.T == F32:
+        clipped, back = t.temporary(x.value), t.temporary(x.value)
+        down, up = t.constant(1 / FAR, np.float32), t.constant(FAR, np.float32)
+        t.emit("MUL", [x, down], clipped, "Mul", fusedActivationFunction=ACTIVATIONS[Activation.RELU1])
+        t.emit("MUL", [clipped, up], back, "Mul")
+        x = back
+    t.emit(t.name, [x], t.out)
 
 
 @entry("RELU1", "RELU6")
@@ -95,16 +160,33 @@ def hard_swish(t: Task) -> None:
     t.emit(t.name, [t.x("input")], t.out)
 
 
-@entry("EXP", types=FLOATS)
-def exp(t: Task) -> None:
-    """XNNPACK's is off by up to 32 units in the last place above 8. It takes no tensors of 7 dimensions: LiteRT's own
-    kernel does, and is exact to one unit.
+@entry("EXP", "SIN", types=FLOATS)
+def exact(t: Task) -> None:
+    """XNNPACK's EXP is off by up to 32 units in the last place above 8, its SIN from 6e6 on. It takes no tensors of 7
+    dimensions: LiteRT's own kernels do, and are exact to one unit.
     """
     shape = (*(1,) * BEYOND_XNNPACK, math.prod(t.out.value.known))
     x, y = t.temporary(t.out.value, shape=shape), t.temporary(t.out.value, shape=shape)
     t.reshape(t.x("input"), x)
-    t.emit("EXP", [x], y)
+    t.emit(t.name, [x], y)
     t.reshape(y, t.out)
+
+
+@entry("LOG", "SQRT", types=FLOATS)
+def of_great_numbers(t: Task) -> None:
+    """XNNPACK's LOG is infinite in the greatest octave, and its SQRT wrong by half: there they come from a quarter."""
+    x, kind = t.x("input"), t.out.value
+    quarter, less, great, small = (t.temporary(kind) for _ in range(4))
+    beyond = t.temporary(kind, type=B8)
+    t.emit("MUL", [x, t.constant(0.25, np.float32)], quarter, "Mul")
+    t.emit(t.name, [quarter], less)
+    if t.name == "LOG":
+        t.emit("ADD", [less, t.constant(math.log(4), np.float32)], great, "Add")
+    else:
+        t.emit("MUL", [less, t.constant(2.0, np.float32)], great, "Mul")
+    t.emit(t.name, [x], small)
+    t.emit("GREATER", [x, t.constant(GREAT, np.float32)], beyond)
+    t.emit("SELECT_V2", [beyond, great, small], t.out)
 
 
 @entry("ELU", types=FLOATS)
@@ -148,13 +230,14 @@ def select(t: Task) -> None:
 def cast(t: Task) -> None:
     """Stored values are converted, whatever scale they have; what does not fit into 8 bits is saturated."""
     x, kind = t.x("input"), t.a.out.type
+    if kind == F16 and x.value.type in (F32, I32) and not t.leaves(0):
+        halved(t, x, t.out)
+        return
     if kind == x.value.type or (kind in FLOATS and x.value.type in FLOATS):
-        rounded = kind != F16 or x.value.type == F16 or t.leaves(0)
-        t.require(
-            rounded, "rounding to float16 within the model is left out here, where float16 is computed as float32"
-        )
         t.copy(x, 0)
         return
+    if kind == I32 or kind in QUANTS:
+        x = without_nan(t, x, 0.0) if x.value.type in FLOATS else x
     if kind in QUANTS:
         limits = np.iinfo(t.a.out.dtype)
         for bound, limit in (("MAXIMUM", limits.min), ("MINIMUM", limits.max)):
@@ -168,4 +251,18 @@ def cast(t: Task) -> None:
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
 def quantise(t: Task) -> None:
     """From real values to stored ones, and back."""
-    t.emit(t.name, [t.x("input")], t.out)
+    if t.name == "QUANTIZE":
+        t.quantise(t.x("input"), t.out)
+    elif t.out.value.type == F16 and not t.leaves(0):
+        exact = t.temporary(t.out.value)
+        t.emit(t.name, [t.x("input")], exact)
+        halved(t, exact, t.out)
+    else:
+        t.emit(t.name, [t.x("input")], t.out)
+
+
+def halved(t: Task, x: Tensor, out: Tensor) -> None:
+    """Numbers as float16 holds them, in a tensor of it: float16 is float32 here, and only the model's edges round."""
+    half = Tensor(t.graph.writer.tensor("FLOAT16", out.value.shape), out.value)
+    t.emit("CAST", [x], half)
+    t.emit("DEQUANTIZE", [half], out)

@@ -21,6 +21,7 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, dtype_of
+from nnhal.drivers import reference
 from nnhal.drivers.litert.flatbuffer import unavailable
 from nnhal.drivers.litert.graph import Lowered, Refused
 from nnhal.drivers.litert.lowering import lower
@@ -230,7 +231,7 @@ class LitertModel(Prepared):
         declared = [shape_of(model.main.operands[i]) for i in model.main.inputs]
         self._declared = declared
         self._lock = threading.Lock()
-        self._teams: OrderedDict[Shapes, Team] = OrderedDict()  # for other shapes, least recently used first
+        self._teams: OrderedDict[Shapes, Team | Prepared] = OrderedDict()  # for other shapes, least recently used first
         self._closed = False
         self._optional = _optional(model)
         known = all(shape is not None and None not in shape for shape in declared)
@@ -243,7 +244,10 @@ class LitertModel(Prepared):
             control.check()
         team = self._team
         if team is None or (self._optional and any(x is None for x in request.inputs)):
-            team = self._team_for(request)
+            found = self._team_for(request)
+            if isinstance(found, Prepared):
+                return found.run(request, control)
+            team = found
         interpreter = team.take(control)
         try:
             spent = interpreter.run(request, measure)
@@ -256,15 +260,16 @@ class LitertModel(Prepared):
         self._team = None
         self._teams.clear()
 
-    def _team_for(self, request: Request) -> Team:
-        """The team for the shapes of a request."""
+    def _team_for(self, request: Request) -> Team | Prepared:
+        """The team for the shapes of a request, or the reference where LiteRT cannot take them."""
         shapes: Shapes = tuple(None if x is None else x.shape for x in request.inputs)
         with self._lock:
             if self._closed:
                 raise Closed("litert: the prepared model was closed")
             team = self._teams.get(shapes)
             if team is None:
-                team = Team(self._recipe_for(shapes))
+                recipe = self._recipe_for(shapes)
+                team = reference.Interpreter(self._model) if recipe is None else Team(recipe)
                 self._teams[shapes] = team
                 while len(self._teams) > MOST_SHAPES:
                     self._teams.popitem(last=False)
@@ -272,18 +277,24 @@ class LitertModel(Prepared):
                 self._teams.move_to_end(shapes)
         return team
 
-    def _recipe_for(self, shapes: Shapes) -> Recipe:
+    def _recipe_for(self, shapes: Shapes) -> Recipe | None:
+        """The recipe for these shapes of the inputs; None where LiteRT cannot compute what the verdict could not yet see.
+
+        It needs elements and a rank, and room for what lies between its operators.
+        """
+        possible = True
         for number, (shape, declared) in enumerate(zip(shapes, self._declared, strict=True)):
             if shape is not None and declared is not None and not agree(declared, shape):
                 raise InvalidRequest(f"input {number} is of shape {show(shape)}, must be of shape {show(declared)}")
-            if shape is not None and (0 in shape or (not shape and declared != ())):
-                raise OperationFailed(
-                    f"litert: input {number} is of shape {show(shape)}, LiteRT needs elements and a rank"
-                )
+            possible &= shape is None or (0 not in shape and (shape != () or declared == ()))
+        if not possible:
+            return None
         try:
             recipe = _recipe(_specialised(self._model, shapes), self._settings)
         except InvalidModel as error:  # what is wrong now is an error of the execution
             raise OperationFailed(f"litert: {error}") from error
+        except UnsupportedModel:
+            return None
         given = [number for number, shape in enumerate(shapes) if shape is not None]
         lowered = recipe.lowered
         return replace(recipe, lowered=replace(lowered, inputs=tuple((given[n], t) for n, t in lowered.inputs)))
@@ -320,10 +331,8 @@ def _recipe(model: Model, settings: Settings) -> Recipe:
         lowered = lower(model)
     except Refused as error:
         raise UnsupportedModel(f"litert: {error}") from error
-    values = validate(model).subgraphs[0].values
     outputs = []
-    for index in model.main.outputs:
-        value = values[index]
+    for index, value in zip(model.main.outputs, lowered.values, strict=True):
         if value is None or value.shape is None or None in value.shape:
             name = describe(model, model.main, index)
             raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")

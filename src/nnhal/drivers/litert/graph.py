@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
-from nnhal.base.operands import Array, Value
+from nnhal.base.operands import Array, Shape, Value
 from nnhal.drivers.litert.flatbuffer import Writer
 from nnhal.model.graph import CONSTANTS, Model, consumers
 from nnhal.model.validate import validate
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S, show
 
 TENSOR_TYPES: dict[int, str] = {
     F32: "FLOAT32",
@@ -34,6 +34,9 @@ HALVES = (F16, OperandType.FLOAT16)
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
 SIGN = 128  # between the zero points of the two asymmetric 8-bit types, and the bit that differs
+FINEST = 2.0**-126  # a scale: what is less is no normal float32, and XNNPACK ends the process where it prepares it
+COARSEST = 2.0**100  # a scale: LiteRT multiplies by up to 2**20 in float32, and ends the process where that is infinite
+MOST = 2**31 - 1  # LiteRT's sizes, options and sums have 32 bits
 
 
 class Refused(Exception):
@@ -53,13 +56,23 @@ class Lowered:
     """A TFLite model and how it meets the NNAPI model that it was made of.
 
     inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose
-    contents are undefined. resets: variable tensors and what they hold before every run.
+    contents are undefined. values: what is known of each model output. resets: variable tensors and what they hold before
+    every run.
     """
 
     content: bytes
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[int | None, ...]
+    values: tuple[Value | None, ...]
     resets: tuple[tuple[int, Array], ...]
+
+
+def require_scales(scales: Sequence[float]) -> None:
+    """Refuse scales that LiteRT does not compute with."""
+    low, high = min(scales, default=1.0), max(scales, default=1.0)
+    if low < FINEST or high > COARSEST:
+        scale = low if low < FINEST else high
+        raise Refused(f"scale {scale:g} is beyond LiteRT, must be from {FINEST:g} to {COARSEST:g}")
 
 
 class Graph:
@@ -68,7 +81,7 @@ class Graph:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.writer = Writer()
-        self.values = validate(model).subgraphs[0].values
+        self.values = list(validate(model).subgraphs[0].values)
         self.readers = consumers(model.main)
         self.feeds: list[tuple[int, int]] = []
         self.resets: list[tuple[int, Array]] = []
@@ -99,7 +112,8 @@ class Graph:
         states = {index for _, index in self.feeds} - set(self._inputs) | {index for index, _ in self.resets}
         listed = list(dict.fromkeys(index for index in outputs if index is not None and index not in states))
         content = self.writer.finish(self._inputs, listed)
-        return Lowered(content, tuple(self.feeds), tuple(outputs), tuple(self.resets))
+        values = tuple(self.values[operand] for operand in main.outputs)
+        return Lowered(content, tuple(self.feeds), tuple(outputs), values, tuple(self.resets))
 
     def operand(self, index: int) -> Tensor | None:
         """The tensor of an operand; None for one that has no value."""
@@ -112,6 +126,8 @@ class Graph:
         if value is None:
             return None
         data = self.model.constant(operand) if operand.lifetime in CONSTANTS else None
+        if data is None and 0 in (value.shape or ()):
+            raise Refused(f"LiteRT needs elements, and a tensor of shape {show(value.dims)} has none")
         return self.add(value, data)
 
     def add(self, value: Value, data: Array | None = None, *, variable: bool = False) -> Tensor:
@@ -123,6 +139,9 @@ class Graph:
         axis = 0
         if value.channel is not None:
             scales, axis = value.channel.scales, value.channel.axis
+        require_scales(scales)
+        if any(size is not None and size > MOST for size in value.shape or ()):
+            raise Refused(f"shape {show(value.dims)} exceeds LiteRT's 32 bits")
         quant = scales, value.zero_point, axis
         if data is not None and value.type in HALVES:
             half = self.writer.tensor("FLOAT16", value.shape, data=data, name=value.name and f"{value.name}/half")
@@ -153,6 +172,12 @@ class Graph:
         if self.readers[index]:
             raise Refused("a state is used within the model; LiteRT keeps states in tensors of its own")
         self.alias(index, tensor)
+
+    def undefined(self, index: int, shape: Shape) -> None:
+        """Output operand `index` has this shape unless it is known, and undefined contents: no tensor stands for it."""
+        value = self.values[index]
+        if value is not None and (value.shape is None or None in value.shape):
+            self.values[index] = replace(value, shape=shape)
 
     def given(self, tensor: Tensor) -> bool:
         """Whether a tensor's value is not computed by the model; a float16 constant is, by its DEQUANTIZE."""

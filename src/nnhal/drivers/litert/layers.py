@@ -6,30 +6,73 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
-from nnhal.base.operands import Array, ChannelQuant, Value
-from nnhal.drivers.litert.common import SAME, VALID, activation, padded, scheme
-from nnhal.drivers.litert.graph import FLOATS, QUANTS, Tensor
-from nnhal.drivers.litert.task import Task, entry
+from nnhal.base.operands import Array, ChannelQuant, Shape, Value
+from nnhal.drivers.litert import sums
+from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
+from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, Tensor
+from nnhal.drivers.litert.task import Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
-from nnhal.ops.schema import I32, Q8, Q8PC, Q8S, Bound
+from nnhal.ops.schema import B8, I32, Q8, Q8PC, Q8S, Bound
+
+SQUARED = 2.0**50  # numbers up to here are squared
+SMALL = 2.0**-80  # times this all can be
+WIDEST = 64  # radius of sums of shifted tensors
+LEAST_EPSILON = 1e-12
+POINTER, ACCUMULATOR = 8, 4  # bytes: XNNPACK holds a pointer for each element that a window meets, LiteRT numbers
+LANES = 16  # channels that XNNPACK computes at once
+TAPS = "for the places of its filter"
 
 
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
 def pool(t: Task) -> None:
     """Padding that is no scheme's counts in LiteRT's means, and not in NNAPI's: the mean is scaled afterwards."""
     a, x, out, how = t.a, t.image("input"), t.image_out(), scheme(t.a)
+    _, height, width, _ = sizes(out)
+    met = None if width is None else a.filter_w + (width - 1) * min(a.stride_w, a.filter_w)
+    t.require_room((height, a.filter_h, met), POINTER, "for the places of its window")
     window = {"strideW": a.stride_w, "strideH": a.stride_h, "filterWidth": a.filter_w, "filterHeight": a.filter_h}
+    if t.name == "L2_POOL_2D":
+        root_of_squares(t, x, out, window)
+        return
     if how is not None or t.name == "MAX_POOL_2D":
         x, how = padded(t, x, lowest(np.empty(0, x.value.dtype)))
         t.emit(t.name, [x], out, "Pool2D", padding=how, fusedActivationFunction=activation(t), **window)
         return
-    share = counted(a, "h")[:, None] * counted(a, "w") / (a.filter_h * a.filter_w)
-    factor = t.constant((1 / share if t.name == "AVERAGE_POOL_2D" else 1 / np.sqrt(share))[..., None], np.float32)
+    factor = t.constant(1 / shares(a), np.float32)
     x, how = padded(t, t.dequantised(x))
     out = t.dequantised_out(out)
     mean = t.temporary(out.value)
     t.emit(t.name, [x], mean, "Pool2D", padding=how, **window)
     t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
+
+
+def root_of_squares(t: Task, x: Tensor, out: Tensor, window: dict[str, int]) -> None:
+    """L2_POOL_2D of the numbers, and of far smaller ones where squares of the numbers would overflow."""
+    a, how = t.a, scheme(t.a)
+    factor = None if how is not None else t.constant(1 / np.sqrt(shares(a)), np.float32)
+    x, how = padded(t, x)
+
+    def pooled(numbers: Tensor) -> Tensor:
+        root, whole = t.temporary(out.value), t.temporary(out.value)
+        t.emit(t.name, [numbers], root, "Pool2D", padding=how, **window)
+        if factor is None:
+            return root
+        t.emit("MUL", [root, factor], whole, "Mul")
+        return whole
+
+    smaller, great, chosen = t.temporary(x.value), t.temporary(out.value), t.temporary(out.value)
+    within = t.temporary(out.value, type=B8)
+    t.emit("MUL", [x, t.constant(1 / SQUARED**2, np.float32)], smaller, "Mul")
+    t.emit("MUL", [pooled(smaller), t.constant(SQUARED**2, np.float32)], great, "Mul")
+    plain = pooled(x)
+    t.emit("LESS", [plain, t.constant(SQUARED, np.float32)], within)
+    t.emit("SELECT_V2", [within, plain, great], chosen)
+    t.emit("ADD", [chosen, t.constant(0.0, np.float32)], out, "Add", fusedActivationFunction=activation(t))
+
+
+def shares(a: Bound) -> Array:
+    """Which share of each window are real elements: [height, width, 1]."""
+    return (counted(a, "h")[:, None] * counted(a, "w") / (a.filter_h * a.filter_w))[..., None]
 
 
 def counted(a: Bound, axis: str) -> Array:
@@ -51,22 +94,48 @@ class Weighted:
     bias: Tensor
     out: Tensor
 
+    @property
+    def constant(self) -> bool:
+        """Whether XNNPACK takes the layer: it wants weights and bias constant."""
+        return self.weights.value.data is not None and self.bias.value.data is not None
 
-def weighted(t: Task, name: str = "filter") -> Weighted:
+
+def sizes(x: Tensor) -> Shape:
+    """The dimensions of a tensor of rank 4, as far as they are known."""
+    return (None,) * 4 if x.value.shape is None else x.value.shape
+
+
+def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     """LiteRT has per-channel weights for signed activations only, and zero points of weights for unsigned ones only:
     where the sign is the wrong one for the weights, 8-bit tensors are converted around the layer.
+
+    axis: the dimension of the weights that holds the output channels.
     """
     pictures = t.a.form_has("nchw")
     x, weights = t.image("input") if pictures else t.x("input"), t.x(name)
     out = t.image_out() if pictures else t.out
-    if x.value.type in QUANTS:
+    quantised = x.value.type in QUANTS
+    if quantised:
         per_channel = weights.value.type == Q8PC
         sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
         x, out = t.recast(x, sign), t.recast_out(out, sign)
         weights = weights if per_channel else t.recast(weights, sign)
-        channel = weights.value.channel
-        t.require_scale(x.value.scale * max(channel.scales if channel else (weights.value.scale,)), out.value)
-    return Weighted(x, weights, bias(t, x.value, weights.value), out)
+        scales = weights.value.channel.scales if weights.value.channel else (weights.value.scale,)
+        t.product(x.value.scale, min(scales))
+        t.require_scale(t.product(x.value.scale, max(scales)), out.value)
+    require_packed(t, weights.value, axis)
+    added = bias(t, x.value, weights.value)
+    if quantised:
+        added = sums.within(t, x.value, weights.value, axis, added, out.value)
+    return Weighted(x, weights, added, out)
+
+
+def require_packed(t: Task, weights: Value, axis: int) -> None:
+    """Refuse weights that XNNPACK would pack into many times their room: each group's channels fill whole registers."""
+    groups = t.a.groups if t.a.form_has("groups") else 1
+    channels = weights.known[axis]
+    lanes = groups * -(-channels // groups // LANES) * LANES
+    t.require_room((lanes, math.prod(weights.known) // channels), weights.dtype.itemsize, "for its weights")
 
 
 def bias(t: Task, x: Value, weights: Value) -> Tensor:
@@ -85,12 +154,18 @@ def bias(t: Task, x: Value, weights: Value) -> Tensor:
 @entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
 def convolution(t: Task) -> None:
     """Groups need no option: LiteRT sees them by the depth of the filter."""
-    a, w = t.a, weighted(t)
+    depthwise = t.name == "DEPTHWISE_CONV_2D"
+    a, w = t.a, weighted(t, axis=3 if depthwise else 0)
+    batch, height, width, _ = sizes(w.out)
+    if depthwise or w.constant:
+        t.require_room((height, width, a.filter_h, a.filter_w), POINTER, TAPS)
+    else:
+        t.require_room((batch, height, width, *sizes(w.weights)[1:]), w.x.value.dtype.itemsize, TAPS)
     x, how = padded(t, w.x)
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     if a.form_has("dilation_w"):
         options |= {"dilationWFactor": a.dilation_w, "dilationHFactor": a.dilation_h}
-    if t.name == "DEPTHWISE_CONV_2D":
+    if depthwise:
         options["depthMultiplier"] = a.depth_multiplier
         t.emit(t.name, [x, w.weights, w.bias], w.out, "DepthwiseConv2D", **options)
     else:
@@ -101,6 +176,7 @@ def convolution(t: Task) -> None:
 def transposed_convolution(t: Task) -> None:
     """Padding that is no scheme's is cut off afterwards."""
     a, w = t.a, weighted(t)
+    require_32_bits(np.array([spread(a, axis) for axis in "hw"]))
     out, how = w.out, SAME
     if a.form_has("scheme"):
         shape = t.array("output_shape")
@@ -114,6 +190,10 @@ def transposed_convolution(t: Task) -> None:
             t.require(min(a.pad_right, a.pad_bottom) >= 0, "negative padding behind and padding before")
             shape[1:3] = [spread(a, axis) for axis in "hw"]
             out = t.temporary(out.value, shape=tuple(int(n) for n in shape))
+    if w.constant:
+        t.require_room((*sizes(out)[1:3], a.filter_h, a.filter_w), POINTER, TAPS)
+    else:
+        t.require_room((*sizes(w.x)[1:3], *sizes(w.weights)[:3]), ACCUMULATOR, TAPS)
     options = {"strideW": a.stride_w, "strideH": a.stride_h, "fusedActivationFunction": activation(t), "padding": how}
     t.emit("TRANSPOSE_CONV", [t.constant(shape), w.weights, w.x, w.bias], out, "TransposeConv", **options)
     if out is not w.out:
@@ -144,7 +224,14 @@ def fully_connected(t: Task) -> None:
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})
 def batch_matmul(t: Task) -> None:
-    """Either side may be transposed."""
+    """Either side may be transposed. A product that wraps around in 32 bits is refused by the longest sum there can be."""
+    a, (x, y) = t.a, (t.a.x, t.a.y)
+    if a.T == Q8S:
+        ratio = t.product(x.scale, y.scale) / a.out.scale
+        t.require_scale(x.scale * y.scale, a.out)
+        inner = x.known[-2 if a.adj_x else -1]
+        fits = inner * sums.reach(x) * sums.reach(y) <= sums.capacity(ratio)
+        t.require(fits, f"a product of scale {x.scale * y.scale:g} may exceed the 32 bits that LiteRT has for it")
     t.emit(t.name, [t.x("x"), t.x("y")], t.out, "BatchMatMul", adjX=t.a.adj_x, adjY=t.a.adj_y)
 
 
@@ -165,65 +252,120 @@ def axis_last(t: Task) -> tuple[Tensor, Tensor]:
 def softmax(t: Task) -> None:
     """Along the last dimension."""
     x, out = axis_last(t)
+    steep = t.a.beta * x.value.scale
+    t.require(steep <= COARSEST, f"beta times the scale is {steep:g}, must be at most {COARSEST:g}")
     t.emit(t.name, [x], out, "Softmax", beta=t.a.beta)
 
 
 @entry("LOG_SOFTMAX", types=FLOATS)
 def log_softmax(t: Task) -> None:
-    """LiteRT's has no beta."""
+    """LiteRT's has no beta: it is put to the distance from the greatest element, halved so that it cannot overflow."""
     x, out = axis_last(t)
     if t.a.beta != 1:
-        scaled = t.temporary(x.value)
-        t.emit("MUL", [x, t.constant(t.a.beta, np.float32)], scaled, "Mul")
+        half, distance, scaled = (t.temporary(x.value) for _ in range(3))
+        greatest = t.along(x.value, [-1])
+        t.emit("MUL", [x, t.constant(0.5, np.float32)], half, "Mul")
+        t.emit("REDUCE_MAX", [half, t.constant([x.value.rank - 1])], greatest, "Reducer", keepDims=True)
+        t.emit("SUB", [half, greatest], distance, "Sub")
+        t.emit("MUL", [distance, t.constant(2 * t.a.beta, np.float32)], scaled, "Mul")
         x = scaled
     t.emit(t.name, [x], out)
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
 def local_response(t: Task) -> None:
-    """Along the last of four dimensions."""
-    a, (x, out) = t.a, axis_last(t)
-    options = {"radius": a.radius, "bias": a.bias, "alpha": a.alpha, "beta": a.beta}
-    shape = x.value.known
-    if len(shape) != 4:
-        flat = t.temporary(x.value, shape=(1, 1, math.prod(shape[:-1]), shape[-1]))
-        result = t.temporary(flat.value)
-        t.reshape(x, flat)
-        t.emit(t.name, [flat], result, "LocalResponseNormalization", **options)
-        t.reshape(result, out)
-    else:
-        t.emit(t.name, [x], out, "LocalResponseNormalization", **options)
+    """By parts: LiteRT's kernel sums squares by adding and taking away, which loses small ones beside great ones. Where
+    squares overflow, they are those of far smaller numbers.
+    """
+    a, (given, out) = t.a, axis_last(t)
+    shape = given.value.known
+    size, radius = shape[-1], min(a.radius, max(0, shape[-1] - 1))
+    t.require(radius <= WIDEST, f"radius is {radius}, sums of shifted squares are made up to {WIDEST}")
+    x = t.temporary(given.value, shape=(math.prod(shape[:-1]), size))
+    t.reshape(given, x)
+
+    def normalised(factor: float) -> tuple[Tensor, Tensor]:
+        """The sums of squares of the numbers times a factor, and what becomes of the numbers by them."""
+        small, squares, weighed, base, power, made = (t.temporary(x.value) for _ in range(6))
+        t.emit("MUL", [x, t.constant(factor, np.float32)], small, "Mul")
+        t.emit("MUL", [small, small], squares, "Mul")
+        total = shifted_sum(t, squares, radius)
+        t.emit("MUL", [total, t.constant(a.alpha, np.float32)], weighed, "Mul")
+        t.emit("ADD", [weighed, t.constant(a.bias * factor**2, np.float32)], base, "Add")
+        t.emit("POW", [base, t.constant(a.beta, np.float32)], power)
+        t.emit("DIV", [small, power], made, "Div")
+        return total, made
+
+    (_, plain), (total, raised) = normalised(1.0), normalised(SMALL)
+    great, chosen, beyond = t.temporary(x.value), t.temporary(x.value), t.temporary(x.value, type=B8)
+    t.emit("MUL", [raised, t.constant(SMALL ** (2 * a.beta - 1), np.float32)], great, "Mul")
+    t.emit("GREATER", [total, t.constant((SQUARED * SMALL) ** 2, np.float32)], beyond)
+    t.emit("SELECT_V2", [beyond, great, plain], chosen)
+    t.reshape(chosen, out)
+
+
+def shifted_sum(t: Task, x: Tensor, radius: int) -> Tensor:
+    """The sum of the elements up to `radius` away, along the last of two dimensions."""
+    around = pad(t, x, ((0, 0), (radius, radius)))
+    total = x
+    for shift in range(-radius, radius + 1):
+        if shift:
+            moved, more = t.temporary(x.value), t.temporary(x.value)
+            t.slice(around, (0, radius + shift), moved)
+            t.emit("ADD", [total, moved], more, "Add")
+            total = more
+    return total
 
 
 @entry("L2_NORMALIZATION")
 def l2_normalisation(t: Task) -> None:
-    """Real values by parts: LiteRT's kernel takes lengths below 0.001 for 0.001."""
+    """Real values by parts: LiteRT's kernel takes lengths below 0.001 for 0.001. Squared are the shares of the greatest
+    element, which neither overflow nor all vanish.
+    """
     if t.a.T in QUANTS:
         x, out = axis_last(t)
         t.emit(t.name, [x], out, "L2Norm")
         return
-    x, axis = t.x("input"), t.constant([t.a.axis % t.a.input.rank])
-    squares, sums, lengths = t.temporary(x.value), t.along(x.value, [t.a.axis]), t.along(x.value, [t.a.axis])
-    bounded = t.along(x.value, [t.a.axis])
-    t.emit("MUL", [x, x], squares, "Mul")
-    t.emit("SUM", [squares, axis], sums, "Reducer", keepDims=True)
-    t.emit("SQRT", [sums], lengths)
-    t.emit("MAXIMUM", [lengths, t.constant(np.finfo(np.float32).tiny, np.float32)], bounded)
-    t.emit("DIV", [x, bounded], t.out, "Div")
+    x, axis, limits = t.x("input"), t.constant([t.a.axis % t.a.input.rank]), np.finfo(np.float32)
+    unit, sizes, squares = (t.temporary(x.value) for _ in range(3))
+    greatest, some, scale, total, length, bounded = (t.along(x.value, [t.a.axis]) for _ in range(6))
+    t.emit("ABS", [x], sizes)
+    t.emit("REDUCE_MAX", [sizes, axis], greatest, "Reducer", keepDims=True)
+    t.emit("MAXIMUM", [greatest, t.constant(limits.tiny, np.float32)], some)
+    t.emit("MINIMUM", [some, t.constant(limits.max, np.float32)], scale)
+    t.emit("DIV", [x, scale], unit, "Div")
+    t.emit("MUL", [unit, unit], squares, "Mul")
+    t.emit("SUM", [squares, axis], total, "Reducer", keepDims=True)
+    t.emit("SQRT", [total], length)
+    t.emit("MAXIMUM", [length, t.constant(limits.tiny, np.float32)], bounded)
+    t.emit("DIV", [unit, bounded], t.out, "Div")
 
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: Task) -> None:
-    """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta."""
+    """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
     a, x = t.a, t.image("input")
+    t.require(
+        a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, squares that vanish count below {LEAST_EPSILON:g}"
+    )
     axes, out = t.constant([1, 2]), t.image_out()
-    mean, variance, bounded, factor, gain = (t.along(x.value, (1, 2)) for _ in range(5))
-    centred, squares, scaled = (t.temporary(x.value) for _ in range(3))
-    t.emit("MEAN", [x, axes], mean, "Reducer", keepDims=True)
-    t.emit("SUB", [x, mean], centred, "Sub")
+    greatest, scale, over, mean, variance, share, least, some, bounded, factor, gain = (
+        t.along(x.value, (1, 2)) for _ in range(11)
+    )
+    sizes, smaller, centred, squares, scaled = (t.temporary(x.value) for _ in range(5))
+    t.emit("ABS", [x], sizes)
+    t.emit("REDUCE_MAX", [sizes, axes], greatest, "Reducer", keepDims=True)
+    t.emit("MUL", [greatest, t.constant(1 / SQUARED, np.float32)], over, "Mul")
+    t.emit("MAXIMUM", [over, t.constant(1.0, np.float32)], scale)
+    t.emit("DIV", [x, scale], smaller, "Div")
+    t.emit("DIV", [t.constant(a.epsilon, np.float32), scale], share, "Div")
+    t.emit("DIV", [share, scale], least, "Div")
+    t.emit("MEAN", [smaller, axes], mean, "Reducer", keepDims=True)
+    t.emit("SUB", [smaller, mean], centred, "Sub")
     t.emit("MUL", [centred, centred], squares, "Mul")
     t.emit("MEAN", [squares, axes], variance, "Reducer", keepDims=True)
-    t.emit("ADD", [variance, t.constant(a.epsilon, np.float32)], bounded, "Add")
+    t.emit("ADD", [variance, least], some, "Add")
+    t.emit("MAXIMUM", [some, t.constant(np.finfo(np.float32).tiny, np.float32)], bounded)
     t.emit("RSQRT", [bounded], factor)
     t.emit("MUL", [factor, t.constant(a.gamma, np.float32)], gain, "Mul")
     t.emit("MUL", [centred, gain], scaled, "Mul")

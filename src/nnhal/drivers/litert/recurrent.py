@@ -1,14 +1,21 @@
 """Entries of recurrent operations.
 
 LiteRT's kernels keep states in variable tensors of their own, NNAPI's states are inputs and outputs: such a tensor is
-written from the input before every run, and read as the output after it (see `Lowering.state`).
+written from the input before every run, and read as the output after it (see `Graph.state`).
+
+An operation of two directions becomes two kernels of one direction. LiteRT's own for both write beyond their states where
+merged outputs are batch-major, step through an auxiliary input as if it had the size of the input, and want like cells.
 """
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.litert.graph import FLOATS, Tensor
 from nnhal.drivers.litert.task import Task, entry
+from nnhal.ops.lstm import room
+from nnhal.ops.recurrent import size
 
 ACTIVATIONS = {Kind.NONE: 0, Kind.RELU: 1, Kind.RELU1: 2, Kind.RELU6: 3, Kind.TANH: 4}
 GATES = ("input", "forget", "cell", "output")
@@ -21,32 +28,96 @@ def activation(t: Task) -> int:
     return ACTIVATIONS[kind]
 
 
-def state(t: Task, name: str, output: str) -> Tensor:
-    """The variable tensor of a state argument, read back as the output of this name where the operation has it."""
+def state(t: Task, name: str) -> Tensor:
+    """The variable tensor of a state argument, read back as the output of its name where the operation has it."""
     tensor = t.graph.state(t.place(name))
     names = [argument.name for argument in t.a.op.outputs]
-    place = names.index(output) - (1 if t.a.form_has("merge_outputs") and t.a.merge_outputs else 0)
+    place = names.index(f"{name}_out") - (1 if t.a.form_has("merge_outputs") and t.a.merge_outputs else 0)
     if place < len(t.operation.outputs):
         t.graph.read_state(t.operation.outputs[place], tensor)
     return tensor
 
 
-def cell_weights(t: Task, prefix: str = "") -> list[Tensor | None]:
-    """The 17 weights of an LSTM cell; NNAPI has them in TFLite's order."""
-    names = [f"{source}_to_{gate}" for source in ("input", "state") for gate in GATES]
-    names += [f"peep_{gate}" for gate in ("input", "forget", "output")] + [f"bias_{gate}" for gate in GATES]
-    return [t.maybe(prefix + name) for name in (*names, "projection", "projection_bias")]
+# ------------------------------------------------------------------------------------------------------------- sequences
 
 
-def lstm_inputs(t: Task) -> list[Tensor | None]:
-    """The inputs of both LSTM kernels."""
-    states = [state(t, "state", "state_out"), state(t, "cell_state", "cell_state_out")]
-    norms = [t.maybe(f"norm_{gate}") for gate in GATES]
-    return [t.x("input"), *cell_weights(t), *states, *(norms if any(norms) else ())]
+def joined(t: Task, *names: str) -> Tensor:
+    """Arguments one after the other along the last dimension; constant where they are."""
+    values = [getattr(t.a, name) for name in names]
+    if all(value.data is not None for value in values):
+        return t.constant(np.concatenate([value.data for value in values], -1), value=values[0])
+    return concatenated(t, [t.x(name) for name in names])
+
+
+def concatenated(t: Task, parts: Sequence[Tensor], y: Tensor | None = None) -> Tensor:
+    """Write tensors one after the other along the last dimension to `y`, a tensor of its own where that is left out."""
+    first, sizes = parts[0].value, [part.value.dims[-1] for part in parts]
+    total = None if None in sizes else sum(n for n in sizes if n)
+    y = y or t.temporary(first, shape=(*first.dims[:-1], total))
+    t.emit("CONCATENATION", parts, y, "Concatenation", axis=first.rank - 1)
+    return y
+
+
+def reversed_in_time(t: Task, x: Tensor, y: Tensor | None = None) -> Tensor:
+    """Write a sequence last step first to `y`, a tensor of its own where that is left out."""
+    y = y or t.temporary(x.value)
+    t.emit("REVERSE_V2", [x, t.constant([0 if t.a.time_major else 1])], y, "ReverseV2")
+    return y
+
+
+Kernel = Callable[[Task, Tensor, Tensor, str, bool], None]  # see `lstm_kernel`
+
+
+def two_ways(t: Task, kernel: Kernel, features: str, aux_weights: str) -> None:
+    """Write a kernel for each direction, the backward one on sequences that are reversed in time.
+
+    features: the name of the size of an output, without its direction. aux_weights: weights that cross linking has.
+    """
+    crossed = t.maybe(aux_weights) is not None
+    ahead = joined(t, "input", "aux_input") if crossed else t.x("input")
+    back = ahead if crossed else t.maybe("aux_input") or ahead  # parallel linking: its own input
+
+    def part(way: str) -> Tensor:
+        return t.temporary(ahead.value, shape=(*ahead.value.dims[:2], size(t.a, way + features)))
+
+    forwards, backwards = (part("fw_"), part("bw_")) if t.a.merge_outputs else (t.output(0), t.output(1))
+    kernel(t, ahead, forwards, "fw_", crossed)
+    last_first = part("bw_")
+    kernel(t, reversed_in_time(t, back), last_first, "bw_", crossed)
+    reversed_in_time(t, last_first, backwards)
+    if t.a.merge_outputs:
+        concatenated(t, (forwards, backwards), t.out)
+
+
+# ------------------------------------------------------------------------------------------------------------------ LSTM
+
+
+def lstm_inputs(t: Task, x: Tensor, way: str = "", crossed: bool = False) -> list[Tensor | None]:
+    """The inputs of both LSTM kernels; NNAPI has the 17 weights in TFLite's order.
+
+    way: the prefix of the cell's arguments. crossed: `x` goes on with the auxiliary input, whose weights follow its own.
+    """
+    output, units = (int(getattr(t.a, way + name)) for name in ("output_size", "units"))
+    t.require(
+        output <= units, f"LiteRT's kernel has no room to project {units} cells to {output}, {units} are the most"
+    )
+    sources = [
+        joined(t, f"{way}input_to_{gate}", f"{way}aux_to_{gate}") if own and crossed else own
+        for gate, own in ((gate, t.maybe(f"{way}input_to_{gate}")) for gate in GATES)
+    ]
+    names = [f"state_to_{gate}" for gate in GATES] + [f"peep_{gate}" for gate in ("input", "forget", "output")]
+    names += [f"bias_{gate}" for gate in GATES] + ["projection", "projection_bias"]
+    weights = [t.maybe(way + name) for name in names]
+    states = [state(t, f"{way}state"), state(t, f"{way}cell_state")]
+    norms = [t.maybe(f"{way}norm_{gate}") for gate in GATES]
+    return [x, *sources, *weights, *states, *(norms if any(norms) else ())]
 
 
 def settings(t: Task) -> dict[str, float]:
     """What both LSTM kernels' options share."""
+    t.require(
+        t.a.activation_kind != Kind.NONE, "LiteRT's kernel without activation gives out the cell's input for the cell"
+    )
     return {
         "fusedActivationFunction": activation(t),
         "cellClip": t.a.cell_clip,
@@ -57,58 +128,53 @@ def settings(t: Task) -> dict[str, float]:
 @entry("LSTM", types=FLOATS)
 def lstm(t: Task) -> None:
     """The scratch output's contents are undefined, so no tensor stands for it."""
-    t.emit("LSTM", lstm_inputs(t), t.output(3), "LSTM", **settings(t))
+    t.require(t.leaves(0), "the scratch output is read within the model, and its contents are undefined")
+    t.emit("LSTM", lstm_inputs(t, t.x("input")), t.output(3), "LSTM", **settings(t))
+    units = size(t.a, "units")
+    t.undefined(0, (size(t.a, "batch"), None if units is None else room(t.a, t.maybe("input_to_input") is not None)))
+
+
+def lstm_kernel(t: Task, x: Tensor, y: Tensor, way: str = "", crossed: bool = False) -> None:
+    """Run a cell over sequence `x`, to `y`; `way` and `crossed` as of `lstm_inputs`."""
+    options = settings(t) | {"timeMajor": t.a.time_major}
+    inputs = lstm_inputs(t, x, way, crossed)
+    t.emit("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, y, "UnidirectionalSequenceLSTM", **options)
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
 def sequence_lstm(t: Task) -> None:
     """One kernel for the whole sequence."""
-    options = settings(t) | {"timeMajor": t.a.time_major}
-    t.emit(t.name, lstm_inputs(t), t.out, "UnidirectionalSequenceLSTM", **options)
+    lstm_kernel(t, t.x("input"), t.out)
+
+
+@entry("BIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
+def two_way_lstm(t: Task) -> None:
+    """One kernel for each direction."""
+    two_ways(t, lstm_kernel, "output_size", "fw_aux_to_forget")
+
+
+# ------------------------------------------------------------------------------------------------------------------- RNN
+
+
+def rnn_kernel(t: Task, x: Tensor, y: Tensor, way: str = "", crossed: bool = False) -> None:
+    """Run a cell over sequence `x`, to `y`; `way` and `crossed` as of `lstm_inputs`."""
+    own, aux = f"{way}weights", f"{way}aux_weights"
+    weights = joined(t, own, aux) if crossed else t.x(own)
+    inputs = [x, weights, t.x(f"{way}recurrent_weights"), t.x(f"{way}bias"), state(t, f"{way}hidden_state")]
+    options = {"timeMajor": bool(t.a.time_major), "fusedActivationFunction": activation(t)}
+    t.emit("UNIDIRECTIONAL_SEQUENCE_RNN", inputs, y, "SequenceRNN", **options)
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def sequence_rnn(t: Task) -> None:
     """One kernel for the whole sequence."""
-    weights = [t.x(name) for name in ("input", "weights", "recurrent_weights", "bias")]
-    hidden = state(t, "hidden_state", "hidden_state_out")
-    options = {"timeMajor": bool(t.a.time_major), "fusedActivationFunction": activation(t)}
-    t.emit(t.name, [*weights, hidden], t.out, "SequenceRNN", **options)
-
-
-def parallel(t: Task, weight: str) -> bool:
-    """Whether the backward cell reads the auxiliary input in place of the input; its size must be the same then."""
-    found = t.maybe("aux_input") is not None and t.maybe(weight) is None
-    t.require(not found or t.a.aux_size == t.a.input_size, "LiteRT's kernel wants both inputs of one size")
-    return found
+    rnn_kernel(t, t.x("input"), t.out)
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def two_way_rnn(t: Task) -> None:
-    """One kernel for both directions."""
-    inputs: list[Tensor | None] = [t.x("input")]
-    for prefix in ("fw_", "bw_"):
-        inputs += [t.x(prefix + name) for name in ("weights", "recurrent_weights", "bias")]
-        inputs.append(state(t, f"{prefix}hidden_state", f"{prefix}hidden_state_out"))
-    reads_other = parallel(t, "fw_aux_weights")
-    t.require(not reads_other or t.a.time_major, "LiteRT's kernel misreads an auxiliary input that is batch-major")
-    inputs += [t.maybe(name) for name in ("aux_input", "fw_aux_weights", "bw_aux_weights")]
-    options = {"timeMajor": t.a.time_major, "mergeOutputs": t.a.merge_outputs, "fusedActivationFunction": activation(t)}
-    t.emit(t.name, inputs, t.outs[: 1 if t.a.merge_outputs else 2], "BidirectionalSequenceRNN", **options)
-
-
-@entry("BIDIRECTIONAL_SEQUENCE_LSTM", types=FLOATS)
-def two_way_lstm(t: Task) -> None:
-    """One kernel for both directions."""
-    ways = ("fw_", "bw_")
-    norms = any(t.maybe(f"{way}norm_{gate}") for way in ways for gate in GATES)
-    t.require(not norms, "LiteRT's kernel has no layer normalisation")
-    parallel(t, "fw_aux_to_forget")
-    inputs = [t.x("input"), *cell_weights(t, "fw_"), *cell_weights(t, "bw_")]
-    inputs += [state(t, way + name, f"{way}{name}_out") for way in ways for name in ("state", "cell_state")]
-    inputs += [t.maybe("aux_input"), *(t.maybe(f"{way}aux_to_{gate}") for way in ways for gate in GATES)]
-    options = settings(t) | {"timeMajor": t.a.time_major, "mergeOutputs": t.a.merge_outputs}
-    t.emit(t.name, inputs, t.outs[: 1 if t.a.merge_outputs else 2], "BidirectionalSequenceLSTM", **options)
+    """One kernel for each direction."""
+    two_ways(t, rnn_kernel, "units", "fw_aux_weights")
 
 
 @entry("RNN", types=FLOATS)
@@ -122,25 +188,48 @@ def rnn(t: Task) -> None:
     t.alias(0, t.output(1))
 
 
+def add_activated(t: Task, x: Tensor, y: Tensor, out: Tensor) -> None:
+    """The sum of two tensors under the operation's activation."""
+    kind = t.a.activation_kind
+    if kind not in (Kind.TANH, Kind.SIGMOID):
+        t.emit("ADD", [x, y], out, "Add", fusedActivationFunction=ACTIVATIONS[kind])
+        return
+    total = t.temporary(out.value)
+    t.emit("ADD", [x, y], total, "Add")
+    if kind == Kind.TANH:
+        t.emit("TANH", [total], out)
+    else:
+        sigmoid(t, total, out)
+
+
+def sigmoid(t: Task, x: Tensor, out: Tensor) -> None:
+    """By way of the hyperbolic tangent: XNNPACK's LOGISTIC gives NaN beyond 1e26."""
+    half = t.constant([0.5], np.float32)
+    less, bent, most = (t.temporary(out.value) for _ in range(3))
+    t.emit("MUL", [x, half], less, "Mul")
+    t.emit("TANH", [less], bent)
+    t.emit("MUL", [bent, half], most, "Mul")
+    t.emit("ADD", [most, half], out, "Add")
+
+
+# ------------------------------------------------------------------------------------------------------------------ SVDF
+
+
 @entry("SVDF", types=FLOATS)
 def svdf(t: Task) -> None:
     """By parts: LiteRT's kernel keeps its memory shifted by one place against NNAPI's."""
     a, x = t.a, t.x("input").value
     batch, filters, memory = a.batch, a.filters, a.memory_size
-    t.require(a.state_size == filters * memory, "the state has no place for the newest entry")
+    places = a.state_size // filters  # as many as the memory has, or one less: without a place for the newest
 
     def part(*shape: int) -> Tensor:
         return t.temporary(x, shape=shape)
 
-    newest, column, state, window = part(batch, filters), part(batch, filters, 1), part(batch, filters, memory), None
+    newest, column, state = part(batch, filters), part(batch, filters, 1), part(batch, filters, places)
     t.emit("FULLY_CONNECTED", [t.x("input"), t.x("weights_feature"), None], newest, "FullyConnected")
     t.reshape(newest, column)
     t.reshape(t.x("state"), state)
-    kept, window, products = (
-        part(batch, filters, memory - 1),
-        part(batch, filters, memory),
-        part(batch, filters, memory),
-    )
+    kept, window, products = (part(batch, filters, n) for n in (memory - 1, memory, memory))
     t.slice(state, (0, 0, 0), kept)
     t.emit("CONCATENATION", [kept, column], window, "Concatenation", axis=2)
     t.emit("MUL", [window, t.x("weights_time")], products, "Mul")
@@ -149,17 +238,7 @@ def svdf(t: Task) -> None:
     t.emit("SUM", [by_unit, t.constant([2])], sums, "Reducer", keepDims=False)
     bias = t.maybe("bias") or t.constant([0.0], np.float32)
     add_activated(t, sums, bias, t.output(1))
-    older, pushed = part(batch, filters, memory - 1), part(batch, filters, memory)
+    older, pushed = part(batch, filters, memory - 1), part(batch, filters, places)
     t.slice(window, (0, 0, 1), older)
-    t.emit("PAD", [older, t.constant([[0, 0], [0, 0], [0, 1]])], pushed)
+    t.emit("PAD", [older, t.constant([[0, 0], [0, 0], [0, places - memory + 1]])], pushed)
     t.reshape(pushed, t.output(0))
-
-
-def add_activated(t: Task, x: Tensor, y: Tensor, out: Tensor) -> None:
-    """The sum of two tensors under the operation's activation."""
-    kind = t.a.activation_kind
-    after = {Kind.TANH: "TANH", Kind.SIGMOID: "LOGISTIC"}.get(kind)
-    total = t.temporary(out.value) if after else out
-    t.emit("ADD", [x, y], total, "Add", fusedActivationFunction=0 if after else ACTIVATIONS[kind])
-    if after:
-        t.emit(after, [total], out)

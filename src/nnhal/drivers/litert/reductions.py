@@ -1,5 +1,8 @@
 """Entries of reductions along axes, and of the operations that look for extremes."""
 
+import numpy as np
+
+from nnhal.drivers.litert.elementwise import missing, without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.schema import B8, I32
@@ -12,16 +15,25 @@ KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the o
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
 def reduce(t: Task) -> None:
-    """An axis named twice counts once."""
+    """An axis named twice counts once. What LiteRT makes of NaN in a maximum hangs on the order: it is put in afterwards."""
     x, axes, keep = t.x("input"), t.array("axes"), bool(t.a.keep_dims)
     rank = x.value.rank
     left = rank if keep else rank - len({int(axis) % rank for axis in axes})
-    t.emit(KINDS.get(t.name, t.name), [x, t.constant(axes)], t.out_of_rank(left), "Reducer", keepDims=keep)
+    if t.name not in ("REDUCE_MAX", "REDUCE_MIN") or t.a.T not in FLOATS:
+        t.emit(KINDS.get(t.name, t.name), [x, t.constant(axes)], t.out_of_rank(left), "Reducer", keepDims=keep)
+        return
+    out, over = t.out_of_rank(left), t.constant(axes)
+    found, spoilt = t.temporary(out.value), t.temporary(out.value, type=B8)
+    t.emit(t.name, [x, over], found, "Reducer", keepDims=keep)
+    t.emit("REDUCE_ANY", [missing(t, x), over], spoilt, "Reducer", keepDims=keep)
+    t.emit("SELECT_V2", [spoilt, t.constant(np.nan, np.float32), found], out)
 
 
 @entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32})
 def arg_extreme(t: Task) -> None:
-    """The first among equals."""
-    kind = KINDS[t.name]
+    """The first among equals; NaN counts as the least, or the greatest."""
+    kind, x = KINDS[t.name], t.x("input")
+    if t.a.T in FLOATS:
+        x = without_nan(t, x, -np.inf if t.name == "ARGMAX" else np.inf)
     out = t.out_of_rank(t.a.input.rank - 1)
-    t.emit(kind, [t.x("input"), t.constant([t.a.axis])], out, kind.title().replace("_", ""), outputType=INT32)
+    t.emit(kind, [x, t.constant([t.a.axis])], out, kind.title().replace("_", ""), outputType=INT32)

@@ -5,11 +5,12 @@ import math
 import numpy as np
 
 from nnhal.base.codes import LshProjection, MirrorPad
-from nnhal.drivers.litert.common import BEYOND_XNNPACK
+from nnhal.drivers.litert.elementwise import without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
-from nnhal.drivers.litert.task import Task, entry
+from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, F16, I32
+from nnhal.ops.slice import strided
 
 NUMBERS = FLOATS | QUANTS | {I32}
 
@@ -78,10 +79,19 @@ def slice_(t: Task) -> None:
 
 @entry("STRIDED_SLICE")
 def strided_slice(t: Task) -> None:
-    """A part in steps."""
-    a, bounds = t.a, [t.constant(t.array(name)) for name in ("begin", "end", "strides")]
-    masks = {"beginMask": a.begin_mask, "endMask": a.end_mask, "shrinkAxisMask": a.shrink_mask}
-    rank = a.input.rank
+    """A part in steps, from the first element that is picked to one behind the last: LiteRT counts other bounds that lie
+    outside of the dimension otherwise.
+    """
+    a, rank = t.a, t.a.input.rank
+    begin, end, steps = (t.array(name).tolist() for name in ("begin", "end", "strides"))
+    open_begin, open_end = a.begin_mask, a.end_mask
+    if None not in a.input.dims:
+        ranges = [range(*part.indices(size)) for part, size in zip(strided(a), a.input.known, strict=True)]
+        t.require(all(len(r) > 0 for r in ranges), "LiteRT needs elements, and none are picked")
+        begin, end = [r.start for r in ranges], [r[-1] + (1 if r.step > 0 else -1) for r in ranges]
+        open_begin, open_end = 0, sum(1 << i for i, place in enumerate(end) if place < 0)
+    bounds = [t.constant(numbers) for numbers in (begin, end, steps)]
+    masks = {"beginMask": open_begin, "endMask": open_end, "shrinkAxisMask": a.shrink_mask}
     left = rank - (a.shrink_mask & (1 << rank) - 1).bit_count()
     t.emit(t.name, [t.x("input"), *bounds], t.out_of_rank(left), "StridedSlice", **masks)
 
@@ -113,13 +123,19 @@ def reverse(t: Task) -> None:
 
 @entry("TOPK_V2", types=NUMBERS)
 def top(t: Task) -> None:
-    """Among equals NNAPI takes the last first and LiteRT the first: so it is given the elements in reverse."""
+    """Among equals NNAPI takes the last first and LiteRT the first: so it is given the elements in reverse. NaN counts as
+    the least, which LiteRT's order of comparisons does not say.
+    """
     x, values, indices = t.x("input"), t.output(0), t.output(1)
     last, size = x.value.rank - 1, x.value.known[-1]
     turned, places = t.temporary(x.value), t.temporary(indices.value)
     t.emit("REVERSE_V2", [x, t.constant([last])], turned)
-    t.emit(t.name, [turned, t.constant(t.a.k)], [values, places], "TopKV2")
+    compared = without_nan(t, turned, -np.inf) if t.a.T in FLOATS else turned
+    found = t.temporary(values.value) if t.a.T in FLOATS else values
+    t.emit(t.name, [compared, t.constant(t.a.k)], [found, places], "TopKV2")
     t.emit("SUB", [t.constant(size - 1), places], indices, "Sub")
+    if t.a.T in FLOATS:
+        t.emit("GATHER", [turned, places], values, "Gather", axis=last, batchDims=last)
 
 
 @entry("SPACE_TO_BATCH_ND")

@@ -1,5 +1,6 @@
 """What an entry of the lowering table works with: one operation's arguments and tensors, and operators to write."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -7,11 +8,14 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.operands import Array, Value
-from nnhal.drivers.litert.graph import FLOATS, QUANTS, SIGN, Graph, Refused, Tensor
+from nnhal.base.operands import Array, Shape, Value
+from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, Graph, Refused, Tensor, require_scales
 from nnhal.model.graph import Operation
 from nnhal.ops.schema import B8, F32, I32, Q8S, Bound, perhaps_omitted
 
+ROOM = 2**28  # bytes that an operation may always hold besides its operands
+PROPORTION = 8  # how many times its largest operand it may
+BEYOND_XNNPACK = 6  # the most dimensions of its tensors
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
 
@@ -120,14 +124,20 @@ class Task:
 
     def constant(self, array: Any, dtype: Any = np.int32, value: Value | None = None) -> Tensor:
         """A constant tensor; int32 unless `dtype` or a Value that describes it is given."""
-        data = np.asarray(array, value.dtype if value else dtype)
+        kind = value.dtype if value else np.dtype(dtype)
+        if kind == np.int32:
+            require_32_bits(np.asarray(array))
+        data = np.asarray(array, kind)
         kinds = {"i": I32, "f": F32, "b": B8}
         value = replace(value or Value(kinds[data.dtype.kind]), shape=data.shape, data=data, name="")
         return self.graph.add(value, data)
 
     def temporary(self, value: Value, **changes: Any) -> Tensor:
         """A tensor between two operators, described by `value` with changes (`shape=`, `type=`, ...)."""
-        return self.graph.add(replace(value, **changes, data=None, name=""))
+        value = replace(value, **changes, data=None, name="")
+        if value.shape is not None:
+            self.require_room(value.shape, value.dtype.itemsize, "between its operators")
+        return self.graph.add(value)
 
     def along(self, value: Value, axes: Sequence[int]) -> Tensor:
         """A tensor between two operators of the shape that is left after reducing along some axes, which stay as 1."""
@@ -151,6 +161,10 @@ class Task:
     def alias(self, number: int, tensor: Tensor) -> None:
         """Output `number` is this very tensor."""
         self.graph.alias(self.operation.outputs[number], tensor)
+
+    def undefined(self, number: int, shape: Shape) -> None:
+        """Output `number` has this shape unless it is known, and contents that are undefined."""
+        self.graph.undefined(self.operation.outputs[number], shape)
 
     def reshape(self, x: Tensor, y: Tensor) -> None:
         """Write the elements of `x` in the shape of `y`."""
@@ -193,12 +207,35 @@ class Task:
         """Whether output `number` is an output of the model and nothing else."""
         return not self.graph.readers[self.operation.outputs[number]]
 
-    def require_scale(self, coarsest: float, out: Value) -> None:
+    def require_scale(self, coarsest: float, out: Value, steepest: int = STEEPEST) -> None:
         """Refuse a quantised output whose scale is too fine for values of scale `coarsest`."""
-        enough = not out.quantised or coarsest < STEEPEST * out.scale
+        enough = not out.quantised or coarsest < steepest * out.scale
         self.require(
-            enough, f"output scale {out.scale:g} is too fine for LiteRT here, must exceed {coarsest / STEEPEST:g}"
+            enough, f"output scale {out.scale:g} is too fine for LiteRT here, must exceed {coarsest / steepest:g}"
         )
+
+    def product(self, x: float, y: float) -> float:
+        """The product of two scales, which LiteRT computes in float32; refused where it is beyond that."""
+        require_scales([x * y])
+        return x * y
+
+    def require_room(self, shape: Shape, size: int, what: str) -> None:
+        """Refuse what needs much more room inside the engine than the operation's operands take.
+
+        shape: what is held, in elements of `size` bytes; nothing is required while it is not known.
+        """
+        known = [count for count in shape if count is not None]
+        if len(known) == len(shape):
+            needed, room = math.prod(known) * size, ROOM
+            if needed > room:
+                room = max(room, PROPORTION * self._largest())
+            self.require(needed <= room, f"LiteRT would hold {needed} bytes {what}, must be at most {room}")
+
+    def _largest(self) -> int:
+        """Bytes of the largest operand."""
+        values = [self.graph.values[i] for i in (*self.operation.inputs, *self.operation.outputs)]
+        known = [v for v in values if v is not None and v.shape is not None and None not in v.shape]
+        return max((math.prod(v.known) * v.dtype.itemsize for v in known), default=0)
 
     def requantised(self, x: Tensor, like: Value) -> Tensor:
         """A quantised tensor brought to the scale and zero point of another; others as they are."""
@@ -222,8 +259,21 @@ class Task:
         if not out.value.quantised:
             return out
         y = self.temporary(out.value, type=F32, scale=0.0, zero_point=0)
-        self._after.append(lambda: self.emit("QUANTIZE", [y], out))
+        self._after.append(lambda: self.quantise(y, out))
         return y
+
+    def quantise(self, x: Tensor, out: Tensor) -> None:
+        """Write real values as the quantised `out`, flat where they have too many dimensions for XNNPACK: LiteRT's own
+        kernel does not saturate what is 2**31 steps away.
+        """
+        if len(x.value.shape or ()) <= BEYOND_XNNPACK:
+            self.emit("QUANTIZE", [x], out)
+            return
+        shape = (math.prod(x.value.known),)
+        flat, steps = self.temporary(x.value, shape=shape), self.temporary(out.value, shape=shape)
+        self.reshape(x, flat)
+        self.emit("QUANTIZE", [flat], steps)
+        self.reshape(steps, out)
 
     def cast(self, x: Tensor, type: OperandType) -> Tensor:
         """A tensor's stored values in another type."""
@@ -266,6 +316,13 @@ class Task:
         y = self.temporary(other_sign(out.value, type))
         self._after.append(lambda: self.emit("QUANTIZE", [y], out))
         return y
+
+
+def require_32_bits(numbers: Array) -> None:
+    """Refuse integers that LiteRT's fields have no room for."""
+    low, high = numbers.min(initial=0), numbers.max(initial=0)
+    if low < -MOST - 1 or high > MOST:
+        raise Refused(f"{high if high > MOST else low} exceeds LiteRT's 32 bits")
 
 
 def other_sign(value: Value, type: OperandType) -> Value:

@@ -1,0 +1,75 @@
+"""Quantised sums of products: what LiteRT's accumulators hold, and biases that stay within it.
+
+Sums have 32 bits and wrap around where NNAPI's are exact and saturate. LiteRT's own kernels then shift a sum to the left
+where the output's scale is the finer one, again in 32 bits; zero points are taken into account modulo 2**32, which is right
+as soon as the whole sum fits.
+"""
+
+import math
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.drivers.litert.graph import MOST, Tensor
+from nnhal.drivers.litert.task import Task
+from nnhal.ops.common import type_range
+
+SATURATED = 256  # steps from the zero point, whatever that is
+SLACK = 1 + 2.0**-20  # LiteRT rounds products and quotients of scales before it looks for the shift
+
+
+def reach(value: Value) -> int:
+    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
+    return max(abs(limit - value.zero_point) for limit in type_range(value.type))
+
+
+def capacity(ratio: float) -> int:
+    """The greatest |sum| that can be rescaled by this ratio of the products' scale to the output's."""
+    return MOST >> max(0, math.frexp(ratio * SLACK)[1])
+
+
+def added_up(weights: Value, axis: int) -> Array:
+    """What the |q - zero_point| of weights add up to, at most, for each channel along `axis`."""
+    if weights.data is None:
+        channels = weights.known[axis]
+        return np.full(channels, math.prod(weights.known) // channels * reach(weights), np.int64)
+    data = np.moveaxis(np.asarray(weights.data), axis, 0)
+    return np.array([np.abs(part.astype(np.int64) - weights.zero_point).sum() for part in data])
+
+
+def greatest(numbers: Array) -> int:
+    """The greatest absolute value of integers."""
+    return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
+
+
+def within(t: Task, x: Value, weights: Value, axis: int, bias: Tensor, out: Value) -> Tensor:
+    """The bias of a layer none of whose sums wrap around; refused where there is none.
+
+    A constant one may not take a sum beyond 32 bits. One that is computed is clipped to what they hold, as long as that
+    saturates the output just as well.
+    """
+    scales = weights.channel.scales if weights.channel else (weights.scale,)
+    given, channels = bias.value.data, weights.known[axis]
+    longest = math.prod(weights.known) // channels * reach(x) * reach(weights)
+    if given is not None and longest + greatest(given) <= capacity(max(scales) * x.scale / out.scale):
+        return bias
+    ratios = np.broadcast_to(np.array(scales) * x.scale / out.scale, channels)
+    held = np.array([capacity(ratio) for ratio in ratios])
+    sums, constant = reach(x) * added_up(weights, axis), 0 if given is None else np.abs(np.asarray(given, np.int64))
+    why = "sums of products and bias exceed the 32 bits that LiteRT has for them"
+    t.require((sums + constant <= held).all(), why)
+    if given is not None:
+        return bias
+    t.require(
+        ((held - 2 * sums) * ratios >= SATURATED).all(), f"{why} where the bias, known only at execution, is large"
+    )
+    return clipped(t, bias, held - sums)
+
+
+def clipped(t: Task, x: Tensor, most: Array) -> Tensor:
+    """An integer tensor with its elements clipped to -most and most."""
+    for kind, bound in (("MINIMUM", most), ("MAXIMUM", -most)):
+        y = t.temporary(x.value)
+        t.emit(kind, [x, t.constant(bound)], y)
+        x = y
+    return x

@@ -1,0 +1,345 @@
+"""What the litert device refuses or computes otherwise, so that LiteRT neither ends the process nor wraps around nor fills
+the memory: scales, 32-bit sums, rooms between operators, and dimensions that turn out to be 0.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import ChannelQuant
+from nnhal.frontends.python import Builder
+from nnhal.hal.device import Device, Hints
+from nnhal.hal.request import UNLIMITED, Request
+from nnhal.model.graph import Model
+
+litert = pytest.importorskip("nnhal.drivers.litert")
+
+T = OperandType
+F32, I32, Q8, Q8S, Q8PC = (
+    T.TENSOR_FLOAT32,
+    T.TENSOR_INT32,
+    T.TENSOR_QUANT8_ASYMM,
+    T.TENSOR_QUANT8_ASYMM_SIGNED,
+    T.TENSOR_QUANT8_SYMM_PER_CHANNEL,
+)
+SUBNORMAL, LEAST, MOST = 1e-40, -(2**31), 2**31 - 1
+
+
+@dataclass(frozen=True)
+class X:
+    """An argument: an input of the model, or a constant. A shape stands for zeros; `dims` is what the model says of it."""
+
+    value: Any
+    type: T = Q8
+    scale: float = 0.0
+    zero: int = 0
+    constant: bool = False
+    scales: tuple[float, ...] = ()
+    dims: tuple[int, ...] | None = None
+
+    @property
+    def array(self) -> Any:
+        kind = {F32: np.float32, I32: np.int32, Q8: np.uint8}.get(self.type, np.int8)
+        return np.zeros(self.value, kind) if isinstance(self.value, tuple) else np.asarray(self.value, kind)
+
+
+def build(op: str, **arguments: Any) -> tuple[Model, list[Any]]:
+    """A model of one operation, and its inputs."""
+    b = Builder()
+    inputs, arrays = [], []
+
+    def operand(x: Any) -> Any:
+        if isinstance(x, list) and x and isinstance(x[0], X):
+            return [operand(each) for each in x]
+        if not isinstance(x, X):
+            return x
+        if x.constant:
+            channel = ChannelQuant(x.scales, 0) if x.scales else None
+            return b.constant(x.array, x.type, x.scale, x.zero, channel=channel)
+        inputs.append(b.input(x.array.shape if x.dims is None else x.dims, x.type, x.scale, x.zero))
+        arrays.append(x.array)
+        return inputs[-1]
+
+    made = b.operation(op, **{name: operand(x) for name, x in arguments.items()})
+    return b.finish(inputs, [made]), arrays
+
+
+def run(op: str, **arguments: Any) -> Any:
+    """The result, of a model that is taken."""
+    model, arrays = build(op, **arguments)
+    device: Device = litert.device()
+    assert device.supports(model)[0] == (True, "")
+    request = Request(arrays, [None])
+    device.prepare(model, Hints(threads=1)).run(request, UNLIMITED)
+    return request.outputs[0]
+
+
+def reason(op: str, **arguments: Any) -> str:
+    """Why a model is refused, "" where it is not."""
+    verdict = litert.device().supports(build(op, **arguments)[0])[0]
+    return "" if verdict.ok else str(verdict.reason)
+
+
+# --------------------------------------------------------------------------------------------------------------- scales
+
+
+@pytest.mark.parametrize("scale", [1e-45, SUBNORMAL, 1.17e-38, 2.0**101, 3e38])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        lambda s: ("DEQUANTIZE", {"input": X((1, 4), scale=s)}),
+        lambda s: ("QUANTIZE", {"input": X((1, 4), F32), "out_type": Q8, "scale": s, "zero_point": 0}),
+        lambda s: ("RESHAPE", {"input": X((1, 4), Q8S, s), "shape": np.array([4, 1], np.int32)}),
+        lambda s: (
+            "MAXIMUM",
+            {"input1": X((1, 4), scale=s), "input2": X((1, 4), scale=1.0), "scale": 1.0, "zero_point": 0},
+        ),
+        lambda s: ("CONCATENATION", {"parts": [X((1, 4), scale=s), X((1, 4), scale=1.0)], "axis": 0, "scale": 1.0}),
+    ],
+)
+def test_a_scale_that_ends_the_engine_is_refused(scale: float, arguments: Callable[[float], Any]) -> None:
+    op, given = arguments(scale)
+    assert "is beyond LiteRT, must be from 1.17549e-38 to 1.26765e+30" in reason(op, **given)
+
+
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**100])
+def test_the_first_and_the_last_scale_that_are_taken_compute(scale: float) -> None:
+    y = run("DEQUANTIZE", input=X([[0, 1, 128, 255]], Q8, scale, 128))
+    assert y.tolist() == [[-128 * scale, -127 * scale, 0, 127 * scale]]
+
+
+def test_a_product_of_scales_that_is_no_normal_number_is_refused() -> None:
+    layer = {"bias": X((1,), I32, SUBNORMAL), "scale": 1e-20, "zero_point": 0}
+    assert "scale 1e-40 is beyond" in reason(
+        "FULLY_CONNECTED", input=X((1, 1), scale=1e-20), weights=X((1, 1), scale=1e-20), **layer
+    )
+    weights = X((2, 1, 1, 1), Q8PC, constant=True, scales=(1.0, 1e-20))
+    bias = X((2,), I32, constant=True)
+    why = reason("CONV_2D", input=X((1, 1, 1, 1), scale=1e-20), filter=weights, bias=bias, padding="valid", scale=1.0)
+    assert "scale 1e-40 is beyond" in why
+    for op, names in (("MUL", ("input1", "input2")), ("PRELU", ("input", "alpha"))):
+        pair = {name: X((1, 4), scale=1e-20) for name in names}
+        assert "scale 1e-40 is beyond" in reason(op, **pair, scale=1e-19, zero_point=0)
+
+
+def test_a_sum_is_refused_where_it_has_no_16_bits_for_its_steps() -> None:
+    coarse, fine = X([253, 255], Q8, 1.0, 0), X([0, 0], Q8, 1e-6, 0)
+    assert "output scale 0.00671141 is too fine" in reason(
+        "ADD", input1=fine, input2=coarse, scale=1 / 149, zero_point=28
+    )
+    assert run("ADD", input1=fine, input2=coarse, scale=1 / 120, zero_point=28).tolist() == [255, 255]
+
+
+def test_a_real_number_2_to_the_31_steps_away_saturates_in_every_rank() -> None:
+    far = np.array([1e30, -1e30, 0.5, 0], np.float32)
+    for rank in (1, 6, 7, 8):
+        y = run("QUANTIZE", input=X(far.reshape((1,) * (rank - 1) + (4,)), F32), out_type=Q8, scale=0.25, zero_point=3)
+        assert y.ravel().tolist() == [255, 0, 5, 3]
+
+
+# ----------------------------------------------------------------------------------------------------- sums of products
+
+Layer = dict[str, Any]
+LAYERS: list[tuple[str, str, tuple[int, ...], tuple[int, ...], Layer]] = [
+    ("CONV_2D", "filter", (1, 1, 1, 1), (1, 1, 1, 1), {"padding": "valid"}),
+    ("DEPTHWISE_CONV_2D", "filter", (1, 1, 1, 1), (1, 1, 1, 1), {"padding": "valid", "depth_multiplier": 1}),
+    ("GROUPED_CONV_2D", "filter", (1, 1, 1, 2), (2, 1, 1, 1), {"padding": "valid", "groups": 2, "nchw": False}),
+    ("TRANSPOSE_CONV_2D", "filter", (1, 1, 1, 1), (1, 1, 1, 1), {"padding": ((0, 0), (0, 0)), "nchw": False}),
+    ("FULLY_CONNECTED", "weights", (1, 1), (1, 1), {}),
+]
+each_layer = pytest.mark.parametrize(
+    ("op", "name", "shape", "weights", "more"), LAYERS, ids=[case[0] for case in LAYERS]
+)
+
+
+def layer(
+    name: str,
+    shape: Any,
+    weights: Any,
+    more: Layer,
+    bias: int,
+    scale: float,
+    constant: tuple[bool, bool] = (True, True),
+) -> Layer:
+    """A layer whose every sum is 255 * 255 + bias. constant: whether weights and bias are."""
+    channels = weights[0]
+    return {
+        "input": X(np.full(shape, 255), Q8, 1.0),
+        name: X(np.full(weights, 255), Q8, 1.0, constant=constant[0]),
+        "bias": X(np.full(channels, bias), I32, 1.0, constant=constant[1]),
+        "scale": scale,
+        "zero_point": 0,
+        **more,
+    }
+
+
+@each_layer
+def test_a_constant_bias_takes_a_sum_to_the_last_of_32_bits_and_no_further(
+    op: str, name: str, shape: Any, weights: Any, more: Layer
+) -> None:
+    last = MOST - 255 * 255
+    y = run(op, **layer(name, shape, weights, more, last, 2.0**24))
+    assert set(y.ravel().tolist()) == {128}  # (2**31 - 1) / 2**24
+    for bias in (last + 1, MOST, LEAST):
+        assert "exceed the 32 bits" in reason(op, **layer(name, shape, weights, more, bias, 2.0**24))
+
+
+@each_layer
+@pytest.mark.parametrize("weights_constant", [True, False])
+def test_a_bias_known_only_at_execution_saturates_as_the_definition_says(
+    op: str, name: str, shape: Any, weights: Any, more: Layer, weights_constant: bool
+) -> None:
+    constant = weights_constant, False
+    for bias in (LEAST, -65025, 0, 100 * 2**20, MOST - 65025, MOST):
+        wanted = min(max(round((65025 + bias) / 2**20), 0), 255)
+        y = run(op, **layer(name, shape, weights, more, bias, 2.0**20, constant))
+        assert set(y.ravel().tolist()) == {wanted}, bias
+    coarse = reason(op, **layer(name, shape, weights, more, 0, 2.0**24, constant))
+    assert "known only at execution" in coarse  # 2**31 / 2**24 are 128 steps: a clipped bias would be seen
+
+
+def test_the_channel_with_the_coarsest_scale_decides() -> None:
+    def convolution(bias: Any, constant: bool = True, fine: float = 2.0**-20) -> Layer:
+        weights = X(np.full((2, 1, 1, 1), 127), Q8PC, constant=True, scales=(fine, 4.0))
+        return {
+            "input": X([[[[255]]]], Q8, 1.0),
+            "filter": weights,
+            "bias": X(bias, I32, constant=constant),
+            "padding": "valid",
+            "scale": 1.0,
+            "zero_point": 0,
+        }
+
+    room = (2**31 - 1) // 8 - 255 * 127  # products of 4 steps are shifted by 3 bits
+    assert run("CONV_2D", **convolution([MOST - 255 * 127, -room])).ravel().tolist() == [255, 0]
+    assert "exceed the 32 bits" in reason("CONV_2D", **convolution([0, -room - 1]))
+    assert run("CONV_2D", **convolution([MOST, LEAST], constant=False)).ravel().tolist() == [255, 0]
+    assert "known only at execution" in reason("CONV_2D", **convolution([0, 0], constant=False, fine=2.0**-24))
+
+
+def test_many_products_alone_may_exceed_32_bits() -> None:
+    def dense(count: int, weight: int, constant: bool) -> Layer:
+        return {
+            "input": X(np.full((1, count), 255), Q8, 1.0),
+            "weights": X(np.full((1, count), weight), Q8, 1.0, constant=constant),
+            "bias": X([0], I32, 1.0, constant=True),
+            "scale": 2.0**24,
+            "zero_point": 0,
+        }
+
+    most = MOST // 255**2
+    assert run("FULLY_CONNECTED", **dense(most, 255, False)).tolist() == [[128]]
+    assert "exceed the 32 bits" in reason("FULLY_CONNECTED", **dense(most + 1, 255, False))
+    assert run("FULLY_CONNECTED", **dense(2 * most, 127, True)).tolist() == [[round(2 * most * 255 * 127 / 2**24)]]
+    assert "exceed the 32 bits" in reason("FULLY_CONNECTED", **dense(2 * most, 128, True))
+
+
+@pytest.mark.parametrize("exponent", range(-16, 17))
+@pytest.mark.parametrize("inner", [1, 40, 4000])
+def test_a_matrix_product_of_any_ratio_of_scales_is_refused_or_right(inner: int, exponent: int) -> None:
+    x = np.full((1, inner), 127)
+    y = np.where(np.arange(2) == 0, -128, 127) * np.ones((inner, 1))
+    arguments: Layer = {"x": X(x, Q8S, 1.0, -128), "y": X(y, Q8S, 1.0, 0), "adj_x": False, "adj_y": False}
+    arguments |= {"scale": 2.0**-exponent, "zero_point": 5}
+    shifted = inner * 255 * 128 * 2 ** max(0, exponent + 1)  # a ratio of 2**n takes n + 1 bits
+    if exponent >= 8 or shifted > MOST:
+        assert reason("BATCH_MATMUL", **arguments)
+        return
+    exact = (255 * -128 * inner * 2.0**exponent, 255 * 127 * inner * 2.0**exponent)
+    wanted = [min(max(math.floor(z + 0.5) + 5, -128), 127) for z in exact]
+    assert np.abs(run("BATCH_MATMUL", **arguments)[0].astype(int) - wanted).max() <= 1
+
+
+# ----------------------------------------------------------------------------------------------- rooms between operators
+
+
+def picture(size: int = 2, depth: int = 1) -> X:
+    return X(np.ones((1, size, size, depth)), F32)
+
+
+def spreading(stride: int, pad: int) -> Layer:
+    weights, bias = X(np.ones((1, 3, 3, 1)), F32, constant=True), X(np.zeros(1), F32, constant=True)
+    edges = ((0, pad), (0, pad))
+    return {"input": picture(), "filter": weights, "bias": bias, "padding": edges, "stride": stride, "nchw": False}
+
+
+@pytest.mark.parametrize("stride", [10_000, 46_000, 2**30])
+def test_a_transposed_convolution_that_is_mostly_cut_off_is_refused(stride: int) -> None:
+    size = 4 * (stride + 3) ** 2  # of all products; what is left of them has 4 * 4
+    wanted = f"LiteRT would hold {size} bytes between its operators, must be at most 268435456"
+    assert reason("TRANSPOSE_CONV_2D", **spreading(stride, stride - 1)) == wanted
+
+
+def test_a_transposed_convolution_that_is_a_little_cut_off_is_taken() -> None:
+    wanted = np.ones((4, 4)) * (np.arange(4) < 3) * (np.arange(4) < 3)[:, None]
+    assert run("TRANSPOSE_CONV_2D", **spreading(10, 9))[0, :, :, 0].tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("kind", ["MAX_POOL_2D", "AVERAGE_POOL_2D", "L2_POOL_2D"])
+@pytest.mark.parametrize(
+    ("stride", "pad", "size"), [(20_000, 10_000, 20_001), (MOST, 2**30, 2**30 + 1), (MOST, MOST - 1, MOST)]
+)
+def test_a_window_far_beyond_the_picture_is_refused(kind: str, stride: int, pad: int, size: int) -> None:
+    edges = ((pad, pad), (pad, pad))
+    assert "bytes for the places of its window" in reason(
+        kind, input=picture(), padding=edges, stride=stride, filter_size=size
+    )
+    assert "bytes for the places of its window" in reason(
+        kind, input=picture(), padding="same", stride=1, filter_size=size
+    )
+
+
+def test_weights_known_only_at_execution_may_not_unfold_the_picture_many_times() -> None:
+    def convolution(constant: bool) -> str:
+        weights, bias = X((1, 9, 9, 64), F32, constant=constant), X((1,), F32, constant=constant)
+        return reason("CONV_2D", input=X((1, 256, 256, 64), F32), filter=weights, bias=bias, padding="same")
+
+    assert convolution(constant=True) == ""
+    assert f"LiteRT would hold {256 * 256 * 9 * 9 * 64 * 4} bytes for the places of its filter" in convolution(False)
+
+
+# -------------------------------------------------------------------------------------------- dimensions that turn out 0
+
+
+def open_run(op: str, *batches: int, **arguments: Any) -> list[Any]:
+    """The results for several sizes of the open dimension, of one prepared model; the first input is all ones."""
+    model, _ = build(op, **arguments)
+    device: Device = litert.device()
+    assert device.supports(model)[0].ok
+    prepared = device.prepare(model, Hints(threads=1))
+    results = []
+    for batch in batches:
+        request = Request([np.ones((batch, 2), np.float32)], [None])
+        prepared.run(request, UNLIMITED)
+        results.append(request.outputs[0])
+    return results
+
+
+OPEN = X((1, 2), F32, dims=(0, 2))
+
+
+def test_no_elements_in_give_none_out() -> None:
+    weights, bias = X(np.ones((3, 2)), F32, constant=True), X(np.ones(3), F32, constant=True)
+    for empty, full in (
+        open_run("RELU", 0, 2, input=OPEN),
+        open_run("FULLY_CONNECTED", 0, 2, input=OPEN, weights=weights, bias=bias),
+    ):
+        assert empty.shape == (0, *full.shape[1:]) and empty.dtype == full.dtype and full.shape[0] == 2
+    before, empty, after = open_run("RELU", 1, 0, 1, input=OPEN)
+    assert before.tolist() == after.tolist() == [[1, 1]] and empty.tolist() == []
+
+
+def test_no_elements_in_may_give_some_out() -> None:
+    other = X([[5, 6]], F32, constant=True)
+    assert open_run("CONCATENATION", 0, 1, parts=[OPEN, other], axis=0)[0].tolist() == [[5, 6]]
+    axes = np.array([0], np.int32)
+    empty, full = open_run("REDUCE_SUM", 0, 3, input=OPEN, axes=axes, keep_dims=False)
+    assert empty.tolist() == [0, 0] and full.tolist() == [3, 3]
+    edges = np.array([[1, 0], [0, 1]], np.int32)
+    empty, full = open_run("PAD", 0, 1, input=OPEN, paddings=edges)
+    assert empty.tolist() == [[0, 0, 0]] and full.tolist() == [[0, 0, 0], [1, 1, 0]]
