@@ -20,6 +20,11 @@ from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Per, Stored, T
 FILE = Path(__file__).with_name("operations.md")
 WIDTH = 112
 NEWLINE = "\n"  # f-strings of Python 3.11 take no backslashes
+SUMS = {
+    "terms": "Summed up in any order.",
+    "products": "Summed up in any order; left open: all where something is not finite, and sums of products whose magnitudes "
+    "add up to more than the type holds.",
+}
 INTRODUCTION = """\
 # Operations
 
@@ -34,7 +39,8 @@ applied to its real result, before it is quantised.
 Quantisation of an output: *as the input* is that of the first T argument; *stated* is whatever the model says.
 
 Tolerance: conformance allows for differences of {float} in float32,
-{half} in float16 and where a model is relaxed, 1 in all integers, stored or not, and none in truth values.
+{half} in float16 and where a model is relaxed, 1 in all integers, stored or not, and none in truth values. What is
+*left open* is up to the driver, as is, everywhere, which of its bounds a NaN gets that is clipped.
 
 In examples `b` is a `nnhal.Builder`, where lists and numbers become constants; `padding`, `stride`, `filter_size` and
 `dilation` stand for their pairs of arguments, `out_type`, `scale` and `zero_point` describe the output. Results are computed
@@ -62,7 +68,7 @@ def rule(function: Callable[..., Any]) -> str:
         return formula(function)
     factory = getattr(getmodule(function), function.__qualname__.partition(".<locals>")[0], function)
     doc = " ".join((function.__doc__ or factory.__doc__ or "").split())
-    for mark in ("Rules: ", "Rule: ", "Shape rule: "):
+    for mark in ("Rules: ", "Rule: ", "Shape rule: ", "Open: "):
         doc = doc.removeprefix(mark)
     nonlocals = getclosurevars(function).nonlocals if function.__closure__ else {}
     made_for = {name: text for name, value in nonlocals.items() if (text := setting(value))}
@@ -240,6 +246,10 @@ def rules(record: Op) -> Iterator[str]:
         yield f"`{', '.join(dims)}`: {lowered(compute)}"
     for text in map(rule, record.checks):
         yield text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+    if record.leaves_open is not None:
+        yield f"Left open: {lowered(rule(record.leaves_open))}"
+    if record.sums:
+        yield SUMS[record.sums]
 
 
 def call(record: Op) -> str:

@@ -31,6 +31,7 @@ _EXPORTS = {
     "fence_pair": "nnhal.hal.fence",
     "Memory": "nnhal.base.memory",
     "Model": "nnhal.model.graph",
+    "ChannelQuant": "nnhal.base.operands",
     "Level": "nnhal.base.levels",
     "Preference": "nnhal.base.codes",
     "Priority": "nnhal.base.codes",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     )
     from nnhal.base.levels import Level
     from nnhal.base.memory import Memory
+    from nnhal.base.operands import ChannelQuant
     from nnhal.frontends.python import Builder
     from nnhal.hal.fence import Fence, fence_pair
     from nnhal.model.graph import Model

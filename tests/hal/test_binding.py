@@ -15,7 +15,7 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.binding import Bound, bind_request, flat_bytes, shapes_of
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model
-from tests.oracles.strategies import STABLE
+from tests.properties import STABLE
 
 Where = tuple[int, int, int, tuple[int, ...]]
 

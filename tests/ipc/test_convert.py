@@ -35,7 +35,7 @@ from nnhal.ipc.convert import (
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
 from nnhal.model.validate import validate
 from tests.ipc.support import doubling, numbers
-from tests.oracles.strategies import STABLE
+from tests.properties import STABLE
 
 
 def through(model: Model) -> Model:

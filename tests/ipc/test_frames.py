@@ -13,7 +13,7 @@ from nnhal.base.memory import ALIGNMENT, Memory
 from nnhal.base.operands import Array
 from nnhal.hal.request import Request
 from nnhal.ipc.frames import Frame, Frames, Where, key_of
-from tests.oracles.strategies import STABLE
+from tests.properties import STABLE
 
 F32 = [np.dtype(np.float32)]
 

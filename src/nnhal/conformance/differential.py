@@ -259,8 +259,8 @@ def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:
 
 def as_code(call: Call) -> str:
     """A call as Builder code that makes `model` and `inputs`."""
-    lines = ["import numpy as np", "from numpy import inf, nan", "from nnhal import Builder"]
-    lines += ["from nnhal.base.operands import ChannelQuant", "", "b = Builder()"]
+    lines = ["import numpy as np", "from numpy import inf, nan", "from nnhal import Builder, ChannelQuant"]
+    lines += ["", "b = Builder()"]
     arguments, given = [], []
     for argument, start, end in call.bound.form.slots(len(call.inputs)):
         names = []

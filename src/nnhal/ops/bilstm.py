@@ -20,7 +20,6 @@ from nnhal.ops.lstm import (
     together,
 )
 from nnhal.ops.recurrent import (
-    BEYOND,
     READ,
     aux_agrees,
     auxiliary,
@@ -99,7 +98,7 @@ register(
         counted=two_way_count(4),
         sums="terms",
         leaves_open=strict(both),
-        doc=f"Two LSTM cells over a sequence, one forwards and one backwards. {BEYOND}",
+        doc="Two LSTM cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[2, 1.5], [1.5, 2]]],
             input=[[[1], [1]]],

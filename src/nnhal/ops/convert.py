@@ -49,7 +49,7 @@ def quantized(x: Array) -> Array:
 
 
 def no_number(a: Bound, x: Array) -> Array:
-    """What NaN is quantised to."""
+    """Open: What NaN is quantised to."""
     return np.isnan(x)
 
 

@@ -49,7 +49,7 @@ def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
 
 
 def unclear(a: Bound, heatmap: Array, _: Array) -> tuple[Array, Array]:
-    """Which maps have the greatest element twice, or products of elements that float32 cannot hold."""
+    """Open: Which maps have the greatest element twice, or products of elements that float32 cannot hold."""
     x = decode(a.heatmap, heatmap).astype(np.float64)
     twice = (x == x.max((1, 2), keepdims=True)).sum((1, 2)) > 1
     found = twice | ~(np.square(x).max((1, 2)) <= np.finfo(np.float32).max / 64)

@@ -78,7 +78,7 @@ def by_key(a: Bound, wanted: Array, keys: Array, values: Array) -> tuple[Array, 
 
 
 def of_one_key(a: Bound, wanted: Array, keys: Array, values: Array) -> Array:
-    """Which row a key that stands twice gives: the elements in which its rows differ."""
+    """Open: Which row a key that stands twice gives: the elements in which its rows differ."""
     mask = np.zeros((len(wanted), *values.shape[1:]), bool)
     for place, key in enumerate(wanted):
         rows = values[keys == key]

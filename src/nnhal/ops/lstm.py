@@ -17,7 +17,6 @@ from nnhal.ops.common import real
 from nnhal.ops.ranges import Draw, Range, among
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
-    BEYOND,
     ONE,
     States,
     Step,
@@ -308,7 +307,7 @@ register(
         sized=sizes(),
         sums="terms",
         leaves_open=strict(one_step),
-        doc=f"One step of an LSTM cell. {BEYOND}",
+        doc="One step of an LSTM cell.",
         example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **half_open(), **PLAIN),
     ),
     Op(
@@ -334,7 +333,7 @@ register(
         counted=among(1, 3),
         sums="terms",
         leaves_open=strict(sequence),
-        doc=f"An LSTM over a sequence, forwards. {BEYOND}",
+        doc="An LSTM over a sequence, forwards.",
         example=example([[[2], [1.5]]], input=[[[1], [1]]], **half_open(), **PLAIN, time_major=False),
     ),
 )

@@ -42,7 +42,7 @@ def l2(a: Bound, x: Array) -> Array:
 
 
 def unsummed(a: Bound, x: Array) -> Array:
-    """Means where the sum of the magnitudes leaves float32's range, or that are NaN."""
+    """Open: Means where the sum of the magnitudes leaves float32's range, or that are NaN."""
     real_mean = mean(a, decode(a.input, x))
     count = reduce(np.add, (t for _, _, t in taps(a, np.ones((1, *x.shape[1:3], 1)))))
     total = mean(a, np.abs(decode(a.input, x))) * count
@@ -50,7 +50,7 @@ def unsummed(a: Bound, x: Array) -> Array:
 
 
 def spoilt(a: Bound, x: Array) -> Array:
-    """Windows with a NaN: any of their elements, or a NaN."""
+    """Open: Windows with a NaN: any of their elements, or a NaN."""
     return reduce(np.logical_or, (t for _, _, t in taps(a, np.isnan(x))))
 
 

@@ -121,7 +121,9 @@ def summed(a: Bound, *products: tuple[Array, Array | None]) -> Array:
 
 
 def strict(kernel: Kernel) -> Kernel:
-    """Rule for `leaves_open`: what follows from sums that float32 cannot hold, in some order of adding up."""
+    """Open: what follows from a value that is not finite, from products whose magnitudes add up to more than float32 holds,
+    or to more than 1000 and cancel each other to less than 2**-8 of that.
+    """
 
     def open_(a: Bound, *tensors: Any) -> tuple[Array, ...]:
         a.__dict__["strict"] = True
@@ -129,11 +131,6 @@ def strict(kernel: Kernel) -> Kernel:
 
     return open_
 
-
-BEYOND = (
-    "What follows from a value that is not finite, or from products whose magnitudes add up to more than float32 holds, or "
-    "to more than 1000 and cancel each other to less than 2**-8 of that, is up to the driver."
-)
 
 # ------------------------------------------------------------------------------------------------------------ sequences
 

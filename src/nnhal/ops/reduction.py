@@ -73,7 +73,7 @@ def dimensions(x: Array, axes: Array) -> tuple[int, ...]:
 
 
 def sums_overflow(a: Bound, x: Array, axes: Array) -> Any:
-    """Sums whose terms' magnitudes add up to more than the type holds, unless a NaN is among them."""
+    """Open: Sums whose terms' magnitudes add up to more than the type holds, unless a NaN is among them."""
     if x.dtype.kind != "f":
         return False
     over = dimensions(x, axes)
@@ -82,8 +82,8 @@ def sums_overflow(a: Bound, x: Array, axes: Array) -> Any:
 
 
 def products_leave_range(a: Bound, x: Array, axes: Array) -> Any:
-    """Products of which a part, multiplied in some order, leaves the range of normal float32 numbers, unless a NaN is among
-    them; a part that is too small does not count where there is a 0.
+    """Open: Products of which a part, multiplied in some order, leaves the range of normal float32 numbers, unless a NaN is
+    among them; a part that is too small does not count where there is a 0.
     """
     over, facts = dimensions(x, axes), np.finfo(np.float32)
     sizes = np.log2(np.where(np.isfinite(x) & (x != 0), np.abs(x), 1), dtype=np.float64)

@@ -9,7 +9,6 @@ from nnhal.ops.common import real
 from nnhal.ops.ranges import Range
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
-    BEYOND,
     ONE,
     READ,
     States,
@@ -115,7 +114,7 @@ register(
         (simple_activation,),
         sums="terms",
         leaves_open=strict(one_step),
-        doc=f"One step of a recurrent cell. {BEYOND}",
+        doc="One step of a recurrent cell.",
         example=example(
             ([[13]], [[13]]),
             input=[[1, 2]],
@@ -136,7 +135,7 @@ register(
         infer=one_way_shapes,
         sums="terms",
         leaves_open=strict(sequence),
-        doc=f"A recurrent cell over a sequence, forwards. {BEYOND}",
+        doc="A recurrent cell over a sequence, forwards.",
         example=example([[[1], [3]]], input=[[[1], [2]]], **running_sum(), activation_kind="none", time_major=0),
     ),
     Op(
@@ -173,7 +172,7 @@ register(
         counted=two_way_count(2),
         sums="terms",
         leaves_open=strict(both),
-        doc=f"Two recurrent cells over a sequence, one forwards and one backwards. {BEYOND}",
+        doc="Two recurrent cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[1, 3], [3, 2]]],
             input=[[[1], [2]]],

@@ -8,7 +8,6 @@ from nnhal.ops.common import real
 from nnhal.ops.ranges import sometimes
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
-    BEYOND,
     activation_drawn,
     double,
     gentle,
@@ -90,7 +89,7 @@ register(
         },
         sums="terms",
         leaves_open=strict(svdf),
-        doc=f"Filters features, pushes the result into a memory and filters that over time. {BEYOND}",
+        doc="Filters features, pushes the result into a memory and filters that over time.",
         example=example(
             ([[6, 0]], [[65]]),
             input=[[3]],

@@ -67,9 +67,8 @@ class Lowered:
     resets: tuple[tuple[int, Array], ...]
 
 
-def require_scales(scales: Sequence[float]) -> None:
-    """Refuse scales that LiteRT does not compute with."""
-    low, high = min(scales, default=1.0), max(scales, default=1.0)
+def require_scales(low: float, high: float) -> None:
+    """Refuse scales, from the least to the greatest, that LiteRT does not compute with."""
     if low < FINEST or high > COARSEST:
         scale = low if low < FINEST else high
         raise Refused(f"scale {scale:g} is beyond LiteRT, must be from {FINEST:g} to {COARSEST:g}")
@@ -139,7 +138,8 @@ class Graph:
         axis = 0
         if value.channel is not None:
             scales, axis = value.channel.scales, value.channel.axis
-        require_scales(scales)
+        if len(scales):
+            require_scales(min(scales), max(scales))
         if any(size is not None and size > MOST for size in value.shape or ()):
             raise Refused(f"shape {show(value.dims)} exceeds LiteRT's 32 bits")
         quant = scales, value.zero_point, axis

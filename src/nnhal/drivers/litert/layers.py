@@ -9,10 +9,10 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Array, ChannelQuant, Shape, Value
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
-from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, Tensor
+from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, Tensor, require_scales
 from nnhal.drivers.litert.task import Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
-from nnhal.ops.schema import B8, I32, Q8, Q8PC, Q8S, Bound
+from nnhal.ops.schema import B8, Q8, Q8PC, Q8S, Bound
 
 SQUARED = 2.0**50  # numbers up to here are squared
 SMALL = 2.0**-80  # times this all can be
@@ -114,20 +114,20 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     pictures = t.a.form_has("nchw")
     x, weights = t.image("input") if pictures else t.x("input"), t.x(name)
     out = t.image_out() if pictures else t.out
-    quantised = x.value.type in QUANTS
-    if quantised:
+    if x.value.type in QUANTS:
         per_channel = weights.value.type == Q8PC
         sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
         x, out = t.recast(x, sign), t.recast_out(out, sign)
         weights = weights if per_channel else t.recast(weights, sign)
-        scales = weights.value.channel.scales if weights.value.channel else (weights.value.scale,)
-        t.product(x.value.scale, min(scales))
-        t.require_scale(t.product(x.value.scale, max(scales)), out.value)
     require_packed(t, weights.value, axis)
-    added = bias(t, x.value, weights.value)
-    if quantised:
-        added = sums.within(t, x.value, weights.value, axis, added, out.value)
-    return Weighted(x, weights, added, out)
+    if x.value.type not in QUANTS:
+        return Weighted(x, weights, t.x("bias"), out)
+    scales = np.array(weights.value.channel.scales if weights.value.channel else (weights.value.scale,))
+    products = x.value.scale * scales
+    require_scales(products.min(), products.max())
+    t.require_scale(products.max(), out.value)
+    added = bias(t, products, weights.value.channel is not None)
+    return Weighted(x, weights, sums.within(t, x.value, weights.value, axis, added, products / out.value.scale), out)
 
 
 def require_packed(t: Task, weights: Value, axis: int) -> None:
@@ -138,17 +138,14 @@ def require_packed(t: Task, weights: Value, axis: int) -> None:
     t.require_room((lanes, math.prod(weights.known) // channels), weights.dtype.itemsize, "for its weights")
 
 
-def bias(t: Task, x: Value, weights: Value) -> Tensor:
-    """The bias; a constant integer one has the scale of the products, for each channel where the weights have."""
-    value, scale = t.a.bias, np.float32(x.scale)
-    if value.type != I32 or value.data is None:
+def bias(t: Task, products: Array, per_channel: bool) -> Tensor:
+    """The bias of a quantised layer; a constant one has the scales of the products."""
+    value, scales = t.a.bias, tuple(products.astype(np.float32).tolist())
+    if value.data is None:
         return t.x("bias")
-    if weights.channel is None:
-        value = replace(value, scale=float(scale * np.float32(weights.scale)))
-    else:
-        products = scale * np.array(weights.channel.scales, np.float32)
-        value = replace(value, scale=0.0, channel=ChannelQuant(tuple(products.tolist()), 0))
-    return t.constant(value.data, value=value)
+    if per_channel:
+        return t.constant(value.data, value=replace(value, scale=0.0, channel=ChannelQuant(scales, 0)))
+    return t.constant(value.data, value=replace(value, scale=scales[0]))
 
 
 @entry("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")

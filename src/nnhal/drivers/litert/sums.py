@@ -42,18 +42,17 @@ def greatest(numbers: Array) -> int:
     return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
 
 
-def within(t: Task, x: Value, weights: Value, axis: int, bias: Tensor, out: Value) -> Tensor:
-    """The bias of a layer none of whose sums wrap around; refused where there is none.
+def within(t: Task, x: Value, weights: Value, axis: int, bias: Tensor, ratios: Array) -> Tensor:
+    """The bias of a layer none of whose sums wrap around; refused where there is none. ratios: of the products' scales, one
+    or for each channel, to the output's.
 
     A constant one may not take a sum beyond 32 bits. One that is computed is clipped to what they hold, as long as that
     saturates the output just as well.
     """
-    scales = weights.channel.scales if weights.channel else (weights.scale,)
     given, channels = bias.value.data, weights.known[axis]
     longest = math.prod(weights.known) // channels * reach(x) * reach(weights)
-    if given is not None and longest + greatest(given) <= capacity(max(scales) * x.scale / out.scale):
+    if given is not None and longest + greatest(given) <= capacity(ratios.max()):
         return bias
-    ratios = np.broadcast_to(np.array(scales) * x.scale / out.scale, channels)
     held = np.array([capacity(ratio) for ratio in ratios])
     sums, constant = reach(x) * added_up(weights, axis), 0 if given is None else np.abs(np.asarray(given, np.int64))
     why = "sums of products and bias exceed the 32 bits that LiteRT has for them"
@@ -63,7 +62,7 @@ def within(t: Task, x: Value, weights: Value, axis: int, bias: Tensor, out: Valu
     t.require(
         ((held - 2 * sums) * ratios >= SATURATED).all(), f"{why} where the bias, known only at execution, is large"
     )
-    return clipped(t, bias, held - sums)
+    return clipped(t, bias, np.broadcast_to(held - sums, channels))
 
 
 def clipped(t: Task, x: Tensor, most: Array) -> Tensor:

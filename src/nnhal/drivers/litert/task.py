@@ -125,7 +125,7 @@ class Task:
     def constant(self, array: Any, dtype: Any = np.int32, value: Value | None = None) -> Tensor:
         """A constant tensor; int32 unless `dtype` or a Value that describes it is given."""
         kind = value.dtype if value else np.dtype(dtype)
-        if kind == np.int32:
+        if value is None and kind == np.int32:
             require_32_bits(np.asarray(array))
         data = np.asarray(array, kind)
         kinds = {"i": I32, "f": F32, "b": B8}
@@ -216,7 +216,7 @@ class Task:
 
     def product(self, x: float, y: float) -> float:
         """The product of two scales, which LiteRT computes in float32; refused where it is beyond that."""
-        require_scales([x * y])
+        require_scales(x * y, x * y)
         return x * y
 
     def require_room(self, shape: Shape, size: int, what: str) -> None:

@@ -1,0 +1,194 @@
+"""Numbers at the edges of their range on the litert device: what XNNPACK or LiteRT alone would get wrong.
+
+Expected values are the operations' definitions, in float64 or written out by hand.
+"""
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal import Builder
+from nnhal.runtime import discovery
+
+F32, F16, I32, Q8 = "TENSOR_FLOAT32", "TENSOR_FLOAT16", "TENSOR_INT32", "TENSOR_QUANT8_ASYMM"
+NAN, INF = float("nan"), float("inf")
+MOST = float(np.finfo(np.float32).max)
+
+
+def on_litert(name, *inputs, type=F32, **arguments):
+    """The outputs of one operation whose first inputs are given at run time."""
+    b = Builder()
+    arrays = [np.asarray(x, {F32: np.float32, F16: np.float16, I32: np.int32}[type]) for x in inputs]
+    tensors = [b.input(x.shape, type) for x in arrays]
+    y = b.operation(name, *tensors, **arguments)
+    outputs = list(y) if isinstance(y, tuple) else [y]
+    compiled = nnhal.compile(b.finish(tensors, outputs), devices="litert", threads=1)
+    assert set(compiled.placement.devices()) == {"litert"}
+    return compiled(*arrays)
+
+
+def close(actual, wanted):
+    np.testing.assert_allclose(actual, np.asarray(wanted, np.float64), rtol=2e-6, atol=1e-5)
+
+
+BIG = [8.6e37, 1e38, 2.4e38, MOST]
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "numbers"),
+    [
+        ("SQRT", np.sqrt, [*BIG, 4.0, 1e-30, INF]),
+        ("LOG", np.log, [*BIG, 1.0, 1e-30, INF]),
+        ("SIN", np.sin, [6e6, 1e8, 1e20, 3e38, 0.5]),
+        ("RSQRT", lambda x: 1 / np.sqrt(x), [0.0, -0.0, 4.0, 1e38, INF]),
+        (
+            "LOGISTIC",
+            lambda x: np.where(x > 0, 1.0, np.where(x < 0, 0.0, 0.5)),
+            [4e26, 1e30, MOST, INF, -5e26, -MOST, 0],
+        ),
+        ("EXP", np.exp, [88.0, 60.0, -100.0, INF, -INF]),
+    ],
+)
+def test_functions_of_great_numbers(name, function, numbers):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        close(on_litert(name, numbers), function(np.float32(numbers).astype(np.float64)))
+
+
+@pytest.mark.parametrize("name", ["SQRT", "LOG", "SIN", "RSQRT", "LOGISTIC", "EXP", "TANH", "FLOOR", "ABS"])
+def test_functions_of_nan_are_nan(name):
+    assert np.isnan(on_litert(name, [NAN, 1.0])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-30, 1.0, 1e18, 1e19, 1e37])
+def test_vectors_of_any_length_are_normalised(scale):
+    close(on_litert("L2_NORMALIZATION", [[3 * scale, 4 * scale]], axis=-1), [[0.6, 0.8]])
+
+
+def test_a_vector_of_zeros_stays_one():
+    assert on_litert("L2_NORMALIZATION", [[0.0, 0.0]], axis=-1).tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e15, 1e19, 1e30])
+def test_instances_of_any_size_are_normalised(scale):
+    x = np.array([1.0, 2.0, 3.0]) * scale
+    wanted = (x - x.mean()) / np.sqrt(x.var() + 1e-3)
+    found = on_litert("INSTANCE_NORMALIZATION", [[[[n] for n in x]]], gamma=1.0, beta=0.0, epsilon=1e-3, nchw=False)
+    close(found.ravel(), wanted)
+
+
+def test_instances_are_left_to_others_where_epsilon_cannot_be_told_from_lost_squares():
+    b = Builder()
+    x = b.input((1, 1, 3, 1))
+    model = b.finish([x], [b.instance_normalization(x, gamma=1.0, beta=0.0, epsilon=0.0, nchw=False)])
+    with pytest.raises(nnhal.UnsupportedModel, match="epsilon is 0, squares that vanish count below 1e-12"):
+        nnhal.compile(model, devices="litert", fallback="forbid")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e18, 1e19, 1e38])
+@pytest.mark.parametrize("padding", ["valid", ((0, 0), (1, 1))])
+def test_roots_of_mean_squares_of_any_size(scale, padding):
+    x = np.array([1.0, 2.0, 1.5]) * scale
+    wanted = [np.sqrt((x[:2] ** 2).mean()), np.sqrt((x[1:] ** 2).mean())]
+    if padding != "valid":  # windows at the edge hold one element
+        wanted = [x[0], *wanted, x[2]]
+    found = on_litert("L2_POOL_2D", [[[[n] for n in x]]], filter_size=(1, 2), padding=padding)
+    np.testing.assert_allclose(found.ravel(), wanted, rtol=2e-6)
+
+
+def local(x, radius, bias, alpha, beta):
+    sums = [sum(v * v for v in x[max(0, i - radius) : i + radius + 1]) for i in range(len(x))]
+    return [v / (bias + alpha * s) ** beta for v, s in zip(x, sums, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "x", [[1e18, 2e18], [1e20, 2e20], [3e38, 1.0, 2.0, 5.0], [45536.0, 2.0, 18432.0, 7.0, 1.0], [1e4, 1.0, 1.0, 1.0]]
+)
+def test_local_responses_of_small_numbers_beside_great_ones(x):
+    wanted = local([float(np.float32(v)) for v in x], 1, 1.0, 1.0, 0.5)
+    close(on_litert("LOCAL_RESPONSE_NORMALIZATION", [x], radius=1, bias=1.0, alpha=1.0, beta=0.5, axis=-1), [wanted])
+
+
+@pytest.mark.parametrize("beta", [0.25, 0.999, 2.0])
+def test_log_softmax_of_great_numbers(beta):
+    x = np.float32([-2.5e38, 2e38, 1.0]).astype(np.float64)
+    wanted = np.maximum(beta * (x - x.max()), -np.inf)
+    found = on_litert("LOG_SOFTMAX", x, beta=beta, axis=0)
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(found, wanted.astype(np.float32), rtol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("MAXIMUM", [NAN, NAN, 3, NAN]), ("MINIMUM", [NAN, NAN, -1, NAN])])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_nan_is_neither_lost_nor_made_by_an_extreme_of_two(name, wanted, swapped):
+    pair = [NAN, 1.0, 3.0, NAN], [2.0, NAN, -1.0, NAN]
+    np.testing.assert_array_equal(on_litert(name, *(pair[::-1] if swapped else pair)), wanted)
+
+
+@pytest.mark.parametrize("name", ["REDUCE_MAX", "REDUCE_MIN"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_nan_anywhere_makes_an_extreme_of_many_nan(name, place):
+    x = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    x[1][place] = NAN
+    found = on_litert(name, x, axes=np.int32([1]), keep_dims=False)
+    assert np.isnan(found).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("ARGMAX", [2, 1, 0]), ("ARGMIN", [0, 2, 0])])
+def test_nan_is_no_extreme_element(name, wanted):
+    x = [[1.0, NAN, 3.0], [NAN, 5.0, 2.0], [NAN, NAN, NAN]]
+    assert on_litert(name, x, axis=1).tolist() == wanted
+
+
+def test_nan_comes_last_among_the_greatest():
+    values, places = on_litert("TOPK_V2", [NAN, 1.0, 5.0, NAN, 3.0], k=4)
+    np.testing.assert_array_equal(values, [5, 3, 1, NAN])
+    assert places.tolist() == [2, 4, 1, 3]
+
+
+def test_nan_becomes_0_in_an_integer():
+    assert on_litert("CAST", [NAN, -1.7, 3e9, 300.0], out_type=I32).tolist() == [0, -1, 2**31 - 1, 300]
+    assert on_litert("CAST", [NAN, -1.7, 3e9, 255.9], out_type=Q8, scale=1.0).tolist() == [0, 0, 255, 255]
+
+
+def test_integers_are_rounded_to_float16_within_a_model():
+    b = Builder()
+    x = b.input((4,), I32)
+    model = b.finish([x], [b.cast(b.cast(x, out_type=F16), out_type=I32)])
+    found = nnhal.compile(model, devices="litert")(np.int32([2049, 4099, 70000, -65535]))
+    assert found.tolist() == [2048, 4100, 2**31 - 1, -(2**31)]
+
+
+@pytest.mark.parametrize("source", ["TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_SYMM_PER_CHANNEL"])
+def test_what_float16_cannot_hold_is_infinite_within_a_model(source):
+    b = Builder()
+    if source == "TENSOR_QUANT8_ASYMM":
+        x = b.input((3,), source, 300.0, 0)
+        given, inputs = [np.uint8([1, 255, 7])], [x]
+    else:
+        channel = nnhal.ChannelQuant((300.0, 1000.0, 300.0), 0)
+        x, given, inputs = b.constant(np.int8([1, 127, 7]), source, channel=channel), [], []
+    one = b.input((3,))
+    y = b.add(b.cast(b.dequantize(x, out_type=F16), out_type=F32), one)
+    found = nnhal.compile(b.finish([*inputs, one], [y]), devices="litert")(*given, np.zeros(3, np.float32))
+    assert found.tolist() == [300, INF, 2100]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "stride"), [(-9, 9, 1), (9, -9, -1), (3, -5, -1), (-1, -9, -2), (0, 9, 3), (-4, -1, 1)]
+)
+def test_parts_in_steps_whose_bounds_lie_outside(begin, end, stride):
+    """As a slice of a Python list: the definition counts bounds as it does."""
+    x = np.arange(4, dtype=np.float32)
+    at = {name: np.int32([n]) for name, n in (("begin", begin), ("end", end), ("strides", stride))}
+    found = on_litert("STRIDED_SLICE", x, **at, begin_mask=0, end_mask=0, shrink_mask=0)
+    assert found.tolist() == x[begin:end:stride].tolist()
+
+
+def test_one_element_of_more_dimensions_gives_its_rank():
+    assert on_litert("MUL", [2.0, 3.0], [[4.0]]).tolist() == [[8, 12]]
+
+
+def test_subnormal_numbers_are_as_they_are_or_zero():
+    (device,) = discovery.select(["litert"])
+    assert "subnormals" in device.relaxations
+    assert float(on_litert("FLOOR", [-1e-40])[0]) in (-1.0, 0.0)
