@@ -152,11 +152,15 @@ def instance_normalization(c: SimpleNamespace) -> Array:
 
 
 def positions(c: SimpleNamespace, side: str, size: int) -> Array:
-    """Where the elements of the output lie in a picture, along "h" or "w": element i reaches from i to i + 1."""
+    """Where the elements of the output lie in a picture, along "h" or "w": element i reaches from i to i + 1.
+
+    In single precision, as every published implementation: its rounding decides between neighbours.
+    """
     scale = getattr(c, f"scale_{side}", None)
     new = getattr(c, f"out_{side}") if scale is None else int(np.float32(size) * np.float32(scale))
-    step = (size - 1) / (new - 1) if c.align_corners and new > 1 else size / new
-    return (np.arange(new) + 0.5 * c.half_pixel_centers) * step
+    single = np.float32
+    step = single(size - 1) / single(new - 1) if c.align_corners and new > 1 else single(size) / single(new)
+    return ((np.arange(new, dtype=single) + single(0.5 * c.half_pixel_centers)) * step).astype(np.float64)
 
 
 @oracle("RESIZE_NEAREST_NEIGHBOR", exact=True)

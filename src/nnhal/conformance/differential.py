@@ -26,6 +26,7 @@ from nnhal.ops.schema import F16, F32, Bound, bind, output_at
 
 Outputs = list[Array | None]
 ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
+OPEN = 0.15  # of the models say nothing of their dimensions
 CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 
 
@@ -40,12 +41,14 @@ def model_of(call: Call) -> Model:
             allowed = call.cell.kind if not isinstance(argument.spec, dict) else next(iter(argument.spec))
             indices.append(b.no_value(allowed))
         elif place in call.given:
-            indices.append(b.operand(value.type, value.known, value.scale, value.zero_point, channel=value.channel))
+            dims = [0] * value.rank if call.open and value.channel is None else value.known
+            indices.append(b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel))
             inputs.append(indices[-1])
         else:
             described = value.type, value.array, value.scale, value.zero_point
             indices.append(b.constant(*described, channel=value.channel))
-    outputs = [b.operand(v.type, [d or 0 for d in v.shape or ()], v.scale, v.zero_point) for v in call.outputs]
+    shapes = [() if v.shape is None else [0 if call.open else d or 0 for d in v.shape] for v in call.outputs]
+    outputs = [b.operand(v.type, s, v.scale, v.zero_point) for v, s in zip(call.outputs, shapes, strict=True)]
     b.operation(call.cell.op.code, indices, outputs)
     return b.finish(inputs, outputs)
 
@@ -215,7 +218,7 @@ def compare_device(
 ) -> Iterator[Result]:
     """Draw calls of one cell and compare a device with the reference; each model that it takes runs `reruns` times."""
     while draws > 0:
-        call = draw(cell, rng)
+        call = draw(cell, rng, open=bool(rng.random() < OPEN))
         model = model_of(call)
         refused = [v.reason for v in device.supports(model) if not v.ok]
         if refused:

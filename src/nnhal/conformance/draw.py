@@ -98,7 +98,8 @@ def _own(form: Form) -> list[int]:
 class Call:
     """One call: inputs in the form's order, outputs as declared, what the record made of them.
 
-    given: the places of inputs that the application gives at run time; the others are constants.
+    given: the places of inputs that the application gives at run time; the others are constants. open: whether the model
+    says nothing of the dimensions of what is given, and of the outputs.
     """
 
     cell: Cell
@@ -106,14 +107,18 @@ class Call:
     outputs: tuple[Value, ...]
     given: tuple[int, ...]
     bound: Bound
+    open: bool = False
 
 
-def draw(cell: Cell, rng: np.random.Generator) -> Call:
-    """A call that the record accepts; AssertionError where none of many is."""
+def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False) -> Call:
+    """A call that the record accepts; AssertionError where none of many is.
+
+    open: of dimensions that the model does not say; some of them are 0 then.
+    """
     problem = ""
     for _ in range(TRIES):
         try:
-            return Drawn(cell, rng).call()
+            return Drawn(cell, rng, open).call()
         except InvalidModel as error:
             problem = str(error)
     raise AssertionError(f"{cell}: none of {TRIES} calls was valid; the last: {problem}")
@@ -122,8 +127,8 @@ def draw(cell: Cell, rng: np.random.Generator) -> Call:
 class Drawn:
     """One call in the making: the `Draw` that ranges see."""
 
-    def __init__(self, cell: Cell, rng: np.random.Generator) -> None:
-        self.cell, self.record, self.kind, self.rng = cell, cell.op, cell.kind, rng
+    def __init__(self, cell: Cell, rng: np.random.Generator, open: bool = False) -> None:
+        self.cell, self.record, self.kind, self.rng, self.open = cell, cell.op, cell.kind, rng, open
         counts, _ = cell.op.forms[cell.form].counts()
         whole = cell.op.forms[cell.form]
         length = len(whole) if any(a.many is not None for a in whole) else int(self.pick(*counts))
@@ -132,6 +137,7 @@ class Drawn:
         self._values: dict[str, Any] = {}
         self._sizes: dict[str, int] = {}
         self._once: dict[str, Any] = {}
+        self._wide = False
         self._types: dict[str, int] = {}
         self.near = 0 if cell.values != "far" else int(rng.choice((-140, -60, -30, 30, 60, 100)))
 
@@ -159,9 +165,18 @@ class Drawn:
     def size(self, name: str) -> int:
         if name not in self._sizes:
             ranged = self.record.sized.get(name)
-            size = int(ranged(self)) if ranged is not None else int(self.whole(1, 5))
+            size = int(ranged(self)) if ranged is not None else self._size()
             self._sizes.setdefault(name, size)
         return self._sizes[name]
+
+    def _size(self) -> int:
+        """Mostly small; one of a call may be large enough for the main loop of a vectorised kernel and what it leaves."""
+        if self.open and self.rng.random() < 0.1:
+            return 0
+        if not self._wide and self.rng.random() < 0.05:
+            self._wide = True
+            return int(self.pick(8, 16, 17, 31, 33, 65))
+        return int(self.whole(1, 5))
 
     def type_of(self, name: str) -> int:
         if name not in self._types:
@@ -181,6 +196,8 @@ class Drawn:
         return self._once.setdefault(key, self.pick(*choices))
 
     def whole(self, low: int, high: int, shape: Any = None) -> Any:
+        if high < low:
+            raise InvalidModel(f"nothing lies between {low} and {high}")
         return self.rng.integers(low, high, shape, endpoint=True)
 
     def pick(self, *choices: Any) -> Any:
@@ -229,7 +246,7 @@ class Drawn:
         outputs = self._outputs()
         bound = bind(self.record, inputs, outputs)
         made = tuple(replace(v, shape=s) for v, s in zip(outputs, bound.shapes, strict=True))
-        return Call(self.cell, tuple(inputs), made, tuple(given), bound)
+        return Call(self.cell, tuple(inputs), made, tuple(given), bound, self.open)
 
     def _share(self, argument: Arg, value: Value) -> float:
         """How often a tensor is given at run time: sizes and places mostly are constants, the first tensor never is, nor

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array, Value, dtype_of, quantised
 from nnhal.ops.common import decode, nonzero, real
@@ -134,7 +135,10 @@ def distinct(name: str) -> Range:
 
     def draw(d: Draw) -> Value:
         value: Value = real_of(name, 0, 1)(d)
-        levels = d.rng.permutation(256 if value.quantised else 1024)[: value.array.size].reshape(value.array.shape)
+        most = 256 if value.quantised else 1024
+        if value.array.size > most:
+            raise InvalidModel(f"{name} has {value.array.size} elements, must have at most {most} to be distinct")
+        levels = d.rng.permutation(most)[: value.array.size].reshape(value.array.shape)
         least = np.iinfo(value.dtype).min if value.quantised else 0
         return replace(value, data=(levels + least if value.quantised else levels / 1024).astype(value.dtype))
 

@@ -34,7 +34,7 @@ def logits(d: Draw) -> Value:
     """Range: rows of which one class at least is possible."""
     value: Value = d.plain("input")
     rows = value.array.copy()
-    rows[~np.isfinite(rows).any(-1), 0] = 1
+    rows[~np.isfinite(rows).any(-1), :1] = 1
     return replace(value, data=rows)
 
 

@@ -85,7 +85,7 @@ register(
         sized={
             "filters": lambda d: d["rank"] * d.whole(1, 3),
             "units": lambda d: d.size("filters") // d["rank"],
-            "state_size": lambda d: d.size("filters") * (d.size("memory_size") - d.pick(0, 0, 0, 1)),
+            "state_size": lambda d: d.size("filters") * max(0, d.size("memory_size") - d.pick(0, 0, 0, 1)),
         },
         sums="terms",
         leaves_open=strict(svdf),
