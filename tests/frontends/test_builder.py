@@ -147,3 +147,12 @@ def test_a_type_that_does_not_exist_is_rejected() -> None:
         b.constant([1], "TENSOR_FLOAT64")
     with pytest.raises(InvalidModel, match=message):
         b.cast([1], out_type="TENSOR_FLOAT64")
+
+
+@pytest.mark.parametrize(
+    ("type", "value"), [("TENSOR_INT32", 2**24 + 1), ("TENSOR_FLOAT16", 1.5), ("TENSOR_FLOAT32", 7.0)]
+)
+def test_fill_takes_the_form_of_the_type_that_is_asked_for(type, value):
+    b = Builder()
+    y = b.fill(shape=[2], value=value, out_type=type)
+    assert nnhal.compile(b.finish([], [y]), devices="reference")().tolist() == [value, value]

@@ -129,7 +129,7 @@ class Builder:
             raise InvalidModel(f"operation is {type!r}, must be one of {', '.join(sorted(OPS))}")
         record = OPS[type]
         options = {key: named.pop(key, None) for key in ("scale", "zero_point", "out_type", "outputs", "name")}
-        form, given = _choose(record, arguments, _expand(named))
+        form, given = _choose(record, arguments, _expand(named), options["out_type"])
         tensors = self._operands(record, form, given)
         outs = _outputs(record, form, tensors, options)
         values = [t.value if t is not None else None for t in tensors]
@@ -226,9 +226,11 @@ def _expand(named: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _choose(record: Op, arguments: Sequence[Any], named: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
-    """The form that has all the names and needs nothing more; arguments by name."""
-    problems = []
+def _choose(
+    record: Op, arguments: Sequence[Any], named: Mapping[str, Any], out_type: Any
+) -> tuple[Form, dict[str, Any]]:
+    """The form that has all the names and needs nothing more, of several the one of the output's type; arguments by name."""
+    problems, fitting = [], []
     for form in record.forms:
         names = [a.name for a in form]
         given = dict(zip(names, arguments, strict=False)) | dict(named)
@@ -237,14 +239,25 @@ def _choose(record: Op, arguments: Sequence[Any], named: Mapping[str, Any]) -> t
         optional = [a.name for a in form if a.optional or a.default is not REQUIRED]
         missing = [n for n in names if n not in given and n not in optional and n not in HABITS]
         if not (unknown or twice or missing) and len(arguments) <= len(names):
-            return form, given
+            fitting.append((form, given))
+            continue
         wrong = (
             [f"no argument {n}" for n in unknown]
             + [f"{n} given twice" for n in twice]
             + [f"{n} missing" for n in missing]
         )
         problems.append(f"({', '.join(names)}): {', '.join(wrong) or 'too many arguments'}")
-    raise InvalidModel(f"{record.name}: " + "; or ".join(problems))
+    if not fitting:
+        raise InvalidModel(f"{record.name}: " + "; or ".join(problems))
+    wanted = (
+        None if out_type is None else TYPE_FACTS[_type(out_type[0] if isinstance(out_type, list) else out_type)].dtype
+    )
+    return max(fitting, key=lambda entry: wanted in _scalar_types(entry[0]))
+
+
+def _scalar_types(form: Form) -> list[Any]:
+    """The element types of a form's scalar arguments."""
+    return [TYPE_FACTS[t].dtype for a in form if a.scalar and isinstance(a.spec, dict) for t in a.spec]
 
 
 def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
