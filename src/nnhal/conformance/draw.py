@@ -249,11 +249,13 @@ class Drawn:
         return Call(self.cell, tuple(inputs), made, tuple(given), bound, self.open)
 
     def _share(self, argument: Arg, value: Value) -> float:
-        """How often a tensor is given at run time: sizes and places mostly are constants, the first tensor never is, nor
-        can one without elements be.
+        """How often a tensor is given at run time: sizes and places mostly are constants, the first tensor seldom is, and
+        one without elements cannot be.
         """
-        if argument is self.form[0] or argument.many is not None or not value.array.size:
+        if not value.array.size:
             return 1.0
+        if argument is self.form[0] or argument.many is not None:
+            return 0.95
         return 0.5 if isinstance(argument.spec, type(T)) else 0.25
 
     def _as_value(self, argument: Arg, found: Any) -> Any:
@@ -286,9 +288,9 @@ class Drawn:
         """That of the pattern; else the call's own, of which a broadcasting operation leaves out or flattens dimensions."""
         if argument.dims is not None:
             return self.shape_of(argument.name)
-        least, most = argument.rank or (1, 4)
-        rank = int(self.once("rank of all", *range(max(1, least), min(most, 5) + 1)))
-        whole = tuple(self.size(f"axis {n}") for n in range(rank))
+        least, most = argument.rank or (1, 6)
+        rank = int(self.once("rank of all", *range(max(1, least), min(most, 8) + 1)))
+        whole = tuple(self.size(f"axis {n}") if n < 4 else int(self.once(f"axis {n}", 1, 2, 3)) for n in range(rank))
         if self.record.infer is not broadcast_shape:
             return whole
         lacking = int(self.whole(0, rank - 1)) if self.rng.random() < 0.3 else 0

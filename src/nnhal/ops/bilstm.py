@@ -30,10 +30,10 @@ from nnhal.ops.recurrent import (
     named,
     outputs_counted,
     steps_of,
-    strict,
     two_way_count,
     two_way_shapes,
     two_ways,
+    unsteady,
 )
 from nnhal.ops.schema import BOOL, F16, F32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 
@@ -97,7 +97,7 @@ register(
         sized=READ | sizes("fw_") | sizes("bw_"),
         counted=two_way_count(4),
         sums="terms",
-        leaves_open=strict(both),
+        leaves_open=unsteady(both),
         doc="Two LSTM cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[2, 1.5], [1.5, 2]]],

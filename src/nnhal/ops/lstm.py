@@ -17,7 +17,6 @@ from nnhal.ops.common import real
 from nnhal.ops.ranges import Draw, Range, among
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
-    ONE,
     States,
     Step,
     activation_among,
@@ -27,17 +26,17 @@ from nnhal.ops.recurrent import (
     double,
     gentle,
     given,
-    held,
     linking,
+    moderate,
     named,
+    of_cell,
     sequence_shapes,
     sigmoid,
     size,
     steps_of,
-    strict,
-    summed,
     time_first,
     unroll,
+    unsteady,
 )
 from nnhal.ops.schema import (
     BOOL,
@@ -87,7 +86,7 @@ def weight(prefix: str, name: str) -> Range:
     def bias(d: Draw) -> Value:
         value: Value = d.plain(prefix + name)
         if value.type != I32:
-            return value
+            return moderate(value)
         normed = prefix + "norm_cell" in d and d.once(prefix + "norm", True, False) and name != "projection_bias"
         most = 2**25 if normed else 2**14
         return replace(value, data=d.whole(-most, most, value.shape).astype(np.int32))
@@ -137,7 +136,8 @@ def norm_args(prefix: str = "", **more: Any) -> tuple[Arg, ...]:
 
 def state_args(prefix: str = "") -> tuple[Arg, ...]:
     """Output and cell state of the step before."""
-    return arg(f"{prefix}state", T, f"batch {prefix}output_size"), arg(f"{prefix}cell_state", T, f"batch {prefix}units")
+    names = {f"{prefix}state": f"batch {prefix}output_size", f"{prefix}cell_state": f"batch {prefix}units"}
+    return tuple(arg(name, T, dims, drawn=of_cell(name)) for name, dims in names.items())
 
 
 K = RecurrentActivation
@@ -199,10 +199,9 @@ def cell_checks(prefix: str = "") -> tuple[Callable[[Bound], None], ...]:
     )
 
 
-def normalise(a: Bound, x: Array, weight: Array) -> Array:
+def normalise(x: Array, weight: Array) -> Array:
     centred = x - x.mean(-1, keepdims=True)
-    variance = (centred * centred).mean(-1, keepdims=True)
-    return held(a, centred / np.sqrt(variance + EPSILON) * weight, (x * x).sum(-1, keepdims=True), 0)
+    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + EPSILON) * weight
 
 
 def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
@@ -216,23 +215,22 @@ def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
         state, memory = states
 
         def gate(name: str, peep: Array | None = None) -> Array:
-            products = [(x, getattr(w, f"input_to_{name}")), (state, getattr(w, f"state_to_{name}")), (memory, peep)]
+            total = x @ getattr(w, f"input_to_{name}").T + state @ getattr(w, f"state_to_{name}").T
             if aux is not None:
-                products.append((aux, getattr(w, f"aux_to_{name}")))
-            norm, bias = getattr(w, f"norm_{name}", None), getattr(w, f"bias_{name}")
-            if norm is None:
-                return summed(a, *products, (ONE, bias))
-            return normalise(a, summed(a, *products), norm) + bias
+                total = total + aux @ getattr(w, f"aux_to_{name}").T
+            if peep is not None:
+                total = total + memory * peep
+            norm = getattr(w, f"norm_{name}", None)
+            return (total if norm is None else normalise(total, norm)) + getattr(w, f"bias_{name}")
 
         forget = sigmoid(gate("forget", w.peep_forget))
         admit = 1 - forget if w.input_to_input is None else sigmoid(gate("input", w.peep_input))
-        old, new = forget * memory, admit * activation(gate("cell"))
-        memory = held(a, old + new, np.abs(old) + np.abs(new))
+        memory = forget * memory + admit * activation(gate("cell"))
         if a.cell_clip > 0:
             memory = np.clip(memory, -a.cell_clip, a.cell_clip)
         output = sigmoid(gate("output", w.peep_output)) * activation(memory)
         if w.projection is not None:
-            output = summed(a, (output, w.projection), (ONE, w.projection_bias))
+            output = output @ w.projection.T + (0 if w.projection_bias is None else w.projection_bias)
             if a.projection_clip > 0:
                 output = np.clip(output, -a.projection_clip, a.projection_clip)
         return output, memory
@@ -288,7 +286,7 @@ def half_open(prefix: str = "") -> dict[str, Any]:
 
 PLAIN = {"activation_kind": "none", "cell_clip": 0, "projection_clip": 0}
 
-LSTM_STEP = arg("input", T, "batch input_size"), *cell_args(), *state_args(), *SETTINGS
+LSTM_STEP = arg("input", T, "batch input_size", drawn=of_cell("input")), *cell_args(), *state_args(), *SETTINGS
 
 register(
     Op(
@@ -306,7 +304,7 @@ register(
         where={"scratch_size": scratch},
         sized=sizes(),
         sums="terms",
-        leaves_open=strict(one_step),
+        leaves_open=unsteady(one_step),
         doc="One step of an LSTM cell.",
         example=example((None, [[2]], [[4]], [[2]]), input=[[1]], **half_open(), **PLAIN),
     ),
@@ -332,7 +330,7 @@ register(
         sized=sizes(),
         counted=among(1, 3),
         sums="terms",
-        leaves_open=strict(sequence),
+        leaves_open=unsteady(sequence),
         doc="An LSTM over a sequence, forwards.",
         example=example([[[2], [1.5]]], input=[[[1], [1]]], **half_open(), **PLAIN, time_major=False),
     ),

@@ -12,7 +12,7 @@ from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import Array, Shape, Unknown, Value
 from nnhal.ops.ranges import Draw, Range, among
-from nnhal.ops.schema import Arg, Bound, agree, arg, perhaps_omitted, show
+from nnhal.ops.schema import F16, F32, Arg, Bound, agree, arg, perhaps_omitted, show
 
 States = tuple[Array, ...]  # the output of the step before first
 Kernel = Callable[..., Any]
@@ -85,9 +85,6 @@ def named(a: Bound, tensors: Iterable[Any], prefix: str = "") -> SimpleNamespace
 
 # ------------------------------------------------------------------------------------------------------------ precision
 
-MOST = float(np.finfo(np.float32).max)
-ONE = np.ones(())  # what a bias is multiplied with
-
 
 def double(kernel: Kernel) -> Kernel:
     """A kernel that computes in float64: roundings of float32 would add up over the steps, and the gates magnify them."""
@@ -99,35 +96,38 @@ def double(kernel: Kernel) -> Kernel:
     return wide
 
 
-NEAR, SHARE = 1000.0, 2.0**-8  # of magnitudes up to the one, and from the other on, float32 leaves digits enough
+SHAKES, STEP = 6, 2.0**-22  # how often, and by how much
+TOLERANCE = {F32: (1e-5, 5 * 2**-23), F16: (5 * 2**-10,) * 2}  # the definition's: absolute, relative
 
 
-def held(a: Bound, x: Array, magnitude: Array, share: float = SHARE) -> Array:
-    """Sums x; where `strict` watches, NaN for one whose magnitudes are beyond float32, or of which it is a smaller share."""
-    if "strict" not in a.__dict__:
-        return x
-    certain = (np.abs(x) >= magnitude * share) | (magnitude <= NEAR)
-    return np.where((magnitude <= MOST) & certain, x, np.nan)
+def overflows(tensors: Iterable[Any]) -> bool:
+    """Whether sums of products of the greatest numbers of two tensors could leave float32's range."""
+    known = [x for x in tensors if x is not None and x.size]
+    greatest = sorted([1.0, 1.0, *(float(np.abs(np.where(np.isfinite(x), x, 0)).max()) for x in known)])
+    longest = max((n for x in known for n in x.shape), default=1)
+    return bool(4 * longest * greatest[-1] * greatest[-2] > np.finfo(np.float32).max)
 
 
-def summed(a: Bound, *products: tuple[Array, Array | None]) -> Array:
-    """The sum of products of inputs [batch, size] and weights [units, size] or [units]; those without weights left out."""
-
-    def total(change: Callable[[Array], Array]) -> Array:
-        pairs = [(change(x), change(w)) for x, w in products if w is not None]
-        return np.asarray(sum(x @ w.T if w.ndim == 2 else x * w for x, w in pairs))
-
-    return held(a, total(np.asarray), total(np.abs)) if "strict" in a.__dict__ else total(np.asarray)
-
-
-def strict(kernel: Kernel) -> Kernel:
-    """Open: what follows from a value that is not finite, from products whose magnitudes add up to more than float32 holds,
-    or to more than 1000 and cancel each other to less than 2**-8 of that.
+def unsteady(kernel: Kernel) -> Kernel:
+    """Open: what follows from a value that is not finite; everything, where sums of products of two of the numbers could
+    leave float32's range; and what changes by more than the tolerance where each number that goes in changes in its last
+    digit.
     """
 
-    def open_(a: Bound, *tensors: Any) -> tuple[Array, ...]:
-        a.__dict__["strict"] = True
-        return tuple(np.isnan(x) for x in double(kernel)(a, *tensors)[: len(a.outs)])
+    def open_(a: Bound, *tensors: Any) -> tuple[Any, ...]:
+        def made(change: Callable[[Array], Array]) -> list[Array]:
+            return list(kernel(a, *(None if x is None else change(x) for x in tensors)))[: len(a.outs)]
+
+        def shaken(x: Array) -> Array:
+            return (x * (1 + rng.choice([-STEP, STEP], x.shape))).astype(np.float32)
+
+        rng, (atol, rtol) = np.random.default_rng(0), TOLERANCE[F16 if a.T == F16 else F32]
+        exact = made(lambda x: np.where(np.isfinite(x), x, np.nan).astype(np.float64))
+        masks = [np.isnan(x) | overflows(tensors) for x in exact]
+        for _ in range(SHAKES):
+            for n, found in enumerate(made(shaken)):
+                masks[n] = masks[n] | ~(np.abs(found - exact[n]) <= atol + rtol * np.abs(exact[n]))
+        return tuple(masks)
 
     return open_
 
@@ -168,9 +168,22 @@ def steps_of(name: str, features: str) -> Range:
 
     def draw(d: Draw) -> Value:
         times, batch = d.size("times"), d.size("batch")
-        return d.tensor(d.kind, (*((times, batch) if d["time_major"] else (batch, times)), d.size(features)))
+        return moderate(d.tensor(d.kind, (*((times, batch) if d["time_major"] else (batch, times)), d.size(features))))
 
     return draw
+
+
+def moderate(value: Value) -> Value:
+    """Numbers of which sums of products stay in float32's range."""
+    if value.dtype != np.float32:
+        return value
+    x = value.array
+    return replace(value, data=np.where(np.isfinite(x), np.clip(x, -1e30, 1e30), x).astype(np.float32))
+
+
+def of_cell(name: str) -> Range:
+    """Range: what goes into a cell besides weights."""
+    return lambda d: moderate(d.plain(name))
 
 
 def gentle(name: str) -> Range:

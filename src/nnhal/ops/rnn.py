@@ -9,7 +9,6 @@ from nnhal.ops.common import real
 from nnhal.ops.ranges import Range
 from nnhal.ops.recurrent import (
     ACTIVATIONS,
-    ONE,
     READ,
     States,
     Step,
@@ -23,18 +22,18 @@ from nnhal.ops.recurrent import (
     linked,
     linking,
     named,
+    of_cell,
     outputs_counted,
     sequence_shapes,
     simple_activation,
     size,
     steps_of,
-    strict,
-    summed,
     time_first,
     two_way_count,
     two_way_shapes,
     two_ways,
     unroll,
+    unsteady,
 )
 from nnhal.ops.schema import BOOL, F16, F32, INT32, Arg, Bound, Form, Op, T, arg, args, example, out, register
 
@@ -45,8 +44,14 @@ def cell_args(prefix: str = "", source: str = "input_size") -> tuple[Arg, ...]:
     return (
         arg(f"{prefix}weights", T, f"{units} {source}", drawn=gentle(f"{prefix}weights")),
         arg(f"{prefix}recurrent_weights", T, f"{units} {units}", drawn=gentle(f"{prefix}recurrent_weights")),
-        arg(f"{prefix}bias", T, units),
-        arg(f"{prefix}hidden_state", T, f"batch {units}", doc="output of the step before"),
+        arg(f"{prefix}bias", T, units, drawn=of_cell(f"{prefix}bias")),
+        arg(
+            f"{prefix}hidden_state",
+            T,
+            f"batch {units}",
+            drawn=of_cell(f"{prefix}hidden_state"),
+            doc="output of the step before",
+        ),
     )
 
 
@@ -64,8 +69,8 @@ def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:
     act = ACTIVATIONS[a.activation_kind]
 
     def step(states: States, x: Array, aux: Array | None) -> States:
-        extra = () if aux is None else ((aux, w.aux_weights),)
-        return (act(summed(a, (x, w.weights), (states[0], w.recurrent_weights), (ONE, w.bias), *extra)),)
+        total = x @ w.weights.T + states[0] @ w.recurrent_weights.T + w.bias
+        return (act(total if aux is None else total + aux @ w.aux_weights.T),)
 
     return step, (w.hidden_state,)
 
@@ -108,12 +113,12 @@ register(
     Op(
         "RNN",
         {F32: V1_0, F16: V1_2},
-        (Form(arg("input", T, "batch input_size"), *cell_args(), activation),),
+        (Form(arg("input", T, "batch input_size", drawn=of_cell("input")), *cell_args(), activation),),
         (out("hidden_state_out", T, "batch units"), out("output", T, "batch units")),
         real(double(one_step)),
         (simple_activation,),
         sums="terms",
-        leaves_open=strict(one_step),
+        leaves_open=unsteady(one_step),
         doc="One step of a recurrent cell.",
         example=example(
             ([[13]], [[13]]),
@@ -134,7 +139,7 @@ register(
         (simple_activation, batch_agrees),
         infer=one_way_shapes,
         sums="terms",
-        leaves_open=strict(sequence),
+        leaves_open=unsteady(sequence),
         doc="A recurrent cell over a sequence, forwards.",
         example=example([[[1], [3]]], input=[[[1], [2]]], **running_sum(), activation_kind="none", time_major=0),
     ),
@@ -171,7 +176,7 @@ register(
         sized=READ,
         counted=two_way_count(2),
         sums="terms",
-        leaves_open=strict(both),
+        leaves_open=unsteady(both),
         doc="Two recurrent cells over a sequence, one forwards and one backwards.",
         example=example(
             [[[1, 3], [3, 2]]],

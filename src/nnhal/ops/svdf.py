@@ -12,10 +12,9 @@ from nnhal.ops.recurrent import (
     double,
     gentle,
     given,
-    held,
+    of_cell,
     simple_activation,
-    strict,
-    summed,
+    unsteady,
 )
 from nnhal.ops.schema import F16, F32, INT32, Bound, Form, Op, T, arg, example, out, register
 
@@ -53,11 +52,10 @@ def svdf(
     """The newest feature value of each filter is pushed into its memory, over which its time filter then runs."""
     batch, filters, memory = len(x), *weights_time.shape
     kept = state.reshape(batch, filters, a.state_size // max(filters, 1))
-    feature = summed(a, (x, weights_feature))
+    feature = x @ weights_feature.T
     window = np.concatenate((kept[..., : memory - 1], feature[..., None]), -1)
     products = (window * weights_time).reshape(batch, units(a), a.rank * memory)
-    bias = np.zeros(units(a)) if bias is None else bias
-    output = held(a, products.sum(-1) + bias, np.abs(products).sum(-1) + np.abs(bias))
+    output = products.sum(-1) + (0 if bias is None else bias)
     pushed = np.zeros_like(kept)  # its last place, where there is one, is free for the next
     pushed[..., : memory - 1] = window[..., 1:]
     return pushed.reshape(state.shape), ACTIVATIONS[a.activation_kind](output)
@@ -69,11 +67,11 @@ register(
         {F32: V1_0, F16: V1_2},
         (
             Form(
-                arg("input", T, "batch input_size"),
+                arg("input", T, "batch input_size", drawn=of_cell("input")),
                 arg("weights_feature", T, "filters input_size", drawn=gentle("weights_feature")),
                 arg("weights_time", T, "filters memory_size", drawn=gentle("weights_time")),
-                arg("bias", T, "units", optional=True, drawn=sometimes(lambda d: d.tensor(d.kind, d.shape_of("bias")))),
-                arg("state", T, "batch state_size"),
+                arg("bias", T, "units", optional=True, drawn=sometimes(of_cell("bias"))),
+                arg("state", T, "batch state_size", drawn=of_cell("state")),
                 arg("rank", INT32, at_least=1),
                 activation_drawn(*ACTIVATIONS),
             ),
@@ -88,7 +86,7 @@ register(
             "state_size": lambda d: d.size("filters") * max(0, d.size("memory_size") - d.pick(0, 0, 0, 1)),
         },
         sums="terms",
-        leaves_open=strict(svdf),
+        leaves_open=unsteady(svdf),
         doc="Filters features, pushes the result into a memory and filters that over time.",
         example=example(
             ([[6, 0]], [[65]]),

@@ -242,7 +242,10 @@ def cast(t: Task) -> None:
         halved(t, x, t.out)
         return
     if kind == x.value.type or (kind in FLOATS and x.value.type in FLOATS):
-        t.copy(x, 0)
+        if (x.value.scale, x.value.zero_point) == (t.a.out.scale, t.a.out.zero_point):
+            t.copy(x, 0)
+        else:
+            t.reshape(x, t.out)
         return
     if kind == I32 or kind in QUANTS:
         x = without_nan(t, x, 0.0) if x.value.type in FLOATS else x

@@ -291,10 +291,10 @@ class LitertModel(Prepared):
             return None
         try:
             recipe = _recipe(_specialised(self._model, shapes), self._settings)
-        except InvalidModel as error:  # what is wrong now is an error of the execution
-            raise OperationFailed(f"litert: {error}") from error
         except UnsupportedModel:
             return None
+        except InvalidModel as error:  # what is wrong now is an error of the execution
+            raise OperationFailed(f"litert: {error}") from error
         given = [number for number, shape in enumerate(shapes) if shape is not None]
         lowered = recipe.lowered
         return replace(recipe, lowered=replace(lowered, inputs=tuple((given[n], t) for n, t in lowered.inputs)))

@@ -86,7 +86,7 @@ class Graph:
         self.resets: list[tuple[int, Array]] = []
         self._tensors: dict[int, Tensor | None] = {}
         self._inputs: list[int] = []
-        self._halves: set[int] = set()  # float32 tensors that a DEQUANTIZE of a float16 constant fills
+        self.folded: set[int] = set()  # tensors that a DEQUANTIZE of a constant fills
         self._outputs: list[int] = []
 
     def finish(self) -> Lowered:
@@ -103,10 +103,10 @@ class Graph:
             if tensor is not None and tensor.value.shape == ():  # LiteRT gives no access to the memory of a scalar
                 scalar, tensor = tensor, self.add(replace(tensor.value, shape=(1,)))
                 self.writer.operator("RESHAPE", [scalar.index], [tensor.index], "Reshape", newShape=[1])
-            if tensor is not None and tensor.index in self._halves:  # XNNPACK folds it away, and nothing writes it then
-                folded, tensor = tensor, self.add(replace(tensor.value, data=None))
-                shape = list(folded.value.known)
-                self.writer.operator("RESHAPE", [folded.index], [tensor.index], "Reshape", newShape=shape)
+            if tensor is not None and tensor.index in self.folded:  # XNNPACK folds it away, and nothing writes it then
+                source, tensor = tensor, self.add(replace(tensor.value, data=None))
+                shape = list(source.value.known)
+                self.writer.operator("RESHAPE", [source.index], [tensor.index], "Reshape", newShape=shape)
             outputs.append(None if tensor is None else tensor.index)
         states = {index for _, index in self.feeds} - set(self._inputs) | {index for index, _ in self.resets}
         listed = list(dict.fromkeys(index for index in outputs if index is not None and index not in states))
@@ -147,7 +147,7 @@ class Graph:
             half = self.writer.tensor("FLOAT16", value.shape, data=data, name=value.name and f"{value.name}/half")
             index = self.writer.tensor(kind, value.shape, name=value.name)
             self.writer.operator("DEQUANTIZE", [half], [index])
-            self._halves.add(index)
+            self.folded.add(index)
             return Tensor(index, value)
         return Tensor(
             self.writer.tensor(kind, value.shape, *quant, data=data, variable=variable, name=value.name), value

@@ -10,7 +10,7 @@ from nnhal.base.operands import Array, ChannelQuant, Shape, Value
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, Tensor, require_scales
-from nnhal.drivers.litert.task import Task, entry, require_32_bits
+from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, Q8, Q8PC, Q8S, Bound
 
@@ -30,6 +30,8 @@ def pool(t: Task) -> None:
     _, height, width, _ = sizes(out)
     met = None if width is None else a.filter_w + (width - 1) * min(a.stride_w, a.filter_w)
     t.require_room((height, a.filter_h, met), POINTER, "for the places of its window")
+    if t.name == "AVERAGE_POOL_2D" and t.a.T in QUANTS:
+        t.require_sum(a.filter_h * a.filter_w, 255)
     window = {"strideW": a.stride_w, "strideH": a.stride_h, "filterWidth": a.filter_w, "filterHeight": a.filter_h}
     if t.name == "L2_POOL_2D":
         root_of_squares(t, x, out, window)
@@ -119,6 +121,10 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
         sign = Q8S if per_channel or (weights.value.type == Q8S and weights.value.zero_point == 0) else Q8
         x, out = t.recast(x, sign), t.recast_out(out, sign)
         weights = weights if per_channel else t.recast(weights, sign)
+        if t.name == "FULLY_CONNECTED" and weights.value.data is not None and t.shared(name):
+            weights = t.constant(
+                weights.value.data, value=weights.value
+            )  # its own, which LiteRT marks as scaled by channel
     require_packed(t, weights.value, axis)
     if x.value.type not in QUANTS:
         return Weighted(x, weights, t.x("bias"), out)
@@ -254,10 +260,21 @@ def softmax(t: Task) -> None:
     t.emit(t.name, [x], out, "Softmax", beta=t.a.beta)
 
 
+def flattened(t: Task, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Input and output with all dimensions but the last made one."""
+    shape = math.prod(x.value.known[:-1]), x.value.known[-1]
+    flat, made = t.temporary(x.value, shape=shape), t.temporary(out.value, shape=shape)
+    t.reshape(x, flat)
+    t.later(lambda: t.reshape(made, out))
+    return flat, made
+
+
 @entry("LOG_SOFTMAX", types=FLOATS)
 def log_softmax(t: Task) -> None:
     """LiteRT's has no beta: it is put to the distance from the greatest element, halved so that it cannot overflow."""
     x, out = axis_last(t)
+    if x.value.rank > BEYOND_XNNPACK:
+        x, out = flattened(t, x, out)
     if t.a.beta != 1:
         half, distance, scaled = (t.temporary(x.value) for _ in range(3))
         greatest = t.along(x.value, [-1])
@@ -321,6 +338,8 @@ def l2_normalisation(t: Task) -> None:
     """
     if t.a.T in QUANTS:
         x, out = axis_last(t)
+        if None not in x.value.dims:
+            t.require_sum(x.value.known[-1], sums.reach(x.value) ** 2)
         t.emit(t.name, [x], out, "L2Norm")
         return
     x, axis, limits = t.x("input"), t.constant([t.a.axis % t.a.input.rank]), np.finfo(np.float32)

@@ -1,5 +1,7 @@
 """Entries of reductions along axes, and of the operations that look for extremes."""
 
+import math
+
 import numpy as np
 
 from nnhal.drivers.litert.elementwise import missing, without_nan
@@ -7,6 +9,7 @@ from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.schema import B8, I32
 
+GREATEST = 255  # of stored 8-bit values
 INT32 = 2  # TFLite's TensorType
 KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the others are called what NNAPI calls them
 
@@ -18,7 +21,10 @@ def reduce(t: Task) -> None:
     """An axis named twice counts once. What LiteRT makes of NaN in a maximum hangs on the order: it is put in afterwards."""
     x, axes, keep = t.x("input"), t.array("axes"), bool(t.a.keep_dims)
     rank = x.value.rank
-    left = rank if keep else rank - len({int(axis) % rank for axis in axes})
+    along = {int(axis) % rank for axis in axes}
+    left = rank if keep else rank - len(along)
+    if t.name == "MEAN" and t.a.T in QUANTS and None not in x.value.dims:
+        t.require_sum(math.prod(x.value.known[axis] for axis in along), GREATEST)
     if t.name not in ("REDUCE_MAX", "REDUCE_MIN") or t.a.T not in FLOATS:
         t.emit(KINDS.get(t.name, t.name), [x, t.constant(axes)], t.out_of_rank(left), "Reducer", keepDims=keep)
         return

@@ -196,6 +196,7 @@ def lsh_projection(t: Task) -> None:
     t.require(kind != LshProjection.SPARSE_DEPRECATED, "LiteRT's sparse signatures have an offset for each function")
     halves = F16 in (t.a.hashes.type, t.a.input.type)
     t.require(not halves, "the bytes of float16 are hashed, and float16 is float32 here")
+    t.require(t.a.bits <= 32, f"LiteRT's signatures have up to 32 bits, these {t.a.bits}")
     weight = t.maybe("weight")
     t.require(kind == LshProjection.DENSE or weight is None, "LiteRT's sparse projections take no weights")
     inputs = [t.x("hashes"), t.x("input"), *([weight] if weight else [])]

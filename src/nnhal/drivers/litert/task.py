@@ -55,6 +55,7 @@ class Task:
     def __post_init__(self) -> None:
         slots = self.a.form.slots(len(self.operation.inputs))
         self._places = {argument.name: self.operation.inputs[start:end] for argument, start, end in slots}
+        self._optional = {a.name for a in self.a.form if a.optional and isinstance(self.a.__dict__.get(a.name), Value)}
 
     @property
     def name(self) -> str:
@@ -65,6 +66,14 @@ class Task:
         """Refuse the operation unless the condition holds."""
         if not condition:
             raise Refused(reason)
+
+    def later(self, step: Callable[[], None]) -> None:
+        """Write something when the operation is written; what was put off last comes first."""
+        self._after.append(step)
+
+    def shared(self, name: str) -> bool:
+        """Whether another operation reads the argument too, or this one twice."""
+        return self.graph.readers[self.place(name)] > 1
 
     def finish(self) -> None:
         """Write what was put off until after the operation."""
@@ -83,7 +92,7 @@ class Task:
     def maybe(self, name: str) -> Tensor | None:
         """The tensor of an argument, None where it is omitted (also for an input that is declared to be perhaps)."""
         places = self._places.get(name, ())
-        if not places or (isinstance(value := getattr(self.a, name), Value) and perhaps_omitted(value)):
+        if not places or (name in self._optional and perhaps_omitted(getattr(self.a, name))):
             return None
         return self.graph.operand(places[0])
 
@@ -157,6 +166,8 @@ class Task:
         results = [outputs] if isinstance(outputs, Tensor) else outputs
         given = [-1 if tensor is None else tensor.index for tensor in inputs]
         self.graph.writer.operator(kind, given, [tensor.index for tensor in results], options, **fields)
+        if kind == "DEQUANTIZE" and inputs[0] is not None and inputs[0].value.data is not None:
+            self.graph.folded.add(results[0].index)
 
     def alias(self, number: int, tensor: Tensor) -> None:
         """Output `number` is this very tensor."""
@@ -218,6 +229,10 @@ class Task:
         """The product of two scales, which LiteRT computes in float32; refused where it is beyond that."""
         require_scales(x * y, x * y)
         return x * y
+
+    def require_sum(self, count: int, greatest: int) -> None:
+        """Refuse sums of so many integers that they wrap around in the 32 bits that LiteRT has for them."""
+        self.require(count * greatest <= MOST, f"LiteRT adds up {count} integers of up to {greatest} in 32 bits")
 
     def require_room(self, shape: Shape, size: int, what: str) -> None:
         """Refuse what needs much more room inside the engine than the operation's operands take.
