@@ -14,7 +14,7 @@ from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from nnhal.ops.schema import REQUIRED
 
-F32, Q8 = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM
+F32, Q8, I32 = (OperandType[f"TENSOR_{name}"] for name in ("FLOAT32", "QUANT8_ASYMM", "INT32"))
 CONTROL_FLOW = {"IF", "WHILE"}
 NAMES = list(dict.fromkeys(cell.op.name for cell in cells()))
 
@@ -107,3 +107,98 @@ def test_scales_far_from_one_and_subnormal_ones_are_drawn():
     scales = [draw(Cell(OPS["CONCATENATION"], 0, Q8, "far"), rng).inputs[0].scale for _ in range(200)]
     assert min(scales) < np.finfo("f4").tiny and max(scales) > 1e20
     assert "far" in classes(Q8)
+
+
+def calls(name, kind, values, count=60):
+    rng = np.random.default_rng(9)
+    return [draw(Cell(OPS[name], 0, kind, values), rng) for _ in range(count)]
+
+
+def test_outputs_are_finer_coarser_or_about_as_their_inputs_by_their_class():
+    ratios = {
+        values: np.log2([c.outputs[0].scale / c.inputs[0].scale for c in calls("ADD", Q8, values)])
+        for values in ("ordinary", "fine", "coarse")
+    }
+    assert np.median(ratios["fine"]) < -7 and ratios["fine"].max() < 0
+    assert np.median(ratios["coarse"]) > 7 and ratios["coarse"].min() > 0
+    assert abs(ratios["ordinary"]).max() < 8
+
+
+def test_scales_of_ties_are_powers_of_two():
+    found = [v.scale for c in calls("ADD", Q8, "ties") for v in (*c.inputs[:2], *c.outputs)]
+    assert {float(np.frexp(scale)[0]) for scale in found} == {0.5} and len(set(found)) > 3
+
+
+def test_zero_points_are_the_ends_the_middle_and_others():
+    found = [c.inputs[0].zero_point for c in calls("ADD", Q8, "ordinary", 100)]
+    assert {0, 128, 255} <= set(found) and len(set(found)) > 10
+
+
+def test_weights_are_constant_or_given_and_the_first_tensor_seldom_is_constant():
+    found = [c.given for c in calls("CONV_2D", F32, "ordinary")]
+    assert len(found) > sum(0 in given for given in found) > 0.85 * len(found)
+    for place in (1, 2):
+        assert 10 < sum(place in given for given in found) < 50
+
+
+def test_shapes_that_are_broadcast_lack_dimensions_or_have_1_for_them():
+    shapes = [(c.inputs[0].known, c.inputs[1].known) for c in calls("ADD", F32, "ordinary")]
+    assert sum(len(x) != len(y) for x, y in shapes) > 5
+    both = [(x, y) for x, y in shapes if len(x) == len(y)]
+    assert sum(any(m != n and 1 in (m, n) for m, n in zip(x, y, strict=True)) for x, y in both) > 5
+
+
+@pytest.mark.parametrize(("values", "has"), [("zeros", {0}), ("largest", {-(2**31), 2**31 - 1, -1, 2**30})])
+def test_integers_of_a_class_have_the_values_of_its_name(values, has):
+    x = contents(np.random.default_rng(1), I32, (400,), values)
+    assert has <= set(x.tolist())
+    ordinary = contents(np.random.default_rng(1), I32, (400,), "ordinary")
+    assert abs(ordinary).max() < 100 and (values != "zeros" or (x == 0).sum() > (ordinary == 0).sum() + 50)
+
+
+def test_classes_are_these():
+    """Written out: what is dropped from the tuples would be drawn no more, and no test would miss it."""
+    from nnhal.conformance.draw import classes
+
+    floats = "ordinary zeros ties large largest smallest subnormal infinite nan"
+    assert classes(F32) == classes(OperandType.TENSOR_FLOAT16) == tuple(floats.split())
+    steps = ("ordinary", "ends", "ties", "fine", "coarse", "far")
+    for name in ("QUANT8_ASYMM", "QUANT8_ASYMM_SIGNED", "QUANT16_ASYMM", "QUANT8_SYMM"):
+        assert classes(OperandType[f"TENSOR_{name}"]) == steps
+    assert classes(I32) == ("ordinary", "zeros", "largest")
+    assert classes(OperandType.TENSOR_BOOL8) == ("ordinary",)
+
+
+def numbers(name, argument, kind=F32):
+    """Every number that is drawn for an argument."""
+    found = []
+    for call in calls(name, kind, "ordinary", 80):
+        for a, start, end in call.bound.form.slots(len(call.inputs)):
+            if a.name == argument and end > start and call.inputs[start] is not None:
+                found += call.inputs[start].array.ravel().tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "low", "high"),
+    [
+        ("SOFTMAX", "axis", -3, 2),
+        ("ARGMAX", "axis", -3, 2),
+        ("GATHER", "axis", -3, 2),
+        ("REDUCE_SUM", "axes", -3, 2),
+        ("EXPAND_DIMS", "axis", -3, 2),
+        ("PAD", "paddings", 0, 3),
+        ("PAD_V2", "paddings", 0, 3),
+        ("SPACE_TO_BATCH_ND", "paddings", 0, 3),
+        ("RESHAPE", "shape", -1, 5),
+        ("STRIDED_SLICE", "begin", -4, 4),
+        ("STRIDED_SLICE", "end", -4, 4),
+        ("STRIDED_SLICE", "strides", -2, 3),
+        ("SLICE", "size", -1, 3),
+        ("TRANSPOSE_CONV_2D", "pad_right", -2, 2),
+        ("HASHTABLE_LOOKUP", "lookups", -3, 9),
+    ],
+)
+def test_numbers_are_drawn_from_one_end_to_the_other(name, argument, low, high):
+    found = numbers(name, argument)
+    assert min(found) <= low and max(found) >= high, (min(found), max(found))

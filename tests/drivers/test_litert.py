@@ -1,5 +1,6 @@
 """The litert device: what it runs is what LiteRT and NNAPI's definition say, and it keeps the contract of a driver."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -22,6 +23,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.operands import ChannelQuant
 from nnhal.bench import maker
+from nnhal.drivers.litert.device import Litert, _settings
 from nnhal.frontends import tflite
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared
@@ -340,3 +342,25 @@ def test_a_float16_constant_made_wide_can_be_an_output_too():
     compiled = nnhal.compile(model, devices="litert")
     first, second, third = compiled(np.ones((1, 4), np.float32))
     assert (first == [[1, 2, 3, 4]]).all() and (second == np.eye(4)).all() and (third == [[2, 3, 4, 5]]).all()
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, 1), (3, 3), (4, 4), (64, 4)])
+def test_threads_are_those_of_the_process_4_at_most_unless_a_number_is_stated(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert _settings(Hints()).threads == threads
+    assert _settings(Hints(threads=7)).threads == 7
+
+
+def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> None:
+    """LiteRT takes a tensor without dimensions for one of unknown rank: the reference computes it."""
+    b = ModelBuilder()
+    x, y = (b.operand(OperandType.TENSOR_FLOAT32, []) for _ in range(2))
+    b.operation(OperationType.ABS, [x], [y])
+    prepared = Litert().prepare(b.finish([x], [y]), Hints(threads=1))
+    for given in (np.float32([-1, 2]), np.array(-3.0, np.float32), np.float32([[-1]])):
+        request = Request([given], [None])
+        prepared.run(request, UNLIMITED)
+        np.testing.assert_array_equal(request.outputs[0], np.abs(given))
+        assert request.outputs[0].shape == given.shape

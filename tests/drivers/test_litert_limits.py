@@ -12,6 +12,7 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import ChannelQuant
+from nnhal.drivers.litert import sums
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints
 from nnhal.hal.request import UNLIMITED, Request
@@ -343,3 +344,124 @@ def test_no_elements_in_may_give_some_out() -> None:
     edges = np.array([[1, 0], [0, 1]], np.int32)
     empty, full = open_run("PAD", 0, 1, input=OPEN, paddings=edges)
     assert empty.tolist() == [[0, 0, 0]] and full.tolist() == [[0, 0, 0], [1, 1, 0]]
+
+
+@each_layer
+def test_a_bias_known_only_at_execution_needs_256_steps_to_saturate(
+    op: str, name: str, shape: Any, weights: Any, more: Any
+) -> None:
+    """2**31 are 181 steps of 2**23.5, which from a zero point of 0 are not all."""
+    assert "known only at execution" in reason(op, **layer(name, shape, weights, more, 0, 2.0**23.5, (True, False)))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "wanted"), [(0.49, MOST), (0.99, MOST), (1 - 2.0**-22, MOST >> 1), (1.0, MOST >> 1), (1.99, MOST >> 1)]
+)
+def test_a_ratio_that_rounding_may_make_a_power_of_two_counts_as_one(ratio: float, wanted: int) -> None:
+    assert sums.capacity(ratio) == wanted
+
+
+def test_a_swish_of_coarse_steps_is_refused() -> None:
+    assert reason("HARD_SWISH", input=X((4,), scale=127.0), scale=127.0, zero_point=0) == ""
+    assert "input scale 128 is too coarse" in reason("HARD_SWISH", input=X((4,), scale=128.0), scale=128.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "names", "coarsest"),
+    [
+        ("HARD_SWISH", ("input",), 2 / 256),
+        ("SUB", ("input1", "input2"), 1 / 1024 / 256),
+        ("ADD", ("input1", "input2"), 2 / 127),
+    ],
+)
+def test_an_output_of_too_fine_steps_is_refused_from_its_bound_on(op: str, names: Any, coarsest: float) -> None:
+    """coarsest: of the output's scales that are refused, where inputs have a scale of 1."""
+    given = {name: X((4,), scale=1.0) for name in names}
+    assert reason(op, **given, scale=coarsest * 1.001, zero_point=0) == ""
+    assert "is too fine for LiteRT here" in reason(op, **given, scale=coarsest * 0.999, zero_point=0)
+
+
+@pytest.mark.parametrize("activation", ["relu1", "relu6"])
+def test_a_bound_that_is_no_32_bit_integer_is_refused(activation: str) -> None:
+    def made(scale: float) -> str:
+        given = {name: X((4,), scale=scale) for name in ("input1", "input2")}
+        return reason("ADD", **given, activation=activation, scale=scale, zero_point=0)
+
+    assert made(1.1e-8) == ""
+    assert made(9e-9) == "output scale 9e-09 is too fine for a bound of 6"
+
+
+def test_weights_that_fill_whole_registers_may_not_grow_many_times() -> None:
+    """Each group's one channel takes 16: 2**19 groups of 3 * 3 elements, 72 bytes at 8 each, become 16 * 2**19 * 9 * 4."""
+
+    def grouped(groups: int) -> str:
+        shape = (groups, 3, 3, 1)
+        layer = {"bias": X((groups,), F32, constant=True), "padding": "same", "groups": groups, "nchw": False}
+        return reason("GROUPED_CONV_2D", input=X((1, 3, 3, groups), F32), filter=X(shape, F32, constant=True), **layer)
+
+    at_most = 2**28 // (16 * 9 * 4)  # groups
+    assert grouped(at_most) == ""
+    wanted = f"LiteRT would hold {(at_most + 1) * 16 * 9 * 4} bytes for its weights, must be at most 268435456"
+    assert grouped(at_most + 1) == wanted
+
+
+def test_what_is_held_may_be_8_times_the_largest_operand() -> None:
+    """A picture of 2**26 bytes: 8 times that are 2**29, where 2**28 are always allowed; 9 pointers an element are more."""
+
+    def convolution(filter_h: int) -> str:
+        shape = (1, filter_h, 1, 1)
+        layer = {"bias": X((1,), F32, constant=True), "padding": "same"}
+        return reason("CONV_2D", input=X((1, 4096, 4096, 1), F32), filter=X(shape, F32, constant=True), **layer)
+
+    size = 4096 * 4096
+    assert convolution(4) == ""  # 8 bytes a pointer: 4 * 8 = 32 bytes an element, 8 times 4
+    assert convolution(5) == (
+        f"LiteRT would hold {size * 5 * 8} bytes for the places of its filter, must be at most {size * 4 * 8}"
+    )
+
+
+def test_exponents_that_are_infinite_in_float32_are_refused() -> None:
+    assert reason("SOFTMAX", input=X((1, 4), scale=2.0**60), beta=2.0**40) == ""
+    assert "beta times the scale is 2.5353e+30" in reason("SOFTMAX", input=X((1, 4), scale=2.0**60), beta=2.0**41)
+
+
+def test_sums_of_shifted_squares_are_made_up_to_a_radius() -> None:
+    def local(radius: int) -> str:
+        more = {"radius": radius, "bias": 1.0, "alpha": 1.0, "beta": 0.5, "axis": -1}
+        return reason("LOCAL_RESPONSE_NORMALIZATION", input=X((1, 200), F32), **more)
+
+    assert local(64) == ""
+    assert local(65) == "radius is 65, sums of shifted squares are made up to 64"
+
+
+def test_places_that_windows_share_are_held_once() -> None:
+    """Windows of 8192 at 8193 places, a step apart: they meet 16384 elements, not 8193 * 8192."""
+    more = {"padding": "valid", "filter_size": (1, 8192)}
+    assert reason("MAX_POOL_2D", input=X((1, 1, 16384, 1), F32), stride=(1, 1), **more) == ""
+
+
+def test_more_dimensions_than_xnnpack_splits_are_refused() -> None:
+    def split(rank: int) -> str:
+        b = Builder()
+        x = b.input((2,) * rank)
+        model = b.finish([x], list(b.split(x, 0, 2, outputs=2)))
+        verdict = litert.device().supports(model)[0]
+        return "" if verdict.ok else verdict.reason
+
+    assert split(6) == ""
+    assert split(7) == "XNNPACK fails to prepare it for rank 7, must be at most 6"
+
+
+def test_a_type_that_the_engines_kernel_lacks_is_refused_by_name() -> None:
+    pair = {"x": X((2, 2), I32), "y": X((2, 2), I32)}
+    assert (
+        reason("BATCH_MATMUL", **pair, adj_x=False, adj_y=False) == "LiteRT's BATCH_MATMUL does not take TENSOR_INT32"
+    )
+
+
+def test_values_brought_to_a_256th_of_their_scale_are_refused() -> None:
+    def greater(scale: float) -> str:
+        return reason("MAXIMUM", input1=X((4,), scale=1.0), input2=X((4,), scale=scale), scale=scale, zero_point=0)
+
+    assert greater(1 / 255) == ""
+    assert "is too fine for LiteRT here, must exceed 0.00390625" in greater(1 / 256)

@@ -192,3 +192,32 @@ def test_subnormal_numbers_are_as_they_are_or_zero():
     (device,) = discovery.select(["litert"])
     assert "subnormals" in device.relaxations
     assert float(on_litert("FLOOR", [-1e-40])[0]) in (-1.0, 0.0)
+
+
+@pytest.mark.parametrize("scale", [1e14, 1e15, 9e17, 9e18, 1e19, 1e30, 3e38])
+def test_instances_of_several_great_elements_are_normalised(scale):
+    """Half of 64 elements are `scale`, half -scale: the mean is 0, the deviation `scale`."""
+    x = np.where(np.arange(64) % 2, scale, -scale).reshape(1, 8, 8, 1)
+    found = on_litert("INSTANCE_NORMALIZATION", x, gamma=1.0, beta=0.0, epsilon=1e-3, nchw=False)
+    np.testing.assert_allclose(found, np.sign(x), rtol=1e-5)
+
+
+def test_real_numbers_cast_to_float16_are_rounded_within_a_model():
+    b = Builder()
+    x, one = b.input((4,)), b.input((4,))
+    model = b.finish([x, one], [b.add(b.cast(b.cast(x, out_type=F16), out_type=F32), one)])
+    compiled = nnhal.compile(model, devices="litert")
+    assert set(compiled.placement.devices()) == {"litert"}
+    found = compiled(np.float32([2049, 4099, 1e5, -0.1]), np.zeros(4, np.float32))
+    assert found.tolist() == [2048, 4100, np.inf, float(np.float16(-0.1))]
+
+
+@pytest.mark.parametrize("axes", [[0], [0, 0], [0, -1], [-1, 0, -1]])
+@pytest.mark.parametrize("name", ["REDUCE_SUM", "REDUCE_MAX", "MEAN"])
+def test_an_axis_named_twice_counts_once(name, axes):
+    wanted = {"REDUCE_SUM": 6, "REDUCE_MAX": 3, "MEAN": 2}[name]
+    found = on_litert(name, [1.0, 2.0, 3.0], axes=np.int32(axes), keep_dims=0 if name == "MEAN" else False)
+    assert found.tolist() == [wanted]
+    twice = np.int32([a if a >= 0 else 0 for a in axes])  # the first of two dimensions
+    found = on_litert(name, [[1.0, 2.0], [3.0, 5.0]], axes=twice, keep_dims=0 if name == "MEAN" else False)
+    assert found.tolist() == {"REDUCE_SUM": [4, 7], "REDUCE_MAX": [3, 5], "MEAN": [2, 3.5]}[name]

@@ -156,3 +156,10 @@ def test_fill_takes_the_form_of_the_type_that_is_asked_for(type, value):
     b = Builder()
     y = b.fill(shape=[2], value=value, out_type=type)
     assert nnhal.compile(b.finish([], [y]), devices="reference")().tolist() == [value, value]
+
+
+def test_a_scale_in_a_list_counts_for_its_output_though_the_record_says_another() -> None:
+    scores, places = heatmap(Builder(), scale=[0.5, None], zero_point=[3, None])
+    assert (scores.value.scale, scores.value.zero_point, places.value.scale) == (0.5, 3, 0.125)
+    with pytest.raises(InvalidModel, match=r"output 1 \(keypoints\) has scale 0.25"):
+        heatmap(Builder(), scale=[0.5, 0.25], zero_point=[3, 0])

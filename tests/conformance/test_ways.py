@@ -1,0 +1,89 @@
+"""What each way to execute asks of a driver, and what it does not let pass."""
+
+import numpy as np
+import pytest
+
+from nnhal import Builder
+from nnhal.base.errors import OperationFailed
+from nnhal.conformance.ways import WAYS
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.request import Control, Request
+from nnhal.hal.wrappers import Wrapper
+from nnhal.runtime import discovery
+
+
+def doubling():
+    b = Builder()
+    x = b.input((2,))
+    return prepared_by(discovery.cpu(), b.finish([x], [b.add(x, x)]), Hints())
+
+
+def request():
+    return Request([np.float32([1, 2])], [np.full(2, np.nan, np.float32)])
+
+
+@pytest.mark.parametrize(("way", "runs"), [("plain", 1), ("burst", 2), ("fenced", 1), ("memory", 1), ("callback", 1)])
+def test_every_way_executes_as_often_as_it_says_and_gives_the_results(way, runs):
+    prepared, seen = doubling(), []
+    inner = prepared.run
+
+    def run(given, control):
+        seen.append(given)
+        return inner(given, control)
+
+    prepared.run = run
+    asked = request()
+    WAYS[way](discovery.cpu(), prepared, asked, Control())
+    assert asked.outputs[0].tolist() == [2, 4]
+    assert len(seen) == runs
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_of_the_execution_escapes_from_every_way(way):
+    prepared = doubling()
+
+    def run(given, control):
+        raise OperationFailed("no")
+
+    prepared.run = run
+    with pytest.raises(OperationFailed, match="no"):
+        WAYS[way](discovery.cpu(), prepared, request(), Control())
+
+
+def test_a_second_callback_is_an_error():
+    prepared = doubling()
+
+    def execute(given, control, notify):
+        prepared.run(given, control)
+        notify(None, None)
+        notify(None, None)
+
+    prepared.execute = execute
+    with pytest.raises(OperationFailed, match="came 2 times, must come once"):
+        WAYS["callback"](discovery.cpu(), prepared, request(), Control())
+
+
+def test_a_fenced_execution_is_given_a_fence_to_wait_for():
+    prepared, waited = doubling(), []
+    inner = prepared.execute_fenced
+
+    def execute_fenced(given, control, wait_for=(), after=None):
+        waited.extend(wait_for)
+        return inner(given, control, wait_for, after)
+
+    prepared.execute_fenced = execute_fenced
+    WAYS["fenced"](discovery.cpu(), prepared, request(), Control())
+    assert len(waited) == 1
+
+
+def test_memory_of_inputs_and_outputs_is_allocated_by_the_driver():
+    class Counting(Wrapper):
+        roles = ()
+
+        def allocate(self, desc, roles):
+            self.roles += tuple((role.index, role.output) for role in roles)
+            return super().allocate(desc, roles)
+
+    device = Counting(discovery.cpu())
+    WAYS["memory"](device, doubling(), request(), Control())
+    assert device.roles == ((0, False), (0, True))
