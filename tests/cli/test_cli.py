@@ -143,3 +143,8 @@ def test_conformance_of_the_example_driver_fails_nothing(vectors):
     document = json.loads(nnhal("conformance", str(vectors), "--driver", EXAMPLE, "--operation", "add", "--json"))
     assert document["device"] == "mine"
     assert document["totals"]["failed"] == 0 and document["totals"]["passed"] > 0
+
+
+def test_conformance_of_no_vector_at_all_is_a_mistake_of_the_call(vectors):
+    found = nnhal("conformance", str(vectors), "--filter", "nothing_like_it", code=2)
+    assert "no vector under" in found and "must be at least one" in found

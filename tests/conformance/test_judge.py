@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import OperationFailed
-from nnhal.conformance.differential import again, compare_device, judge, model_of, one
+from nnhal.conformance.differential import again, agreeing, compare_device, judge, kernel_outputs, model_of, one
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.hal.device import RELAXATIONS, Hints, prepared_by
 from nnhal.ops import OPS
@@ -138,3 +138,17 @@ def test_records_with_something_open_are_these():
         *("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN", "SVDF"),
         *("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"),
     }
+
+
+def test_magnitudes_of_either_sign_make_room():
+    """What a normalised cell makes of magnitudes may be negative: no less room for that."""
+    cell = next(c for c in cells(["UNIDIRECTIONAL_SEQUENCE_LSTM"]) if c.values == "ties" and c.kind == F32)
+    rng, negative = np.random.default_rng(5), 0
+    for _ in range(200):
+        call = draw(cell, rng)
+        totals = kernel_outputs(call, magnitudes=True)
+        for n, wanted in enumerate(kernel_outputs(call)):
+            negative += bool((totals[n] < -1.4).any())
+            assert agreeing(call, n, wanted, wanted).all()
+            assert agreeing(call, n, wanted, wanted + np.float32(5e-6)).all()
+    assert negative

@@ -73,6 +73,8 @@ def command(path: Path, device: str, drivers: tuple[str, ...], jobs: int, **opti
             outcomes += some.outcomes
             calls += some.calls
             bar.update(task, completed=done, total=total)
+    if not outcomes:
+        raise click.UsageError(f"no vector under {path} is among those asked for, must be at least one")
     counts = count(outcomes)
     failures = sorted((o for o in outcomes if o.verdict == "failed"), key=lambda o: (o.id, o.variant))
     if options["as_json"]:

@@ -182,7 +182,7 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array) -> Array:
     room: Any = atol + rtol * np.where(np.isfinite(e), np.abs(e), 0)
     if call.cell.op.sums and value.type in (F32, F16):
         total = kernel_outputs(call, magnitudes=True)[number]
-        size = np.where(np.isfinite(total), total, 0).astype(np.float64)
+        size = np.abs(np.where(np.isfinite(total), total, 0).astype(np.float64))
         room = np.where(np.isfinite(e) & ~np.isfinite(total), np.inf, room + size * ORDERS * np.finfo(np.float32).eps)
         if call.cell.op.sums == "products":
             factors = [x for x in tensors_of(call) if isinstance(x, np.ndarray) and x.dtype.kind == "f"]
