@@ -142,7 +142,7 @@ def test_records_with_something_open_are_these():
 
 def test_magnitudes_of_either_sign_make_room():
     """What a normalised cell makes of magnitudes may be negative: no less room for that."""
-    cell = next(c for c in cells(["UNIDIRECTIONAL_SEQUENCE_LSTM"]) if c.values == "ties" and c.kind == F32)
+    cell = next(c for c in cells(["BIDIRECTIONAL_SEQUENCE_LSTM"]) if c.values == "ties" and c.kind == F32)
     rng, negative = np.random.default_rng(5), 0
     for _ in range(200):
         call = draw(cell, rng)
