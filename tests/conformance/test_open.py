@@ -84,9 +84,14 @@ def test_only_means_whose_sum_overflows_or_that_are_nan_are_open():
 
 
 def test_only_channels_beyond_half_the_range_are_open_when_resized():
-    x = tensor([[[[1, 2e38, INF, NAN, 1.7e38], [1, 1, 1, 1, 1]]]])
+    x = tensor([[[[1, 2e38, INF, NAN, 1.7e38], [1, 1, 1, 1, 1.7e38]]]])
     found = opened("RESIZE_BILINEAR", x, scalar(3), scalar(1))
     assert found[0][0] == [[False, True, True, True, False]] * 3
+
+
+def test_elements_between_far_neighbours_are_open_where_a_last_digit_of_their_place_decides():
+    found = opened("RESIZE_BILINEAR", tensor([[[[1e30, 1], [1, 2]]]]), scalar(3), scalar(1))
+    assert found[0][0] == [[True, False]] * 2 + [[found[0][0][2][0], False]]
 
 
 def test_only_elements_in_which_rows_of_a_key_differ_are_open():

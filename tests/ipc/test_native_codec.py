@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.ipc import _native
+from tests.properties import STABLE
 
 UNKNOWN = 2**64 - 1
 
@@ -80,6 +81,7 @@ def requests(draw: st.DrawFn) -> tuple[object, ...]:
     return draw(operands), draw(operands), pools, draw(st.booleans())
 
 
+@STABLE
 @given(requests())
 def test_request_comes_back_as_it_was(parts):
     packet = _native.encode_request(*parts)
@@ -87,6 +89,7 @@ def test_request_comes_back_as_it_was(parts):
     assert struct.unpack_from("<2I", packet) == (0, len(packet) // 24)
 
 
+@STABLE
 @given(st.integers(-(2**31), 2**31 - 1), st.lists(st.tuples(st.booleans(), dims), max_size=90), st.tuples(u32, u32))
 def test_result_comes_back_as_it_was(status, outputs, times):
     parts = (status, tuple(outputs), min(times), max(times))

@@ -32,6 +32,7 @@ from nnhal.ops.schema import (
     register,
 )
 
+HALF, SINGLE = 5 * 2.0**-10, 1e-5  # tolerances
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
 by_shape = args("out_w out_h", INT32, at_least=1, drawn=whole(1, 9))
 by_scale = args(
@@ -87,23 +88,35 @@ def nearest(a: Bound, x: Array) -> Array:
     return x
 
 
+def places(a: Bound, x: Array, axis: int) -> Array:
+    """Where along an axis each element of the output is interpolated."""
+    size, new = x.shape[axis], new_size("h" if axis == 1 else "w")(a)
+    return np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
+
+
 def bilinear(a: Bound, x: Array) -> Array:
     """Between the two nearest elements along each axis, by distance."""
-    for axis, name in ((1, "h"), (2, "w")):
-        size, new = x.shape[axis], new_size(name)(a)
-        at = np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
-        x = interpolate(x, at, axis)
+    for axis in (1, 2):
+        x = interpolate(x, places(a, x, axis), axis)
     return x
 
 
 def overflowing(a: Bound, x: Array) -> Any:
-    """Open: channels of a picture with elements that are not finite or beyond half the type's range.
-
-    Their shares may be 0, and their differences may overflow.
+    """Open: channels of a picture with elements that are not finite or beyond half the type's range, as their shares may be
+    0 and their differences may overflow; and elements that change by more than the tolerance where their place changes in
+    its last digit.
     """
     if a.input.quantised:
-        return False
-    return ~(np.abs(x) <= np.finfo(x.dtype).max / 2).all((2, 3) if a.nchw else (1, 2), keepdims=True)
+        return np.zeros((1, 1, 1, 1), bool)
+    wide = ~(np.abs(x) <= np.finfo(x.dtype).max / 2).all((1, 2), keepdims=True)
+    least = greatest = np.where(np.isfinite(x), x, 0).astype(np.float64)
+    for axis in (1, 2):
+        at, last = places(a, x, axis), x.shape[axis] - 1
+        near = [np.clip(np.floor(at) + n, 0, last).astype(np.int64) for n in (-1, 0, 1, 2)]
+        least = np.min([least.take(n, axis) for n in near], 0)
+        greatest = np.max([greatest.take(n, axis) for n in near], 0)
+    moved = (greatest - least) * np.spacing(np.float32(max(x.shape[1:3])))
+    return wide | (moved > (HALF if x.dtype == np.float16 else SINGLE) * (1 + np.abs(bilinear(a, np.nan_to_num(x)))))
 
 
 resize = partial(
@@ -120,7 +133,7 @@ register(
         tuple(Form(x, *size, arg("nchw", BOOL, since=V1_2, default=False), *GRID) for size in (by_shape, by_scale)),
         kernel=nhwc(real(bilinear)),
         sums="terms",
-        leaves_open=overflowing,
+        leaves_open=nhwc(overflowing),
         doc="Pictures resized, each element interpolated between four.",
         example=example([[[[0], [5], [10], [10]]]], input=[[[[0], [10]]]], out_w=4, out_h=1),
     ),
