@@ -22,8 +22,8 @@ WIDTH = 112
 NEWLINE = "\n"  # f-strings of Python 3.11 take no backslashes
 SUMS = {
     "terms": "Summed up in any order.",
-    "products": "Summed up in any order; left open: all where something is not finite, and sums of products whose magnitudes "
-    "add up to more than the type holds.",
+    "products": "Summed up in any order; left open: all where something is not finite, and sums of products whose "
+    "magnitudes add up to more than the type holds.",
 }
 INTRODUCTION = """\
 # Operations
