@@ -208,7 +208,7 @@ register(
         ),
         step,
         (*cell_checks(), cell_is_power_of_two, intermediates_positive, hidden_positive, states_keep_scale),
-        sized=sizes(),
+        sized=sizes() | {name: whole(1, 5) for name in ("units", "input_size")},  # of more, roundings add up
         scaled=SCALES,
         doc="One step of an LSTM cell on 8-bit tensors, with optional parts like LSTM.",
         example=example(([[10]], [[20]], [[10]]), **HALF_OPEN, scale=2**-9),
