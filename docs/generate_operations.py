@@ -13,8 +13,8 @@ from typing import Any
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType, type_name
 from nnhal.base.levels import Level
-from nnhal.conformance.suite import FLOAT, HALF
 from nnhal.ops import OPS
+from nnhal.ops.common import FLOAT, HALF
 from nnhal.ops.schema import REQUIRED, Allowed, Arg, Form, Op, Per, Stored, T
 
 FILE = Path(__file__).with_name("operations.md")

@@ -6,6 +6,7 @@ a NaN gets that is clipped. A device may say that its results do more (`hal.devi
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,10 +34,8 @@ CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 def model_of(call: Call) -> Model:
     """A model of the one operation: what is given at run time are its inputs, the rest constants."""
     b = ModelBuilder(str(call.cell))
-    kinds = call.bound.form.slots(len(call.inputs))
-    names = [argument for argument, start, end in kinds for _ in range(start, end)]
     indices, inputs = [], []
-    for place, (argument, value) in enumerate(zip(names, call.inputs, strict=True)):
+    for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True)):
         if value is None:
             allowed = call.cell.kind if not isinstance(argument.spec, dict) else next(iter(argument.spec))
             indices.append(b.no_value(allowed))
@@ -60,11 +59,10 @@ def arrays_of(call: Call) -> list[Array]:
 
 def again(call: Call, rng: np.random.Generator) -> Call:
     """The same call with other values where elements may be anything: in inputs without a range of their own."""
-    names = [a for a, start, end in call.bound.form.slots(len(call.inputs)) for _ in range(start, end)]
-    inputs = list(call.inputs)
+    arguments, inputs = call.bound.form.each(len(call.inputs)), list(call.inputs)
     for place in call.given:
         value = inputs[place]
-        if value is not None and names[place].drawn is None:
+        if value is not None and arguments[place].drawn is None:
             inputs[place] = replace(value, data=contents(rng, value.type, value.known, call.cell.values))
     return replace(call, inputs=tuple(inputs))
 
@@ -81,16 +79,8 @@ def run(prepared: Prepared, arrays: Sequence[Array]) -> Outputs:
 
 def tensors_of(call: Call, flush: bool = False) -> list[Any]:
     """The tensor arguments of a call as a kernel takes them; flush: with 0 for subnormal numbers."""
-    arrays: list[Any] = []
-    for argument, start, end in call.bound.form.slots(len(call.inputs)):
-        found = [None if v is None else v.array for v in call.inputs[start:end]]
-        if flush:
-            found = [None if x is None else flushed(x) for x in found]
-        if argument.many is not None:
-            arrays.append(found)
-        elif not argument.scalar:
-            arrays.append(found[0] if found else None)
-    return arrays
+    arrays = [None if v is None else v.array for v in call.inputs]
+    return call.bound.form.tensors([None if x is None else flushed(x) for x in arrays] if flush else arrays)
 
 
 def flushed(x: Array) -> Array:
@@ -142,7 +132,6 @@ def kernel_outputs(call: Call, *, flush: bool = False, magnitudes: bool = False)
 
 def compare(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> str:
     """As `judge`, for a device that computes with subnormal numbers."""
-    masks = open_masks(call, len(wanted))
     for number, (w, g) in enumerate(zip(wanted, actual, strict=True)):
         label = f"output {number}"
         if output_at(call.cell.op, number).undefined:
@@ -151,7 +140,9 @@ def compare(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array |
             return f"{label} has no value"
         if g.shape != w.shape or g.dtype != w.dtype:
             return f"{label} is {g.dtype}{list(g.shape)}, must be {w.dtype}{list(w.shape)}"
-        bad = ~(agreeing(call, number, w, g) | masks[number])
+        bad = ~agreeing(call, number, w, g)
+        if bad.any():
+            bad &= ~np.asarray(open_masks(call, len(wanted))[number], bool)
         if bad.any():
             at = tuple(int(i) for i in np.argwhere(bad)[0])
             first = f"the first at {list(at)}: {g[at]:g}, must be {w[at]:g}"
@@ -225,18 +216,18 @@ def compare_device(
             draws -= 1
             yield Result(call, "refused", refused[0])
             continue
-        mine = prepared_by(reference, model, Hints())
-        try:
-            theirs = prepared_by(device, model, Hints(threads=1))
-        except NnhalError as error:
-            draws -= 1
-            yield Result(call, "differs", f"is claimed, and fails to prepare: {error}")
-            continue
-        for _ in range(min(reruns, draws)):
-            draws -= 1
-            yield one(device, mine, theirs, call)
-            call = again(call, rng)
-        theirs.close()
+        with ExitStack() as held:
+            mine = held.enter_context(closing(prepared_by(reference, model, Hints())))
+            try:
+                theirs = held.enter_context(closing(prepared_by(device, model, Hints(threads=1))))
+            except NnhalError as error:
+                draws -= 1
+                yield Result(call, "differs", f"is claimed, and fails to prepare: {error}")
+                continue
+            for _ in range(min(reruns, draws)):
+                draws -= 1
+                yield one(device, mine, theirs, call)
+                call = again(call, rng)
 
 
 def one(device: Device, mine: Prepared, theirs: Prepared, call: Call) -> Result:

@@ -259,9 +259,8 @@ class Drawn:
         return 0.5 if isinstance(argument.spec, type(T)) else 0.25
 
     def _as_value(self, argument: Arg, found: Any) -> Any:
-        if found is None or (isinstance(found, Value | list) and not argument.scalar and _complete(found)):
-            return found
-        if isinstance(found, Value):
+        several = isinstance(found, list) and bool(found) and isinstance(found[0], Value)
+        if found is None or isinstance(found, Value) or several:
             return found
         kind = self.type_of(argument.name)
         data = np.asarray(found, dtype_of(kind))
@@ -333,10 +332,6 @@ class Drawn:
         if first is not None and first.scale and self.cell.values != "ties":
             scale = float(np.float32(np.clip(first.scale * scale / 2.0**self.near, 1e-45, 1e38)))
         return scale, zero
-
-
-def _complete(found: Any) -> bool:
-    return isinstance(found, Value) or (bool(found) and isinstance(found[0], Value))
 
 
 # ------------------------------------------------------------------------------------------------------------- contents

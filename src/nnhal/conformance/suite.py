@@ -13,9 +13,8 @@ from nnhal.conformance.vectors import Expected, Vector
 from nnhal.conformance.ways import WAYS
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.hal.request import Control, Request
+from nnhal.ops.common import FLOAT, HALF
 
-HALF = 5 * 2**-10
-FLOAT = (1e-5, 5 * 2**-23)
 ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
 
 

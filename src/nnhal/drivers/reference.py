@@ -152,7 +152,7 @@ def _rebind(step: Step, values: Sequence[Value | None], given: Sequence[Array | 
 def _apply(a: Bound, given: Sequence[Array | None], context: Context) -> list[Array]:
     try:
         extra = (context,) if a.op.context else ()
-        results = a.op.kernel(a, *extra, *_tensors(a, given))
+        results = a.op.kernel(a, *extra, *a.form.tensors(given))
     except NnhalError as error:
         if isinstance(error, InvalidModel):
             raise OperationFailed(str(error)) from error
@@ -171,17 +171,6 @@ def _apply(a: Bound, given: Sequence[Array | None], context: Context) -> list[Ar
             wanted = show(wrong[0] if wrong else shape)
             raise OperationFailed(f"{a.name}: made {output.dtype}{show(output.shape)}, must be {value.dtype}{wanted}")
     return outputs[: len(a.outs)]
-
-
-def _tensors(a: Bound, given: Sequence[Array | None]) -> list[Any]:
-    """The tensor arguments in the record's order, variadic ones as lists."""
-    tensors: list[Any] = []
-    for argument, start, end in a.form.slots(len(given)):
-        if argument.many is not None:
-            tensors.append(list(given[start:end]))
-        elif not argument.scalar:
-            tensors.append(given[start] if end > start else None)
-    return tensors
 
 
 def device() -> Device:

@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, padded_with_zero
-from nnhal.ops.ranges import Draw, Range, among, an_axis, array, divisors
+from nnhal.ops.ranges import Draw, Range, among, an_axis, array, parts_of_axis
 from nnhal.ops.schema import BOOL, F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, out, register
 
 x = arg("input", T, "batch height width depth", layout=True)
@@ -96,11 +96,6 @@ def filling(d: Draw) -> list[list[int]]:
     sizes = [d.size("height"), d.size("width")]
     before = d.whole(0, 3, 2).tolist()
     return [[b, -(n + b) % unit + unit * d.pick(0, 0, 1)] for n, b, unit in zip(sizes, before, blocks, strict=True)]
-
-
-def parts_of_axis(d: Draw) -> int:
-    """Range: what divides the size along the axis."""
-    return int(d.pick(*divisors(d["input"].known[d["axis"]])))
 
 
 FIRST, SECOND = {F32: V1_0, F16: V1_2, Q8: V1_0, Q8S: V1_3}, {F32: V1_1, F16: V1_2, Q8: V1_1, Q8S: V1_3}

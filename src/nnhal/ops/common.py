@@ -22,6 +22,10 @@ ACTIVATION_RANGE = {
 # The float before 1/2: added to what lies just below a half it does not reach the next integer, as 1/2 does by rounding.
 BELOW_HALF = {np.dtype(t): np.nextafter(t(0.5), t(0)) for t in (np.float32, np.float64)}
 
+# The tolerances of the definition, absolute and relative: one number for both in half precision.
+HALF = 5 * 2**-10
+FLOAT = (1e-5, 5 * 2**-23)
+
 # ------------------------------------------------------------------------------------------------ stored and real values
 
 

@@ -44,7 +44,8 @@ def alike(a: Bound) -> list[Shape]:
     return [known]
 
 
-def CONDITION(d: Draw) -> Value:  # noqa: N802
+def condition(d: Draw) -> Value:
+    """Range: as many truths as there are elements to choose from."""
     return d.tensor(B8, d["input1"].known)
 
 
@@ -112,7 +113,7 @@ register(
     Op(
         "SELECT",
         NUMBERS,
-        (Form(arg("condition", TRUTH, drawn=CONDITION), arg("input1", T), arg("input2", T, drawn=like("input1"))),),
+        (Form(arg("condition", TRUTH, drawn=condition), arg("input1", T), arg("input2", T, drawn=like("input1"))),),
         (out("output", T),),
         elementwise(np.where),
         infer=alike,

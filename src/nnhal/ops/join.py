@@ -5,7 +5,7 @@ import numpy as np
 from nnhal.base.levels import FL6, V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.ops.common import axis_of, decode, encode
-from nnhal.ops.ranges import Draw, an_axis, divisors
+from nnhal.ops.ranges import Draw, an_axis, parts_of_axis
 from nnhal.ops.schema import (
     F16,
     F32,
@@ -85,11 +85,6 @@ def alike(d: Draw) -> list[Value]:
     first = d.tensor(d.kind, d.whole(1, 4, d.whole(1, 3)))
     own = first.scale, first.zero_point
     return [first, *(d.tensor(d.kind, first.known, own) for _ in range(d.whole(0, 3)))]
-
-
-def parts_of_axis(d: Draw) -> int:
-    """Range: what divides the size along the axis."""
-    return int(d.pick(*divisors(d["input"].known[d["axis"]])))
 
 
 def packed(a: Bound) -> list[Shape]:

@@ -110,6 +110,11 @@ def divisors(size: int) -> list[int]:
     return [n for n in range(1, size + 1) if size % n == 0] or [1]
 
 
+def parts_of_axis(d: Draw) -> int:
+    """What divides the input's size along the axis."""
+    return int(d.pick(*divisors(d["input"].known[d["axis"]])))
+
+
 def factors(d: Draw) -> list[int]:
     """A shape that holds the input's elements, with a -1 now and then."""
     left, shape = math.prod(d["input"].known), []

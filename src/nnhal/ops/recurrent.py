@@ -11,11 +11,11 @@ import numpy as np
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import Array, Shape, Unknown, Value
+from nnhal.ops.common import FLOAT, HALF
 from nnhal.ops.ranges import Draw, Range, among
-from nnhal.ops.schema import F16, F32, Arg, Bound, agree, arg, perhaps_omitted, show
+from nnhal.ops.schema import F16, Arg, Bound, Kernel, agree, arg, perhaps_omitted, show
 
 States = tuple[Array, ...]  # the output of the step before first
-Kernel = Callable[..., Any]
 Step = Callable[[States, Array, Array | None], States]  # step(states, input, auxiliary input) -> states
 
 
@@ -97,7 +97,6 @@ def double(kernel: Kernel) -> Kernel:
 
 
 SHAKES, STEP = 6, 2.0**-22  # how often, and by how much
-TOLERANCE = {F32: (1e-5, 5 * 2**-23), F16: (5 * 2**-10,) * 2}  # the definition's: absolute, relative
 
 
 def overflows(tensors: Iterable[Any]) -> bool:
@@ -121,7 +120,7 @@ def unsteady(kernel: Kernel) -> Kernel:
         def shaken(x: Array) -> Array:
             return (x * (1 + rng.choice([-STEP, STEP], x.shape))).astype(np.float32)
 
-        rng, (atol, rtol) = np.random.default_rng(0), TOLERANCE[F16 if a.T == F16 else F32]
+        rng, (atol, rtol) = np.random.default_rng(0), (HALF, HALF) if a.T == F16 else FLOAT
         exact = made(lambda x: np.where(np.isfinite(x), x, np.nan).astype(np.float64))
         masks = [np.isnan(x) | overflows(tensors) for x in exact]
         for _ in range(SHAKES):

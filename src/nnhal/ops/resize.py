@@ -8,7 +8,7 @@ import numpy as np
 
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
-from nnhal.ops.common import interpolate, nhwc, nonzero, real
+from nnhal.ops.common import FLOAT, HALF, interpolate, nhwc, nonzero, real
 from nnhal.ops.ranges import between, whole
 from nnhal.ops.schema import (
     BOOL,
@@ -32,7 +32,6 @@ from nnhal.ops.schema import (
     register,
 )
 
-HALF, SINGLE = 5 * 2.0**-10, 1e-5  # tolerances
 x = arg("input", T, "batch height width depth", layout=True, doc="the pictures")
 by_shape = args("out_w out_h", INT32, at_least=1, drawn=whole(1, 9))
 by_scale = args(
@@ -116,7 +115,7 @@ def overflowing(a: Bound, x: Array) -> Any:
         least = np.min([least.take(n, axis) for n in near], 0)
         greatest = np.max([greatest.take(n, axis) for n in near], 0)
     moved = (greatest - least) * np.spacing(np.float32(max(x.shape[1:3])))
-    return wide | (moved > (HALF if x.dtype == np.float16 else SINGLE) * (1 + np.abs(bilinear(a, np.nan_to_num(x)))))
+    return wide | (moved > (HALF if x.dtype == np.float16 else FLOAT[0]) * (1 + np.abs(bilinear(a, np.nan_to_num(x)))))
 
 
 resize = partial(

@@ -178,6 +178,20 @@ class Form(tuple[Arg, ...]):
             raise AssertionError("a variadic form takes all inputs")
         return result
 
+    def each(self, count: int) -> list[Arg]:
+        """The argument that each of `count` inputs belongs to."""
+        return [a for a, start, end in self.slots(count) for _ in range(start, end)]
+
+    def tensors(self, given: Sequence[Any]) -> list[Any]:
+        """The tensor arguments among what is given for the inputs, as a kernel takes them: variadic ones as lists."""
+        found: list[Any] = []
+        for a, start, end in self.slots(len(given)):
+            if a.many is not None:
+                found.append(list(given[start:end]))
+            elif not a.scalar:
+                found.append(given[start] if end > start else None)
+        return found
+
 
 @dataclass(frozen=True)
 class Tolerance:

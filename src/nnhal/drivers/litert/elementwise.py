@@ -8,6 +8,7 @@ from nnhal.base.codes import Activation
 from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
 from nnhal.drivers.litert.graph import FLOATS, QUANTS, Tensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
+from nnhal.ops.common import decode
 from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
 
 NUMBERS = FLOATS | QUANTS | {I32}
@@ -262,25 +263,17 @@ def cast(t: Task) -> None:
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
 def quantise(t: Task) -> None:
     """From real values to stored ones, and back."""
-    source = t.a.input
-    if (
-        t.name == "DEQUANTIZE" and source.data is not None and source.zero_point
-    ):  # XNNPACK folds it with a rounding more
-        numbers = (np.asarray(source.data, np.float32) - np.float32(source.zero_point)) * np.float32(source.scale)
-        exact = t.constant(numbers, np.float32)
-        if t.out.value.type == F16:
-            halved(t, exact, t.out)
-        else:
-            t.reshape(exact, t.out)
-        return
     if t.name == "QUANTIZE":
         t.quantise(t.x("input"), t.out)
-    elif t.out.value.type == F16 and not t.leaves(0):
-        exact = t.temporary(t.out.value)
-        t.emit(t.name, [t.x("input")], exact)
-        halved(t, exact, t.out)
+        return
+    source, narrow = t.a.input, t.out.value.type == F16 and not t.leaves(0)
+    exact = t.temporary(t.out.value) if narrow else t.out
+    if source.data is not None and source.zero_point:  # XNNPACK folds it with a rounding more
+        t.reshape(t.constant(decode(source, source.array), np.float32), exact)
     else:
-        t.emit(t.name, [t.x("input")], t.out)
+        t.emit(t.name, [t.x("input")], exact)
+    if narrow:
+        halved(t, exact, t.out)
 
 
 def halved(t: Task, x: Tensor, out: Tensor) -> None:

@@ -9,7 +9,6 @@ from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.schema import B8, I32
 
-GREATEST = 255  # of stored 8-bit values
 INT32 = 2  # TFLite's TensorType
 KINDS = {"REDUCE_SUM": "SUM", "ARGMAX": "ARG_MAX", "ARGMIN": "ARG_MIN"}  # the others are called what NNAPI calls them
 
@@ -24,7 +23,7 @@ def reduce(t: Task) -> None:
     along = {int(axis) % rank for axis in axes}
     left = rank if keep else rank - len(along)
     if t.name == "MEAN" and t.a.T in QUANTS and None not in x.value.dims:
-        t.require_sum(math.prod(x.value.known[axis] for axis in along), GREATEST)
+        t.require_sum(math.prod(x.value.known[axis] for axis in along))
     if t.name not in ("REDUCE_MAX", "REDUCE_MIN") or t.a.T not in FLOATS:
         t.emit(KINDS.get(t.name, t.name), [x, t.constant(axes)], t.out_of_rank(left), "Reducer", keepDims=keep)
         return

@@ -230,8 +230,8 @@ class Task:
         require_scales(x * y, x * y)
         return x * y
 
-    def require_sum(self, count: int, greatest: int) -> None:
-        """Refuse sums of so many integers that they wrap around in the 32 bits that LiteRT has for them."""
+    def require_sum(self, count: int, greatest: int = 255) -> None:
+        """Refuse sums of so many integers, of 8 bits or of another range, that they wrap around in LiteRT's 32 bits."""
         self.require(count * greatest <= MOST, f"LiteRT adds up {count} integers of up to {greatest} in 32 bits")
 
     def require_room(self, shape: Shape, size: int, what: str) -> None:
