@@ -23,7 +23,7 @@ from nnhal.bench.compare import each_operation, intermediates
 from nnhal.bench.peers import LiteRT
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.runtime import discovery
-from nnhal.runtime.specs import spec_of
+from nnhal.runtime.arguments import spec_of
 
 REFERENCE_FLOAT, LITERT_FLOAT = 5e-4, 1e-6
 STEPS = 12  # of a streaming model

@@ -15,7 +15,7 @@ import numpy as np
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, Prepared, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import UNLIMITED, Request
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.process import start
 from nnhal.model.graph import Model
@@ -77,26 +77,25 @@ def small() -> Model:
     return b.finish([x], [b.add(x, x)])
 
 
-def request() -> Request:
-    return Request([np.ones(4, np.float32)], [np.empty(4, np.float32)])
+def request(prepared: Prepared) -> Request:
+    return prepared.request([np.ones(4, np.float32)], [np.empty(4, np.float32)])
 
 
 def waiter(
     kind: str, device: RemoteDevice, prepared: Prepared, ended: Callable[[object], None]
 ) -> Callable[[], object]:
     """What to do to wait: raises, or has `ended` called."""
-    control = Control()
     if kind == FLOOR:
         return lambda: _ended(device)
     if kind == "burst":
-        return lambda: prepared.burst().run(request(), control)
+        return lambda: request(prepared).execute(prepared.burst().run, UNLIMITED)
     if kind == "fence":
         return lambda: _fence(prepared)
     if kind == "prepare":
         return lambda: device.prepare(small(), Hints(options={"prepare": FOREVER}))
     if kind == "callback":
-        return lambda: prepared.execute(request(), control, lambda error, _: ended(error))
-    return lambda: prepared.run(request(), control)
+        return lambda: prepared.execute(request(prepared), UNLIMITED, lambda error, _: ended(error))
+    return lambda: request(prepared).execute(prepared.run, UNLIMITED)
 
 
 def _ended(device: RemoteDevice) -> None:
@@ -109,7 +108,7 @@ def _ended(device: RemoteDevice) -> None:
 
 
 def _fence(prepared: Prepared) -> None:
-    execution = prepared.execute_fenced(request(), Control())
+    execution = prepared.execute_fenced(request(prepared), UNLIMITED)
     assert execution.fence is not None
     execution.fence.wait()
 

@@ -16,7 +16,7 @@ import numpy as np
 from endurance_parts.usage import Usage, usage
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import UNLIMITED
 from nnhal.ipc import names
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.process import start
@@ -84,7 +84,7 @@ def executions(count: int, progress: Callable[[], None]) -> list[Growth]:
     try:
         prepared = prepared_by(device, doubling(), Hints())
         x, y = np.arange(16, dtype=np.float32), np.empty(16, np.float32)
-        request, control, number = Request([x], [y]), Control(), 0
+        number = 0
         with prepared.burst() as burst:
 
             def work() -> None:
@@ -92,13 +92,13 @@ def executions(count: int, progress: Callable[[], None]) -> list[Growth]:
                 number += 1
                 x[0] = number
                 if number % 100 != 50:
-                    burst.run(request, control)
+                    prepared.request([x], [y]).execute(burst.run, UNLIMITED)
                     assert y[0] == 2 * number
                     return
                 memory = Memory.allocate(128)
                 given, taken = memory.view(0, 64, np.float32), memory.view(64, 64, np.float32)
                 given[:] = x
-                burst.run(Request([given], [taken]), control)
+                prepared.request([given], [taken]).execute(burst.run, UNLIMITED)
                 assert taken[0] == 2 * number
                 burst.free_memory(memory)
 
@@ -139,9 +139,9 @@ def connections(count: int, progress: Callable[[], None]) -> list[Growth]:
         try:
             prepared = prepared_by(device, model, Hints())
             for run in (prepared.run, prepared.burst().run):
-                request = Request([x], [np.empty(16, np.float32)])
-                run(request, Control())
-                assert request.outputs[0] is not None and request.outputs[0][3] == 6
+                request = prepared.request([x], [np.empty(16, np.float32)])
+                request.execute(run, UNLIMITED)
+                assert request.results[0][3] == 6
         finally:
             device.close()
 

@@ -11,7 +11,7 @@ from endurance_parts.usage import Usage, usage
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import UNLIMITED
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.process import start
 from nnhal.model.builder import ModelBuilder
@@ -73,10 +73,10 @@ def held(mebibytes: int) -> Held:
             pid = device.session.welcome.pid
             before = usage(os.getpid()), usage(pid)
             prepared = prepared_by(device, model, Hints())
-            request = Request([np.ones((1, inputs), np.float32)], [np.empty((1, units), np.float32)])
+            x, y = np.ones((1, inputs), np.float32), np.empty((1, units), np.float32)
             for _ in range(2):
-                prepared.run(request, Control())
-            assert request.outputs[0] is not None and np.all(request.outputs[0] == inputs)
+                prepared.request([x], [y]).execute(prepared.run, UNLIMITED)
+            assert np.all(y == inputs)
             after = usage(os.getpid()), usage(pid)
         finally:
             device.close()

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.frontends.python import Builder
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
-from nnhal.hal.request import UNLIMITED, Request
+from nnhal.hal.request import UNLIMITED, Run
 from nnhal.ipc import _native
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.client_burst import RemoteBurst
@@ -78,7 +77,7 @@ class Execution(PythonPeer):
         self._prepared = prepared_by(self._device, doubling(), Hints(threads=ENGINE_THREADS))
         if self._in_burst:
             self._burst = self._prepared.burst()
-        self._execute: Callable[..., Any] = (self._burst or self._prepared).run
+        self._run: Run = (self._burst or self._prepared).run
         answer = self.round_trip()  # opens the lane
         if self._computes and not np.array_equal(answer, 2 * self._input):
             raise RuntimeError(f"{self.label}: the answer is {answer}, must be {2 * self._input}")
@@ -96,8 +95,9 @@ class Execution(PythonPeer):
 
     def round_trip(self) -> np.ndarray:
         """An execution; its output."""
+        assert self._prepared is not None
         output = np.empty(SIZE, np.float32)
-        self._execute(Request([self._input], [output]), UNLIMITED)
+        self._prepared.request([self._input], [output]).execute(self._run, UNLIMITED)
         return output
 
     def facts(self) -> dict[str, object]:

@@ -17,16 +17,16 @@ _EXPORTS = {
     "compile": "nnhal.api",
     "devices": "nnhal.api",
     "load_driver": "nnhal.runtime.discovery",
-    "allocate": "nnhal.runtime.domains",
-    "Allocation": "nnhal.runtime.domains",
+    "allocate": "nnhal.runtime.allocate",
+    "Allocation": "nnhal.runtime.allocation",
     "level_of": "nnhal.model.validate",
     "validate": "nnhal.model.validate",
     "Builder": "nnhal.frontends.python",
     "Compiled": "nnhal.runtime.compiled",
     "Execution": "nnhal.runtime.inflight",
-    "Stream": "nnhal.runtime.sessions",
-    "CompiledBurst": "nnhal.runtime.sessions",
-    "Fenced": "nnhal.runtime.fences",
+    "Stream": "nnhal.runtime.stream",
+    "CompiledBurst": "nnhal.runtime.bursts",
+    "Fenced": "nnhal.runtime.fenced",
     "Fence": "nnhal.hal.fence",
     "fence_pair": "nnhal.hal.fence",
     "Memory": "nnhal.base.memory",
@@ -92,13 +92,15 @@ if TYPE_CHECKING:
     from nnhal.hal.fence import Fence, fence_pair
     from nnhal.model.graph import Model
     from nnhal.model.validate import level_of, validate
+    from nnhal.runtime.allocate import allocate
+    from nnhal.runtime.allocation import Allocation
+    from nnhal.runtime.bursts import CompiledBurst
     from nnhal.runtime.compilation import FallbackWarning
     from nnhal.runtime.compiled import Compiled
     from nnhal.runtime.discovery import load_driver
-    from nnhal.runtime.domains import Allocation, allocate
-    from nnhal.runtime.fences import Fenced
+    from nnhal.runtime.fenced import Fenced
     from nnhal.runtime.inflight import Execution
-    from nnhal.runtime.sessions import CompiledBurst, Stream
+    from nnhal.runtime.stream import Stream
 
 __all__ = sorted(_EXPORTS)
 

@@ -59,8 +59,10 @@ class Wrong(Wrapper):
         inner = prepared.run
 
         def spoilt(request, control):
-            inner(request, control)
-            request.outputs[0] = self.spoil(request.outputs[0])
+            true = request.inside(request.given, None)
+            true.execute(inner, control)
+            for n, result in enumerate(true.results):
+                request.write(n, result if n else self.spoil(result))
 
         prepared.run = spoilt
         return prepared

@@ -35,6 +35,17 @@ def test_an_execution_that_fails_and_must_run_differs():
     assert (found.outcome, found.reason) == ("differs", "fails: no")
 
 
+def test_a_driver_that_breaks_differs_even_where_the_reference_fails_too(monkeypatch):
+    def failing(request, control):
+        raise OperationFailed("no")
+
+    call = added([1], [3])
+    for breaks in (lambda x: 1 // 0, lambda x: x[:0]):
+        mine, theirs = (prepared_by(d, model_of(call), Hints()) for d in (discovery.cpu(), Wrong(breaks)))
+        monkeypatch.setattr(mine, "run", failing)
+        assert one(discovery.cpu(), mine, theirs, call).outcome == "differs"
+
+
 def test_a_device_is_granted_the_relaxations_that_it_states_and_no_others():
     device = Wrong(lambda x: np.clip(x, -MOST, MOST))  # infinite results become the greatest
     call = added([3e38], [3e38])

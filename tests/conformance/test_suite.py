@@ -71,7 +71,7 @@ def test_a_vector_that_must_fail_and_runs_fails():
 @pytest.mark.parametrize("must_fail", [False, True])
 def test_a_drivers_own_exception_fails_a_vector_whatever_it_must_do(must_fail):
     found = run_vector(vector(expect_failure=must_fail), Raising(ValueError("oops")))
-    assert verdict(found) == ("failed", "ValueError escaped: oops")
+    assert verdict(found) == ("failed", "DriverFailed: driver: ValueError: oops")
 
 
 def test_an_error_fails_a_vector_that_must_run_and_passes_one_that_must_fail():

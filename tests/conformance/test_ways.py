@@ -7,7 +7,7 @@ from nnhal import Builder
 from nnhal.base.errors import OperationFailed
 from nnhal.conformance.ways import WAYS
 from nnhal.hal.device import Hints, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
 from nnhal.runtime import discovery
 
@@ -18,8 +18,8 @@ def doubling():
     return prepared_by(discovery.cpu(), b.finish([x], [b.add(x, x)]), Hints())
 
 
-def request():
-    return Request([np.float32([1, 2])], [np.full(2, np.nan, np.float32)])
+def request(prepared):
+    return prepared.request([np.float32([1, 2])], [np.full(2, np.nan, np.float32)])
 
 
 @pytest.mark.parametrize(("way", "runs"), [("plain", 1), ("burst", 2), ("fenced", 1), ("memory", 1), ("callback", 1)])
@@ -32,9 +32,9 @@ def test_every_way_executes_as_often_as_it_says_and_gives_the_results(way, runs)
         return inner(given, control)
 
     prepared.run = run
-    asked = request()
+    asked = request(prepared)
     WAYS[way](discovery.cpu(), prepared, asked, Control())
-    assert asked.outputs[0].tolist() == [2, 4]
+    assert asked.results[0].tolist() == [2, 4]
     assert len(seen) == runs
 
 
@@ -47,20 +47,20 @@ def test_an_error_of_the_execution_escapes_from_every_way(way):
 
     prepared.run = run
     with pytest.raises(OperationFailed, match="no"):
-        WAYS[way](discovery.cpu(), prepared, request(), Control())
+        WAYS[way](discovery.cpu(), prepared, request(prepared), Control())
 
 
 def test_a_second_callback_is_an_error():
     prepared = doubling()
 
     def execute(given, control, notify):
-        prepared.run(given, control)
+        given.execute(prepared.run, control)
         notify(None, None)
         notify(None, None)
 
     prepared.execute = execute
     with pytest.raises(OperationFailed, match="came 2 times, must come once"):
-        WAYS["callback"](discovery.cpu(), prepared, request(), Control())
+        WAYS["callback"](discovery.cpu(), prepared, request(prepared), Control())
 
 
 def test_a_fenced_execution_is_given_a_fence_to_wait_for():
@@ -72,7 +72,7 @@ def test_a_fenced_execution_is_given_a_fence_to_wait_for():
         return inner(given, control, wait_for, after)
 
     prepared.execute_fenced = execute_fenced
-    WAYS["fenced"](discovery.cpu(), prepared, request(), Control())
+    WAYS["fenced"](discovery.cpu(), prepared, request(prepared), Control())
     assert len(waited) == 1
 
 
@@ -84,6 +84,6 @@ def test_memory_of_inputs_and_outputs_is_allocated_by_the_driver():
             self.roles += tuple((role.index, role.output) for role in roles)
             return super().allocate(desc, roles)
 
-    device = Counting(discovery.cpu())
-    WAYS["memory"](device, doubling(), request(), Control())
+    device, prepared = Counting(discovery.cpu()), doubling()
+    WAYS["memory"](device, prepared, request(prepared), Control())
     assert device.roles == ((0, False), (0, True))

@@ -14,9 +14,9 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert import sums
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints
-from nnhal.hal.request import UNLIMITED, Request
+from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
+from tests import requests
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -75,9 +75,7 @@ def run(op: str, **arguments: Any) -> Any:
     model, arrays = build(op, **arguments)
     device: Device = litert.device()
     assert device.supports(model)[0] == (True, "")
-    request = Request(arrays, [None])
-    device.prepare(model, Hints(threads=1)).run(request, UNLIMITED)
-    return request.outputs[0]
+    return requests.run(prepared_by(device, model, Hints(threads=1)), arrays).results[0]
 
 
 def reason(op: str, **arguments: Any) -> str:
@@ -312,13 +310,8 @@ def open_run(op: str, *batches: int, **arguments: Any) -> list[Any]:
     model, _ = build(op, **arguments)
     device: Device = litert.device()
     assert device.supports(model)[0].ok
-    prepared = device.prepare(model, Hints(threads=1))
-    results = []
-    for batch in batches:
-        request = Request([np.ones((batch, 2), np.float32)], [None])
-        prepared.run(request, UNLIMITED)
-        results.append(request.outputs[0])
-    return results
+    prepared = prepared_by(device, model, Hints(threads=1))
+    return [requests.run(prepared, [np.ones((batch, 2), np.float32)]).results[0] for batch in batches]
 
 
 OPEN = X((1, 2), F32, dims=(0, 2))

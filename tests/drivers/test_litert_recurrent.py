@@ -9,9 +9,9 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints
-from nnhal.hal.request import UNLIMITED, Request
+from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
+from tests import requests
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 
@@ -53,9 +53,7 @@ class Case:
 
     def run(self, device: Device) -> list[Array]:
         assert [verdict.reason for verdict in device.supports(self.model)] == [""]
-        request = Request(self.arrays, [None] * len(self.results))
-        device.prepare(self.model, Hints()).run(request, UNLIMITED)
-        return list(request.outputs)
+        return requests.run(prepared_by(device, self.model, Hints()), self.arrays).results
 
 
 def reason(device: Device, op: str, runtime: Named, **constants: Any) -> str:

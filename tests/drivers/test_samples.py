@@ -11,15 +11,22 @@ import pytest
 import nnhal
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed, UnsupportedModel
+from nnhal.base.errors import (
+    ContractBroken,
+    DeviceUnavailable,
+    DriverFailed,
+    InvalidArgument,
+    OperationFailed,
+    UnsupportedModel,
+)
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import faulty, limited
 from nnhal.drivers.samples.faulty import Faulty
-from nnhal.hal.device import Hints
-from nnhal.hal.request import Control, Request
+from nnhal.hal.device import Hints, Prepared, prepared_by
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
+from tests import requests
 
 LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]
 LEVELS = {"sample-full-1.0": V1_0, "sample-full-1.1": V1_1, "sample-full-1.2": V1_2, "sample-full-1.3": V1_3}
@@ -148,10 +155,12 @@ def test_partial_takes_the_same_half_for_the_same_seed(monkeypatch):
 # ---------------------------------------------------------------------------------------------- the faulty one
 
 
+def prepared(**options) -> Prepared:
+    return prepared_by(Faulty(), pooled(), Hints(options=options))
+
+
 def run(**options):
-    request = Request([X], [None])
-    Faulty().prepare(pooled(), Hints(options=options)).run(request, Control())
-    return request.outputs[0]
+    return requests.run(prepared(**options), [X]).results[0]
 
 
 PROGRAM = """
@@ -218,7 +227,7 @@ def test_it_says_yes_and_fails_to_prepare():
 
 
 def test_errors_of_an_execution():
-    with pytest.raises(RuntimeError, match="raised on command"):
+    with pytest.raises(DriverFailed, match="driver: RuntimeError: raised on command"):
         run(run="raise")
     with pytest.raises(OperationFailed, match="failed on command"):
         run(run="fail")
@@ -226,24 +235,25 @@ def test_errors_of_an_execution():
 
 def test_results_that_lie():
     right = run()
-    assert run(run="wrong-shape").shape == (7, 7, 7)
+    with pytest.raises(ContractBroken, match=r"output 0 is given shape \[7, 7, 7\], must be \[1, 2, 2, 4\]"):
+        run(run="wrong-shape")
     assert run(run="wrong-value").shape == right.shape and (run(run="wrong-value") != right).all()
 
 
 def test_faults_begin_after_as_many_calls_as_said():
-    prepared = Faulty().prepare(pooled(), Hints(options={"run": "fail", "after": 2}))
+    failing = prepared(run="fail", after=2)
     for _ in range(2):
-        prepared.run(Request([X], [None]), Control())
-    with pytest.raises(OperationFailed):
-        prepared.run(Request([X], [None]), Control())
+        requests.run(failing, [X])
+    with pytest.raises(OperationFailed, match="failed on command"):
+        requests.run(failing, [X])
 
 
 def test_leaks_grow_from_call_to_call(monkeypatch):
     monkeypatch.setattr(faulty, "_kept", kept := [])
-    prepared = Faulty().prepare(pooled(), Hints(options={"run": "leak-descriptors:3"}))
+    leaking = prepared(run="leak-descriptors:3")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(4):
-        prepared.run(Request([X], [None]), Control())
+        requests.run(leaking, [X])
     assert len(os.listdir("/proc/self/fd")) - before == 12
     for descriptor in kept:
         os.close(descriptor)

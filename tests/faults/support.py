@@ -224,9 +224,9 @@ def attempt(call: Callable[[], Any]) -> Any:
         return error
 
 
-def request() -> Request:
+def request(model: Prepared) -> Request:
     """A request of `doubling(64)`."""
-    return Request([X], [np.full_like(X, np.nan)])
+    return model.request([X], [np.full_like(X, np.nan)])
 
 
 __all__ = ["LIMIT", "Control", "doubling", "numbers", "run", "wait_until"]

@@ -190,13 +190,13 @@ def test_a_burst_closed_while_it_runs_ends_with_a_named_error() -> None:
     prepared_model = compiled.plan.steps[0].prepared
     burst = prepared_model.burst()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(lambda: attempt(lambda: burst.run(request(), Control())))
+        running = pool.submit(lambda: attempt(lambda: request(prepared_model).execute(burst.run, Control())))
         time.sleep(0.3)
         burst.close()
         error = running.result(LIMIT)
     assert error is None or isinstance(error, NnhalError), error
     with pytest.raises(NnhalError):
-        burst.run(request(), Control())
+        request(prepared_model).execute(burst.run, Control())
     assert compiled(X).tobytes() == EXPECTED
     compiled.close()
     device.close()

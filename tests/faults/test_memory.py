@@ -13,11 +13,11 @@ import pytest
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
-from nnhal.hal.request import Control, Request
 from nnhal.ipc import wire
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.process import start
 from nnhal.model.builder import ModelBuilder
+from tests import requests
 from tests.faults.support import (
     WITNESS,
     Hostile,
@@ -103,7 +103,7 @@ def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_t
     with undisturbed(shared), client_of(shared) as device:
         model, out = prepared(device), np.empty_like(X)
         x = memory.view(0, 256, np.float32, (64,))
-        model.run(Request([x], [out]), Control())
+        requests.run(model, [x], rooms=[out])
         assert out.tobytes() == (X + X).tobytes()
         packing = device.session.packing()
         sent = packing.pool(memory)
@@ -190,7 +190,7 @@ def test_an_input_rewritten_during_executions_changes_only_its_owners_results(sh
         try:
             out = np.empty(size, np.float32)
             for _ in range(100):
-                model.run(Request([x], [out]), Control())
+                requests.run(model, [x], rooms=[out])
                 values = np.unique(out)
                 assert set(values) <= set(range(0, 1998 + 1)), values
                 seen |= set(values.tolist())
@@ -199,7 +199,7 @@ def test_an_input_rewritten_during_executions_changes_only_its_owners_results(sh
             thread.join()
         assert len(seen) > 1, "the input was not rewritten during the executions"
         x[:] = numbers(size)
-        model.run(Request([x], [out]), Control())
+        requests.run(model, [x], rooms=[out])
         assert out.tobytes() == (2 * numbers(size)).tobytes()
 
 
@@ -225,14 +225,14 @@ def test_constants_rewritten_after_validation_harm_nobody_else(shared: str) -> N
         try:
             for _ in range(200):
                 out = np.empty(16, np.float32)
-                error = attempt(lambda out=out: model.run(Request([X], [out]), Control()))
-                assert error is None or isinstance(error, NnhalError), error
-                assert error is not None or set(out) == {5}
+                tried = attempt(lambda out=out: requests.run(model, [X], rooms=[out]))
+                assert not isinstance(tried, Exception) or isinstance(tried, NnhalError), tried
+                assert isinstance(tried, Exception) or set(out) == {5}
         finally:
             ending.set()
             thread.join()
         index[:] = np.arange(16)
-        model.run(Request([X], [out]), Control())
+        requests.run(model, [X], rooms=[out])
         assert out.tobytes() == X[:16].tobytes()
 
 

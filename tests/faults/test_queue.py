@@ -193,19 +193,19 @@ def test_queues_that_the_service_corrupts_are_a_dead_object_and_the_model_runs_o
         model = prepared(device)
         burst = model.burst()
         assert isinstance(burst, RemoteBurst)
-        wanted = request()
-        burst.run(wanted, Control())
+        request(model).execute(burst.run, Control())
         with tampered(burst) as memory:
             struct.pack_into("<Q", memory, RESULT_WRITE, 2**62)
             with pytest.raises(DeadObject, match=r"service shared: .*tampered"):
-                burst.run(request(), Control())
+                request(model).execute(burst.run, Control())
         with pytest.raises(NnhalError, match="after close"):
-            burst.run(request(), Control())
+            request(model).execute(burst.run, Control())
         burst.close()
         assert works(device)
         with model.burst() as again:
-            again.run(wanted, Control())
-        assert wanted.outputs[0] is not None and wanted.outputs[0].tobytes() == (X + X).tobytes()
+            wanted = request(model)
+            wanted.execute(again.run, Control())
+        assert wanted.results[0].tobytes() == (X + X).tobytes()
 
 
 @contextlib.contextmanager
@@ -311,9 +311,9 @@ def test_a_request_that_does_not_fit_its_queue_takes_the_plain_call() -> None:
         with model.burst() as burst:
             for _ in range(3):
                 inputs = [np.full((1, 1, 1, 1), n, np.float32) for n in range(300)]
-                wanted = type(request())(inputs, [np.zeros_like(x) for x in inputs])
-                burst.run(wanted, Control())
-                assert [float(np.ravel(y)[0]) for y in wanted.outputs if y is not None] == [2.0 * n for n in range(300)]
+                wanted = model.request(inputs, [np.zeros_like(x) for x in inputs])
+                wanted.execute(burst.run, Control())
+                assert [float(np.ravel(y)[0]) for y in wanted.results] == [2.0 * n for n in range(300)]
     finally:
         device.close()
 
@@ -341,9 +341,11 @@ def test_padding_of_results_is_zero(shared: str) -> None:
 
 
 WAYS: dict[str, Callable[[RemotePrepared], Callable[[], object]]] = {
-    "a call": lambda p: lambda: p.run(request(), Control()),
-    "a call with a deadline": lambda p: lambda: p.run(request(), Control(deadline=time.monotonic_ns() + WAIT)),
-    "a burst": lambda p: partial(p.burst().run, request(), Control()),
+    "a call": lambda p: partial(request(p).execute, p.run, Control()),
+    "a call with a deadline": lambda p: partial(
+        request(p).execute, p.run, Control(deadline=time.monotonic_ns() + WAIT)
+    ),
+    "a burst": lambda p: partial(request(p).execute, p.burst().run, Control()),
     "a notification": lambda p: lambda: notified(p),
     "a bare notification": lambda p: partial(pending, p),
 }
@@ -368,7 +370,7 @@ def notified(p: RemotePrepared) -> None:
         came.append(error)
         there.set()
 
-    p.execute(request(), Control(), notify)
+    p.execute(request(p), Control(), notify)
     assert there.wait(LIMIT)
     time.sleep(0.05)
     assert len(came) == 1, "exactly one notification"
@@ -426,7 +428,7 @@ def test_a_driver_whose_child_keeps_the_sockets_open_is_seen_dying(way: str) -> 
 
 CLIENT = """
 import sys, os, threading, numpy as np
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import Control
 from nnhal.ipc import names
 from nnhal.ipc.client import RemoteDevice
 from tests.faults.support import prepared, request
@@ -434,9 +436,9 @@ device = RemoteDevice(names.connect("shared"))
 model = prepared(device, sleep=float(sys.argv[1]))
 bursts = [model.burst() for _ in range(3)]
 for b in bursts:
-    threading.Thread(target=b.run, args=(request(), Control()), daemon=True).start()
+    threading.Thread(target=request(model).execute, args=(b.run, Control()), daemon=True).start()
 print("waiting", flush=True)
-model.run(request(), Control())
+request(model).execute(model.run, Control())
 """
 
 

@@ -204,7 +204,7 @@ def test_a_service_killed_and_restarted_under_its_name_serves_the_same_clients_a
     model, slow = prepared(device), prepared(device, sleep=30)
     assert run(model, X).tobytes() == EXPECTED
     with ThreadPoolExecutor(3) as pool:
-        waits = [pool.submit(slow.run, request(), Control()) for _ in range(3)]
+        waits = [pool.submit(request(slow).execute, slow.run, Control()) for _ in range(3)]
         time.sleep(0.3)
         first.kill()
         for wait in waits:

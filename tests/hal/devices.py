@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.buffers import Buffer, run_resolved
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.host import run_resolved
+from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -54,9 +56,9 @@ def nan(shape: tuple[int, ...] = (3, 4)) -> Array:
     return np.full(shape, np.nan, np.float32)
 
 
-def request(x: Array | Buffer, y: Array | Buffer | None) -> Request:
+def asked(prepared: Prepared, x: Array | Buffer = X, y: Array | Buffer | None = None) -> Request:
     """A request of one input and one output."""
-    return Request(
+    return prepared.request(
         [None if isinstance(x, Buffer) else x],
         [None if isinstance(y, Buffer) else y],
         input_buffers={0: x} if isinstance(x, Buffer) else {},
@@ -68,8 +70,8 @@ def execute(
     prepared: Prepared, x: Array | Buffer, y: Array | Buffer | None, control: Control | None = None
 ) -> tuple[Request, Timing | None]:
     """Run once; the request afterwards, and what was measured."""
-    made = request(x, y)
-    return made, run_resolved(prepared, made, control or Control())
+    made = asked(prepared, x, y)
+    return made, made.execute(partial(run_resolved, prepared), control or Control())
 
 
 class Own(Prepared):

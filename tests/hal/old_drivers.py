@@ -12,7 +12,7 @@ from nnhal.base.codes import OperationType as Op
 from nnhal.drivers.samples import full
 from nnhal.hal.adapters import adapt
 from nnhal.hal.device import Hints
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 
 NONE, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -55,9 +55,10 @@ def prepared(driver, model=None, **hints):
 
 def run(driver, control=None):
     """The output of ADD(X, X) and the timing."""
-    request = Request([X], [None])
-    timing = prepared(driver).run(request, control or Control())
-    return request.outputs[0], timing
+    model = prepared(driver)
+    request = model.request([X])
+    timing = request.execute(model.run, control or Control())
+    return request.results[0], timing
 
 
 def soon(seconds: float = 0.2) -> int:

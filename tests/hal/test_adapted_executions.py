@@ -19,13 +19,14 @@ from nnhal.drivers.samples import full
 from nnhal.hal.adapters import adapt
 from nnhal.hal.arguments import NOT_MEASURED, HalTiming, OutputShape
 from nnhal.hal.device import Hints
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Control, Timing
+from tests import requests
 from tests.hal.old_drivers import FAILED, NONE, X, added, answering, executing, prepared, reshaped, run, soon, tiled
 
 # ---------------------------------------------------------------------------------------------- executing
 
 
-def test_inputs_and_outputs_are_the_callers_own_memory():
+def test_inputs_are_the_callers_own_memory_and_outputs_never():
     seen = []
 
     def look(request, callback, real):
@@ -34,16 +35,15 @@ def test_inputs_and_outputs_are_the_callers_own_memory():
         return real.execute(request, callback)
 
     y = np.empty((3, 4), np.float32)
-    request = Request([X], [y])
-    prepared(executing(look)).run(request, Control())
-    assert [np.shares_memory(p.bytes(), a) for p, a in zip(seen, (X, y), strict=True)] == [True, True]
+    requests.run(prepared(executing(look)), [X], rooms=[y])
+    assert [np.shares_memory(p.bytes(), a) for p, a in zip(seen, (X, y), strict=True)] == [True, False]
+    assert [p.readonly for p in seen] == [True, False]
     np.testing.assert_array_equal(y, 2 * X)
 
 
 def test_arrays_with_gaps_are_copied():
     y = np.zeros((3, 8), np.float32)
-    request = Request([np.repeat(X, 2, 1)[:, ::2]], [y[:, ::2]])
-    prepared(full.FullV1_0()).run(request, Control())
+    requests.run(prepared(full.FullV1_0()), [np.repeat(X, 2, 1)[:, ::2]], rooms=[y[:, ::2]])
     np.testing.assert_array_equal(y[:, ::2], 2 * X)
     assert not y[:, 1::2].any()
 
@@ -52,8 +52,7 @@ def test_room_in_bytes_gets_the_result_and_its_shape():
     small, large = np.zeros(47, np.uint8), np.zeros(64, np.uint8)
     model = prepared(full.FullV1_0())
     for room, enough in ((large, True), (small, False)):
-        request = Request([X], [room])
-        model.run(request, Control())
+        request = requests.run(model, [X], rooms=[room])
         assert (request.shapes, request.sufficient) == ([(3, 4)], [enough])
     np.testing.assert_array_equal(large[:48].view(np.float32).reshape(3, 4), 2 * X)
     assert not large[48:].any() and not small.any()
@@ -95,7 +94,7 @@ def test_a_late_driver_does_not_write_to_the_callers_memory():
 
     y = np.zeros((3, 4), np.float32)
     with pytest.raises(MissedDeadline):
-        prepared(executing(late)).run(Request([X], [y]), Control(deadline=soon(0.1)))
+        requests.run(prepared(executing(late)), [X], Control(deadline=soon(0.1)), [y])
     assert ended.wait(30)
     time.sleep(0.2)
     assert not y.any()
@@ -108,30 +107,12 @@ def test_an_execution_that_is_cancelled_ends():
         run(executing(lambda request, callback, real: NONE), Control(cancelled=cancelled))
 
 
-def test_executions_with_a_deadline_reuse_their_pool():
-    pools = []
-
-    def look(request, callback, real):
-        pools.append(request.pools)
-        return real.execute(request, callback)
-
-    model = prepared(executing(look))
-    for n in range(3):
-        request = Request([X + n], [None])
-        model.run(request, Control(deadline=soon(30)))
-        np.testing.assert_array_equal(request.outputs[0], 2 * (X + n))
-    assert {len(p) for p in pools} == {1} and len({id(p[0]) for p in pools}) == 1
-    assert pools[0][0].kind == "ashmem"
-
-
 def test_many_executions_at_once():
     model = prepared(full.FullV1_0())
     results = {}
 
     def one(n):
-        request = Request([X + n], [None])
-        model.run(request, Control(deadline=soon(30)))
-        results[n] = request.outputs[0]
+        results[n] = requests.run(model, [X + n], Control(deadline=soon(30))).results[0]
 
     threads = [threading.Thread(target=one, args=(n,)) for n in range(16)]
     for t in threads:
@@ -155,9 +136,8 @@ def test_timing_is_asked_for_and_told_in_nanoseconds():
 
 
 def test_shapes_that_were_unknown_come_with_the_result():
-    request = Request([X, np.int32([6, 2])], [None])
-    prepared(full.FullV1_2(), reshaped(False)).run(request, Control())
-    np.testing.assert_array_equal(request.outputs[0], X.reshape(6, 2))
+    request = requests.run(prepared(full.FullV1_2(), reshaped(False)), [X, np.int32([6, 2])])
+    np.testing.assert_array_equal(request.results[0], X.reshape(6, 2))
 
 
 def test_an_output_that_outgrows_the_guess_is_executed_again():
@@ -165,15 +145,14 @@ def test_an_output_that_outgrows_the_guess_is_executed_again():
     model = adapt(full.FullV1_2(), trace=calls.append).prepare(tiled(), Hints())
     calls.clear()
     for _ in range(2):
-        request = Request([X, np.int32([50, 60])], [None])
-        model.run(request, Control())
-        np.testing.assert_array_equal(request.outputs[0], np.tile(X, (50, 60)))
+        request = requests.run(model, [X, np.int32([50, 60])])
+        np.testing.assert_array_equal(request.results[0], np.tile(X, (50, 60)))
     assert calls == ["executeSynchronously"] * 3  # the second request knows from the first
 
 
 def test_too_little_room_of_the_callers_is_told_with_the_shape():
-    request = Request([X, np.int32([50, 60])], [np.zeros(100, np.uint8)])
-    prepared(full.FullV1_2(), tiled()).run(request, Control())
+    model = prepared(full.FullV1_2(), tiled())
+    request = requests.run(model, [X, np.int32([50, 60])], rooms=[np.zeros(100, np.uint8)])
     assert (request.shapes, request.sufficient) == ([(150, 240)], [False])
 
 
@@ -197,16 +176,14 @@ def test_answers_that_cannot_be_are_errors_of_the_driver(result, message):
 
 def test_a_shape_that_does_not_fit_the_room_is_an_error_of_the_driver():
     driver = answering(lambda s, shapes, t: (s, [OutputShape((10**6, 10**6))], t))
-    request = Request([X, np.int32([6, 2])], [None])
     with pytest.raises(OperationFailed, match="must fit the 4096 that it was given"):
-        prepared(driver, reshaped(False)).run(request, Control())
+        requests.run(prepared(driver, reshaped(False)), [X, np.int32([6, 2])])
 
 
 def test_a_driver_that_never_has_enough_room_is_given_up():
     driver = answering(lambda s, shapes, t: (ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, [OutputShape((0, 0), False)], t))
-    request = Request([X, np.int32([6, 2])], [None])
     with pytest.raises(OutputInsufficientSize, match="still wants more room after 6 executions"):
-        prepared(driver, reshaped(False)).run(request, Control())
+        requests.run(prepared(driver, reshaped(False)), [X, np.int32([6, 2])])
 
 
 @pytest.mark.parametrize(("value", "form"), [("1", "executeSynchronously"), ("0", "execute_1_2")])
@@ -214,9 +191,9 @@ def test_the_environment_chooses_between_synchronous_and_callback(monkeypatch, v
     monkeypatch.setenv("NNHAL_SYNC_EXEC", value)
     calls: list[str] = []
     model = adapt(full.FullV1_2(), trace=calls.append).prepare(added(), Hints())
-    request = Request([X], [None])
-    timing = model.run(request, Control(measure=True))
-    np.testing.assert_array_equal(request.outputs[0], 2 * X)
+    request = model.request([X])
+    timing = request.execute(model.run, Control(measure=True))
+    np.testing.assert_array_equal(request.results[0], 2 * X)
     assert calls[-1] == form and timing is not None and timing.in_driver is not None
 
 

@@ -12,8 +12,7 @@ from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.binding import Bound, bind_request, flat_bytes, shapes_of
-from nnhal.hal.request import Request
+from nnhal.hal.binding import Bound, bind_request, flat_bytes
 from nnhal.model.graph import Model
 from tests.properties import STABLE
 
@@ -224,12 +223,14 @@ def test_inputs_at_odd_addresses_reach_the_driver_aligned_and_anew_each_time() -
 
 
 def test_what_is_told_of_outputs_is_what_the_driver_wrote() -> None:
-    request = Request([], [np.zeros(4, np.float32), np.zeros(4, np.uint8), None])
-    request.write(0, np.ones(4, np.float32))
-    request.write(1, np.ones(5, np.float32))
-    request.write(2, np.ones((2, 1), np.float32))
-    assert shapes_of(request) == (((4,), (5,), (2, 1)), (True, False, True))
-    assert shapes_of(Request([], [np.zeros((2, 3))])) == (((2, 3),), (True,))
+    bound = bind_request(
+        OPEN, [(0, 0, 8, (2,)), (0, 8, 8, (2,))], [(0, 16, 8, (2,)), (0, 24, 4, ())], [Memory.allocate(64)]
+    )
+    for _ in range(2):
+        request = bound.request()
+        request.write(0, np.ones(2, np.float32))
+        request.write(1, np.ones(2, np.float32))
+        assert (request.shapes, request.sufficient) == ([(2,), (2,)], [True, False])
 
 
 def test_bytes_of_an_array_are_row_major() -> None:

@@ -3,6 +3,7 @@
 import mmap
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,10 @@ from nnhal.base.errors import (
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.buffers import BufferDesc, BufferRole, contents_of, fill, run_resolved
 from nnhal.hal.device import Device, Prepared
-from nnhal.hal.request import Control, Request
+from nnhal.hal.host import contents_of, fill, run_resolved
+from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from tests.hal.devices import DEVICES, X, adding, device_of, doubling, execute, late, prepare, together
 
@@ -48,8 +50,7 @@ def out_of(prepared: Prepared, index: int = 0) -> BufferRole:
 def read(prepared: Prepared, buffer: object) -> Array:
     """What an execution makes of a buffer."""
     done, _ = execute(prepared, buffer, np.full((3, 4), np.nan, np.float32))  # type: ignore[arg-type]
-    assert done.outputs[0] is not None
-    return done.outputs[0]
+    return done.results[0]
 
 
 # ------------------------------------------------------------------------------------------------- executions
@@ -151,17 +152,18 @@ def test_an_output_that_does_not_fit_leaves_no_buffer_of_the_execution_with_cont
     prepared = two_outputs()
     buffer = device_of("reference").allocate(ANY, [out_of(prepared, 1)])
     fill(buffer, X)
-    made = Request([X], [np.empty(5, np.uint8), None], output_buffers={1: buffer})
-    run_resolved(prepared, made, Control())
-    assert made.sufficient[0] is False
+    made = prepared.request([X], [np.empty(5, np.uint8), None], output_buffers={1: buffer})
+    made.execute(partial(run_resolved, prepared), Control())
+    assert made.small == (0,)
     assert buffer.shape is None
 
 
 def test_a_buffer_is_not_given_for_two_outputs() -> None:
     prepared = two_outputs()
     buffer = device_of("reference").allocate(ANY, [out_of(prepared, 0), out_of(prepared, 1)])
+    made = prepared.request([X], output_buffers={0: buffer, 1: buffer})
     with pytest.raises(InvalidRequest, match="given for two outputs"):
-        run_resolved(prepared, Request([X], [None, None], output_buffers={0: buffer, 1: buffer}), Control())
+        made.execute(partial(run_resolved, prepared), Control())
 
 
 # ------------------------------------------------------------------------------------- dimensions that may change
@@ -220,7 +222,8 @@ def test_contents_of_an_execution_are_no_part_of_its_input() -> None:
     prepared = prepare(device, b.finish([x, shape], [y]))
     buffer = device.allocate(ANY, [out_of(prepared)])
     given = X.copy()
-    run_resolved(prepared, Request([given, np.array([4, 3], np.int32)], [None], output_buffers={0: buffer}), Control())
+    made = prepared.request([given, np.array([4, 3], np.int32)], output_buffers={0: buffer})
+    made.execute(partial(run_resolved, prepared), Control())
     given[:] = -1
     np.testing.assert_array_equal(contents_of(buffer), X.reshape(4, 3))
 
@@ -345,8 +348,7 @@ def test_readers_at_the_same_time_see_the_same_bits(device: Device) -> None:
     def work() -> None:
         for _ in range(20):
             done, _ = execute(step, buffer, np.full_like(x, np.nan))
-            assert done.outputs[0] is not None
-            seen.append(done.outputs[0].tobytes())
+            seen.append(done.results[0].tobytes())
             seen.append((contents_of(buffer) + np.float32(0.1)).tobytes())
 
     together([work] * 6)

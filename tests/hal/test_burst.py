@@ -12,12 +12,12 @@ import pytest
 
 from nnhal.base.errors import BadState, Closed, DeadObject, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.memory import Memory
-from nnhal.hal.buffers import BufferDesc, BufferRole, contents_of, fill
-from nnhal.hal.burst import LocalBurst
 from nnhal.hal.device import Device, Prepared
+from nnhal.hal.host import LocalBurst, contents_of, fill
+from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.process import Resilient, start
-from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, late, nan, prepare, request, together
+from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, doubling, late, nan, prepare, together
 from tests.ipc.support import inside, own_process, wait_until
 
 PLAIN = Control()
@@ -60,11 +60,10 @@ def test_a_burst_gives_bit_for_bit_what_plain_calls_give(device: Device) -> None
     with step.burst() as burst:
         for _ in range(20):
             x = random.normal(size=(64, 64)).astype(np.float32)
-            plain, fast = request(x, nan(x.shape)), request(x, nan(x.shape))
-            step.run(plain, PLAIN)
-            burst.run(fast, PLAIN)
-            assert fast.outputs[0] is not None and plain.outputs[0] is not None
-            assert fast.outputs[0].tobytes() == plain.outputs[0].tobytes() == (x + np.float32(0.1)).tobytes()
+            plain, fast = asked(step, x, nan(x.shape)), asked(step, x, nan(x.shape))
+            plain.execute(step.run, PLAIN)
+            fast.execute(burst.run, PLAIN)
+            assert fast.results[0].tobytes() == plain.results[0].tobytes() == (x + np.float32(0.1)).tobytes()
 
 
 def test_shapes_and_memories_may_change_from_one_execution_to_the_next(device: Device) -> None:
@@ -74,9 +73,9 @@ def test_shapes_and_memories_may_change_from_one_execution_to_the_next(device: D
         for n, rows in enumerate((3, 1, 3, 7, 1, 3)):
             x = pool.view(64 * n, rows * 16, np.float32, (rows, 4)) if n % 2 else nan((rows, 4))
             x[:] = n
-            made = request(x, nan((rows, 4)) if n % 3 else None)
-            burst.run(made, PLAIN)
-            np.testing.assert_array_equal(made.outputs[0], np.full((rows, 4), 2 * n))
+            made = asked(step, x, nan((rows, 4)) if n % 3 else None)
+            made.execute(burst.run, PLAIN)
+            np.testing.assert_array_equal(made.results[0], np.full((rows, 4), 2 * n))
     assert burst.ended is False
 
 
@@ -87,12 +86,12 @@ def test_driver_memory_can_be_used_in_a_burst(device: Device) -> None:
     other = device.allocate(BufferDesc(), [BufferRole(step, 0)])
     fill(source, X)
     with step.burst() as burst:
-        burst.run(request(source, target), PLAIN)
+        asked(step, source, target).execute(burst.run, PLAIN)
         np.testing.assert_array_equal(contents_of(target), X + 1)
         with pytest.raises(InvalidRequest, match="must be one of its roles"):
-            burst.run(request(source, other), PLAIN)
+            asked(step, source, other).execute(burst.run, PLAIN)
         with pytest.raises(NnhalError):
-            burst.run(request(source, target), late())
+            asked(step, source, target).execute(burst.run, late())
         assert target.shape is None
 
 
@@ -104,9 +103,9 @@ def test_memory_that_was_freed_may_be_used_again(device: Device) -> None:
         burst.free_memory(pool)  # never used: nothing to forget
         for n in range(4):
             x[:] = X + n
-            made = request(x, nan())
-            burst.run(made, PLAIN)
-            np.testing.assert_array_equal(made.outputs[0], X + n + 1)
+            made = asked(step, x, nan())
+            made.execute(burst.run, PLAIN)
+            np.testing.assert_array_equal(made.results[0], X + n + 1)
             burst.free_memory(pool)
             burst.free_memory(pool)
 
@@ -116,20 +115,20 @@ def test_an_execution_that_fails_does_not_end_the_burst(device: Device) -> None:
     with step.burst() as burst:
         for _ in range(3):
             with pytest.raises(NnhalError):
-                burst.run(request(X, nan()), late())
-            made = request(X, nan())
-            burst.run(made, PLAIN)
-            np.testing.assert_array_equal(made.outputs[0], X + 1)
+                asked(step, X, nan()).execute(burst.run, late())
+            made = asked(step, X, nan())
+            made.execute(burst.run, PLAIN)
+            np.testing.assert_array_equal(made.results[0], X + 1)
         assert not burst.ended
 
 
 def test_measured_executions_tell_times_that_contain_each_other(device: Device) -> None:
     step = prepare(device, adding(1))
     with step.burst() as burst:
-        timing = burst.run(request(X, nan()), Control(measure=True))
+        timing = asked(step, X, nan()).execute(burst.run, Control(measure=True))
         assert timing is not None and timing.on_device is not None and timing.in_driver is not None
         assert 0 <= timing.on_device <= timing.in_driver
-        assert burst.run(request(X, nan()), PLAIN) in (None, Timing())
+        assert asked(step, X, nan()).execute(burst.run, PLAIN) in (None, Timing())
 
 
 # ------------------------------------------------------------------------------------------------------ one at a time
@@ -138,28 +137,29 @@ def test_measured_executions_tell_times_that_contain_each_other(device: Device) 
 def test_a_second_execution_at_the_same_time_is_bad_state() -> None:
     prepared = Slow()
     with prepared.burst() as burst:
-        first = request(X, nan())
-        running = threading.Thread(target=burst.run, args=(first, PLAIN))
+        first = asked(prepared, X, nan())
+        running = threading.Thread(target=first.execute, args=(burst.run, PLAIN))
         running.start()
         assert prepared.inside.wait(LIMIT)
         with pytest.raises(BadState, match="must be one at a time; open one burst a thread"):
-            burst.run(request(X, nan()), PLAIN)
+            asked(prepared, X, nan()).execute(burst.run, PLAIN)
         prepared.go.set()
         running.join(LIMIT)
-        np.testing.assert_array_equal(first.outputs[0], X + 1)
-        burst.run(request(X, nan()), PLAIN)
+        np.testing.assert_array_equal(first.results[0], X + 1)
+        asked(prepared, X, nan()).execute(burst.run, PLAIN)
 
 
 @pytest.mark.parametrize("deadline", [None, 2**62])
 def test_a_second_execution_in_another_process_is_bad_state(deadline: int | None) -> None:
     device, control = Resilient("probe", lambda: start(PROBE)), Control(deadline=deadline)
     try:
-        with prepare(device, adding(1), sleep=1).burst() as burst:
-            running = threading.Thread(target=burst.run, args=(request(X, nan()), control))
+        step = prepare(device, adding(1), sleep=1)
+        with step.burst() as burst:
+            running = threading.Thread(target=asked(step, X, nan()).execute, args=(burst.run, control))
             running.start()
             wait_until(lambda: inside(device).get("inside") == 1, "the execution runs")
             with pytest.raises(BadState, match="must be one at a time"):
-                burst.run(request(X, nan()), control)
+                asked(step, X, nan()).execute(burst.run, control)
             running.join(LIMIT)
     finally:
         device.close()
@@ -171,9 +171,9 @@ def test_bursts_of_one_model_run_on_threads_of_their_own(device: Device) -> None
     def work() -> None:
         with step.burst() as burst:
             for n in range(30):
-                made = request(X + n, nan())
-                burst.run(made, PLAIN)
-                np.testing.assert_array_equal(made.outputs[0], X + n + 1)
+                made = asked(step, X + n, nan())
+                made.execute(burst.run, PLAIN)
+                np.testing.assert_array_equal(made.results[0], X + n + 1)
 
     together([work] * 4)
 
@@ -182,26 +182,28 @@ def test_bursts_of_one_model_run_on_threads_of_their_own(device: Device) -> None
 
 
 def test_after_close_a_burst_says_so(device: Device) -> None:
-    burst = prepare(device, adding(1)).burst()
-    burst.run(request(X, nan()), PLAIN)
+    step = prepare(device, adding(1))
+    burst = step.burst()
+    asked(step, X, nan()).execute(burst.run, PLAIN)
     burst.close()
     burst.close()
     with pytest.raises(Closed):
-        burst.run(request(X, nan()), PLAIN)
+        asked(step, X, nan()).execute(burst.run, PLAIN)
 
 
 def test_after_close_a_burst_runs_no_plain_calls_either(device: Device) -> None:
-    burst = prepare(device, adding(1)).burst()
+    step = prepare(device, adding(1))
+    burst = step.burst()
     burst.close()
     with pytest.raises(Closed):
-        burst.run(request(X, nan()), Control(deadline=time.monotonic_ns() + 10**11))
+        asked(step, X, nan()).execute(burst.run, Control(deadline=time.monotonic_ns() + 10**11))
 
 
 def test_the_driver_is_told_once_when_a_burst_opens_and_once_when_it_closes() -> None:
     prepared = Slow()
     prepared.go.set()
     with prepared.burst() as burst:
-        burst.run(request(X, nan()), PLAIN)
+        asked(prepared, X, nan()).execute(burst.run, PLAIN)
     burst.close()
     del burst
     gc.collect()
@@ -215,7 +217,7 @@ def test_the_driver_is_told_once_when_a_burst_opens_and_once_when_it_closes() ->
 def test_closing_waits_for_the_execution_in_it() -> None:
     prepared = Slow()
     burst = prepared.burst()
-    running = threading.Thread(target=burst.run, args=(request(X, nan()), PLAIN))
+    running = threading.Thread(target=asked(prepared, X, nan()).execute, args=(burst.run, PLAIN))
     running.start()
     assert prepared.inside.wait(LIMIT)
     closing = threading.Thread(target=burst.close)
@@ -245,13 +247,13 @@ def test_a_burst_whose_process_died_opens_again_in_the_next_one() -> None:
     try:
         step = prepare(device, adding(1))
         burst = step.burst()
-        burst.run(request(X, nan()), PLAIN)
+        asked(step, X, nan()).execute(burst.run, PLAIN)
         os.kill(device.pid, signal.SIGKILL)
         with pytest.raises(DeadObject):
-            burst.run(request(X, nan()), PLAIN)
-        made = request(X, nan())
-        burst.run(made, PLAIN)
-        np.testing.assert_array_equal(made.outputs[0], X + 1)
+            asked(step, X, nan()).execute(burst.run, PLAIN)
+        made = asked(step, X, nan())
+        made.execute(burst.run, PLAIN)
+        np.testing.assert_array_equal(made.results[0], X + 1)
         burst.close()
     finally:
         device.close()
@@ -259,11 +261,12 @@ def test_a_burst_whose_process_died_opens_again_in_the_next_one() -> None:
 
 def test_a_burst_over_the_wire_that_lost_its_process_has_ended() -> None:
     with own_process(PROBE) as device:
-        burst = prepare(device, adding(1)).burst()
+        step = prepare(device, adding(1))
+        burst = step.burst()
         assert not burst.ended
         assert device.session.process is not None
         device.session.process.kill()
         for _ in range(2):
             with pytest.raises((DeadObject, Closed)):
-                burst.run(request(X, nan()), PLAIN)
+                asked(step, X, nan()).execute(burst.run, PLAIN)
         assert burst.ended

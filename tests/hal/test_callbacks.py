@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import MissedDeadline, NnhalError
+from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared
-from nnhal.hal.fenced import asynchronous
 from nnhal.hal.request import Control, Timing
-from tests.hal.devices import DEVICES, LIMIT, Own, X, adding, device_of, late, nan, prepare, request, together
+from tests.hal.devices import DEVICES, LIMIT, Own, X, adding, asked, device_of, late, nan, prepare, together
 
 PLAIN = Control()
 
@@ -34,7 +34,7 @@ def test_a_callback_is_notified_once_of_success_and_of_failure(step: Prepared) -
             told.append((error, timing))
             over.set()
 
-        made = request(X, nan())
+        made = asked(step, X, nan())
         try:
             step.execute(made, control, notify)
         except MissedDeadline:  # over before it was launched: then nothing follows
@@ -47,8 +47,7 @@ def test_a_callback_is_notified_once_of_success_and_of_failure(step: Prepared) -
         assert isinstance(error, MissedDeadline) == failed
         assert (timing is not None and timing.in_driver is not None) == control.measure
         if not failed:
-            assert made.outputs[0] is not None
-            np.testing.assert_array_equal(made.outputs[0], X + 1)
+            np.testing.assert_array_equal(made.results[0], X + 1)
 
 
 def test_executions_with_callbacks_run_at_the_same_time() -> None:
@@ -60,7 +59,7 @@ def test_executions_with_callbacks_run_at_the_same_time() -> None:
 
     prepared = Own(meet)
     for _ in range(4):
-        prepared.execute(request(X, nan()), PLAIN, lambda error, _: over.release() if error is None else None)
+        prepared.execute(asked(prepared, X, nan()), PLAIN, lambda error, _: over.release() if error is None else None)
     together([lambda: None if over.acquire(timeout=LIMIT) else pytest.fail("not notified")] * 4)
 
 
@@ -71,7 +70,8 @@ def test_a_callback_that_fails_hurts_nobody(caplog: pytest.LogCaptureFixture) ->
         called.set()
         raise ValueError("of the callback")
 
-    prepare(device_of("reference"), adding(1)).execute(request(X, nan()), PLAIN, notify)
+    step = prepare(device_of("reference"), adding(1))
+    step.execute(asked(step, X, nan()), PLAIN, notify)
     assert called.wait(LIMIT)
     end = time.monotonic() + LIMIT
     while "the callback of an execution failed" not in caplog.text:

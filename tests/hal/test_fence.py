@@ -39,6 +39,11 @@ def later(work: Callable[[], None]) -> threading.Timer:
     return timer
 
 
+def foreign(fence: Fence) -> Fence:
+    """The fence as another process has it: by its descriptor alone."""
+    return Fence(os.dup(fence.fileno()))
+
+
 def test_a_fence_is_pending_until_it_is_signalled() -> None:
     fence, signal = fence_pair()
     assert fence.status() is None and repr(fence) == "Fence(pending)"
@@ -205,8 +210,8 @@ def test_a_holder_cannot_signal() -> None:
 
 @pytest.mark.parametrize("status", [NONE, FAILED])
 def test_a_status_that_another_holder_took_out_is_a_dead_object_and_never_a_success(status: ErrorStatus) -> None:
-    fence, signal = fence_pair()
-    thief, knows = fence.duplicate(), fence.duplicate()
+    here, signal = fence_pair()
+    fence, thief, knows = foreign(here), foreign(here), foreign(here)
     signal.set(status)
     assert knows.status() == status
     assert os.read(thief.fileno(), 1) == bytes((status,))
@@ -214,6 +219,7 @@ def test_a_status_that_another_holder_took_out_is_a_dead_object_and_never_a_succ
     with pytest.raises(DeadObject):
         fence.wait(LIMIT)
     assert knows.status() == status  # who has seen it keeps it
+    assert here.status() == here.duplicate().status() == status  # and so does who is in the process that signalled
 
 
 def test_a_duplicate_outlives_its_original() -> None:
@@ -292,18 +298,19 @@ def test_without_descriptors_fences_are_resource_exhausted_and_work_afterwards()
     import resource
 
     fence, signal = fence_pair()
+    other = foreign(fence)
     signal.set()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(fence.fileno())
     os.close(free)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
-        for use in (fence_pair, fence.duplicate, fence.status):
+        for use in (fence_pair, fence.duplicate, other.status):
             with pytest.raises(ResourceExhausted, match="no descriptor"):
                 use()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert fence.status() == NONE
+    assert other.status() == fence.status() == NONE
 
 
 # ------------------------------------------------------------------------------------------------------- sync_file

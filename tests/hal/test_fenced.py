@@ -24,10 +24,12 @@ from nnhal.base.errors import (
 )
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.hal.buffers import BufferDesc, BufferRole, fill
+from nnhal.hal import background
+from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.fence import Fence, fence_pair
-from nnhal.hal.fenced import FencedExecution
+from nnhal.hal.host import fill
+from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from tests.hal.devices import (
     DEVICES,
@@ -35,13 +37,13 @@ from tests.hal.devices import (
     Own,
     X,
     adding,
+    asked,
     descriptors,
     device_of,
     doubling,
     late,
     nan,
     prepare,
-    request,
 )
 
 NONE = ErrorStatus.NONE
@@ -83,12 +85,11 @@ def ended(execution: FencedExecution) -> ErrorStatus:
 
 
 def test_a_fenced_execution_ends_with_its_fence_and_the_results(step: Prepared) -> None:
-    made = request(X, nan())
+    made = asked(step, X, nan())
     execution = step.execute_fenced(made, PLAIN)
     assert ended(execution) == NONE
     execution.get_execution_info()
-    assert made.outputs[0] is not None
-    np.testing.assert_array_equal(made.outputs[0], X + 1)
+    np.testing.assert_array_equal(made.results[0], X + 1)
 
 
 def test_a_chain_of_three_runs_in_order(step: Prepared) -> None:
@@ -96,7 +97,7 @@ def test_a_chain_of_three_runs_in_order(step: Prepared) -> None:
     gate, signal = fence_pair()
     fences, executions = [gate], []
     for source, target in pairwise(arrays):
-        executions.append(step.execute_fenced(request(source, target), PLAIN, fences))
+        executions.append(step.execute_fenced(asked(step, source, target), PLAIN, fences))
         assert executions[-1].fence is not None
         fences = [executions[-1].fence]
     arrays[0][:] = X  # what is in the memory when the fence is signalled counts
@@ -109,7 +110,7 @@ def test_a_chain_of_three_runs_in_order(step: Prepared) -> None:
 
 def test_all_fences_have_to_be_signalled(step: Prepared) -> None:
     pairs = [fence_pair() for _ in range(3)]
-    execution = step.execute_fenced(request(X, nan()), PLAIN, [fence for fence, _ in pairs])
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [fence for fence, _ in pairs])
     for fence, signal in reversed(pairs):
         assert execution.fence is not None and execution.fence.status() is None
         signal.set()
@@ -119,20 +120,20 @@ def test_all_fences_have_to_be_signalled(step: Prepared) -> None:
 
 def test_many_executions_wait_for_one_fence(step: Prepared) -> None:
     gate, signal = fence_pair()
-    requests = [request(X + n, nan()) for n in range(8)]
+    requests = [asked(step, X + n, nan()) for n in range(8)]
     executions = [step.execute_fenced(made, PLAIN, [gate]) for made in requests]
     signal.set()
     for n, (made, execution) in enumerate(zip(requests, executions, strict=True)):
         assert ended(execution) == NONE
         execution.get_execution_info()
-        assert made.outputs[0] is not None
-        np.testing.assert_array_equal(made.outputs[0], X + n + 1)
+        np.testing.assert_array_equal(made.results[0], X + n + 1)
 
 
 def test_an_execution_of_which_nobody_keeps_the_fence_goes_on() -> None:
     gate, signal = fence_pair()
     y, over = nan(), threading.Event()
-    execution = prepare(device_of("reference"), adding(1)).execute_fenced(request(X, y), PLAIN, [gate])
+    step = prepare(device_of("reference"), adding(1))
+    execution = step.execute_fenced(asked(step, X, y), PLAIN, [gate])
     execution.when_ended(over.set)
     assert execution.fence is not None
     execution.fence.close()
@@ -145,15 +146,14 @@ def test_an_execution_of_which_nobody_keeps_the_fence_goes_on() -> None:
 def test_driver_memory_is_written_behind_a_fence(device: Device, step: Prepared) -> None:
     buffer = device.allocate(ANY, [BufferRole(step, 0), BufferRole(step, 0, True)])
     gate, signal = fence_pair()
-    first = step.execute_fenced(request(X, buffer), PLAIN, [gate])
+    first = step.execute_fenced(asked(step, X, buffer), PLAIN, [gate])
     assert first.fence is not None
-    made = request(buffer, nan())
+    made = asked(step, buffer, nan())
     second = step.execute_fenced(made, PLAIN, [first.fence])
     signal.set()
     assert ended(second) == NONE
     second.get_execution_info()
-    assert made.outputs[0] is not None
-    np.testing.assert_array_equal(made.outputs[0], X + 2)
+    np.testing.assert_array_equal(made.results[0], X + 2)
 
 
 # -------------------------------------------------------------------------------------------------- what is refused
@@ -164,7 +164,7 @@ def test_a_fence_that_is_in_error_already_is_an_invalid_argument(step: Prepared)
     for _, signal in (good, bad):
         signal.set(NONE if signal is good[1] else ErrorStatus.GENERAL_FAILURE)
     with pytest.raises(InvalidArgument, match="fence 1 to wait for is in error already") as caught:
-        step.execute_fenced(request(X, nan()), PLAIN, [good[0], bad[0]])
+        step.execute_fenced(asked(step, X, nan()), PLAIN, [good[0], bad[0]])
     assert caught.value.status == ErrorStatus.INVALID_ARGUMENT
 
 
@@ -172,34 +172,36 @@ def test_a_fence_of_which_the_other_side_is_gone_is_in_error(step: Prepared) -> 
     fence, signal = fence_pair()
     del signal
     with pytest.raises(InvalidArgument, match="fence 0 to wait for is in error already"):
-        step.execute_fenced(request(X, nan()), PLAIN, [fence])
+        step.execute_fenced(asked(step, X, nan()), PLAIN, [fence])
 
 
 def test_a_closed_fence_is_not_waited_for(step: Prepared) -> None:
     fence, _ = fence_pair()
     fence.close()
     with pytest.raises(Closed):
-        step.execute_fenced(request(X, nan()), PLAIN, [fence])
+        step.execute_fenced(asked(step, X, nan()), PLAIN, [fence])
 
 
 def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
     prepared = prepare(device, doubling((0, 4)))
-    with pytest.raises(InvalidArgument, match="output 0 has no fully specified shape"):
-        prepared.execute_fenced(request(X, None), PLAIN)
-    with pytest.raises(InvalidArgument, match="must be fully specified, not room in bytes"):
-        prepared.execute_fenced(request(X, np.empty(48, np.uint8)), PLAIN)
+    with pytest.raises(
+        InvalidArgument, match=r"output 0 has shape \[\?, 4\] and nothing, must have one that is fully spec"
+    ):
+        prepared.execute_fenced(asked(prepared, X, None), PLAIN)
+    with pytest.raises(InvalidArgument, match="and room in bytes, must have one that is fully specified"):
+        prepared.execute_fenced(asked(prepared, X, np.empty(48, np.uint8)), PLAIN)
     buffer = device.allocate(ANY, [BufferRole(prepared, 0, True)])
     with pytest.raises(InvalidArgument, match="output 0 is a buffer of shape"):
-        prepared.execute_fenced(request(X, buffer), PLAIN)
+        prepared.execute_fenced(asked(prepared, X, buffer), PLAIN)
     fixed = device.allocate(BufferDesc((3, 4)), [BufferRole(prepared, 0, True)])
-    assert ended(prepared.execute_fenced(request(X, fixed), PLAIN)) == NONE
+    assert ended(prepared.execute_fenced(asked(prepared, X, fixed), PLAIN)) == NONE
     assert fixed.shape == (3, 4)
 
 
 def test_a_buffer_in_a_role_that_is_not_its_own_is_refused_at_the_launch(device: Device, step: Prepared) -> None:
     buffer = device.allocate(ANY, [BufferRole(step, 0)])
     with pytest.raises(InvalidRequest, match="must be one of its roles"):
-        step.execute_fenced(request(X, buffer), PLAIN)
+        step.execute_fenced(asked(step, X, buffer), PLAIN)
 
 
 # ---------------------------------------------------------------------------------------------------------- failures
@@ -209,9 +211,9 @@ def test_a_buffer_in_a_role_that_is_not_its_own_is_refused_at_the_launch(device:
 def test_a_fence_that_fails_later_fails_the_execution_and_all_behind_it(step: Prepared, status: ErrorStatus) -> None:
     arrays = shared(3)
     gate, signal = fence_pair()
-    first = step.execute_fenced(request(arrays[0], arrays[1]), PLAIN, [gate])
+    first = step.execute_fenced(asked(step, arrays[0], arrays[1]), PLAIN, [gate])
     assert first.fence is not None
-    second = step.execute_fenced(request(arrays[1], arrays[2]), PLAIN, [first.fence])
+    second = step.execute_fenced(asked(step, arrays[1], arrays[2]), PLAIN, [first.fence])
     signal.set(status)
     for execution in (first, second):
         assert ended(execution) == status
@@ -223,7 +225,7 @@ def test_a_fence_that_fails_later_fails_the_execution_and_all_behind_it(step: Pr
 
 def test_info_is_a_general_failure_before_the_end(step: Prepared) -> None:
     gate, signal = fence_pair()
-    execution = step.execute_fenced(request(X, nan()), PLAIN, [gate])
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [gate])
     with pytest.raises(OperationFailed, match="has not ended") as caught:
         execution.get_execution_info()
     assert caught.value.status == ErrorStatus.GENERAL_FAILURE
@@ -236,7 +238,7 @@ def test_a_failed_execution_leaves_its_buffer_without_contents(device: Device, s
     buffer = device.allocate(ANY, [BufferRole(step, 0, True)])
     fill(buffer, X)
     gate, signal = fence_pair()
-    execution = step.execute_fenced(request(X, buffer), PLAIN, [gate], after=1)
+    execution = step.execute_fenced(asked(step, X, buffer), PLAIN, [gate], after=1)
     signal.set()
     assert ended(execution).name.startswith("MISSED_DEADLINE")
     assert buffer.shape is None
@@ -245,7 +247,8 @@ def test_a_failed_execution_leaves_its_buffer_without_contents(device: Device, s
 def test_what_follows_is_called_once_whatever_another_does(caplog: pytest.LogCaptureFixture) -> None:
     gate, signal = fence_pair()
     calls: list[int] = []
-    execution = prepare(device_of("reference"), adding(1)).execute_fenced(request(X, nan()), PLAIN, [gate])
+    step = prepare(device_of("reference"), adding(1))
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [gate])
     execution.when_ended(lambda: calls.append(1))
     execution.when_ended(lambda: 1 // 0)
     execution.when_ended(lambda: calls.append(2))
@@ -261,7 +264,7 @@ def test_what_follows_is_called_once_whatever_another_does(caplog: pytest.LogCap
 
 def test_the_deadline_holds_while_fences_are_waited_for(step: Prepared) -> None:
     gate, _signal = fence_pair()
-    execution = step.execute_fenced(request(X, nan()), Control(deadline=time.monotonic_ns() + 30_000_000), [gate])
+    execution = step.execute_fenced(asked(step, X, nan()), Control(deadline=time.monotonic_ns() + 30_000_000), [gate])
     assert ended(execution).name.startswith("MISSED_DEADLINE")
     with pytest.raises(MissedDeadline):
         execution.get_execution_info()
@@ -270,14 +273,14 @@ def test_the_deadline_holds_while_fences_are_waited_for(step: Prepared) -> None:
 @pytest.mark.parametrize("deadline", [None, 2**62])
 def test_a_deadline_far_away_is_none(step: Prepared, deadline: int | None) -> None:
     gate, signal = fence_pair()
-    execution = step.execute_fenced(request(X, nan()), Control(deadline=deadline), [gate], after=2**61)
+    execution = step.execute_fenced(asked(step, X, nan()), Control(deadline=deadline), [gate], after=2**61)
     threading.Timer(0.05, signal.set).start()
     assert ended(execution) == NONE
 
 
 def test_a_deadline_that_has_passed_fails_the_execution(step: Prepared) -> None:
     try:
-        status = ended(step.execute_fenced(request(X, nan()), late()))
+        status = ended(step.execute_fenced(asked(step, X, nan()), late()))
     except MissedDeadline as error:
         status = error.status
     assert status.name.startswith("MISSED_DEADLINE")
@@ -287,7 +290,7 @@ def test_time_spent_waiting_is_no_part_of_the_limit_after_the_fences() -> None:
     gate, signal = fence_pair()
     limit = 1.0
     step = prepare(device_of("reference"), adding(1))
-    execution = step.execute_fenced(request(X, nan()), PLAIN, [gate], after=int(limit * 1e9))
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [gate], after=int(limit * 1e9))
     time.sleep(limit * 1.1)
     signal.set()
     assert ended(execution) == NONE
@@ -300,7 +303,7 @@ def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
 
     prepared = Own(sleep)
     buffer = device_of("reference").allocate(ANY, [BufferRole(prepared, 0, True)])
-    execution = prepared.execute_fenced(request(X, buffer), PLAIN, after=10_000_000)
+    execution = prepared.execute_fenced(asked(prepared, X, buffer), PLAIN, after=10_000_000)
     assert ended(execution).name.startswith("MISSED_DEADLINE")
     assert buffer.shape is None
 
@@ -309,7 +312,7 @@ def test_an_execution_that_waits_can_be_cancelled() -> None:
     gate, _signal = fence_pair()
     cancelled = threading.Event()
     step = prepare(device_of("reference"), adding(1))
-    execution = step.execute_fenced(request(X, nan()), Control(cancelled=cancelled), [gate])
+    execution = step.execute_fenced(asked(step, X, nan()), Control(cancelled=cancelled), [gate])
     assert execution.fence is not None and execution.fence.status() is None
     cancelled.set()
     assert ended(execution) == ErrorStatus.GENERAL_FAILURE
@@ -319,7 +322,7 @@ def test_an_execution_that_waits_can_be_cancelled() -> None:
 
 def test_times_contain_each_other(step: Prepared) -> None:
     gate, signal = fence_pair()
-    execution = step.execute_fenced(request(X, nan()), Control(measure=True), [gate])
+    execution = step.execute_fenced(asked(step, X, nan()), Control(measure=True), [gate])
     time.sleep(0.05)
     signal.set()
     assert ended(execution) == NONE
@@ -332,7 +335,7 @@ def test_times_contain_each_other(step: Prepared) -> None:
 
 
 def test_nothing_is_measured_unless_asked(step: Prepared) -> None:
-    execution = step.execute_fenced(request(X, nan()), PLAIN)
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN)
     assert ended(execution) == NONE
     assert {*execution.get_execution_info().launched, *execution.get_execution_info().fenced} == {None}
 
@@ -343,12 +346,12 @@ def test_times_that_cannot_be_true_are_dropped_with_a_line_in_the_log(
 ) -> None:
     prepared = Own(lambda *_: Timing(device_time, 10**18))
     with caplog.at_level(logging.WARNING, "nnhal.driver"):
-        execution = prepared.execute_fenced(request(X, nan()), Control(measure=True))
+        execution = prepared.execute_fenced(asked(prepared, X, nan()), Control(measure=True))
         assert ended(execution) == NONE
     info = execution.get_execution_info()
     assert info.fenced.on_device is info.launched.on_device is None
     assert info.launched.in_driver is not None and info.fenced.in_driver is not None
-    assert f"says {device_time} ns on the device" in caplog.text
+    assert f"says that it took Timing(on_device={device_time}," in caplog.text
 
 
 # -------------------------------------------------------------------------------------------------------- resources
@@ -356,10 +359,16 @@ def test_times_that_cannot_be_true_are_dropped_with_a_line_in_the_log(
 
 @pytest.fixture
 def no_threads() -> Iterator[None]:
-    """Threads cannot be had: nobody has room for a stack of this size."""
+    """Threads cannot be had: those that are idle are taken, and nobody has room for a stack of this size for another."""
+    end = time.monotonic() + LIMIT
+    while len(background._idle) < sum(t.name == "nnhal-worker" for t in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    taken = [background._idle.pop() for _ in range(len(background._idle))]
     before = threading.stack_size(2**46)
     yield
     threading.stack_size(before)
+    background._idle.extend(taken)
 
 
 @pytest.mark.usefixtures("no_threads")
@@ -370,9 +379,9 @@ def test_without_threads_launching_is_resource_exhausted_and_nothing_is_left() -
     before = descriptors()
     for _ in range(3):
         with pytest.raises(ResourceExhausted, match="no thread for it"):
-            step.execute_fenced(request(X, nan()), PLAIN, [gate])
+            step.execute_fenced(asked(step, X, nan()), PLAIN, [gate])
         with pytest.raises(ResourceExhausted, match="no thread for it"):
-            step.execute(request(X, nan()), PLAIN, lambda *_: pytest.fail("notified"))
+            step.execute(asked(step, X, nan()), PLAIN, lambda *_: pytest.fail("notified"))
     gc.collect()
     assert descriptors() == before
 
@@ -381,7 +390,7 @@ def test_many_executions_leave_no_descriptors(step: Prepared) -> None:
     def some(count: int) -> None:
         fence: Fence | None = None
         for _ in range(count):
-            execution = step.execute_fenced(request(X, nan()), PLAIN, [] if fence is None else [fence])
+            execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [] if fence is None else [fence])
             fence = execution.fence
             assert ended(execution) == NONE
             execution.get_execution_info()

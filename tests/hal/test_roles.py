@@ -11,8 +11,8 @@ from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import ChannelQuant
-from nnhal.hal.buffers import BufferDesc, BufferRole, merge
 from nnhal.hal.device import Prepared
+from nnhal.hal.memory import BufferDesc, BufferRole, merge
 from nnhal.model.builder import ModelBuilder
 from tests.hal.devices import adding, device_of, prepare
 

@@ -13,9 +13,9 @@ from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.frontends.python import Builder
 from nnhal.hal import utilities as u
 from nnhal.hal.device import Capabilities, Performance
-from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import validate
+from tests.requests import request_of
 
 
 def pooled(type: str = "TENSOR_FLOAT32", *, relaxed: bool = False) -> Model:
@@ -109,19 +109,18 @@ def test_converting_down_leaves_out_arguments_that_hold_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    ("inputs", "rooms", "message"),
     [
-        (Request([], [None]), "has 0 inputs, must have 1"),
-        (Request([np.zeros((1, 8, 8, 3))], [None]), "input 0 is float64, must be float32"),
-        (
-            Request([np.zeros((1, 8, 8, 4), np.float32)], [None]),
-            r"input 0 has shape \[1, 8, 8, 4\], must be \[1, 8, 8, 3\]",
-        ),
+        ([], None, "has 0 inputs, must have 1"),
+        ([np.zeros((1, 8, 8, 3))], None, "input 0 is float64, must be float32"),
+        ([np.zeros((1, 8, 8, 4), np.float32)], None, r"input 0 has shape \[1, 8, 8, 4\], must be \[1, 8, 8, 3\]"),
+        ([None], [None, None], "has 2 outputs, must have 1"),
+        ([None], [np.zeros((1, 4, 4, 3))], "output 0 is float64, must be float32"),
     ],
 )
-def test_requests_are_checked_against_their_model(request_, message):
+def test_requests_are_checked_against_their_model(inputs, rooms, message):
     with pytest.raises(InvalidRequest, match=message):
-        u.validate_request(request_, pooled())
+        u.validate_request(request_of(pooled(), inputs, rooms))
 
 
 @pytest.mark.parametrize("figure", [-1.0, 0.0, float("nan")])

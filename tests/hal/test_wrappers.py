@@ -1,6 +1,7 @@
 """Behaviour added to a device by wrapping it."""
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import nnhal
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import InvalidModel, MissedDeadline, OperationFailed
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3
-from nnhal.hal.buffers import BufferDesc, BufferRole, run_resolved
-from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, prepared_by
+from nnhal.hal.host import run_resolved
+from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import Control, Timing
 from nnhal.hal.wrappers import AtLevel, Limited, Recorded
 from nnhal.runtime import discovery
 from tests.hal.old_drivers import X, added, reshaped
@@ -83,9 +85,9 @@ def test_capabilities_are_those_that_the_level_can_state():
 def test_the_driver_is_told_what_its_level_tells(level):
     witness = Witness()
     wanted = Hints(nnhal.Preference.LOW_POWER, nnhal.Priority.HIGH, deadline=time.monotonic_ns() + 10**12)
-    prepared = AtLevel(witness, level).prepare(added(), wanted)
+    prepared = prepared_by(AtLevel(witness, level), added(), wanted)
     control = Control(time.monotonic_ns() + 10**12, 1234, True)
-    timing = prepared.run(Request([X], [None]), control)
+    timing = prepared.request([X]).execute(prepared.run, control)
     hints, seen = witness.hints[0], witness.controls[0]
     assert (hints.preference == wanted.preference) == (level >= V1_1)
     assert (hints.priority == wanted.priority, hints.deadline is not None) == (level >= V1_3, level >= V1_3)
@@ -94,18 +96,18 @@ def test_the_driver_is_told_what_its_level_tells(level):
 
 
 def test_a_deadline_that_the_driver_was_not_told_of_is_missed_all_the_same():
-    prepared = AtLevel(Witness(), V1_2).prepare(added(), Hints())
+    prepared = prepared_by(AtLevel(Witness(), V1_2), added(), Hints())
     with pytest.raises(MissedDeadline):
-        prepared.run(Request([X], [None]), Control(deadline=time.monotonic_ns() - 1))
+        prepared.request([X]).execute(prepared.run, Control(deadline=time.monotonic_ns() - 1))
 
 
 @pytest.mark.parametrize("level", [*OLD, V1_3])
 def test_methods_of_later_levels_are_refused_by_name(level):
     device = AtLevel(Witness(), level)
-    prepared = device.prepare(added(), Hints())
+    prepared = prepared_by(device, added(), Hints())
     calls = {
         "configureExecutionBurst": (V1_2, lambda: prepared.burst().close()),
-        "executeFenced": (V1_3, lambda: prepared.execute_fenced(Request([X], [np.empty_like(X)]), Control())),
+        "executeFenced": (V1_3, lambda: prepared.execute_fenced(prepared.request([X]), Control())),
         "allocate": (V1_3, lambda: device.allocate(BufferDesc(), [BufferRole(prepared, 0)])),
     }
     for name, (since, call) in calls.items():
@@ -130,10 +132,10 @@ def test_a_wrapped_device_takes_part_in_a_compilation():
 
 def test_a_buffer_of_a_wrapped_device_knows_its_roles():
     device = Recorded(Limited(Witness(), lambda model, n: True), calls := [])
-    prepared = device.prepare(added(), Hints())
+    prepared = prepared_by(device, added(), Hints())
     buffer = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
-    request = Request([X], [None], output_buffers={0: buffer})
-    run_resolved(prepared, request, Control())
+    request = prepared.request([X], output_buffers={0: buffer})
+    request.execute(partial(run_resolved, prepared), Control())
     np.testing.assert_array_equal(buffer.array(), 2 * X)
     assert calls == ["prepare", "allocate", "run"]
 
@@ -142,11 +144,11 @@ def test_every_call_is_recorded_in_order():
     device = Recorded(Witness(), calls := [])
     device.capabilities()
     device.supports(added())
-    prepared = device.prepare(added(), Hints())
-    prepared.run(Request([X], [None]), Control())
+    prepared = prepared_by(device, added(), Hints())
+    prepared.request([X]).execute(prepared.run, Control())
     with prepared.burst() as burst:
-        burst.run(Request([X], [None]), Control())
-    fence = prepared.execute_fenced(Request([X], [np.empty_like(X)]), Control()).fence
+        prepared.request([X]).execute(burst.run, Control())
+    fence = prepared.execute_fenced(prepared.request([X]), Control()).fence
     if fence is not None:
         fence.wait(30)
     device.status()

@@ -15,6 +15,7 @@ from nnhal.hal.request import Control, Request
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.process import start
 from nnhal.model.graph import Model
+from tests import requests
 
 PROBE = str(Path(__file__).parent / "drivers" / "probe.py")
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
@@ -39,17 +40,15 @@ def numbers(size: int = 4, start: float = 0.0) -> np.ndarray:
     return np.arange(size, dtype=np.float32) + np.float32(start)
 
 
-def request_for(x: np.ndarray) -> Request:
-    """A request of one input, and one output of its shape."""
-    return Request([x], [np.full_like(x, np.nan)])
+def request_for(prepared: Prepared, x: np.ndarray) -> Request:
+    """A request of one input, and room for one output of its shape."""
+    return prepared.request([x], [np.full_like(x, np.nan)])
 
 
 def run(prepared: Prepared, x: np.ndarray, control: Control | None = None) -> np.ndarray:
     """Execute plainly; the output."""
-    request = request_for(x)
-    prepared.run(request, control or Control())
-    assert request.outputs[0] is not None
-    return request.outputs[0]
+    output: np.ndarray = requests.run(prepared, [x], control or Control(), [np.full_like(x, np.nan)]).results[0]
+    return output
 
 
 def prepare(device: Device, model: Model | None = None, **options: Any) -> Prepared:

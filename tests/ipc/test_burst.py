@@ -13,7 +13,7 @@ import nnhal
 from nnhal.base.errors import BadState, Closed, DeadObject, InvalidArgument, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc import _native
 from nnhal.ipc.process import Resilient, start
 
@@ -21,9 +21,9 @@ BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
 ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)
 
 
-def add_model():
+def add_model(size=4):
     b = nnhal.Builder()
-    x, y = b.input((4,)), b.input((4,))
+    x, y = b.input((size,)), b.input((size,))
     return b.finish([x, y], [b.add(x, y)])
 
 
@@ -41,24 +41,30 @@ def bursting():
     device.close()
 
 
-def request(*inputs, out=None):
-    return Request(inputs or (ONES, TWOS), [np.empty(4, np.float32) if out is None else out])
+def request(prepared, *inputs):
+    return prepared.request(inputs or (ONES, TWOS), [np.empty(4, np.float32)])
+
+
+def run(prepared, by, *inputs, control=UNLIMITED):
+    """Execute by a burst of the model, or plainly; the output."""
+    execution = request(prepared, *inputs)
+    execution.execute(by.run, control)
+    return execution.results[0]
 
 
 def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions(reference):
     prepared = prepared_by(reference, add_model(), Hints())
     with prepared.burst() as burst:
         for n in range(50):
-            wanted = request(ONES * n, TWOS)
-            burst.run(wanted, Control())
-            np.testing.assert_array_equal(wanted.outputs[0], np.full(4, n + 2, np.float32))
+            wanted = run(prepared, burst, ONES * n, TWOS)
+            np.testing.assert_array_equal(wanted, np.full(4, n + 2, np.float32))
 
 
 def test_packets_that_repeat_are_taken_from_the_memo(reference):
     prepared = prepared_by(reference, add_model(), Hints())
     with prepared.burst() as burst:
         for _ in range(20):
-            burst.run(request(), Control())
+            run(prepared, burst)
         assert burst.stats()["packets"] == 20
         assert burst.stats()["memo_hits"] == 19
 
@@ -66,24 +72,23 @@ def test_packets_that_repeat_are_taken_from_the_memo(reference):
 def test_measured_executions_report_time_in_the_driver(reference):
     prepared = prepared_by(reference, add_model(), Hints())
     with prepared.burst() as burst:
-        timing = burst.run(request(), Control(measure=True))
+        timing = request(prepared).execute(burst.run, Control(measure=True))
         assert timing is not None
         assert 0 < timing.on_device <= timing.in_driver
-        assert burst.run(request(), Control()) is None
+        assert request(prepared).execute(burst.run, Control()) is None
 
 
 def test_a_driver_is_told_when_a_burst_opens_and_when_it_closes(bursting):
     prepared = prepared_by(bursting, add_model(), Hints())
     with prepared.burst() as first:
-        seen = request()
-        first.run(seen, Control())
-        assert seen.outputs[0][:2].tolist() == [1, 0]
+        seen = run(prepared, first)
+        assert seen[:2].tolist() == [1, 0]
     end = time.monotonic() + 5
     while time.monotonic() < end:
-        prepared.run(seen, Control())
-        if seen.outputs[0][1] == 1:
+        seen = run(prepared, prepared)
+        if seen[1] == 1:
             break
-    assert seen.outputs[0][:2].tolist() == [1, 1]
+    assert seen[:2].tolist() == [1, 1]
 
 
 def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_it_goes(bursting):
@@ -93,22 +98,20 @@ def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_i
     x[:] = 1
     with prepared.burst() as burst:
         for _ in range(3):
-            seen = request(x, TWOS)
-            burst.run(seen, Control())
-            assert seen.outputs[0][2:].tolist() == [2, 0]  # the pool, and the frame that holds the rest
+            seen = run(prepared, burst, x, TWOS)
+            assert seen[2:].tolist() == [2, 0]  # the pool, and the frame that holds the rest
         burst.free_memory(pool)
-        burst.run(request(), Control())  # slots that were freed go before the next new packet
-        seen = request()
-        burst.run(seen, Control())
-        assert seen.outputs[0][3] == 1
+        run(prepared, burst)  # slots that were freed go before the next new packet
+        seen = run(prepared, burst)
+        assert seen[3] == 1
 
 
 def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_execution_works(bursting):
     prepared = prepared_by(bursting, add_model(), Hints())
     with prepared.burst() as burst:
         with pytest.raises(OperationFailed, match="the first input is negative"):
-            burst.run(request(-ONES, ONES), Control())
-        burst.run(request(), Control())
+            run(prepared, burst, -ONES, ONES)
+        run(prepared, burst)
 
 
 @pytest.mark.parametrize(
@@ -122,20 +125,31 @@ def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_executi
 def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference, control, why):
     prepared = prepared_by(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
-        wanted = request()
-        burst.run(wanted, control)
-        assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+        wanted = run(prepared, burst, control=control)
+        assert wanted.tolist() == [3, 3, 3, 3]
         assert burst.plain == {why: 1}
         assert burst.stats()["packets"] == 0
 
 
-def test_an_output_without_memory_takes_the_plain_call(reference):
-    prepared = prepared_by(reference, add_model(), Hints()).remote
+@pytest.mark.parametrize(("size", "plain"), [(4, {}), (0, {"the driver provides memory for an output": 1})])
+def test_an_output_without_memory_takes_the_plain_call_where_its_shape_is_not_known(reference, size, plain):
+    prepared = prepared_by(reference, add_model(size), Hints()).remote
     with prepared.burst() as burst:
-        wanted = Request((ONES, TWOS), [None])
-        burst.run(wanted, Control())
-        assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
-        assert burst.plain == {"the driver provides memory for an output": 1}
+        wanted = prepared.request((ONES, TWOS))
+        wanted.execute(burst.run, Control())
+        assert wanted.results[0].tolist() == [3, 3, 3, 3]
+        assert burst.plain == plain
+
+
+def test_an_output_whose_shape_is_not_known_lies_in_the_room_that_is_given(reference):
+    prepared = prepared_by(reference, add_model(0), Hints()).remote
+    with prepared.burst() as burst:
+        for room, shapes in ((np.zeros(9, np.float32), [(4,)]), (np.zeros(15, np.uint8), [(4,)])):
+            wanted = prepared.request((ONES, TWOS), [room])
+            wanted.execute(burst.run, Control())
+            assert (wanted.shapes, wanted.sufficient) == (shapes, [room.nbytes >= 16])
+            assert room.any() == wanted.sufficient[0]
+        assert burst.plain == {}
 
 
 def test_a_second_execution_at_the_same_time_is_bad_state(reference):
@@ -143,7 +157,7 @@ def test_a_second_execution_at_the_same_time_is_bad_state(reference):
     with prepared.burst() as burst:
         assert burst._busy.acquire(blocking=False)
         with pytest.raises(BadState, match="one at a time"):
-            burst.run(request(), Control())
+            run(prepared, burst)
         burst._busy.release()
 
 
@@ -153,7 +167,7 @@ def test_after_close_a_burst_says_closed(reference):
     burst.close()
     burst.close()
     with pytest.raises(Closed):
-        burst.run(request(), Control())
+        run(prepared, burst)
 
 
 def test_bursts_of_one_model_run_on_several_threads(reference):
@@ -163,9 +177,8 @@ def test_bursts_of_one_model_run_on_several_threads(reference):
     def work(n):
         with prepared.burst() as burst:
             for _ in range(100):
-                wanted = request(ONES * n, TWOS)
-                burst.run(wanted, Control())
-                if wanted.outputs[0].tolist() != [n + 2] * 4:
+                wanted = run(prepared, burst, ONES * n, TWOS)
+                if wanted.tolist() != [n + 2] * 4:
                     wrong.append(n)
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
@@ -181,16 +194,15 @@ def test_a_killed_driver_ends_the_burst_and_the_next_execution_opens_it_again():
     try:
         prepared = prepared_by(device, add_model(), Hints())
         with prepared.burst() as burst:
-            burst.run(request(), Control())
+            run(prepared, burst)
             os.kill(device.pid, signal.SIGKILL)
             with pytest.raises(DeadObject):
                 for _ in range(1000):  # the kill takes a moment
-                    burst.run(request(), Control())
+                    run(prepared, burst)
                     if device.restarts:
                         raise DeadObject("it was noticed between two executions")
-            wanted = request()
-            burst.run(wanted, Control())
-            assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+            wanted = run(prepared, burst)
+            assert wanted.tolist() == [3, 3, 3, 3]
         assert device.restarts == 1
         assert device.health.total == 1
     finally:
@@ -200,7 +212,7 @@ def test_a_killed_driver_ends_the_burst_and_the_next_execution_opens_it_again():
 def test_a_packet_with_an_unknown_slot_is_refused_and_the_burst_goes_on(reference):
     prepared = prepared_by(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
-        burst.run(request(), Control())
+        run(prepared, burst)
         where = (0, 0, 16, (4,))
         packet = _native.encode_request((where, where), ((0, 64, 16, (4,)),), (12345,), False)
         reply = burst._queues.exchange(packet, 10**10)
@@ -208,9 +220,8 @@ def test_a_packet_with_an_unknown_slot_is_refused_and_the_burst_goes_on(referenc
         assert status != 0
         with pytest.raises(InvalidArgument, match="slot"):
             raise burst._why(status)
-        wanted = request()
-        burst.run(wanted, Control())
-        assert wanted.outputs[0].tolist() == [3, 3, 3, 3]
+        wanted = run(prepared, burst)
+        assert wanted.tolist() == [3, 3, 3, 3]
 
 
 def test_in_process_a_burst_tells_the_driver_too():
@@ -218,16 +229,15 @@ def test_in_process_a_burst_tells_the_driver_too():
 
     prepared = prepared_by(Bursting(), add_model(), Hints())
     with prepared.burst() as burst:
-        seen = request()
-        burst.run(seen, Control())
-        assert seen.outputs[0][:2].tolist() == [1, 0]
+        seen = run(prepared, burst)
+        assert seen[:2].tolist() == [1, 0]
     assert (prepared.opened, prepared.closed) == (1, 1)
 
 
 def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference):
     prepared = prepared_by(reference, add_model(), Hints())
     with prepared.burst() as burst:
-        burst.run(request(), Control())
+        run(prepared, burst)
         inner = burst._inner
         before = signal.signal(signal.SIGALRM, signal.default_int_handler)
         try:
@@ -235,14 +245,13 @@ def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             with pytest.raises(KeyboardInterrupt):
                 for _ in range(1000):  # the stop takes a moment
-                    burst.run(request(), Control())
+                    run(prepared, burst)
         finally:
             os.kill(reference.pid, signal.SIGCONT)
             signal.signal(signal.SIGALRM, before)
         assert inner.ended
-        wanted = request(ONES * 5, TWOS)
-        burst.run(wanted, Control())
-        assert wanted.outputs[0].tolist() == [7, 7, 7, 7]
+        wanted = run(prepared, burst, ONES * 5, TWOS)
+        assert wanted.tolist() == [7, 7, 7, 7]
     assert reference.restarts == 0
 
 
@@ -254,7 +263,7 @@ def test_bursts_that_come_and_go_leave_nothing_behind(reference):
 
     def round_trip():
         with prepared.burst() as burst:
-            burst.run(request(), Control())
+            run(prepared, burst)
 
     for _ in range(20):
         round_trip()

@@ -18,9 +18,9 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
 from nnhal.conformance.vectors import index, read
 from nnhal.drivers.reference import Reference
-from nnhal.hal.device import Capabilities, Hints, Performance
+from nnhal.hal.device import Capabilities, Hints, Performance, prepared_by
 from nnhal.hal.lowering import lowered
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Timing
 from nnhal.ipc import wire
 from nnhal.ipc.convert import (
     capabilities_from_wire,
@@ -34,6 +34,7 @@ from nnhal.ipc.convert import (
 )
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
 from nnhal.model.validate import validate
+from tests import requests
 from tests.ipc.support import doubling, numbers
 from tests.properties import STABLE
 
@@ -123,9 +124,8 @@ def test_constants_in_pools_give_the_same_results_after_the_wire() -> None:
     assert len(model.pools) == 1  # what is longer than 128 bytes lies in a pool
     back = through(model)
     assert back.pools == model.pools
-    request = Request([numbers(64)], [np.zeros(64, np.float32)])
-    Reference().prepare(back, Hints()).run(request, Control())
-    assert np.array_equal(request.outputs[0], 2 * numbers(64))
+    done = requests.run(prepared_by(Reference(), back, Hints()), [numbers(64)])
+    assert np.array_equal(done.results[0], 2 * numbers(64))
 
 
 def test_a_model_that_a_level_cannot_express_is_refused_before_it_is_sent() -> None:
@@ -243,7 +243,7 @@ def test_shapes_of_an_output_that_is_too_small_survive() -> None:
 
 def test_what_is_no_error_of_nnhal_becomes_a_failure_that_names_it() -> None:
     failed = error_to_wire(ZeroDivisionError("by zero"))
-    assert (failed.status, failed.kind) == (ErrorStatus.GENERAL_FAILURE, "OperationFailed")
+    assert (failed.status, failed.kind) == (ErrorStatus.GENERAL_FAILURE, "DriverFailed")
     assert "ZeroDivisionError: by zero" in failed.message and not failed.recycle
 
     class OfTheDriver(InvalidModel):

@@ -1,6 +1,7 @@
 """Frames: where the arguments of an execution lie, and what becomes of a driver that writes past its outputs."""
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,14 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import ContractBroken
 from nnhal.base.memory import ALIGNMENT, Memory
 from nnhal.base.operands import Array
-from nnhal.hal.request import Request
+from nnhal.hal.request import Argument, Request, Signature
 from nnhal.ipc.frames import Frame, Frames, Where, key_of
 from tests.properties import STABLE
 
-F32 = [np.dtype(np.float32)]
+F32 = np.dtype(np.float32)
+
+
+def request_of(given: Sequence[Array | None], outputs: Sequence[tuple[Any, Any]], rooms: Any = None) -> Request:
+    """A request with outputs of these shapes and types."""
+    signature = object.__new__(Signature)
+    signature.where = "driver"
+    signature.inputs = tuple(Argument(f"input {n}", F32, None) for n in range(len(given)))
+    signature.outputs = tuple(Argument(f"output {n}", np.dtype(kind), s) for n, (s, kind) in enumerate(outputs))
+    return Request(signature, given, rooms)
+
+
+def floats(*sizes: int) -> list[tuple[tuple[int, ...], Any]]:
+    """Outputs of so many floats each."""
+    return [((size,), F32) for size in sizes]
 
 
 def place(frame: Frame, at: Where | None) -> Array:
@@ -40,12 +55,13 @@ def test_arguments_lie_apart_aligned_and_arrive_unchanged(
     def fresh(shape: tuple[int, ...], kind: Any) -> Array:
         return rng.integers(0, 100, shape).astype(kind)
 
-    request = Request([fresh(*x) for x in inputs], [np.zeros(*x) for x in outputs])
-    frame = Frame(request, [np.dtype(kind) for _, kind in outputs])
+    wanted = [fresh(*x) for x in outputs]
+    request = request_of([fresh(*x) for x in inputs], outputs)
+    frame = Frame(request)
     frame.fill(request)
     places = [*frame.inputs, *frame.outputs]
     taken: set[int] = set()
-    for at, array in zip(places, [*request.inputs, *request.outputs], strict=True):
+    for at, array in zip(places, [*request.inputs, *wanted], strict=True):
         assert at is not None and array is not None
         assert at[1] % ALIGNMENT == 0 and at[2] == array.nbytes and at[3] == array.shape
         here = set(range(at[1], at[1] + at[2]))
@@ -53,35 +69,35 @@ def test_arguments_lie_apart_aligned_and_arrive_unchanged(
         taken |= here
     for at, array in zip(frame.inputs, request.inputs, strict=True):
         assert array is not None and place(frame, at).tobytes() == array.tobytes()
-    wanted = [fresh(*x) for x in outputs]
     for at, array in zip(frame.outputs, wanted, strict=True):
         place(frame, at)[:] = array.reshape(-1).view(np.uint8)
     frame.collect(request)
-    for array, expected in zip(request.outputs, wanted, strict=True):
-        assert np.array_equal(array, expected)
+    for array, expected in zip(request.results, wanted, strict=True):
+        assert array.dtype == expected.dtype and np.array_equal(array, expected)
 
 
 @pytest.mark.parametrize("past", [0, 1, 63])
 @pytest.mark.parametrize("size", [1, 15, 16, 17])
 def test_a_write_past_an_output_is_found_and_nothing_is_handed_over(size: int, past: int) -> None:
-    request = Request([], [np.zeros(3, np.float32), np.full(size, -1, np.float32)])
-    frame = Frame(request, F32 * 2)
+    rooms = [np.zeros(3, np.float32), np.full(size, -1, np.float32)]
+    request = request_of([], floats(3, size), rooms)
+    frame = Frame(request)
     frame.fill(request)
     pool, offset, length, _ = frame.outputs[1] or (0, 0, 0, ())
     whole = frame.pools[pool].bytes()
     place(frame, frame.outputs[1])[:] = 7
     if offset + length + past < whole.size:
         whole[offset + length + past] ^= 1
-    with pytest.raises(OperationFailed, match="wrote past the end of output 1; the results are dropped"):
+    with pytest.raises(ContractBroken, match="wrote past the end of output 1, must not; the results are dropped"):
         frame.collect(request)
-    assert request.outputs[1] is not None and np.all(request.outputs[1] == -1)
+    assert request.results == [None, None] and np.all(rooms[1] == -1)
     frame.collect(request)  # the guard is whole again: the frame serves the next execution
+    assert np.all(rooms[1].view(np.uint8) == 7)
 
 
 def test_guards_are_at_least_as_long_as_an_alignment() -> None:
     for size in (1, 16, 17):
-        request = Request([], [np.zeros(size, np.float32)])
-        frame = Frame(request, F32)
+        frame = Frame(request_of([], floats(size)))
         _, offset, length, _ = frame.outputs[0] or (0, 0, 0, ())
         assert frame.pools[0].size - (offset + length) >= ALIGNMENT
 
@@ -89,7 +105,7 @@ def test_guards_are_at_least_as_long_as_an_alignment() -> None:
 def test_arguments_in_sealed_memory_are_referred_to_not_copied() -> None:
     memory = Memory.allocate(64)
     x, y = memory.view(0, 16, np.float32, (4,)), memory.view(32, 16, np.float32, (2, 2))
-    frame = Frame(Request([x], [y]), F32)
+    frame = Frame(request_of([x], [((2, 2), F32)], [y]))
     assert frame.pools == [memory]
     assert (frame.inputs, frame.outputs) == ([(0, 0, 16, (4,))], [(0, 32, 16, (2, 2))])
 
@@ -105,49 +121,76 @@ def test_arguments_that_cannot_be_shared_are_copied(tmp_path: Any) -> None:
         sealed.view(0, 32, np.float32)[::2],
         np.arange(8, dtype=np.float32)[::2],
     ):
-        request = Request([x], [np.zeros(4, np.float32)])
-        frame = Frame(request, F32)
+        request = request_of([x], floats(4))
+        frame = Frame(request)
         frame.fill(request)
         assert len(frame.pools) == 1 and frame.pools[0] not in (sealed, wrapped, readonly)
         assert place(frame, frame.inputs[0]).tobytes() == np.ascontiguousarray(x).tobytes()
 
 
-def test_room_of_other_element_types_has_no_dimensions() -> None:
-    frame = Frame(Request([], [np.zeros(100, np.uint8)]), F32)
-    assert (frame.outputs[0] or ())[2:] == (100, ())
+def test_room_in_bytes_has_no_dimensions_where_the_model_says_none() -> None:
+    room = np.zeros(100, np.uint8)
+    for shape, place in ((None, (100, ())), ((None, 2), (100, ())), ((3, 2), (24, (3, 2)))):
+        frame = Frame(request_of([], [(shape, F32)], [room]))
+        assert (frame.outputs[0] or ())[2:] == place
 
 
 def test_an_omitted_input_has_no_place_and_an_output_without_memory_is_the_drivers() -> None:
-    frame = Frame(Request([None], [None]), F32)
+    frame = Frame(request_of([None], [(None, F32)]))
     assert frame.inputs == [None] and frame.outputs == [(-1, 0, 0, ())] and frame.pools == []
 
 
-def test_outputs_that_did_not_fit_are_left_alone() -> None:
-    request = Request([], [np.zeros(2, np.float32), np.zeros(2, np.float32)])
-    frame = Frame(request, F32 * 2)
+def test_an_output_whose_shape_is_reported_is_the_first_bytes_of_its_room() -> None:
+    rooms = [np.zeros(8, np.float32), np.zeros(32, np.uint8)]
+    request = request_of([], [((None,), F32), (None, F32)], rooms)
+    frame = Frame(request)
     for at in frame.outputs:
-        place(frame, at).view(np.float32)[:] = 5
-    frame.collect_sufficient(request, [False, True])
-    assert [x.tolist() for x in request.outputs if x is not None] == [[0, 0], [5, 5]]
-    frame.collect_sufficient(request, [True, True])
-    assert [x.tolist() for x in request.outputs if x is not None] == [[5, 5], [5, 5]]
+        place(frame, at).view(np.float32)[:] = range(8)
+    frame.collect(request, [(3,), (2, 2)])
+    assert [x.tolist() for x in request.results] == [[0, 1, 2], [[0, 1], [2, 3]]]
+    assert all(np.shares_memory(x, room) for x, room in zip(request.results, rooms, strict=True))
+    assert request.shapes == [(3,), (2, 2)]
+
+
+@pytest.mark.parametrize("reported", [(9,), (1 << 40, 1 << 40), (2, 4), ()])
+def test_a_reported_shape_that_cannot_be_is_refused(reported: tuple[int, ...]) -> None:
+    room = np.full(8, -1, np.float32)
+    for shape in ((None,), (8,)):
+        request = request_of([], [(shape, F32)], [room])
+        with pytest.raises(ContractBroken, match=r"output 0 is (said to have|given) shape"):
+            Frame(request).collect(request, [reported])
+        assert np.all(room == -1)
+
+
+def test_an_output_that_is_kept_apart_is_copied_into_a_pool_when_it_is_collected() -> None:
+    memory = Memory.allocate(16)
+    request = request_of([], floats(4), [memory.view(0, 16, np.float32, (4,))])
+    frame = Frame(request, apart=True)
+    assert memory not in frame.pools
+    place(frame, frame.outputs[0]).view(np.float32)[:] = 5
+    assert not memory.bytes().any()
+    frame.collect(request)
+    assert memory.bytes().view(np.float32).tolist() == [5, 5, 5, 5]
 
 
 def test_requests_share_a_frame_only_where_their_arguments_lie_alike() -> None:
-    def of(x: Array, y: Array) -> Any:
-        return key_of(Request([x], [y]))
+    def of(x: Array, y: Array | None, shape: Any = (4,), apart: bool = False) -> Any:
+        return key_of(request_of([x], [(shape, F32)], [y]), apart)
 
     a, b = np.zeros(4, np.float32), np.zeros((2, 2), np.float32)
-    assert of(a, a) == of(a.copy(), a.copy())
-    assert len({of(a, a), of(b, a), of(a, b), of(a.astype(np.int32), a), of(a, a.astype(np.uint8))}) == 5
+    assert of(a, a) == of(a.copy(), a.copy()) == of(a, None) == of(a, a.view(np.uint8))  # room of the frame's own
+    assert len({of(a, a), of(b, a), of(a.astype(np.int32), a)}) == 3
+    assert len({of(a, None, (None,)), of(a, a, (None,)), of(a, np.zeros(5, np.float32), (None,))}) == 3
     one, two = Memory.allocate(64), Memory.allocate(64)
     views = [m.view(offset, 16, np.float32, (4,)) for m in (one, two) for offset in (0, 16)]
     assert len({of(v, a) for v in views} | {of(a, a)}) == 5
+    assert len({of(a, v) for v in views} | {of(a, a)}) == 5
+    assert {of(a, v, apart=True) for v in views} == {of(a, a)}
     assert of(views[0], a) == of(one.view(0, 16, np.float32, (4,)), a)
 
 
 def test_a_frame_serves_one_request_at_a_time_and_is_used_again() -> None:
-    frames, request = Frames(F32), Request([np.zeros(4, np.float32)], [np.zeros(4, np.float32)])
+    frames, request = Frames(), request_of([np.zeros(4, np.float32)], floats(4))
     first, home = frames.take(request)
     second, _ = frames.take(request)
     assert first is not second
@@ -156,10 +199,10 @@ def test_a_frame_serves_one_request_at_a_time_and_is_used_again() -> None:
 
 
 def test_the_frames_of_many_shapes_are_limited() -> None:
-    frames = Frames(F32)
+    frames = Frames()
     homes: set[int] = set()
     for size in range(1, 200):
-        frame, home = frames.take(Request([np.zeros(size, np.float32)], [np.zeros(size, np.float32)]))
+        frame, home = frames.take(request_of([np.zeros(size, np.float32)], floats(size)))
         for _ in range(20):
             home.append(frame)
         assert isinstance(home, deque) and len(home) <= 4

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
-from nnhal.hal.request import Control, Request
+from nnhal.hal.request import Control
 from nnhal.ipc import names, wire
 from nnhal.ipc.client import RemoteDevice
+from tests import requests
 from tests.ipc.support import LIMIT, PROBE, doubling, inside, numbers, prepare, run, shifting, wait_until
 
 
@@ -199,7 +200,7 @@ def test_a_file_reaches_a_shared_service_as_a_sealed_copy(runtime: Path, tmp_pat
         x = Memory.from_file(file).view(0, 16, np.float32, (4,))
         y = np.zeros(4, np.float32)
         prepared = prepare(device, doubling())
-        prepared.run(Request([x], [y]), Control())
+        requests.run(prepared, [x], rooms=[y])
         file.write_bytes(b"")  # cut off: nobody dies
         assert np.array_equal(y, 2 * numbers(4, 3))
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())

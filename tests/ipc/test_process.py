@@ -103,9 +103,9 @@ def test_a_burst_opens_again_after_a_death(device: Resilient) -> None:
     with prepared.burst() as burst:
         for round_ in range(2):
             for n in range(3):
-                request = request_for(numbers(start=n))
-                burst.run(request, Control())
-                assert np.array_equal(request.outputs[0], 2 * numbers(start=n))
+                request = request_for(prepared, numbers(start=n))
+                request.execute(burst.run, Control())
+                assert np.array_equal(request.results[0], 2 * numbers(start=n))
             if round_ == 0:
                 kill(device)
 

@@ -21,14 +21,15 @@ from nnhal.base.errors import (
     OperationFailed,
 )
 from nnhal.base.memory import Memory
-from nnhal.hal.buffers import BufferDesc, BufferRole
 from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
-from nnhal.hal.request import Control, Request
+from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import Control
 from nnhal.ipc import wire
 from nnhal.ipc.channel import Channel
 from nnhal.ipc.client import RemoteDevice
 from nnhal.model.graph import Model, Operation, Subgraph
+from tests import requests
 from tests.ipc.support import LIMIT, doubling, inside, numbers, own_process, prepare, request_for, run, wait_until
 
 
@@ -88,15 +89,22 @@ def test_requests_of_changing_shapes_do_not_mix(device: RemoteDevice) -> None:
 
 def test_an_output_without_memory_is_provided_by_the_driver(device: RemoteDevice) -> None:
     for size in (4, 100_000):  # in the message, and by a descriptor
-        request = Request([numbers(size)], [None])
-        prepare(device, doubling(size)).run(request, Control())
-        assert request.outputs[0] is not None and np.array_equal(request.outputs[0], 2 * numbers(size))
+        done = requests.run(prepare(device, doubling(size)), [numbers(size)])
+        assert np.array_equal(done.results[0], 2 * numbers(size))
 
 
 def test_an_output_that_is_too_small_is_told_its_shape(device: RemoteDevice) -> None:
-    request = Request([numbers(8)], [np.zeros(16, np.uint8)])
-    prepare(device, doubling(8)).run(request, Control())
-    assert request.shapes == [(8,)] and request.sufficient == [False]
+    room = np.zeros(16, np.uint8)
+    done = requests.run(prepare(device, doubling(8)), [numbers(8)], rooms=[room])
+    assert done.shapes == [(8,)] and done.sufficient == [False] and not room.any()
+
+
+def test_room_of_another_shape_takes_the_result_wherever_it_lies(device: RemoteDevice) -> None:
+    pool, prepared = Memory.allocate(64), prepare(device)
+    shared = [pool.view(0, 36, np.float32, (9,)), pool.view(0, 16, np.float32, (2, 2)), pool.view(0, 40)]
+    for room in (np.zeros(9, np.float32), np.zeros((2, 2), np.float32), np.zeros(40, np.uint8), *shared):
+        done = requests.run(prepared, [numbers()], rooms=[room])
+        assert np.array_equal(done.results[0], 2 * numbers()) and np.shares_memory(done.results[0], room)
 
 
 def test_arguments_in_shared_memory_are_written_where_they_lie(device: RemoteDevice) -> None:
@@ -106,14 +114,14 @@ def test_arguments_in_shared_memory_are_written_where_they_lie(device: RemoteDev
     prepared = prepare(device)
     for n in range(3):
         x[0] = n
-        prepared.run(Request([x], [y]), Control())
+        requests.run(prepared, [x], rooms=[y])
         assert np.array_equal(memory.view(16, 16, np.float32), [2 * n, 2, 4, 6])
 
 
 def test_timing_is_given_where_it_is_asked_for(device: RemoteDevice) -> None:
     prepared = prepare(device)
-    assert prepared.run(request_for(numbers()), Control()) is None
-    timing = prepared.run(request_for(numbers()), Control(measure=True))
+    assert request_for(prepared, numbers()).execute(prepared.run, Control()) is None
+    timing = request_for(prepared, numbers()).execute(prepared.run, Control(measure=True))
     assert timing is None or timing.in_driver is None or timing.in_driver > 0
 
 
@@ -146,22 +154,23 @@ def test_notifications_come_exactly_once(device: RemoteDevice) -> None:
     prepared, failing = prepare(device), prepare(device, fail=1)
     came: Counter[int] = Counter()
     errors: dict[int, NnhalError | None] = {}
-    requests = [request_for(numbers(start=n)) for n in range(100)]
-    for n, request in enumerate(requests):
+    each = [failing if n % 5 == 4 else prepared for n in range(100)]
+    launched = [request_for(p, numbers(start=n)) for n, p in enumerate(each)]
+    for n, request in enumerate(launched):
 
         def notify(error: NnhalError | None, _: object, n: int = n) -> None:
             came[n] += 1
             errors[n] = error
 
-        (failing if n % 5 == 4 else prepared).execute(request, Control(), notify)
+        each[n].execute(request, Control(), notify)
     wait_until(lambda: len(came) == 100, "notifications")
     inside(device)  # a second notification of one would have come before this answer
     assert set(came.values()) == {1}
-    for n, request in enumerate(requests):
+    for n, request in enumerate(launched):
         if n % 5 == 4:
             assert isinstance(errors[n], OperationFailed)
         else:
-            assert errors[n] is None and np.array_equal(request.outputs[0], 2 * numbers(start=n))
+            assert errors[n] is None and np.array_equal(request.results[0], 2 * numbers(start=n))
 
 
 def test_executions_in_the_background_end_in_error_when_the_session_dies() -> None:
@@ -169,7 +178,7 @@ def test_executions_in_the_background_end_in_error_when_the_session_dies() -> No
         came: list[NnhalError | None] = []
         prepared = prepare(device, sleep=LIMIT)
         for _ in range(5):
-            prepared.execute(request_for(numbers()), Control(), lambda error, _: came.append(error))
+            prepared.execute(request_for(prepared, numbers()), Control(), lambda error, _: came.append(error))
         device.session.give_up("the test ends it")
         wait_until(lambda: len(came) == 5, "notifications of death")
         assert {type(error).__name__ for error in came} == {"DeadObject"}
@@ -221,7 +230,7 @@ def test_a_loop_time_out_past_the_limit_is_refused(device: RemoteDevice) -> None
 def test_a_fenced_execution_waits_for_its_fences(device: RemoteDevice) -> None:
     prepared = prepare(device)
     ready, signal = fence_pair()
-    request = request_for(numbers())
+    request = request_for(prepared, numbers())
     runs = inside(device)["runs"]
     execution = prepared.execute_fenced(request, Control(), [ready])
     with pytest.raises(OperationFailed, match="has not ended"):
@@ -231,7 +240,7 @@ def test_a_fenced_execution_waits_for_its_fences(device: RemoteDevice) -> None:
     assert execution.fence is not None
     execution.fence.wait(LIMIT)
     execution.get_execution_info()
-    assert np.array_equal(request.outputs[0], 2 * numbers())
+    assert np.array_equal(request.results[0], 2 * numbers())
 
 
 def test_executions_chain_by_their_fences(device: RemoteDevice) -> None:
@@ -241,7 +250,7 @@ def test_executions_chain_by_their_fences(device: RemoteDevice) -> None:
     ready, signal = fence_pair()
     executions, before = [], ready
     for source, target in itertools.pairwise(cells):
-        executions.append(prepared.execute_fenced(Request([source], [target]), Control(), [before]))
+        executions.append(prepared.execute_fenced(prepared.request([source], [target]), Control(), [before]))
         assert executions[-1].fence is not None
         before = executions[-1].fence
     signal.set()
@@ -252,7 +261,8 @@ def test_executions_chain_by_their_fences(device: RemoteDevice) -> None:
 
 
 def test_a_fence_tells_that_its_execution_failed(device: RemoteDevice) -> None:
-    execution = prepare(device, fail=1).execute_fenced(request_for(numbers()), Control())
+    failing = prepare(device, fail=1)
+    execution = failing.execute_fenced(request_for(failing, numbers()), Control())
     assert execution.fence is not None
     with pytest.raises(OperationFailed):
         execution.fence.wait(LIMIT)
@@ -262,7 +272,8 @@ def test_a_fence_tells_that_its_execution_failed(device: RemoteDevice) -> None:
 
 def test_timings_of_a_fenced_execution_are_of_launch_and_of_fences(device: RemoteDevice) -> None:
     ready, signal = fence_pair()
-    execution = prepare(device).execute_fenced(request_for(numbers()), Control(measure=True), [ready])
+    prepared = prepare(device)
+    execution = prepared.execute_fenced(request_for(prepared, numbers()), Control(measure=True), [ready])
     time.sleep(0.1)
     signal.set()
     assert execution.fence is not None
@@ -280,10 +291,15 @@ def test_driver_memory_carries_values_between_executions(device: RemoteDevice) -
     first = device.allocate(BufferDesc(), [BufferRole(prepared, 0)])
     second = device.allocate(BufferDesc(), [BufferRole(prepared, 0, output=True)])
     assert first.shape is None
+
+    def execute() -> None:
+        request = prepared.request([None], input_buffers={0: first}, output_buffers={0: second})
+        request.execute(prepared.run, Control())
+
     with pytest.raises(OperationFailed, match="has no contents"):
-        prepared.run(Request([None], [None], input_buffers={0: first}, output_buffers={0: second}), Control())
+        execute()
     first.copy_from(Memory.from_array(numbers()), (4,))
-    prepared.run(Request([None], [None], input_buffers={0: first}, output_buffers={0: second}), Control())
+    execute()
     assert first.shape == second.shape == (4,)
     room = Memory.allocate(16)
     second.copy_to(room)
@@ -294,7 +310,7 @@ def test_driver_memory_is_refused_in_a_role_that_it_was_not_made_for(device: Rem
     prepared = prepare(device)
     buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0)])
     with pytest.raises(InvalidArgument, match="must be one of its roles"):
-        prepared.run(Request([numbers()], [None], output_buffers={0: buffer}), Control())
+        prepared.request([numbers()], output_buffers={0: buffer}).execute(prepared.run, Control())
     with pytest.raises(InvalidArgument, match="must agree with"):
         device.allocate(BufferDesc((5,)), [BufferRole(prepared, 0)])
 
@@ -321,8 +337,8 @@ def test_what_the_client_drops_is_closed_in_the_service() -> None:
         buffers = [device.allocate(BufferDesc(), [BufferRole(p, 0)]) for p in keep]
         memory = [Memory.from_array(numbers(start=n)) for n in range(20)]
         for p, m in zip(keep, memory, strict=True):
-            p.run(Request([m.view(0, 16, np.float32, (4,))], [np.zeros(4, np.float32)]), Control())
-        executions = [p.execute_fenced(request_for(numbers()), Control()) for p in keep]
+            requests.run(p, [m.view(0, 16, np.float32, (4,))], rooms=[np.zeros(4, np.float32)])
+        executions = [p.execute_fenced(request_for(p, numbers()), Control()) for p in keep]
         held = inside(device)
         assert (held["prepared"], held["buffers"], held["executions"]) == (20, 20, 20)
         assert held["memories"] >= clean["memories"] + 40

@@ -10,9 +10,10 @@ from nnhal.base.errors import Cancelled, InvalidModel, LoopTimeout, MissedDeadli
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import SubgraphFacts, Value
 from nnhal.drivers.reference import Context, device
-from nnhal.hal.device import Hints
-from nnhal.hal.request import Control, Request
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
+from tests import requests
 from tests.ops.run import B8, F32, I32, Q8, Type, bound, known, result, run
 
 FLAG, NUMBER = result(B8, (1,)), result(F32, (1,))
@@ -210,9 +211,8 @@ def plus(builder: ModelBuilder, number: float, dims=(1,)) -> int:
 
 
 def execute(b: ModelBuilder, x: int, y: int, data, **control) -> np.ndarray:
-    request = Request([np.array(data, np.float32)], [None])
-    device().prepare(b.finish([x], [y]), Hints()).run(request, Control(**control))
-    return request.outputs[0]
+    prepared = prepared_by(device(), b.finish([x], [y]), Hints())
+    return requests.run(prepared, [np.array(data, np.float32)], Control(**control)).results[0]
 
 
 def refer(b: ModelBuilder, *subgraphs: int) -> list[int]:

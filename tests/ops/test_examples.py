@@ -10,10 +10,10 @@ import pytest
 from nnhal.base.codes import OperationType
 from nnhal.drivers.reference import Reference
 from nnhal.frontends.python import Builder, Tensor
-from nnhal.hal.device import Hints
-from nnhal.hal.request import Control, Request
+from nnhal.hal.device import Hints, prepared_by
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op
+from tests.requests import run
 
 DOCS = Path(__file__).parents[2] / "docs"
 RECORDS = [op for name, op in sorted(OPS.items()) if name in OperationType.__members__]
@@ -38,10 +38,8 @@ def test_example_gives_what_is_stated(record: Op, reference: ModuleType) -> None
     outputs = [y] if isinstance(y, Tensor) else y
     wanted = record.example.outputs if isinstance(record.example.outputs, tuple) else (record.example.outputs,)
     assert isinstance(outputs, list | tuple)
-    request = Request([], [None] * len(outputs))
-    Reference().prepare(b.finish([], outputs), Hints()).run(request, Control())
-    for actual, expected in zip(request.outputs, wanted, strict=True):
-        assert actual is not None
+    done = run(prepared_by(Reference(), b.finish([], outputs), Hints()), [])
+    for actual, expected in zip(done.results, wanted, strict=True):
         if expected is not None:
             np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
             assert actual.shape == np.shape(expected)

@@ -9,6 +9,8 @@
     ├── BadState                    INVALID_ARGUMENT         BAD_STATE         (also a RuntimeError)
     │   └── Closed                  use after close, or in a process that was forked
     ├── OperationFailed             GENERAL_FAILURE          OP_FAILED         a kernel or driver failed
+    │   ├── DriverFailed            a driver raised what is none of these
+    │   └── ContractBroken          a driver gave what it may not: another type or shape, nothing, twice, too late
     ├── Cancelled                   GENERAL_FAILURE          OP_FAILED
     ├── OutputInsufficientSize      OUTPUT_INSUFFICIENT_SIZE OUTPUT_INSUFFICIENT_SIZE
     ├── DeviceUnavailable           DEVICE_UNAVAILABLE       UNAVAILABLE_DEVICE
@@ -70,6 +72,14 @@ class Closed(BadState):
 
 class OperationFailed(NnhalError):
     """An operation failed while it ran."""
+
+
+class DriverFailed(OperationFailed):
+    """A driver raised an exception of its own; the message has its class and text, `__cause__` itself where it is here."""
+
+
+class ContractBroken(OperationFailed):
+    """A driver broke a rule of the interface; the message says whose driver, which output, which rule."""
 
 
 class Cancelled(NnhalError):
@@ -153,3 +163,14 @@ def error_of(status: ErrorStatus, message: str) -> NnhalError:
     if kind in (MissedDeadline, ResourceExhausted):
         return kind(message, persistent=status.name.endswith("PERSISTENT"))
     return kind(message)
+
+
+def as_error(error: BaseException, where: str) -> NnhalError:
+    """What a driver raised as an error of nnhal's."""
+    if isinstance(error, NnhalError):
+        return error
+    try:
+        text = str(error)
+    except Exception:  # of a class of the driver's own
+        text = "an error that cannot be told"
+    return DriverFailed(f"{where}: {type(error).__name__}: {text}")

@@ -1,5 +1,6 @@
 """What is known about one operand: type, shape, quantisation and, where known, its value."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,3 +113,11 @@ def quantised(code: int) -> bool:
 
 
 TENSOR_TYPES = tuple(t for t in OperandType if TYPE_FACTS[t].tensor)
+
+
+def typed(room: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """The first bytes of some room as an array of this type and shape; the room itself where it is that."""
+    if room.shape == shape and room.dtype == dtype:
+        return room
+    size = math.prod(shape) * dtype.itemsize
+    return room.reshape(-1).view(np.uint8)[:size].view(dtype).reshape(shape)

@@ -7,8 +7,8 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, quantised
-from nnhal.hal.device import Device, Hints
-from nnhal.hal.request import UNLIMITED, Request
+from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.request import UNLIMITED
 from nnhal.model.graph import Model, operation_label
 from nnhal.model.parts import cut
 
@@ -45,13 +45,13 @@ def intermediates(model: Model, device: Device, inputs: Sequence[Array | None]) 
 
 def execute(model: Model, device: Device, inputs: Sequence[Array | None]) -> list[Array]:
     """Prepare and run once, without the runtime around it."""
-    prepared = device.prepare(model, Hints())
+    prepared = prepared_by(device, model, Hints())
     try:
-        request = Request(inputs, [None] * len(model.main.outputs))
-        prepared.run(request, UNLIMITED)
+        request = prepared.request(inputs)
+        request.execute(prepared.run, UNLIMITED)
     finally:
         prepared.close()
-    return [x for x in request.outputs if x is not None]
+    return request.results
 
 
 def compare(model: Model, actual: Mapping[int, Array], expected: Mapping[int, Array]) -> Iterator[Difference]:

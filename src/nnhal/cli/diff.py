@@ -14,7 +14,7 @@ from nnhal.cli.main import ANSWER_NO
 from nnhal.hal.device import Device
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
-from nnhal.runtime.specs import spec_of
+from nnhal.runtime.arguments import spec_of
 
 ROWS = 12
 NAME = 48  # characters of an operand's name

@@ -11,7 +11,7 @@ from nnhal.base.errors import DeviceUnavailable, InvalidRequest
 from nnhal.base.operands import Array, Value
 from nnhal.ops.common import encode
 from nnhal.ops.schema import agree, show
-from nnhal.runtime.specs import Spec
+from nnhal.runtime.arguments import Spec
 
 PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"))
 

@@ -16,10 +16,10 @@ from nnhal.base.operands import Array
 from nnhal.cli import common
 from nnhal.cli.inputs import Given, PictureOptions, read_inputs
 from nnhal.cli.placement import placement_lines
+from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
-from nnhal.runtime.execution import Report
 from nnhal.runtime.isolation import Isolation
-from nnhal.runtime.specs import Spec
+from nnhal.runtime.job import Report
 
 TOP = 5
 
@@ -129,7 +129,7 @@ def summary(spec: Spec, array: Array) -> dict[str, Any]:
     facts = {
         "name": spec.name,
         "shape": list(array.shape),
-        "type": spec.type.name,
+        "type": spec.kind,
         "min": least,
         "max": most,
         "mean": mean,
@@ -158,7 +158,7 @@ def _print(done: Done) -> None:
     for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
         facts = summary(spec, array)
         spread = f"{facts['min']:.6g} to {facts['max']:.6g}, mean {facts['mean']:.6g}" if array.size else "no elements"
-        common.console.print(f"output {spec.name}: {spec.type.name}{list(array.shape)}, {spread}", markup=False)
+        common.console.print(f"output {spec.name}: {spec.kind}{list(array.shape)}, {spread}", markup=False)
         for entry in greatest(array, done.top, done.labels) if done.top else []:
             common.console.print(
                 f"       {entry['value']:>12.6g}  #{entry['index']} {entry['label'] or ''}", markup=False

@@ -2,15 +2,15 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
-
-import numpy as np
+from functools import partial
 
 from nnhal.base.errors import NnhalError, OperationFailed
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array, dtype_of, is_tensor
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, run_resolved
+from nnhal.base.operands import Array, is_tensor
 from nnhal.hal.device import Device, Prepared
+from nnhal.hal.fence import fence_pair
+from nnhal.hal.host import contents_of, run_resolved
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request
 
 WAIT = 60.0  # seconds until an execution in the background counts as lost
@@ -19,21 +19,18 @@ Way = Callable[[Device, Prepared, Request, Control], None]
 
 def plain(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
     """One call that waits."""
-    run_resolved(prepared, request, control)
+    request.execute(partial(run_resolved, prepared), control)
 
 
 def burst(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
     """Twice in one burst: the second time, whose results count, what the burst keeps is used."""
     with prepared.burst() as series:
-        outputs = [None if x is None else x.copy() for x in request.outputs]
-        series.run(replace(request, outputs=outputs, shapes=[], sufficient=[]), control)
-        series.run(request, control)
+        request.inside(request.given, request.rooms).execute(series.run, control)
+        request.execute(series.run, control)
 
 
 def fenced(_: Device, prepared: Prepared, request: Request, control: Control) -> None:
     """Behind a fence that is signalled after the launch."""
-    from nnhal.hal.fence import fence_pair
-
     ready, signal = fence_pair()
     execution = prepared.execute_fenced(request, control, [ready])
     signal.set()
@@ -69,28 +66,24 @@ def memory(device: Device, prepared: Prepared, request: Request, control: Contro
     main = prepared.model.main
     given: dict[int, Buffer] = {}
     taken: dict[int, Buffer] = {}
-    inputs: list[Array | None] = list(request.inputs)
-    outputs = list(request.outputs)
-    for n, array in enumerate(inputs):
+    arrays: list[Array | None] = list(request.given)
+    rooms: list[Array | None] = list(request.rooms or [None] * len(request.shapes))
+    for n, array in enumerate(arrays):
         if array is not None and array.size and is_tensor(main.operands[main.inputs[n]].type):
             given[n] = device.allocate(BufferDesc(array.shape), [BufferRole(prepared, n)])
             given[n].copy_from(Memory.from_array(array), array.shape)
-            inputs[n] = None
-    for n, array in enumerate(outputs):
+            arrays[n] = None
+    for n, array in enumerate(rooms):
         if array is not None and array.size:
             taken[n] = device.allocate(BufferDesc(array.shape), [BufferRole(prepared, n, output=True)])
-            outputs[n] = None
-    inner = Request(inputs, outputs, input_buffers=given, output_buffers=taken)
-    run_resolved(prepared, inner, control)
-    request.outputs[:] = inner.outputs
+            rooms[n] = None
+    inner = request.inside(arrays, rooms, input_buffers=given, output_buffers=taken)
+    inner.execute(partial(run_resolved, prepared), control)
+    request.adopt(inner)
     for n, buffer in taken.items():
-        shape = buffer.shape
-        if shape is None:
+        if buffer.shape is None:
             raise OperationFailed(f"driver memory of output {n}: has no contents after the execution")
-        dtype = dtype_of(main.operands[main.outputs[n]].type)
-        room = Memory.allocate(max(1, int(np.prod(shape)) * dtype.itemsize))
-        buffer.copy_to(room)
-        request.outputs[n] = room.bytes().view(dtype).reshape(shape)
+        request.results[n] = contents_of(buffer)
     for buffer in (*given.values(), *taken.values()):
         buffer.close()
 

@@ -1,10 +1,9 @@
-"""The null device: takes every operation, computes nothing, leaves outputs as they are.
+"""The null device: takes every operation, computes nothing, gives zeros. For measuring what lies around a driver."""
 
-For measuring what lies around a driver.
-"""
+import numpy as np
 
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.graph import Model
 
 
@@ -21,13 +20,19 @@ class Null(Device):
         return each_operation(model, lambda *_: YES)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        return Nothing()
+        return Nothing(model)
 
 
 class Nothing(Prepared):
-    """A prepared model that does nothing."""
+    """A prepared model that gives the same zeros every time; dimensions that are not known before are 1."""
+
+    def __init__(self, model: Model) -> None:
+        outputs = Signature(model).outputs
+        self._zeros = [np.zeros([1 if d is None else d for d in o.shape or ()], o.dtype) for o in outputs]
 
     def run(self, request: Request, control: Control) -> Timing | None:
+        for index, zeros in enumerate(self._zeros):
+            request.write(index, zeros)
         return None
 
 

@@ -4,22 +4,20 @@ The runtime knows `hal.device.Device` only; `adapt` gives it one over an object 
 """
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus
 from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, OutputInsufficientSize, error_of
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
-from nnhal.base.memory import Memory
 from nnhal.base.operands import dtype_of
-from nnhal.hal.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out, lay_out_in, note
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
+from nnhal.hal.background import asynchronous
 from nnhal.hal.calls import Callback, Calls, Trace
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
-from nnhal.hal.fenced import asynchronous
 from nnhal.hal.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
 from nnhal.hal.lowering import lowered, refusals, with_neighbours
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.hal.utilities import OldCapabilities, upgrade
 from nnhal.model.graph import Model
@@ -161,11 +159,7 @@ def _form(model: Model, level: Level) -> Model:
 
 
 class AdaptedPrepared(Prepared):
-    """A prepared model of a driver of the HAL.
-
-    A driver that is waited for may go on writing after the wait has ended: such executions write to a pool of the adapter's
-    own. All others write to the caller's arrays.
-    """
+    """A prepared model of a driver of the HAL. It writes to pools of the execution's own, which are read at its end."""
 
     def __init__(self, calls: Calls, prepared: object, model: Model) -> None:
         self._calls, self._prepared = calls, prepared
@@ -181,7 +175,6 @@ class AdaptedPrepared(Prepared):
         self._declared = [None if (v := values[i]) is None else v.shape for i in self._main.outputs]
         self._known = self._rooms(None) if all(s is not None and None not in s for s in self._declared) else None
         self._learned = [0] * len(self._types)  # bytes that outputs of unknown shape have needed
-        self._pools: deque[Memory] = deque()
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute; again with more room where an output that nobody gave room for turns out larger."""
@@ -192,8 +185,7 @@ class AdaptedPrepared(Prepared):
             if not small:
                 return timing.measured() if control.measure else None
             if not self._grow(request, rooms, shapes):
-                for index, shape in enumerate(shapes):
-                    note(request, index, shape.dimensions, shape.is_sufficient)
+                request.lacks([s.dimensions for s in shapes], [s.is_sufficient for s in shapes])
                 return None
         needs = ", ".join(f"output {i}: {show(s.dimensions)}" for i, s in enumerate(shapes) if not s.is_sufficient)
         raise OutputInsufficientSize(
@@ -210,8 +202,8 @@ class AdaptedPrepared(Prepared):
                 rooms.append(Room(dtype, declared, size))  # type: ignore[arg-type]
                 continue
             assert request is not None
-            target = request.outputs[index]
-            given = sum(x.nbytes for x in request.inputs if x is not None)
+            target = request.room(index)
+            given = sum(x.nbytes for x in request.given if x is not None)
             guess = self._learned[index] or max(GUESSED_ROOM, given)
             rooms.append(Room(dtype, None, guess if target is None else target.nbytes))
         return rooms
@@ -221,7 +213,7 @@ class AdaptedPrepared(Prepared):
         for index, (room, shape) in enumerate(zip(rooms, shapes, strict=True)):
             if shape.is_sufficient:
                 continue
-            if request.outputs[index] is not None or room.shape is not None:
+            if request.room(index) is not None or room.shape is not None:
                 return False
             known = shape.dimensions and 0 not in shape.dimensions
             exact = math.prod(shape.dimensions) * room.dtype.itemsize if known else 0
@@ -232,8 +224,7 @@ class AdaptedPrepared(Prepared):
         self, request: Request, rooms: Sequence[Room], control: Control
     ) -> tuple[Sequence[OutputShape], HalTiming, bool]:
         """One execution: shapes (none where all were known), timing, and whether an output was too small."""
-        waited = not self._synchronous and (control.deadline is not None or control.cancelled is not None)
-        laid = lay_out_in(request, rooms, self._pool) if waited else lay_out(request, rooms)
+        laid = lay_out(request, rooms)
         status, shapes, timing = self._call(laid, control)
         if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             shapes = self._checked(shapes, rooms)
@@ -243,17 +234,12 @@ class AdaptedPrepared(Prepared):
         self._calls.expect(status, self._name)
         if shapes or any(room.shape is None for room in rooms):
             shapes = self._checked(shapes, rooms)
+        if any(not s.is_sufficient for s in shapes):
+            raise OperationFailed(
+                f"{self._where}: gave NONE, must be OUTPUT_INSUFFICIENT_SIZE where an output is too small"
+            )
         collect(laid, request, rooms, shapes)
-        if waited:
-            self._pools.append(laid.request.pools[0])
         return shapes, timing, False
-
-    def _pool(self, size: int) -> Memory:
-        try:
-            pool = self._pools.pop()
-        except IndexError:
-            return Memory.allocate(size, "request")
-        return pool if pool.size >= size else Memory.allocate(size, "request")
 
     @property
     def _where(self) -> str:
@@ -310,4 +296,3 @@ class AdaptedPrepared(Prepared):
     def close(self) -> None:
         """Let go of the driver's prepared model: its lifetime follows references."""
         self._prepared = self._method = None  # type: ignore[assignment]
-        self._pools.clear()

@@ -5,15 +5,15 @@ and answers with `output_shapes`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from nnhal.base.memory import Memory, aligned
+from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.hal.binding import bind_request, shapes_of
+from nnhal.hal.binding import bind_request
 from nnhal.hal.request import Request, Timing
 from nnhal.model.graph import Model
 
@@ -79,23 +79,19 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A request in the HAL's form, and the bytes of each output's place.
-
-    places: whose these are: the "caller"'s array itself, "fresh" memory, or part of a "pool" that is used again.
-    """
+    """A request in the HAL's form, and the bytes of each output's place."""
 
     request: HalRequest
     outputs: tuple[Array, ...]
-    places: tuple[str, ...]
 
 
 # ------------------------------------------------------------------------------------------------------ for the runtime
 
 
 def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
-    """The HAL's form of a request, each argument a pool over the caller's own array: nothing is copied.
+    """The HAL's form of a request: each input a pool over the caller's own array, each output a pool of its own.
 
-    Inputs with gaps are copied; outputs that the caller left to the driver, or gave too little room for, get fresh memory.
+    Inputs with gaps are copied.
     """
     pools: list[Memory] = []
 
@@ -104,63 +100,17 @@ def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
         return RequestArgument(False, len(pools) - 1, 0, data.nbytes, dimensions)
 
     inputs = [RequestArgument(True) if x is None else place(_flat(x), x.shape) for x in request.inputs]
-    outputs, targets, whose = [], [], []
-    for target, room in zip(request.outputs, rooms, strict=True):
-        mine = target is None or not target.flags.c_contiguous or target.nbytes < room.size
-        data = np.empty(room.size, np.uint8) if mine else _flat(target)  # type: ignore[arg-type]
-        if room.shape is not None:
-            data = data[: room.size]
-        outputs.append(place(data, room.shape or ()))
-        targets.append(data)
-        whose.append("fresh" if mine else "caller")
-    return Laid(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), tuple(targets), tuple(whose))
-
-
-def lay_out_in(request: Request, rooms: Sequence[Room], allocate: Callable[[int], Memory]) -> Laid:
-    """The HAL's form of a request in one pool of at least the size that `allocate` is asked for; inputs are copied."""
-    sizes = [0 if x is None else x.nbytes for x in request.inputs] + [room.size for room in rooms]
-    offsets, end = [], 0
-    for size in sizes:
-        offsets.append(end)
-        end += aligned(size)
-    pool = allocate(max(end, 1))
-    inputs = []
-    for x, offset in zip(request.inputs, offsets, strict=False):
-        if x is None:
-            inputs.append(RequestArgument(True))
-            continue
-        pool.view(offset, x.nbytes)[:] = _flat(x)
-        inputs.append(RequestArgument(False, 0, offset, x.nbytes, x.shape))
-    places = list(zip(rooms, offsets[len(inputs) :], strict=True))
-    outputs = [RequestArgument(False, 0, offset, room.size, room.shape or ()) for room, offset in places]
-    targets = tuple(pool.view(offset, room.size) for room, offset in places)
-    return Laid(HalRequest(tuple(inputs), tuple(outputs), (pool,)), targets, ("pool",) * len(targets))
+    targets = tuple(np.empty(room.size, np.uint8) for room in rooms)
+    outputs = [place(data, room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
+    return Laid(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
 
 
 def collect(laid: Laid, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape] = ()) -> None:
-    """Give the caller's request its results. shapes: as the driver reports them; none where all were known before."""
+    """Give the request its results. shapes: as the driver reports them; none where all were known before."""
     for index, (data, room) in enumerate(zip(laid.outputs, rooms, strict=True)):
         shape = shapes[index].dimensions if shapes else room.shape
-        if shapes and not shapes[index].is_sufficient:
-            note(request, index, shape, False)
-            continue
         assert shape is not None
-        if laid.places[index] == "caller":
-            note(request, index, shape, True)
-            continue
-        value = data[: math.prod(shape) * room.dtype.itemsize].view(room.dtype).reshape(shape)
-        # Room that was guessed may be much larger than the result that would keep it alive.
-        keep = laid.places[index] == "fresh" and data.nbytes <= 2 * value.nbytes
-        request.write(index, value if keep or request.outputs[index] is not None else value.copy())
-
-
-def note(request: Request, index: int, shape: tuple[int, ...] | None, sufficient: bool) -> None:
-    """Say what became of an output that needs no copy."""
-    while len(request.shapes) <= index:
-        request.shapes.append(None)
-        request.sufficient.append(True)
-    request.shapes[index] = shape
-    request.sufficient[index] = sufficient
+        request.write(index, data[: math.prod(shape) * room.dtype.itemsize].view(room.dtype).reshape(shape))
 
 
 def _flat(array: Array) -> Array:
@@ -179,4 +129,4 @@ def to_arrays(form: HalRequest, model: Model) -> Request:
 
 def output_shapes(request: Request) -> list[OutputShape]:
     """What a driver reports of the outputs of a request that it has run."""
-    return [OutputShape(shape, enough) for shape, enough in zip(*shapes_of(request), strict=True)]
+    return [OutputShape(shape, enough) for shape, enough in zip(request.shapes, request.sufficient, strict=True)]

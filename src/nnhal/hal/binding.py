@@ -10,8 +10,8 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
-from nnhal.hal.buffers import Buffer
-from nnhal.hal.request import Request
+from nnhal.hal.memory import Buffer
+from nnhal.hal.request import Request, Signature
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
@@ -22,8 +22,12 @@ Where = tuple[int, int, int, tuple[int, ...]]  # pool, offset, length, dimension
 
 @dataclass(frozen=True)
 class Bound:
-    """A request that may run, any number of times. unaligned: inputs lie at odd addresses, which engines do not take."""
+    """A request that may run, any number of times, each time as a `Request`.
 
+    unaligned: inputs lie at odd addresses, which engines do not take.
+    """
+
+    signature: Signature
     inputs: tuple[Array | None, ...]
     outputs: tuple[Array | None, ...]
     input_buffers: dict[int, Buffer]
@@ -40,11 +44,15 @@ class Bound:
         inputs: Sequence[Array | None] = self.inputs
         if self.unaligned:
             inputs = [x if x is None or x.flags.aligned else x.copy() for x in inputs]
-        return Request(inputs, list(self.outputs), input_buffers=self.input_buffers, output_buffers=self.output_buffers)
+        return self.signature.make(self.signature, inputs, self.outputs, self.input_buffers, self.output_buffers)
 
 
 def bind_request(
-    model: Model, inputs: Sequence[Where | None], outputs: Sequence[Where | None], pools: Sequence[Place]
+    model: Model,
+    inputs: Sequence[Where | None],
+    outputs: Sequence[Where | None],
+    pools: Sequence[Place],
+    signature: Signature | None = None,
 ) -> Bound:
     """Check every argument before anything looks at its bytes. InvalidRequest names argument and rule."""
     main = model.main
@@ -63,7 +71,7 @@ def bind_request(
     spans += _constants(model, pools)
     _no_overlap(spans)
     unaligned = any(x is not None and not x.flags.aligned for x in ins)
-    return Bound(tuple(ins), tuple(outs), read, written, unaligned)
+    return Bound(signature or Signature(model), tuple(ins), tuple(outs), read, written, unaligned)
 
 
 def _argument(
@@ -150,19 +158,6 @@ def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
             end = (memory, stop, label)
         if label and stop > written[1]:
             written = (memory, stop, label)
-
-
-def shapes_of(request: Request) -> tuple[tuple[tuple[int, ...], ...], tuple[bool, ...]]:
-    """What became of each output: its shape and whether its room was enough."""
-    count = len(request.outputs)
-    shapes: list[tuple[int, ...] | None] = list(request.shapes) + [None] * (count - len(request.shapes))
-    enough = list(request.sufficient) + [True] * (count - len(request.sufficient))
-    known = []
-    for n, shape in enumerate(shapes):
-        array, buffer = request.outputs[n], request.output_buffers.get(n)
-        there = () if array is None else array.shape
-        known.append(tuple(int(d) for d in (shape or (there if buffer is None else buffer.shape) or ())))
-    return tuple(known), tuple(enough)
 
 
 def flat_bytes(array: Array) -> Array:

@@ -4,19 +4,23 @@ In process a burst tells the driver when it begins and ends; over the wire it al
 (`nnhal.ipc.burst`). Both are the same class to the runtime.
 """
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from nnhal.base.errors import BadState, Closed
 from nnhal.base.memory import Memory
-from nnhal.hal.buffers import run_resolved
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Control, Request, Runs, Timing
 
-if TYPE_CHECKING:
-    from nnhal.hal.device import Prepared
+
+class Bursts(Runs, Protocol):
+    """What is told when a burst of it begins and ends."""
+
+    def burst_opened(self) -> None:
+        """As `Prepared.burst_opened`."""
+
+    def burst_closed(self) -> None:
+        """As `Prepared.burst_closed`."""
 
 
 class Burst(ABC):
@@ -63,38 +67,3 @@ class BurstExecutor(ABC):
     @abstractmethod
     def execute(self, request: Request, slots: Sequence[int], control: Control) -> Timing | None:
         """As `Prepared.run`; slots: the memories that the request's arrays lie in."""
-
-
-class LocalBurst(Burst):
-    """A burst in the driver's own process."""
-
-    def __init__(self, prepared: "Prepared") -> None:
-        self._prepared, self._run = prepared, prepared.run
-        self._busy = threading.Lock()
-        prepared.burst_opened()
-        self._closed = False
-
-    def run(self, request: Request, control: Control) -> Timing | None:
-        """As `Prepared.run`."""
-        if not self._busy.acquire(blocking=False):
-            raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
-        try:
-            if self._closed:
-                raise Closed("burst: used after close")
-            if request.input_buffers or request.output_buffers:
-                return run_resolved(self._prepared, request, control, self._run)
-            return self._run(request, control)
-        finally:
-            self._busy.release()
-
-    def close(self) -> None:
-        """End the burst when the execution in it has ended."""
-        with self._busy:
-            if self._closed:
-                return
-            self._closed = True
-        self._prepared.burst_closed()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):
-            self.close()

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority
 from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import FL8, Level
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, HostBuffer
-from nnhal.hal.burst import Burst, BurstExecutor, LocalBurst
+from nnhal.base.operands import Array
+from nnhal.hal.background import FencedExecution, Notify, run_fenced, run_in_background
+from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import FencedExecution, Notify, run_fenced, run_in_background
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.host import HostBuffer, LocalBurst
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.graph import Model, Operation
 
 RELAXATIONS = {
@@ -94,10 +96,20 @@ class Prepared(ABC):
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
-        """Execute: read `request.inputs`, fill the outputs, with `request.write` or in place where the shape is known.
+        """Execute: read `request.inputs`, give each output once with `request.write`, or fill `request.outputs[i]` in place.
 
-        Raises an NnhalError whose status says what failed. Returns what was measured, if `control.measure` asks for it.
+        Everything has to be written when it returns. Raises an NnhalError whose status says what failed. Returns what was
+        measured, if `control.measure` asks for it. Who calls it does so by `request.execute(prepared.run, control)`.
         """
+
+    def request(
+        self, inputs: Sequence[Array | None], rooms: Sequence[Array | None] | None = None, **buffers: Any
+    ) -> Request:
+        """A request for one execution; arguments as of `Request`."""
+        signature: Signature | None = self.__dict__.get("signature")
+        if signature is None:
+            signature = self.__dict__["signature"] = Signature(self.model)
+        return signature.make(signature, inputs, rooms, **buffers)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """Execute in the background; `notify` is called exactly once, also on failure. Errors of launching are raised."""

@@ -32,9 +32,13 @@ _LONGEST = 2_000_000  # seconds, 23 days: poll takes no more
 class Fence:
     """One fence; owns its descriptor. `fileno` makes it a thing to select or poll on: readable means signalled."""
 
-    def __init__(self, fd: int) -> None:
-        """Take over a descriptor; InvalidArgument where it is neither a pipe's read end nor a sync_file."""
-        self._kind = _kind_of(fd)
+    def __init__(self, fd: int, told: "list[ErrorStatus] | None" = None) -> None:
+        """Take over a descriptor; InvalidArgument where it is neither a pipe's read end nor a sync_file.
+
+        told: where whoever signals it notes the status, if that is in this process.
+        """
+        self._kind = _kind_of(fd) if told is None else "pipe"
+        self._told: list[ErrorStatus] = [] if told is None else told
         self._fd = fd
         self._status: ErrorStatus | None = None
         self._finalizer = weakref.finalize(self, os.close, fd)
@@ -48,9 +52,11 @@ class Fence:
     def duplicate(self) -> "Fence":
         """Another fence for the same execution, with a descriptor of its own."""
         try:
-            return Fence(fcntl.fcntl(self.fileno(), fcntl.F_DUPFD_CLOEXEC, 0))
+            fence = Fence(fcntl.fcntl(self.fileno(), fcntl.F_DUPFD_CLOEXEC, 0), self._told)
         except OSError as error:
             raise ResourceExhausted(f"fence: no descriptor: {error.strerror}") from error
+        fence._kind = self._kind
+        return fence
 
     def status(self) -> ErrorStatus | None:
         """NONE for a success, another status for a failure, None while it is pending."""
@@ -60,6 +66,9 @@ class Fence:
 
     def _look(self) -> None:
         """What it says, once it is readable."""
+        if self._told:
+            self._status = self._told[0]
+            return
         self._status = _status_of_sync_file(self._fd) if self._kind == "sync_file" else _status_in_pipe(self._fd)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -93,14 +102,16 @@ class Fence:
 class Signal:
     """The other end of a fence: `set` once; dropping it without is the hang-up that holders see as DEAD_OBJECT."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, tell: "list[ErrorStatus] | None" = None) -> None:
+        """tell: where fences of this process look for the status before they look at their descriptor."""
+        self._fd, self._tell = fd, [] if tell is None else tell
         self._finalizer = weakref.finalize(self, os.close, fd)
 
     def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
         """Signal; later calls do nothing, from whatever thread."""
         if self._finalizer.detach() is not None:
             try:
+                self._tell.append(status)
                 if status != ErrorStatus.DEAD_OBJECT:  # which is no byte: the hang-up says it
                     os.write(self._fd, bytes((status,)))
             except BrokenPipeError:  # nobody waits any more
@@ -115,7 +126,8 @@ def fence_pair() -> tuple[Fence, Signal]:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
-    return Fence(read), Signal(write)
+    told: list[ErrorStatus] = []
+    return Fence(read, told), Signal(write, told)
 
 
 def _kind_of(fd: int) -> str:

@@ -1,22 +1,35 @@
-"""One execution as a driver sees it: inputs, outputs, and the control it runs under."""
+"""One execution: what a driver reads and gives, how long it may take, and the contract that both sides are held to.
 
+A `Request` is made for one execution and ends with it. The driver reads `inputs`, which nobody can write to through them,
+and gives each output with `write`, or fills `outputs[i]` in place. The request takes what it is given after a look at type,
+shape and size, into memory of the caller's: nothing that a driver holds is handed on, and nothing is taken after the end.
+The same class serves in process, in a driver's own process and in the client of one.
+"""
+
+import math
+import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
-from nnhal.base.errors import Cancelled, MissedDeadline
+from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, MissedDeadline, NnhalError, as_error
+from nnhal.base.extensions import canonical
 from nnhal.base.log import logger
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, Shape, dtype_of, typed
+from nnhal.model.graph import Model
+from nnhal.model.validate import shape_of, validate
+from nnhal.ops.schema import agree, show
 
-if TYPE_CHECKING:
-    from nnhal.hal.buffers import Buffer
-
-
+CHECK = "NNHAL_CHECK"  # 1: look at everything that costs too much to be looked at always
+GUARD = np.arange(0xA0, 0xE0, dtype=np.uint8)
+POISON = 0xFF  # bytes: as a float, a NaN that no computation gives
 _log = logger("driver")
 
 
@@ -33,18 +46,20 @@ def summed(times: Iterable[int | None]) -> int | None:
     return None if None in known else sum(t for t in known if t is not None)
 
 
-def plausible(timing: Timing | None, where: str) -> Timing | None:
+def plausible(timing: Any, where: str) -> Timing | None:
     """What a driver measured; None, and a line in the log, where it cannot be true."""
     if timing is None:
         return None
-    device, driver = timing
-    if (device is not None and (device < 0 or (driver is not None and device > driver))) or (driver or 0) < 0:
-        _log.warning("%s: says %s ns on the device of %s ns in the driver; dropped", where, device, driver)
-        return None
-    return timing
+    whole = isinstance(timing, tuple) and len(timing) == 2 and all(t is None or type(t) is int for t in timing)
+    if whole:
+        device, driver = timing
+        if (device or 0) >= 0 and (driver or 0) >= 0 and (device is None or driver is None or device <= driver):
+            return Timing(device, driver)
+    _log.warning("%s: says that it took %r, must be a Timing whose part on the device is the smaller", where, timing)
+    return None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Control:
     """How long an execution may take, whether it is still wanted, what is to be measured.
 
@@ -55,6 +70,11 @@ class Control:
     loop_timeout: int = LOOP_TIMEOUT_DEFAULT_NS
     measure: bool = False
     cancelled: threading.Event | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it may have to end before it has a result."""
+        return self.deadline is not None or self.cancelled is not None
 
     def check(self) -> None:
         """Raise Cancelled or MissedDeadline where the execution should end; drivers call it between operations."""
@@ -67,37 +87,386 @@ class Control:
 UNLIMITED = Control()
 
 
-@dataclass(slots=True)
-class Request:
-    """Inputs and outputs of one execution as arrays over the caller's memory.
+class Argument(NamedTuple):
+    """What one input or output is. shape: None in it for a dimension, None for it where the rank is not known before."""
 
-    inputs: one array an input, with the operand's element type and its shape of this execution; None for an omitted one.
-    outputs: where results go: an array of the output's shape, an array of bytes where only the room is known, or None where
-    the driver provides the array. `write` fills them; `shapes` and `sufficient` tell what became of each.
-    input_buffers, output_buffers: arguments that lie in driver buffers, by index; their arrays are None. A driver sees
-    only buffers of a class of its own there, host buffers reach it as arrays.
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape | None
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        """The shape where it is known before the execution."""
+        return None if self.shape is None or None in self.shape else self.shape  # type: ignore[return-value]
+
+
+class Signature:
+    """The arguments of a model, and whose executions they are (`where`, for messages); made once, not for each execution."""
+
+    __slots__ = ("__weakref__", "inputs", "make", "outputs", "where")
+
+    def __init__(self, model: Model, where: str = "driver") -> None:
+        """where: as in "device litert"."""
+        self.inputs = tuple(_argument(model, i, f"input {n}") for n, i in enumerate(model.main.inputs))
+        self.outputs = tuple(_argument(model, i, f"output {n}") for n, i in enumerate(model.main.outputs))
+        self.where = where
+        self.make: type[Request] = Checked if os.environ.get(CHECK, "0") == "1" else Request
+
+
+def _argument(model: Model, index: int, label: str) -> Argument:
+    operand = model.main.operands[index]
+    value = validate(model).subgraphs[0].values[index]
+    name = f"{label} ({operand.name})" if operand.name else label
+    shape = shape_of(operand) if value is None else value.shape
+    return Argument(name, dtype_of(canonical(operand.type, model.extensions)), shape)
+
+
+class Runs(Protocol):
+    """What can execute requests of one model."""
+
+    model: Model
+
+    def run(self, request: "Request", control: Control) -> Timing | None:
+        """As `Prepared.run`."""
+
+
+Run = Callable[["Request", Control], Timing | None]
+_COPYING: Any = "being copied"  # in place of a shape
+_NO_BUFFERS: Mapping[int, Any] = {}
+
+
+class Request:
+    """One execution. For drivers: `inputs`, `write`, `outputs`, and buffers of the driver's own class.
+
+    input_buffers, output_buffers: arguments that lie in buffers of the driver's own, by index; they have no arrays.
+    given, rooms: for who carries the request elsewhere: the caller's arrays for inputs, and where it wants outputs: an array
+    of the output's type, an array of bytes, or None where it left that open.
+    results, shapes, small: after the end: an array for each output, its shape, and which ones their room was too small for.
     """
 
-    inputs: Sequence[Array | None]
-    outputs: list[Array | None]
-    shapes: list[tuple[int, ...] | None] = field(default_factory=list)
-    sufficient: list[bool] = field(default_factory=list)
-    input_buffers: "Mapping[int, Buffer]" = field(default_factory=dict)
-    output_buffers: "Mapping[int, Buffer]" = field(default_factory=dict)
+    small: tuple[int, ...] = ()
+    _ended = False
+    _views: list[Array | None] | None = None
+    _own: dict[int, Array] | None = None
+    _fault: NnhalError | None = None
+
+    def __init__(
+        self,
+        signature: Signature,
+        given: Sequence[Array | None],
+        rooms: Sequence[Array | None] | None = None,
+        input_buffers: Mapping[int, Any] = _NO_BUFFERS,
+        output_buffers: Mapping[int, Any] = _NO_BUFFERS,
+    ) -> None:
+        """rooms: None where the caller left all of them open."""
+        self.signature, self.given, self.rooms = signature, given, rooms
+        self.input_buffers, self.output_buffers = input_buffers, output_buffers
+        count = len(signature.outputs)
+        self.results: list[Any] = [None] * count
+        self.shapes: list[Any] = [None] * count
+
+    # ---------------------------------------------------------------------------------------------------- for drivers
+
+    @property
+    def inputs(self) -> Sequence[Array | None]:
+        """One array an input, with the operand's element type and its shape of this execution; None for an omitted one."""
+        views = self._views
+        if views is None:
+            views = self._views = []
+            for x in self.given:
+                if x is not None:
+                    x = x.view()  # noqa: PLW2901
+                    x.setflags(False)  # type: ignore[call-arg]
+                views.append(x)
+        return views
+
+    @property
+    def outputs(self) -> "InPlace":
+        """Arrays to fill in place, one an output; None where the shape is not known before, or it lies in a buffer."""
+        return InPlace(self)
 
     def write(self, index: int, value: Array) -> None:
-        """Give output `index` its value; where its room is too small, only the shape is kept."""
-        while len(self.shapes) <= index:
-            self.shapes.append(None)
-            self.sufficient.append(True)
-        self.shapes[index] = value.shape
-        target = self.outputs[index]
-        if target is None:
-            self.outputs[index] = value
-        elif target.shape == value.shape and target.dtype == value.dtype:
-            np.copyto(target, value)
-        elif target.nbytes < value.nbytes:
-            self.sufficient[index] = False
-        else:
-            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            target.reshape(-1).view(np.uint8)[: data.size] = data
+        """Give output `index` its value; it is copied. Where its room is too small, only the shape is kept.
+
+        Raises ContractBroken for a value that the output may not have, a second one, and one after the end.
+        """
+        try:
+            _, dtype, shape = self.signature.outputs[index if index >= 0 else 1 << 30]
+        except (IndexError, TypeError):
+            raise self._nowhere(index) from None
+        if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            value = self._checked(index, value)
+        shapes = self.shapes
+        if shapes[index] is not None:
+            raise self._broken(index, "is written twice, must be once")
+        room = None if self.rooms is None else self.rooms[index]
+        if room is None:
+            self.results[index] = value.copy() if type(value) is np.ndarray else np.array(value)
+            if self._ended:
+                raise self._late(index)
+            shapes[index] = value.shape
+            return
+        shapes[index] = _COPYING
+        try:
+            if self._ended:
+                raise self._late(index)
+            if room.shape == value.shape and room.dtype == dtype:
+                room[...] = value
+                self.results[index] = room
+            else:
+                self._fit(index, room, value)
+        except BaseException:
+            shapes[index] = None
+            raise
+        shapes[index] = value.shape
+
+    def _nowhere(self, index: Any) -> NnhalError:
+        rule = f"must be one of 0 to {len(self.shapes) - 1}"
+        return self._blamed(ContractBroken(f"{self.signature.where}: output {index!r} is written, {rule}"))
+
+    def _checked(self, index: int, value: Any) -> Array:
+        """The value as an array, where an output may have it."""
+        _, dtype, shape = self.signature.outputs[index]
+        if not isinstance(value, np.ndarray | np.generic):
+            raise self._broken(index, f"is given {type(value).__name__}, must be an array of {dtype}")
+        if value.dtype != dtype:
+            raise self._broken(index, f"is given {value.dtype}, must be {dtype}")
+        if shape is not None and not agree(value.shape, shape):
+            raise self._broken(index, f"is given shape {show(value.shape)}, must be {show(shape)}")
+        return np.asarray(value)
+
+    def _fit(self, index: int, room: Array, value: Array) -> None:
+        """Into room of another shape, or of bytes, as far as it is enough."""
+        if room.nbytes < value.nbytes:
+            self.small += (index,)
+            return
+        if not room.flags.c_contiguous:
+            name, shapes = self.signature.outputs[index].name, f"{show(room.shape)}, the output {show(value.shape)}"
+            raise InvalidRequest(f"{name}: its room has gaps and shape {shapes}, must have the same or no gaps")
+        into = typed(room, value.dtype, value.shape)
+        into[...] = value
+        self.results[index] = into
+
+    # ------------------------------------------------------------------------- for who carries the request elsewhere
+
+    def filled(self, index: int, shape: tuple[int, ...]) -> None:
+        """Output `index` is in its room already, which another process shares."""
+        room, (_, dtype, declared) = self.room(index), self.signature.outputs[index]
+        if declared is not None and not agree(shape, declared):
+            raise self._broken(index, f"is said to have shape {show(shape)}, must be {show(declared)}")
+        if room is None or room.nbytes < math.prod(shape) * dtype.itemsize:
+            raise self._broken(index, f"is said to have shape {show(shape)}, which its memory does not hold")
+        if self._ended:
+            raise self._late(index)
+        self.results[index], self.shapes[index] = typed(room, dtype, shape), shape
+
+    def lacks(self, shapes: Sequence[tuple[int, ...]], enough: Sequence[bool]) -> None:
+        """Nothing was given, as the room of some outputs is not enough; shapes of all as far as known, 0 where not."""
+        if not len(shapes) == len(enough) == len(self.shapes) or all(enough):
+            raise self._blamed(
+                ContractBroken(
+                    f"{self.signature.where}: says of {list(enough)} that their room is enough, must be false for one and "
+                    f"have {len(self.shapes)}, with a shape for each"
+                )
+            )
+        for index, shape in enumerate(shapes):
+            declared = self.signature.outputs[index].shape
+            if declared is not None and shape and not agree(tuple(d or None for d in shape), declared):
+                raise self._broken(index, f"is said to have shape {show(shape)}, must be {show(declared)}")
+        self.shapes, self.small = list(shapes), tuple(n for n, fits in enumerate(enough) if not fits)
+
+    def room(self, index: int) -> Array | None:
+        """Where the caller wants output `index`; None where it left that open."""
+        return None if self.rooms is None else self.rooms[index]
+
+    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Memory for an output that a driver fills in place, with a guard behind it.
+
+        Nothing of another execution is in it; floats are poisoned.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        data = np.empty(size + len(GUARD), np.uint8)
+        data[:size] = self.poison(dtype)
+        data[size:] = GUARD
+        return typed(data, dtype, shape)
+
+    def poison(self, dtype: np.dtype[Any]) -> int:
+        """What each byte of such memory is at first."""
+        return POISON if dtype.kind == "f" else 0
+
+    def left_out(self, array: Array) -> bool:
+        """Whether it can be seen that a driver did not fill memory that it took; both ends are looked at."""
+        flat = array.reshape(-1)
+        return array.dtype.kind == "f" and bool((flat[[0, -1]].view(np.uint8) == POISON).reshape(2, -1).all(1).any())
+
+    def inside(self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None, **buffers: Any) -> "Request":
+        """Another request of the same signature, for the same execution done with other memory."""
+        return self.signature.make(self.signature, given, rooms, **buffers)
+
+    def adopt(self, inner: "Request") -> None:
+        """What became of `inside`."""
+        self.results, self.shapes, self.small = inner.results, inner.shapes, inner.small
+
+    # ------------------------------------------------------------------------------------------- from begin to end
+
+    def execute(self, run: Run, control: Control) -> Timing | None:
+        """Have it executed, and end it. `small` tells of room that was too small.
+
+        Raises what the driver raised where that is one of nnhal's errors, DriverFailed for any other exception,
+        ContractBroken where an output was not given, or was given what it may not have.
+        """
+        try:
+            timing = run(self, control)
+            if self._own is not None and not self._ended:
+                self._take_own()
+        except BaseException as error:
+            self.abandon()
+            if isinstance(error, NnhalError) or (
+                isinstance(error, KeyboardInterrupt | SystemExit) and _interruptible()
+            ):
+                raise
+            raise as_error(error, self.signature.where) from error
+        if self._ended:
+            raise Closed(f"{self.signature.where}: the execution was given up before it ended")
+        self._ended = True
+        if None in self.shapes or _COPYING in self.shapes or self._fault is not None:
+            self._look()
+        return timing
+
+    def abandon(self) -> None:
+        """The end, without a result: from here on nothing is written to the caller's memory."""
+        self._ended = True
+        while _COPYING in self.shapes:  # by another thread of the driver's, and soon done
+            time.sleep(0)
+
+    def _take_own(self) -> None:
+        """What was filled in place, as if it had been written."""
+        own, self._own = self._own or {}, None
+        for index, array in own.items():
+            if self.shapes[index] is None:
+                if _overwritten(array):
+                    raise self._broken(index, "was written past its end, must not be")
+                if array.size and self.left_out(array):
+                    raise self._broken(index, "was taken to be filled in place and was not, must be filled wholly")
+                self.write(index, array)
+
+    def _look(self) -> None:
+        """After the end: raise what is wrong with it."""
+        self.abandon()
+        if self._fault is not None:
+            raise self._fault
+        for index, buffer in self.output_buffers.items():
+            if self.shapes[index] is None:
+                self.shapes[index] = buffer.shape or ()
+        if None in self.shapes:
+            raise self._broken(self.shapes.index(None), "was not written, must be")
+
+    def _broken(self, index: int, rule: str) -> NnhalError:
+        return self._blamed(ContractBroken(f"{self.signature.where}: {self.signature.outputs[index].name} {rule}"))
+
+    def _blamed(self, error: NnhalError) -> NnhalError:
+        """Note the first thing that was wrong: a driver may catch the error and go on."""
+        if self._fault is None:
+            self._fault = error
+        return error
+
+    def _late(self, index: int) -> NnhalError:
+        name = self.signature.outputs[index].name
+        error = Closed(f"{self.signature.where}: {name} is written after the execution ended, must be before")
+        _log.warning("%s", error)
+        return error
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is taken any more."""
+        return self._ended
+
+    @property
+    def sufficient(self) -> list[bool]:
+        """For each output, whether its room was enough."""
+        return [index not in self.small for index in range(len(self.shapes))]
+
+
+class InPlace(Sequence[Array | None]):
+    """Outputs to be filled in place. Taking an array out of it is a promise to fill it: it counts as written."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def __len__(self) -> int:
+        return len(self._request.signature.outputs)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        request, argument = self._request, self._request.signature.outputs[index]
+        index = range(len(self))[index]
+        shape = argument.fixed
+        if shape is None or index in request.output_buffers:
+            return None
+        if request._own is None:
+            request._own = {}
+        if index not in request._own:
+            request._own[index] = request.blank(shape, argument.dtype)
+        return request._own[index]
+
+
+def _overwritten(array: Array) -> bool:
+    """Whether the guard behind memory that `blank` made is no longer what it was."""
+    data = array
+    while isinstance(data.base, np.ndarray):
+        data = data.base
+    return bool((data[-len(GUARD) :] != GUARD).any())
+
+
+def _interruptible() -> bool:
+    """Whether the application's own interrupts and exits can come here."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class Checked(Request):
+    """A request under `NNHAL_CHECK=1`, which looks at what costs too much to be looked at always.
+
+    Inputs are compared before and after. Memory for outputs that a driver fills in place is poisoned whatever its type, and
+    looked at as a whole. What a driver writes to it after the end, where nobody sees it, is told of at the next execution.
+    """
+
+    def poison(self, dtype: np.dtype[Any]) -> int:
+        """Poison, whatever the type."""
+        return POISON
+
+    def left_out(self, array: Array) -> bool:
+        """Whether poison is left: anywhere in floats, everywhere in other types, where one element may be that by right."""
+        left = (np.frombuffer(array.tobytes(), np.uint8).reshape(array.size, -1) == POISON).all(1)
+        return bool(left.any()) if array.dtype.kind == "f" else bool(left.all()) and array.nbytes >= 16
+
+    def execute(self, run: Run, control: Control) -> Timing | None:
+        """As of `Request`; ContractBroken where inputs changed, or a driver wrote after an earlier end."""
+        self._look_back()
+        before = [None if x is None else x.tobytes() for x in self.given]
+        timing = super().execute(run, control)
+        for argument, array, data in zip(self.signature.inputs, self.given, before, strict=True):
+            if array is not None and array.tobytes() != data:
+                raise ContractBroken(f"{self.signature.where}: {argument.name} was written to, must only be read")
+        return timing
+
+    def _take_own(self) -> None:
+        """What was filled in place; its memory is watched from now on."""
+        for index, array in (self._own or {}).items():
+            name = self.signature.outputs[index].name
+            seen = _watched.setdefault(self.signature, deque(maxlen=_KEPT))
+            seen.append((name, array, array.tobytes()))
+        super()._take_own()
+
+    def _look_back(self) -> None:
+        seen = _watched.get(self.signature, ())
+        late = [name for name, array, data in seen if array.tobytes() != data]
+        if late:
+            _watched.pop(self.signature)
+            raise ContractBroken(
+                f"{self.signature.where}: {late[0]} of an earlier execution was written to after its end, must be before"
+            )
+
+
+_KEPT = 8  # ended executions of a model whose memory is watched
+_watched: "weakref.WeakKeyDictionary[Signature, deque[tuple[str, Array, bytes]]]" = weakref.WeakKeyDictionary()

@@ -14,7 +14,7 @@ from nnhal.hal.device import Capabilities, Performance
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
 from nnhal.model.parts import without_defaults
-from nnhal.model.validate import Facts, shape_of, validate
+from nnhal.model.validate import Facts, validate
 from nnhal.ops.schema import agree, show
 
 FLOATS = OperandType.FLOAT32, OperandType.TENSOR_FLOAT32
@@ -161,24 +161,22 @@ def validate_model(model: Model) -> Facts:
     return validate(model)
 
 
-def validate_request(request: Request, model: Model) -> None:
-    """Check a request against its model: counts, element types, shapes; InvalidRequest names the argument."""
-    values = validate(model).subgraphs[0].values
-    for kind, arrays, indices in (
-        ("input", request.inputs, model.main.inputs),
-        ("output", request.outputs, model.main.outputs),
-    ):
-        if len(arrays) != len(indices):
-            raise InvalidRequest(f"request has {len(arrays)} {kind}s, must have {len(indices)}")
-        for place, (array, index) in enumerate(zip(arrays, indices, strict=True)):
-            operand, value = model.main.operands[index], values[index]
-            if array is None or (kind == "output" and array.dtype == "u1"):
-                continue
-            if array.dtype != dtype_of(operand.type):
-                raise InvalidRequest(f"{kind} {place} is {array.dtype}, must be {dtype_of(operand.type)}")
-            shape = value.shape if value is not None else shape_of(operand)
-            if shape is not None and not agree(array.shape, shape):
-                raise InvalidRequest(f"{kind} {place} has shape {show(array.shape)}, must be {show(shape)}")
+def validate_request(request: Request) -> None:
+    """Check a request against the arguments of its model: counts, types, shapes; InvalidRequest names the argument."""
+    signature, count = request.signature, len(request.given)
+    if count != len(signature.inputs):
+        raise InvalidRequest(f"request has {count} inputs, must have {len(signature.inputs)}")
+    rooms = [None] * len(signature.outputs) if request.rooms is None else request.rooms
+    if len(rooms) != len(signature.outputs):
+        raise InvalidRequest(f"request has {len(rooms)} outputs, must have {len(signature.outputs)}")
+    given = zip((*signature.inputs, *signature.outputs), (*request.given, *rooms), strict=True)
+    for n, (argument, array) in enumerate(given):
+        if array is None or (n >= count and array.dtype == "u1"):
+            continue
+        if array.dtype != argument.dtype:
+            raise InvalidRequest(f"{argument.name} is {array.dtype}, must be {argument.dtype}")
+        if argument.shape is not None and not agree(array.shape, argument.shape):
+            raise InvalidRequest(f"{argument.name} has shape {show(array.shape)}, must be {show(argument.shape)}")
 
 
 def validate_capabilities(capabilities: Capabilities) -> None:

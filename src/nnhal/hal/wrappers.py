@@ -7,13 +7,13 @@ from typing import NoReturn
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, DeviceStatus, Preference, Priority
 from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import FencedExecution, Notify
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import Control, Request, Runs, Timing
 from nnhal.model.graph import Model
 
 
@@ -94,7 +94,7 @@ class PreparedWrapper(Prepared):
         self.inner.close()
 
 
-def _unwrapped(prepared: Prepared) -> Prepared:
+def _unwrapped(prepared: Runs) -> Runs:
     return prepared.inner if isinstance(prepared, PreparedWrapper) else prepared
 
 

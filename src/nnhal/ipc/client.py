@@ -13,9 +13,9 @@ from nnhal.base.errors import (
     UnsupportedModel,
 )
 from nnhal.base.levels import V1_2, V1_3, Level
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.lowering import ask_about, lowered
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc import wire
 from nnhal.ipc.channel import close_all
 from nnhal.ipc.client_buffer import RemoteBuffer

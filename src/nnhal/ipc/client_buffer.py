@@ -5,7 +5,7 @@ from typing import Any
 
 from nnhal.base.errors import Closed, InvalidArgument
 from nnhal.base.memory import Memory
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc import wire
 from nnhal.ipc.pending import again
 from nnhal.ipc.session import Session

@@ -4,20 +4,17 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus
 from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, OperationFailed, ResourceExhausted, error_of
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import Burst
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import Control, Request, Run, Timing
 from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_from_wire
 from nnhal.ipc.frames import Frame, Key, key_of
-
-if TYPE_CHECKING:
-    from nnhal.ipc.client_prepared import RemotePrepared
+from nnhal.ipc.session import Session
 
 CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
 _KEPT = 8  # frames, one for each set of shapes
@@ -27,8 +24,9 @@ _log = logger("burst")
 class RemoteBurst(Burst):
     """Executions of one prepared model over two fast message queues; one at a time."""
 
-    def __init__(self, prepared: "RemotePrepared") -> None:
-        self._prepared, self._session = prepared, prepared.session
+    def __init__(self, session: Session, prepared: int, run: Run) -> None:
+        """prepared: the number of the model. run: the plain call, for what a packet cannot carry."""
+        self._session, self._run = session, run
         try:
             fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
         except OSError as error:
@@ -36,7 +34,7 @@ class RemoteBurst(Burst):
         try:
             self._queues = _native.Queues(fd, _native.CLIENT)
             self._queues.watch = self._session.watch
-            message = wire.ConfigureExecutionBurst(prepared.number)
+            message = wire.ConfigureExecutionBurst(prepared)
             self._number = self._session.call(message, wire.Object, fds=(fd,))[0].object
         finally:
             os.close(fd)
@@ -95,7 +93,7 @@ class RemoteBurst(Burst):
             raise Closed("burst: used after close")
         self.plain[why] = self.plain.get(why, 0) + 1
         _log.debug("plain execution: %s", why)
-        return self._prepared.run(request, control)
+        return self._run(request, control)
 
     def _frame(self, request: Request) -> Frame:
         key = key_of(request)
@@ -104,7 +102,7 @@ class RemoteBurst(Burst):
             return last[1]
         frame = self._frames.get(key)
         if frame is None:
-            frame = self._frames[key] = Frame(request, self._prepared.types)
+            frame = self._frames[key] = Frame(request)
             slots = tuple(self._slot(memory) for memory in frame.pools)
             for measure in (False, True):
                 packet = _native.encode_request(tuple(frame.inputs), tuple(frame.outputs), slots, measure)
@@ -134,17 +132,13 @@ class RemoteBurst(Burst):
             raise OperationFailed(f"{self._session.where}: burst result: {error}") from None
         if status not in (ErrorStatus.NONE, ErrorStatus.OUTPUT_INSUFFICIENT_SIZE):
             raise self._why(status)
-        shapes, sufficient = tuple(d for _, d in outputs), tuple(bool(s) for s, _ in outputs)
-        result = wire.Executed(shapes, sufficient)
-        self._prepared.check_shapes(request, result)
-        frame.collect_sufficient(request, sufficient)
-        if all(sufficient) and all(
-            x is not None and s == x.shape for s, x in zip(shapes, request.outputs, strict=True)
-        ):
-            if not measure:
-                frame.notes[False] = frame.notes[False][0], reply
-        else:
-            request.shapes[:], request.sufficient[:] = shapes, sufficient
+        shapes = [tuple(d) for _, d in outputs]
+        if len(outputs) != len(request.shapes) or not all(fits for fits, _ in outputs):
+            request.lacks(shapes, [bool(fits) for fits, _ in outputs])
+            return None
+        frame.collect(request, shapes)
+        if not measure and shapes == [a.fixed for a in request.signature.outputs]:
+            frame.notes[False] = frame.notes[False][0], reply
         return Timing(on_device, in_driver) if measure else None
 
     def _why(self, status: int) -> NnhalError:
@@ -209,7 +203,7 @@ def _not_in_a_packet(request: Request, control: Control) -> str:
         return "it uses driver buffers"
     if control.cancelled is not None:
         return "it may be cancelled"
-    for array in request.outputs:
-        if array is None:
+    for index, argument in enumerate(request.signature.outputs):
+        if argument.fixed is None and request.room(index) is None:
             return "the driver provides memory for an output"
     return ""

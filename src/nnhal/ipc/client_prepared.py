@@ -9,21 +9,23 @@ import numpy as np
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
 from nnhal.base.errors import (
+    ContractBroken,
     InvalidArgument,
     NnhalError,
     OperationFailed,
+    as_error,
 )
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, seals
-from nnhal.base.operands import Array, dtype_of
+from nnhal.base.operands import Array
+from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, start
 from nnhal.hal.binding import Where
-from nnhal.hal.buffers import Buffer
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import ExecutionInfo, FencedExecution, Notify, as_error, check_fenced, start
-from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.hal.memory import Buffer
+from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc import wire
 from nnhal.ipc.channel import close_all
 from nnhal.ipc.client_buffer import RemoteBuffer
@@ -33,8 +35,6 @@ from nnhal.ipc.frames import Frame, Frames
 from nnhal.ipc.pools import Packing
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
-from nnhal.model.validate import shape_of, validate
-from nnhal.ops.schema import agree, show
 
 _log = logger("driver")
 
@@ -46,11 +46,9 @@ class RemotePrepared(Prepared):
 
     def __init__(self, session: Session, number: int, model: Model) -> None:
         self.session, self.number, self.model = session, number, model
-        main = model.main
-        values = validate(model).subgraphs[0].values
-        self._declared = [v.shape if (v := values[i]) is not None else shape_of(main.operands[i]) for i in main.outputs]
-        self.types = [dtype_of(main.operands[i].type) for i in main.outputs]
-        self.frames = Frames(self.types)
+        self.signature = Signature(model, session.where)
+        self._declared = [argument.fixed for argument in self.signature.outputs]
+        self.frames = Frames()
         self._form = wire.form_for(wire.ExecuteSynchronously, session.methods)
         self._released = False
 
@@ -69,13 +67,10 @@ class RemotePrepared(Prepared):
         """Execute and wait; arguments travel in a frame of shared memory unless they lie in a pool already."""
         if request.input_buffers or request.output_buffers or self._form is None:
             return self._run_any(request, control)
-        frame, home = self.frames.take(request)
+        frame, home = self.frames.take(request, control.bounded)
         session = self.session
         plain = control is UNLIMITED or (
-            control.deadline is None
-            and not control.measure
-            and control.cancelled is None
-            and control.loop_timeout == LOOP_TIMEOUT_DEFAULT_NS
+            not control.bounded and not control.measure and control.loop_timeout == LOOP_TIMEOUT_DEFAULT_NS
         )
         known = frame.notes.get(session) if plain else None
         if known is not None and known[2] == session.pools.evictions:
@@ -96,7 +91,7 @@ class RemotePrepared(Prepared):
             if plain:
                 again = self._synchronous(request, control, frame, session.packing())
                 frame.notes.clear()
-                good = reply if _unremarkable(result, request) else b""
+                good = reply if self._unremarkable(result) else b""
                 frame.notes[session] = (wire.encode(again), good, session.pools.evictions)
         timing = self._finish(request, frame, result, fds)
         home.append(frame)
@@ -138,12 +133,7 @@ class RemotePrepared(Prepared):
 
     def _run_any(self, request: Request, control: Control) -> Timing | None:
         """The way of everything that is not plain: driver buffers, old levels, callbacks."""
-        if self.session.methods < V1_2:  # shapes are known, but outputs of the driver's own are not
-            request.outputs[:] = [
-                np.empty(tuple(d or 0 for d in s or ()), t) if x is None else x
-                for x, s, t in zip(request.outputs, self._declared, self.types, strict=True)
-            ]
-        frame, home = self.frames.take(request)
+        frame, home = self.frames.take(request, control.bounded)
         packing = self.session.packing()
         if self._form is not None:
             message = self._synchronous(request, control, frame, packing)
@@ -172,43 +162,50 @@ class RemotePrepared(Prepared):
     def _finish(self, request: Request, frame: Frame, result: wire.Executed, fds: tuple[int, ...]) -> Timing | None:
         """Take outputs and shapes over, after a check that they can be true."""
         try:
-            if result.shapes or result.provided:
-                self.check_shapes(request, result)
-            frame.collect_sufficient(request, result.sufficient)
+            shapes = [tuple(shape) for shape in result.shapes]
+            if shapes and not (len(shapes) == len(result.sufficient) == len(request.shapes) and all(result.sufficient)):
+                request.lacks(shapes, result.sufficient)
+                return None
+            frame.collect(request, shapes)
             if result.provided:
-                _take_provided(request, result, fds, self.types)
+                self._take_provided(request, result, fds)
         finally:
             close_all(fds)
-        for n, shape in enumerate(result.shapes):
-            if n >= len(request.shapes):
-                request.shapes.append(None)
-                request.sufficient.append(True)
-            request.shapes[n], request.sufficient[n] = tuple(shape), result.sufficient[n]
         return timing_from_wire(result.timing)
 
-    def check_shapes(self, request: Request, result: wire.Executed) -> None:
-        """OperationFailed where the shapes that a driver reports cannot be true."""
-        count = len(request.outputs)
-        if len(result.shapes) != count or len(result.sufficient) != count:
-            raise OperationFailed(f"driver: reported {len(result.shapes)} output shapes, must be {count}")
-        for n, (shape, declared) in enumerate(zip(result.shapes, self._declared, strict=True)):
-            known = tuple(d or None for d in shape) if not result.sufficient[n] else shape
-            if declared is not None and not agree(known, declared):
-                raise OperationFailed(f"driver: output {n} has shape {show(shape)}, must be {show(declared)}")
-            target = request.outputs[n]
-            if (
-                target is None
-                or not result.sufficient[n]
-                or target.dtype != self.types[n]
-                or target.shape == tuple(shape)
-            ):
-                continue
-            if target.nbytes < math.prod(shape) * target.dtype.itemsize:
-                raise OperationFailed(f"driver: output {n} has shape {show(shape)}, its memory {show(target.shape)}")
+    def _unremarkable(self, result: wire.Executed) -> bool:
+        """Whether the reply says nothing that the model does not: all outputs there, of the shapes that it says."""
+        return not result.provided and all(result.sufficient) and [tuple(s) for s in result.shapes] == self._declared
+
+    def _take_provided(self, request: Request, result: wire.Executed, fds: tuple[int, ...]) -> None:
+        """Outputs in the driver's memory."""
+        outputs = self.signature.outputs
+        places = range(len(outputs))
+        if any(n not in places or n in request.output_buffers or len(result.shapes) <= n for n in result.provided):
+            raise ContractBroken(f"{self.session.where}: provided outputs {list(result.provided)}, must have no memory")
+        sizes = [math.prod(result.shapes[n]) * outputs[n].dtype.itemsize for n in result.provided]
+        total = sum(sizes)
+        if fds:
+            if not (seals(fds[0]) or 0) & F_SEAL_SHRINK:
+                raise ContractBroken(
+                    f"{self.session.where}: provided outputs in memory that may shrink, must be sealed"
+                )
+            memory = Memory.from_fd(fds[0], total)
+            data: Array = np.array(memory.bytes())
+            memory.close()
+        else:
+            data = np.frombuffer(result.data, np.uint8)
+        if data.size != total:
+            raise ContractBroken(f"{self.session.where}: provided {data.size} bytes of outputs, must be {total}")
+        offset = 0
+        for n, size in zip(result.provided, sizes, strict=True):
+            part = np.array(data[offset : offset + size])  # at an address that suits its type
+            request.write(n, part.view(outputs[n].dtype).reshape(result.shapes[n]))
+            offset += size
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """Execute in the driver's background; the notification comes on a thread of its own."""
-        frame = Frame(request, self.types)
+        frame = Frame(request, control.bounded)
         frame.fill(request)
         pending = self._launch(request, control, frame, self.session.packing())
 
@@ -216,13 +213,16 @@ class RemotePrepared(Prepared):
             error: NnhalError | None = None
             timing: Timing | None = None
             try:
-                result, fds = pending.wait(control.deadline, control.cancelled)
-                timing = self._finish(request, frame, result, fds)
+                timing = request.execute(collect, control)
             except BaseException as raised:
                 error = as_error(raised, "execution")
             notify(error, timing)
 
-        start(wait, "nnhal-notify")
+        def collect(request: Request, control: Control) -> Timing | None:
+            result, fds = pending.wait(control.deadline, control.cancelled)
+            return self._finish(request, frame, result, fds)
+
+        start(wait)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
@@ -231,7 +231,7 @@ class RemotePrepared(Prepared):
         if wire.form_for(wire.ExecuteFenced, self.session.methods) is None:
             return super().execute_fenced(request, control, wait_for, after)
         check_fenced(request, wait_for)
-        frame = Frame(request, self.types)
+        frame = Frame(request)
         frame.fill(request)
         packing = self.session.packing()
         whole = self._request(request, frame, packing)
@@ -249,7 +249,7 @@ class RemotePrepared(Prepared):
         if wire.form_for(wire.ConfigureExecutionBurst, self.session.methods) is None:
             _log.debug("%s: no bursts at level %s; executions are plain calls", self.session.where, self.session.level)
             return super().burst()
-        return RemoteBurst(self)
+        return RemoteBurst(self.session, self.number, self.run)
 
 
 class RemoteExecution(FencedExecution):
@@ -258,15 +258,21 @@ class RemoteExecution(FencedExecution):
     def __init__(self, session: Session, number: int, fence: Fence | None, request: Request, frame: Frame) -> None:
         super().__init__(fence)
         self._session, self._number, self._request, self._frame = session, number, request, frame
-        self._collected = False
 
     def get_execution_info(self) -> ExecutionInfo:
         """Asks the service; takes the outputs over on the first success."""
-        reply, _ = self._session.call(wire.GetExecutionInfo(self._number), wire.Info)
-        if not self._collected:
-            self._collected = True
-            self._frame.collect(self._request)
-        return ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
+        if not self._done.is_set():
+            reply, _ = self._session.call(wire.GetExecutionInfo(self._number), wire.Info)
+            info = ExecutionInfo(
+                timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing()
+            )
+            error: NnhalError | None = None
+            try:
+                self._request.execute(lambda request, _: self._frame.collect(request), UNLIMITED)
+            except NnhalError as raised:
+                error = raised
+            self.finish(error, info)
+        return super().get_execution_info()
 
     def __del__(self) -> None:
         self._session.release(self._number)
@@ -274,39 +280,3 @@ class RemoteExecution(FencedExecution):
 
 def _loop(control: Control) -> int:
     return 0 if control.loop_timeout == LOOP_TIMEOUT_DEFAULT_NS else control.loop_timeout
-
-
-def _unremarkable(result: wire.Executed, request: Request) -> bool:
-    """Whether the reply says nothing that the request does not: all outputs there, of the shapes of their memory."""
-    return (
-        not result.provided
-        and all(result.sufficient)
-        and all(x is not None and tuple(s) == x.shape for s, x in zip(result.shapes, request.outputs, strict=False))
-    )
-
-
-def _take_provided(
-    request: Request, result: wire.Executed, fds: tuple[int, ...], types: Sequence[np.dtype[Any]]
-) -> None:
-    """Outputs in the driver's memory as arrays of this process's own."""
-    sizes = []
-    for n in result.provided:
-        if n >= len(request.outputs) or request.outputs[n] is not None:
-            raise OperationFailed(f"driver: provided output {n}, must only provide what has no memory")
-        sizes.append(math.prod(result.shapes[n]) * types[n].itemsize)
-    total = sum(sizes)
-    if fds:
-        if not (seals(fds[0]) or 0) & F_SEAL_SHRINK:
-            raise OperationFailed("driver: provided outputs in memory that may shrink, must be sealed")
-        memory = Memory.from_fd(fds[0], total)
-        data: Array = np.array(memory.bytes())
-        memory.close()
-    else:
-        data = np.frombuffer(bytearray(result.data), np.uint8)
-    if data.size != total:
-        raise OperationFailed(f"driver: provided {data.size} bytes of outputs, must be {total}")
-    offset = 0
-    for n, size in zip(result.provided, sizes, strict=True):
-        part = data[offset : offset + size]
-        request.outputs[n] = np.array(part).view(types[n]).reshape(result.shapes[n])
-        offset += size

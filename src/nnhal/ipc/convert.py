@@ -8,7 +8,14 @@ import msgspec
 
 from nnhal.base import errors
 from nnhal.base.codes import ErrorStatus, Lifetime, OperandType
-from nnhal.base.errors import InvalidModel, MissedDeadline, NnhalError, OperationFailed, OutputInsufficientSize
+from nnhal.base.errors import (
+    InvalidModel,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    OutputInsufficientSize,
+    as_error,
+)
 from nnhal.base.levels import V1_2, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
@@ -139,7 +146,8 @@ def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
 
 def error_to_wire(error: BaseException) -> wire.Failed:
     """Any error as a reply; lack of memory or descriptors asks for a fresh process."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _NO_MEMORY):
+    cause = error.__cause__ if isinstance(error, errors.DriverFailed) else error
+    if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _NO_MEMORY):
         status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         return wire.Failed(
             status, "ResourceExhausted", clipped(f"driver ran out of memory or descriptors: {error}"), (), True
@@ -147,26 +155,18 @@ def error_to_wire(error: BaseException) -> wire.Failed:
     if isinstance(error, msgspec.DecodeError):
         return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", clipped(f"message: {error}"))
     if not isinstance(error, NnhalError):
-        text = f"driver: {type(error).__name__}: {_text_of(error)}"
-        return wire.Failed(ErrorStatus.GENERAL_FAILURE, "OperationFailed", clipped(text))
+        error = as_error(error, "driver")
     shapes: tuple[tuple[int, ...] | None, ...] = ()
     if isinstance(error, OutputInsufficientSize):
         shapes = error.shapes
     kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
-    return wire.Failed(error.status, kind, clipped(_text_of(error)), shapes)
+    return wire.Failed(error.status, kind, clipped(str(error)), shapes)
 
 
 def clipped(text: str) -> str:
     """Text that can travel: Unicode, of bounded length."""
     text = text.encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
     return text if len(text) <= 16000 else text[:16000] + " ..."
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # of a driver's own class
-        return "an error that cannot be told"
 
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted
 from nnhal.hal.device import Prepared
+from nnhal.hal.request import Signature
 from nnhal.model.graph import Model
 
 MAX_OBJECTS = 1 << 16
@@ -16,8 +17,9 @@ T = TypeVar("T")
 class Entry:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
-    def __init__(self, prepared: Prepared, model: Model) -> None:
-        self.prepared, self.model = prepared, model
+    def __init__(self, prepared: Prepared, model: Model, where: str = "driver") -> None:
+        """where: whose executions they are, for messages."""
+        self.prepared, self.model, self.signature = prepared, model, Signature(model, where)
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic
         self._lock = threading.Lock()

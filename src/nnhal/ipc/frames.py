@@ -11,25 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import ContractBroken
 from nnhal.base.memory import ALIGNMENT, Memory, aligned
-from nnhal.base.operands import Array
+from nnhal.base.operands import Array, typed
 from nnhal.hal.binding import Where
 from nnhal.hal.request import Request
+from nnhal.ops.schema import agree
 
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
+_PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
 
 
-def key_of(request: Request) -> Key:
-    """What two requests must share to use the same frame."""
-    return (
-        *[None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.inputs],
-        *[None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.outputs],
-        *request.output_buffers,
-    )
+def key_of(request: Request, apart: bool = False) -> Key:
+    """What two requests must share to use the same frame. apart: as of `Frame`."""
+    inputs = [None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.given]
+    rooms = [_room_key(request, n, apart) for n in range(len(request.shapes))]
+    return (*inputs, *rooms, *request.output_buffers)
 
 
 def _key(array: Array) -> Key:
@@ -37,132 +37,159 @@ def _key(array: Array) -> Key:
     return (array.shape, array.dtype) if at is None else (array.shape, array.dtype, id(at[0]), at[1])
 
 
-class Frame:
-    """Room for one request. inputs, outputs: where each argument lies; -1 as a pool: the driver provides the memory."""
+def _room_key(request: Request, index: int, apart: bool) -> Key | None:
+    """None for room of the frame's own whose size the signature says, or whose memory the driver provides."""
+    room = request.room(index)
+    if room is None:
+        return None
+    key = _key(room) if room.base is not None and not apart else ()
+    return key if len(key) == 4 else None if request.signature.outputs[index].fixed is not None else (room.nbytes,)
 
-    def __init__(self, request: Request, types: list[np.dtype[Any]]) -> None:
-        """types: the element types of the model's outputs; arrays of other types are room in bytes."""
+
+class Frame:
+    """Room for one request. inputs, outputs: where each argument lies; -1 as a pool: the driver provides the memory.
+
+    apart: outputs lie in the frame's own memory always, not in a pool of the caller's: the driver may go on with them after
+    the caller has given up.
+    """
+
+    def __init__(self, request: Request, apart: bool = False) -> None:
         self.pools: list[Memory] = []
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
         self.notes: dict[Any, Any] = {}  # what users of the frame keep with it: encoded messages, last replies
-        own: list[tuple[list[Where | None], int, Array, bool]] = []
-        size = 0
-        for index, array in enumerate(request.inputs):
-            size = self._place(array, index, self.inputs, own, size, False)
-        for index, array in enumerate(request.outputs):
-            typed = array is None or array.dtype == types[index]
-            size = self._place(array, index, self.outputs, own, size, True, typed)
-            if array is None and index not in request.output_buffers:
-                self.outputs[index] = (-1, 0, 0, ())
         self._in: list[tuple[int, Array]] = []
-        self._out: list[tuple[int, Array]] = []
+        self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it is of the output's type and shape
+        self._direct: list[int] = []  # outputs that the driver writes to where the caller wants them
         self._guards: list[memoryview] = []
-        self._count = len(request.inputs)
+        self._end = 0
+        own = []
+        for index, array in enumerate(request.given):
+            place = None if array is None else self._shared(array, array.shape, False)
+            self.inputs.append(place)
+            if array is not None and place is None:
+                own.append((self.inputs, index, self._take(array.nbytes, array.shape, 0), array.dtype, array.shape))
+        for index, argument in enumerate(request.signature.outputs):
+            room, fixed = request.room(index), argument.fixed
+            self.outputs.append(None)
+            if index in request.output_buffers:
+                continue
+            if room is not None and not apart:
+                alike = room.dtype == argument.dtype and agree(
+                    room.shape, room.shape if argument.shape is None else argument.shape
+                )
+                at = self._shared(room, room.shape if alike else (), True)
+                if at is not None:
+                    self._direct.append(index)
+                    self.outputs[index] = at
+                    continue
+            if fixed is not None:
+                size = int(np.prod(fixed)) * argument.dtype.itemsize
+                own.append((self.outputs, index, self._take(size, fixed, ALIGNMENT), argument.dtype, fixed))
+            elif room is not None:
+                size = room.nbytes
+                own.append((self.outputs, index, self._take(size, (), ALIGNMENT), np.dtype(np.uint8), (size,)))
+            else:
+                self.outputs[index] = _PROVIDED
+        self._count = len(request.given)
+        self._plain = len(self._in) == self._count
         if own:
-            self._lay_out(own, size)
+            self._lay_out(own)
+        self._plain = len(self._in) == self._count and len(self._out) == len(request.shapes)
+        self._plain = self._plain and all(known for _, _, known in self._out)
 
-    def _place(
-        self,
-        array: Array | None,
-        index: int,
-        places: list[Where | None],
-        own: list[tuple[list[Where | None], int, Array, bool]],
-        size: int,
-        output: bool,
-        typed: bool = True,
-    ) -> int:
-        if array is None:
-            places.append(None)
-            return size
+    def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
+        """Where an array lies in a pool that the driver may map; None where it does not."""
         at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
-        dims = array.shape if typed else ()
-        if at is not None and at[0].sealed and not (output and at[0].readonly):
-            memory = next((n for n, m in enumerate(self.pools) if m is at[0]), len(self.pools))
-            if memory == len(self.pools):
-                self.pools.append(at[0])
-            places.append((memory, at[1], array.nbytes, dims))
-            return size
-        places.append((-2, size, array.nbytes, dims))  # in the frame's own memory, whose number comes last
-        own.append((places, index, array, output))
-        size += aligned(max(1, array.nbytes))
-        return size + ALIGNMENT if output else size
+        if at is None or not at[0].sealed or (output and at[0].readonly):
+            return None
+        number = next((n for n, m in enumerate(self.pools) if m is at[0]), len(self.pools))
+        if number == len(self.pools):
+            self.pools.append(at[0])
+        return number, at[1], array.nbytes, dims
 
-    def _lay_out(self, own: list[tuple[list[Where | None], int, Array, bool]], size: int) -> None:
-        self.memory = Memory.allocate(size, "nnhal-frame")
+    def _take(self, size: int, dims: tuple[int, ...], guard: int) -> Where:
+        start, self._end = self._end, self._end + aligned(max(1, size)) + guard
+        return -2, start, size, dims
+
+    def _lay_out(self, own: Sequence[tuple[list[Where | None], int, Where, np.dtype[Any], tuple[int, ...]]]) -> None:
+        """Make the frame's own memory, whose number comes last, and the views into it."""
+        self.memory = Memory.allocate(self._end, "nnhal-frame")
         number = len(self.pools)
         self.pools.append(self.memory)
         whole = memoryview(self.memory.bytes().data)
-        for places, index, array, output in own:
-            _, offset, length, dims = places[index] or (0, 0, 0, ())
+        for places, index, (_, offset, length, dims), dtype, shape in own:
             places[index] = (number, offset, length, dims)
-            view = self.memory.view(offset, length, array.dtype, array.shape)
-            if output:
-                self._out.append((index, view))
-                end = offset + length
-                limit = offset + aligned(max(1, length)) + ALIGNMENT
-                guard = whole[end:limit]
-                guard[:] = (GUARD * 2)[: len(guard)]
-                self._guards.append(guard)
-            else:
+            view = self.memory.view(offset, length, dtype, shape)
+            if places is self.inputs:
                 self._in.append((index, view))
+                continue
+            self._out.append((index, view, bool(dims) or shape == ()))
+            limit = offset + aligned(max(1, length)) + ALIGNMENT
+            guard = whole[offset + length : limit]
+            guard[:] = (GUARD * 2)[: len(guard)]
+            self._guards.append(guard)
         self._intact = [bytes(guard) for guard in self._guards]
 
     def try_fill(self, request: Request) -> bool:
         """Copy the inputs in where the request is all of ordinary arrays that fit this frame; else False, in a moment."""
-        outputs = request.outputs
-        if len(request.inputs) != self._count or len(outputs) != len(self._out) or self._count != len(self._in):
+        if not self._plain or len(request.given) != self._count or request.input_buffers or request.output_buffers:
             return False
-        for x, (_, view) in zip(request.inputs, self._in):  # noqa: B905 (as many, see above)
+        for room in request.rooms or ():
+            if room is not None and room.base is not None:
+                return False
+        for x, (_, view) in zip(request.given, self._in):  # noqa: B905 (as many, see above)
             if x is None or x.base is not None or x.shape != view.shape or x.dtype != view.dtype:
                 return False
             view[...] = x
-        for x, (_, view) in zip(outputs, self._out):  # noqa: B905
-            if x is None or x.base is not None or x.shape != view.shape or x.dtype != view.dtype:
-                return False
         return True
 
     def fill(self, request: Request) -> None:
         """Copy the inputs in that do not lie in a pool."""
-        inputs = request.inputs
+        given = request.given
         for index, view in self._in:
-            view[...] = inputs[index]
+            view[...] = given[index]
 
-    def collect(self, request: Request) -> None:
-        """Copy the outputs out; OperationFailed where the driver wrote past one of them."""
+    def collect(self, request: Request, shapes: Sequence[tuple[int, ...]] = ()) -> None:
+        """Give the request its outputs; ContractBroken where the driver wrote past one of them.
+
+        shapes: as the driver reports them; none where all are as the signature says.
+        """
         if self._guards and self._guards != self._intact:
             place = next(n for n, guard in enumerate(self._guards) if guard != self._intact[n])
             for guard, intact in zip(self._guards, self._intact, strict=True):
                 guard[:] = intact
-            index = self._out[place][0]
-            raise OperationFailed(f"driver: wrote past the end of output {index}; the results are dropped")
-        outputs = request.outputs
-        for index, view in self._out:
-            target = outputs[index]
-            assert target is not None
-            target[...] = view
+            name = request.signature.outputs[self._out[place][0]].name
+            where = request.signature.where
+            raise ContractBroken(f"{where}: wrote past the end of {name}, must not; the results are dropped")
+        for index, view, known in self._out:
+            if shapes and not (known and tuple(shapes[index]) == view.shape):
+                request.write(index, _reported(request, index, view, tuple(shapes[index])))
+            else:
+                request.write(index, view)
+        for index in self._direct:
+            fixed = request.signature.outputs[index].fixed
+            request.filled(index, tuple(shapes[index]) if shapes else fixed or ())
 
-    def collect_sufficient(self, request: Request, sufficient: Sequence[bool]) -> None:
-        """As `collect`, leaving out what did not fit its memory."""
-        if all(sufficient):
-            self.collect(request)
-            return
-        kept, self._out = self._out, [(n, view) for n, view in self._out if n < len(sufficient) and sufficient[n]]
-        try:
-            self.collect(request)
-        finally:
-            self._out = kept
+
+def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...]) -> Array:
+    """The bytes of an output as an array of the shape that the driver reports."""
+    argument = request.signature.outputs[index]
+    size = int(np.prod(shape, dtype=object)) * argument.dtype.itemsize
+    if size > view.nbytes:
+        where = f"{request.signature.where}: {argument.name} is said to have shape {list(shape)}"
+        raise ContractBroken(f"{where}, must fit the {view.nbytes} bytes of its memory")
+    return typed(view, argument.dtype, shape)
 
 
 class Frames:
     """Frames of one prepared model, by shapes; any number of threads."""
 
-    def __init__(self, types: list[np.dtype[Any]]) -> None:
-        self._types = types
+    def __init__(self) -> None:
         self._free: dict[Key, deque[Frame]] = {}
         self._last: tuple[Key, deque[Frame]] | None = None
 
-    def take(self, request: Request) -> tuple[Frame, deque[Frame]]:
+    def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
         """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
         last = self._last
         if last is not None:
@@ -174,7 +201,7 @@ class Frames:
                 if frame.try_fill(request):
                     return frame, last[1]
                 last[1].append(frame)
-        key = key_of(request)
+        key = key_of(request, apart)
         if len(self._free) >= 4 * _KEPT and key not in self._free:
             self._free.clear()
         free = self._free.setdefault(key, deque(maxlen=_KEPT))
@@ -182,6 +209,6 @@ class Frames:
         try:
             frame = free.pop()
         except IndexError:
-            frame = Frame(request, self._types)
+            frame = Frame(request, apart)
         frame.fill(request)
         return frame, free

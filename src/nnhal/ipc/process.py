@@ -21,11 +21,11 @@ from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeviceUnavailable
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole
+from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import FencedExecution, Notify
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.client_prepared import RemotePrepared

@@ -7,22 +7,20 @@ next one is taken as if nothing had been.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array
-from nnhal.hal.binding import Bound, bind_request, shapes_of
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.binding import Bound, bind_request
+from nnhal.hal.request import Control, Request, Timing, plausible
 from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.exports import Entry
 
 MAX_SLOTS = 1024
 _log = logger("burst")
-_Again = tuple[Request, tuple[Array | None, ...], tuple[list[Any], list[bool]], bytes]
+_Again = tuple[Bound, list[tuple[int, ...]], bytes]
 _PLAIN, _MEASURED = Control(), Control(measure=True)
 
 
@@ -45,7 +43,7 @@ class ServiceBurst:
         self._packet = b""
         self._bound: tuple[Bound, tuple[int, ...], Control] | None = None
         self._run = entry.prepared.run
-        self._again: _Again | None = None  # the last request, to be run again as it is
+        self._again: _Again | None = None  # the last request, to be run again as it is bound
         self._results: dict[tuple[object, ...], bytes] = {}
         self.failed: wire.Failed | None = None
         self._executor = entry.prepared.burst_executor()
@@ -102,12 +100,10 @@ class ServiceBurst:
         try:
             again = self._again
             if again is not None and packet is self._packet and not self._dropped:
-                request, outputs, known, reply = again
-                request.outputs[:] = outputs
-                request.shapes.clear()
-                request.sufficient.clear()
-                self._run(request, _PLAIN)
-                if request.shapes == known[0] and request.sufficient == known[1]:
+                bound, known, reply = again
+                request = bound.signature.make(bound.signature, bound.inputs, bound.outputs)
+                request.execute(self._run, _PLAIN)
+                if request.shapes == known and not request.small:
                     return reply
                 return self._result(request, None)
             self._again = None
@@ -117,12 +113,14 @@ class ServiceBurst:
             bound, slots, control = self._bound
             request = bound.request()
             if self._executor is not None:
-                timing = self._executor.execute(request, slots, control)
+                execute = self._executor.execute
+                timing = request.execute(lambda r, c: execute(r, slots, c), control)
             else:
-                timing = self._run(request, control)
+                timing = request.execute(self._run, control)
+            timing = plausible(timing, request.signature.where)
             reply = self._result(request, timing if control.measure else None)
-            if self._executor is None and not control.measure and not bound.unaligned:
-                self._again = request, bound.outputs, (list(request.shapes), list(request.sufficient)), reply
+            if self._executor is None and not control.measure and not bound.unaligned and not request.small:
+                self._again = bound, request.shapes, reply
             return reply
         except BaseException as error:  # whatever a driver raises is a result
             self.failed = error_to_wire(error)
@@ -130,7 +128,7 @@ class ServiceBurst:
             return _native.encode_result(status, (), None, None)
 
     def _result(self, request: Request, timing: Timing | None) -> bytes:
-        shapes, sufficient = shapes_of(request)
+        shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
         if timing is None:
             key = (shapes, sufficient)
             found = self._results.get(key)
@@ -158,7 +156,7 @@ class ServiceBurst:
         if unknown:
             self._learn(unknown)
         pools = [self._slots[slot] for slot in slots]
-        bound = bind_request(self._entry.model, inputs, outputs, pools)
+        bound = bind_request(self._entry.model, inputs, outputs, pools, self._entry.signature)
         if any(x is None for x in bound.outputs):
             raise InvalidArgument("burst packet: an output has no memory, must have; use a plain execution")
         return bound, tuple(slots), _MEASURED if measure else _PLAIN

@@ -3,18 +3,20 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
-from nnhal.hal.binding import Bound, Place, bind_request, flat_bytes, shapes_of
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, run_resolved
+from nnhal.hal.background import FencedExecution
+from nnhal.hal.binding import Bound, Place, bind_request, flat_bytes
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import FencedExecution
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.host import run_resolved
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import Control, Request, Timing, plausible
 from nnhal.ipc import wire
 from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Entry, Exports
@@ -130,7 +132,7 @@ class Calls:
         def work() -> tuple[wire.Callback, Sequence[int]]:
             try:
                 validate(model)
-                entry = Entry(prepared_by(self._device, model, hints), model)
+                entry = Entry(prepared_by(self._device, model, hints), model, f"device {self._device.name}")
                 result: wire.Object | wire.Failed = wire.Object(self._exports.add(entry, entry.release))
             except BaseException as error:
                 result = error_to_wire(error)
@@ -150,7 +152,7 @@ class Calls:
                 places.append(self._pools.accept(place.memory, fds))
         inputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.inputs]
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
-        return bind_request(entry.model, inputs, outputs, places)
+        return bind_request(entry.model, inputs, outputs, places, entry.signature)
 
     def _entry(self, number: int) -> Entry:
         return self._exports.get(number, Entry, "prepared model")
@@ -163,7 +165,7 @@ class Calls:
         control = control_of(call)
         simple = bound.simple and not control.measure
         direct = simple and not bound.unaligned and not bound.input_buffers
-        run, inputs, outputs = entry.prepared.run, bound.inputs, bound.outputs
+        run, signature = entry.prepared.run, bound.signature
         last: tuple[Any, Any, bytes] | None = (
             None  # shapes, sufficiency, the encoded reply: most often all the same again
         )
@@ -173,19 +175,19 @@ class Calls:
             try:
                 with entry:
                     if direct:
-                        request = Request(inputs, list(outputs))
-                        timing = run(request, control)
+                        request = signature.make(signature, bound.inputs, bound.outputs)
+                        timing = request.execute(run, control)
                     else:
                         request = bound.request()
-                        timing = run_resolved(entry.prepared, request, control)
-                if simple and last is not None and request.shapes == last[0] and request.sufficient == last[1]:
+                        timing = request.execute(partial(run_resolved, entry.prepared), control)
+                if simple and last is not None and request.shapes == last[0] and request.small == last[1]:
                     return last[2], ()
                 reply, given = executed(bound, request, timing if control.measure else None)
             except BaseException as error:  # whatever a driver raises is an answer
                 return error_to_wire(error), ()
             if not simple:
                 return reply, given
-            last = request.shapes, request.sufficient, wire.encode(reply)
+            last = request.shapes, request.small, wire.encode(reply)
             return last[2], ()
 
         reply, given = execute()
@@ -340,21 +342,18 @@ def run_bound(entry: Entry, bound: Bound, control: Control) -> tuple[wire.Execut
     """Run once and tell what came of it."""
     with entry:
         request = bound.request()
-        timing = run_resolved(entry.prepared, request, control)
+        timing = request.execute(partial(run_resolved, entry.prepared), control)
     return executed(bound, request, timing if control.measure else None)
 
 
 def executed(bound: Bound, request: Request, timing: Timing | None) -> tuple[wire.Executed, Sequence[int]]:
     """The reply to an execution; outputs that the driver provided lie in it, or in a sealed memory that comes along."""
-    shapes, sufficient = shapes_of(request)
-    spent = timing_to_wire(timing)
+    shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
+    spent = timing_to_wire(plausible(timing, request.signature.where))
     provided = tuple(n for n, x in enumerate(bound.outputs) if x is None and n not in bound.output_buffers)
-    if not provided:
+    if not provided or request.small:
         return wire.Executed(shapes, sufficient, spent), ()
-    arrays = [request.outputs[n] for n in provided]
-    if any(array is None for array in arrays):
-        raise InvalidArgument("driver: gave no value to an output, must write all of them")
-    parts = [flat_bytes(array) for array in arrays if array is not None]
+    parts = [flat_bytes(request.results[n]) for n in provided]
     total = sum(part.size for part in parts)
     if total <= _INLINE_OUTPUTS:
         return wire.Executed(shapes, sufficient, spent, provided, b"".join(part.tobytes() for part in parts)), ()

@@ -1,52 +1,125 @@
 """What can be called with arrays: a compiled model, and a burst of one."""
 
+import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from nnhal.base.errors import Closed, InvalidRequest
-from nnhal.hal.buffers import Buffer
-from nnhal.hal.request import UNLIMITED, Control
+from nnhal.runtime.allocation import Allocation
+from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.compilation import Plan
-from nnhal.runtime.domains import Allocation
-from nnhal.runtime.execution import NO_BUFFERS, Report, Runner, Whole, by_operand
-from nnhal.runtime.specs import Edge, make_control
+from nnhal.runtime.execute import Runner, Whole
+from nnhal.runtime.job import Job, Report, resolve
+
+
+class InUse:
+    """What is given back when its owner has let go of it and the last execution has left.
+
+    calls: one entry an execution that somebody waits for. behind: one for each that runs behind fences. Appends and pops are
+    atomic.
+    """
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self.calls: deque[None] = deque()
+        self.behind: deque[None] = deque()
+        self._give_back: Callable[[], None] | None = give_back
+        self._lock, self._quiet = threading.Lock(), threading.Event()
+        self._ending = False
+
+    def enter(self) -> None:
+        """A call that its owner waits for, before it gives back."""
+        self.calls.append(None)
+
+    def leave(self) -> None:
+        """It has ended."""
+        self.calls.pop()
+        self.left()
+
+    def leave_behind(self) -> None:
+        """One that ran behind fences has ended."""
+        self.behind.pop()
+        self.left()
+
+    def end(self) -> None:
+        """The owner lets go."""
+        self._ending = True
+        self.left()
+
+    def left(self) -> None:
+        """An execution has left: the last one gives back."""
+        if not self._ending or self.calls:
+            return
+        self._quiet.set()
+        with self._lock:
+            if self.behind:
+                return
+            give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+    def wait(self) -> None:
+        """After `end`: until no call is in flight."""
+        self._quiet.wait()
 
 
 class Caller:
-    """Executions of a plan. running: one entry an execution in flight; its appends and pops are atomic."""
+    """Executions of a plan."""
 
-    def __init__(self, plan: Plan, edge: Edge, runner: Runner, whole: Whole, running: "deque[None]") -> None:
+    def __init__(self, plan: Plan, edge: Edge, runner: Runner, whole: Whole, use: InUse) -> None:
         self.plan, self.edge, self.whole = plan, edge, whole
-        self._runner, self._running = runner, running
-        self._plain, self._fresh = edge.plain, edge.fresh
+        self.use, self.lines, self.spares = use, runner.lines, runner.spares
+        self._runner, self._calls = runner, use.calls
+        self._plain, self._room = edge.plain, edge.room
         self._closed = ""
 
     def __call__(self, *inputs: Any, out: Any = None) -> Any:
         """Run once and wait.
 
-        inputs: arrays in order, or one mapping from input names to arrays; what `nnhal.allocate` gave may stand for any.
-        Returns the output array, a tuple of them where the model has several, or, for a mapping, a dict. out: an array or
-        allocation (or a sequence of them, None for a fresh one) that results are written to. Raises InvalidRequest,
-        OutputInsufficientSize, or what the execution raised.
+        inputs: arrays in order, or one mapping from input names to arrays; what `nnhal.allocate` gave may stand for any, and
+        None for one that may be left out. Returns the output array, a tuple of them where the model has several, or, for a
+        mapping, a dict. out: an array or allocation (or a sequence of them, None for a fresh one) that results are written
+        to; what is returned then lies in it, with its true shape. Raises InvalidRequest, OutputInsufficientSize, or what the
+        execution raised.
         """
-        if out is None and self._plain is not None and len(inputs) == len(self._plain):
-            for x, (dtype, shape) in zip(inputs, self._plain):  # noqa: B905 (as many, see above)
-                if type(x) is not np.ndarray or x.dtype != dtype or x.shape != shape or not x.flags.c_contiguous:
-                    break
-            else:
-                outputs: list[Any] = [np.empty(shape, dtype) for shape, dtype in self._fresh]
-                self._running.append(None)
-                try:
-                    if self._closed:
-                        self._refuse()
-                    self._runner.run(inputs, outputs, UNLIMITED)
-                finally:
-                    self._running.pop()
-                return outputs[0] if len(outputs) == 1 else tuple(outputs)
-        return self.run(*inputs, out=out)[0]
+        job = self._quick(inputs, out)
+        if job is None:
+            return self.execute(self.edge.job(inputs, out))
+        calls = self._calls
+        calls.append(None)
+        try:
+            if self._closed:
+                self._refuse()
+            self._runner.run(job)
+        finally:
+            calls.pop()
+            if self._closed:
+                self.use.left()
+        results = job.results
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _quick(self, inputs: tuple[Any, ...], out: Any) -> Job | None:
+        """The job of a call that is nothing but arrays that fit; None for any other."""
+        plain = self._plain
+        if plain is None or len(inputs) != len(plain):
+            return None
+        for x, (dtype, shape) in zip(inputs, plain):  # noqa: B905 (as many, see above)
+            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
+                return None
+        if out is None:
+            return Job(inputs)
+        room = self._room
+        if room is None or type(out) is not np.ndarray or out.dtype is not room[0] or out.shape != room[1]:
+            return None
+        flags = out.flags
+        if not flags.owndata or not flags.c_contiguous or not flags.writeable:
+            return None
+        for x in inputs:
+            if x is out or x.base is not None:
+                return None
+        return Job(inputs, (out,))
 
     def run(
         self,
@@ -61,53 +134,50 @@ class Caller:
         deadline: seconds from now. loop_timeout: seconds for each WHILE, 15 at most. measure: return a Report as well.
         Returns the outputs as `__call__` does, and the report or None.
         """
-        control = make_control(deadline, loop_timeout, measure)
+        if deadline is None and loop_timeout is None and not measure:
+            return self(*inputs, out=out), None
         report = Report() if measure else None
-        return self._run(inputs, out, control, report), report
+        job = self.edge.job(inputs, out, make_control(deadline, loop_timeout, measure), report)
+        return self.execute(job), report
 
-    def _run(self, inputs: Sequence[Any], out: Any, control: Control, report: Report | None) -> Any:
-        arrays, outputs, named = self.edge.take(inputs, out)
-        self.execute(arrays, outputs, control, report)
-        return self.edge.results(outputs, named)
-
-    def execute(self, inputs: list[Any], outputs: list[Any], control: Control, report: Report | None) -> None:
-        """Run once, with everything already checked and in the model's order; fills the outputs."""
-        self._running.append(None)
+    def execute(self, job: Job) -> Any:
+        """Run a job that was checked; returns what the application gets."""
+        self._calls.append(None)
         try:
             if self._closed:
                 self._refuse()
-            if not any(isinstance(x, Allocation) for x in (*inputs, *outputs)):
-                self._runner.run(inputs, outputs, control, report, NO_BUFFERS)
-            else:
-                self._execute_in_buffers(inputs, outputs, control, report)
+            return self._perform(job)
         finally:
-            self._running.pop()
+            self._calls.pop()
+            if self._closed:
+                self.use.left()
 
-    def _execute_in_buffers(
-        self, inputs: list[Any], outputs: list[Any], control: Control, report: Report | None
-    ) -> None:
-        read, written = self.buffers_in(inputs, outputs)
-        buffers = by_operand(self.plan.model, read, written)
-        arrays = [None if n in read else x for n, x in enumerate(inputs)]
-        room = [None if n in written else x for n, x in enumerate(outputs)]
-        success = False
+    def _perform(self, job: Job) -> Any:
+        read, written = self.allocations(job)
+        if read or written:
+            resolve(job, read, written, self.plan.model.main)
         try:
-            found = self._runner.run(arrays, room, control, report, buffers)
-            outputs[:] = [outputs[n] if n in written else x for n, x in enumerate(found)]
-            success = True
-        finally:
-            for n in written:
-                outputs[n].wrote(success)
+            self._runner.run(job)
+        except BaseException:
+            job.settle(False)
+            raise
+        job.settle(True)
+        return self.edge.results(job)
 
-    def buffers_in(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[dict[int, Buffer], dict[int, Buffer]]:
-        """The buffers of the allocations among all inputs and outputs; InvalidRequest where one may not be used so."""
-        given = {n: x for n, x in enumerate(inputs) if isinstance(x, Allocation)}
-        taken = {n: x for n, x in enumerate(outputs) if isinstance(x, Allocation)}
-        for n, x in taken.items():
-            if any(x is other for other in (*given.values(), *(y for m, y in taken.items() if m < n))):
+    def allocations(self, job: Job) -> tuple[dict[int, Allocation], dict[int, Allocation]]:
+        """The allocations among all inputs and outputs; InvalidRequest where one may not be used so."""
+        given: Any = job.given
+        rooms: Any = job.rooms or ()
+        read = {n: x for n, x in enumerate(given) if isinstance(x, Allocation)}
+        written = {n: x for n, x in enumerate(rooms) if isinstance(x, Allocation)}
+        for n, x in written.items():
+            if any(x is other for other in (*read.values(), *(y for m, y in written.items() if m < n))):
                 raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
-        read = {n: x.for_use(self.whole, False, n) for n, x in given.items()}
-        return read, {n: x.for_use(self.whole, True, n) for n, x in taken.items()}
+        for n, x in read.items():
+            x.check_use(self.whole, False, n)
+        for n, x in written.items():
+            x.check_use(self.whole, True, n)
+        return read, written
 
     def check_open(self) -> None:
         """Closed where nothing can be run any more."""

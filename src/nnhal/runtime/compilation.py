@@ -7,11 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from nnhal.base.codes import Preference, Priority
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
+from nnhal.base.errors import (
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    OperationFailed,
+    UnsupportedModel,
+    as_error,
+)
 from nnhal.base.log import logger
 from nnhal.base.operands import dtype_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by
-from nnhal.hal.fenced import as_error
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import Part, cut

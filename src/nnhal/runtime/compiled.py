@@ -2,43 +2,40 @@
 
 import os
 import threading
-import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
 from typing import Any, NoReturn
 
-from nnhal.base.errors import BadState, InvalidRequest, NnhalError
+from nnhal.base.errors import BadState, InvalidRequest
 from nnhal.hal.fence import Fence
-from nnhal.runtime.caller import Caller
+from nnhal.runtime.arguments import Edge, make_control
+from nnhal.runtime.binding import Binding
+from nnhal.runtime.bursts import CompiledBurst
+from nnhal.runtime.caller import Caller, InUse
 from nnhal.runtime.compilation import Plan
-from nnhal.runtime.execution import Runner, Whole
-from nnhal.runtime.fences import Fenced, launch
-from nnhal.runtime.inflight import Execution
+from nnhal.runtime.execute import Runner, Whole
+from nnhal.runtime.fenced import Fenced, launch
+from nnhal.runtime.inflight import Execution, Queue
 from nnhal.runtime.placement import Placement
-from nnhal.runtime.sessions import Binding, CompiledBurst, Stream
-from nnhal.runtime.specs import Edge, make_control
+from nnhal.runtime.stream import Stream
 
-WORKERS = 4  # threads that run submitted executions of one compiled model
+WORKERS = 4  # submitted executions of one compiled model that run at once
 
 
 class Compiled(Caller):
     """A model compiled for its devices. Call it with numpy arrays; any number of threads may do so at once.
 
-    After `close`, and in a process forked from the one that compiled it, every use raises Closed. It cannot be pickled:
-    send the model's file and compile where it is needed.
+    After `close`, and in a process forked from the one that compiled it, every use raises Closed. One that is dropped gives
+    everything back too. It cannot be pickled: send the model's file and compile where it is needed.
     """
 
     def __init__(self, plan: Plan) -> None:
         runner, edge = Runner(plan), Edge(plan.model)
-        super().__init__(plan, edge, runner, Whole(runner), deque())
+        super().__init__(plan, edge, runner, Whole(runner), InUse(runner.close))
         self.inputs, self.outputs = edge.inputs, edge.outputs
-        self._fences: list[Fence] = []  # of fenced executions that may still be in flight
-        self._pool: ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._queue = Queue(WORKERS)
+        self._finalizer = weakref.finalize(self, self.use.end)
+        self._finalizer.atexit = False
         _alive.add(self)
 
     def bind(self, *inputs: Any, out: Any = None) -> Binding:
@@ -46,26 +43,27 @@ class Compiled(Caller):
 
         Every run reads what the inputs hold then and writes the same outputs. One run at a time: BadState otherwise.
         """
-        arrays, outputs, named = self.edge.take(inputs, out)
-        if named:
+        job = self.edge.job(inputs, out)
+        if job.named:
             raise InvalidRequest("inputs: are a mapping, must be given in order to be bound")
-        for place, (given, taken) in enumerate(zip(inputs, [arrays[i] for i in self.edge.given], strict=True)):
-            if given is not taken:
+        for place, (given, at) in enumerate(zip(inputs, self.edge.given, strict=True)):
+            if given is not job.given[at]:
                 raise InvalidRequest(f"input {place}: must be a contiguous numpy array of the input's type to be bound")
-        return Binding(self, arrays, outputs)
+        return Binding(self, job)
 
     def submit(
         self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
     ) -> Execution:
         """Run in the background; the arrays must stay untouched until it is done. Parameters as of `run`."""
-        control = replace(make_control(deadline, loop_timeout, False), cancelled=threading.Event())
-        with self._lock:
-            if self._closed:
-                self._refuse()
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(WORKERS, "nnhal-submit")
-            future = self._pool.submit(self._run, inputs, out, control, None)
-        return Execution(future, control)
+        control = make_control(deadline, loop_timeout, False, cancelled=threading.Event())
+        job = self.edge.job(inputs, out, control)
+        self.use.enter()
+        try:
+            self.check_open()
+            return self._queue.submit(lambda: self._perform(job), self.use.leave, control)
+        except BaseException:
+            self.use.leave()
+            raise
 
     def execute_fenced(
         self,
@@ -85,24 +83,19 @@ class Compiled(Caller):
         an output of unknown shape and for a fence in error.
         """
         control = make_control(deadline, loop_timeout, measure)
-        self._running.append(None)
+        job = self.edge.job(inputs, out, control)
+        self.use.behind.append(None)
         try:
-            if self._closed:
-                self._refuse()
-            fenced = launch(self, inputs, out, control, wait_for, None if after is None else int(after * 1e9))
-            with self._lock:
-                self._fences = [f for f in self._fences if f.status() is None]
-                if fenced.fence is not None:
-                    self._fences.append(fenced.fence.duplicate())
-        finally:
-            self._running.pop()
-        return fenced
+            self.check_open()
+            return launch(self, job, wait_for, None if after is None else int(after * 1e9), self.use.leave_behind)
+        except BaseException:
+            self.use.leave_behind()
+            raise
 
     def burst(self) -> CompiledBurst:
         """A series of executions, one at a time, in which drivers keep what they need; a context manager, called alike."""
-        if self._closed:
-            self._refuse()
-        return CompiledBurst(self, self._running)
+        self.check_open()
+        return CompiledBurst(self)
 
     def stream(self) -> Stream:
         """A session that carries the model's states from call to call."""
@@ -118,26 +111,15 @@ class Compiled(Caller):
     def close(self) -> None:
         """Wait for executions in flight, then give everything back. Later uses raise Closed; closing twice does nothing.
 
-        Fenced executions are not waited for, their fences may be the caller's to signal: what they use goes when they end.
+        What was submitted is run to its end. Fenced executions are not waited for, their fences may be the caller's to
+        signal: what they use goes when they end.
         """
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = "the compiled model was closed"
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-        while self._running:
-            time.sleep(0.0005)
-        if any(f.status() is None for f in self._fences):
-            threading.Thread(target=self._close_behind_fences, name="nnhal-close", daemon=True).start()
-        else:
-            self._runner.close()
-
-    def _close_behind_fences(self) -> None:
-        for fence in self._fences:
-            with suppress(NnhalError):  # whatever became of it
-                fence.wait()
-        self._runner.close()
+        if self._finalizer.detach() is None:
+            return
+        self._closed = self._closed or "the compiled model was closed"
+        self._queue.drain()
+        self.use.end()
+        self.use.wait()
 
     def __enter__(self) -> "Compiled":
         return self
@@ -147,7 +129,7 @@ class Compiled(Caller):
 
     def _forked(self) -> None:
         self._closed = "it was compiled before this process was forked, and engines do not survive a fork"
-        self._lock = threading.Lock()
+        self._finalizer.detach()
 
     def __reduce__(self) -> NoReturn:
         raise BadState("a compiled model cannot be pickled; send the model's file and compile it in the other process")

@@ -1,13 +1,16 @@
-"""An execution in flight."""
+"""Executions in flight: submitted, run in order by a few threads at most, waited for in any way."""
 
 import os
+import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from nnhal.base.errors import Cancelled, MissedDeadline
+from nnhal.hal.background import start
 from nnhal.hal.request import Control
 
 
@@ -20,20 +23,26 @@ class Execution:
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds, and not past the deadline; the outputs, or the error raised."""
-        limit = self._control.deadline
-        left = None if limit is None else max(0.0, (limit - time.monotonic_ns()) / 1e9)
+        left = self._left()
         wait = left if timeout is None else timeout if left is None else min(timeout, left)
         try:
-            return self._future.result(wait)
-        except TimeoutError as error:
-            if isinstance(error, MissedDeadline):
-                raise
-            if left is not None and wait == left:
-                self.cancel()
-                raise MissedDeadline("execution: the deadline has passed") from None
-            raise TimeoutError(f"execution: not done after {timeout} s") from None
+            self._future.exception(wait)
         except CancelledError:
             raise Cancelled("execution: cancelled by its owner") from None
+        except TimeoutError:
+            if wait != left:
+                raise TimeoutError(f"execution: not done after {timeout} s") from None
+            raise self._missed() from None
+        return self._future.result()
+
+    def _left(self) -> float | None:
+        """Seconds until the deadline."""
+        limit = self._control.deadline
+        return None if limit is None else max(0.0, (limit - time.monotonic_ns()) / 1e9)
+
+    def _missed(self) -> MissedDeadline:
+        self.cancel()
+        return MissedDeadline("execution: the deadline has passed")
 
     wait = result
 
@@ -59,7 +68,15 @@ class Execution:
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
 
-        yield from asyncio.wrap_future(self._future).__await__()
+        future = asyncio.wrap_future(self._future)
+        future.add_done_callback(lambda f: f.cancelled() or f.exception())  # looked at here, not by asyncio
+        try:
+            yield from asyncio.wait([future], timeout=self._left()).__await__()
+        except asyncio.CancelledError:  # the task that awaits
+            self.cancel()
+            raise
+        if not self._future.done():
+            raise self._missed()
         return self.result(0)
 
 
@@ -69,3 +86,55 @@ def _signal(event: int) -> Callable[["Future[Any]"], None]:
         os.close(event)
 
     return done
+
+
+class Queue:
+    """Runs what is submitted, in order, a few at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._active = most, 0
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any], Callable[[], object]]] = deque()
+        self._changed = threading.Condition()
+
+    def submit(self, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
+        """Have `work` done; `leave` is called when it has ended, or will never begin."""
+        future: Future[Any] = Future()
+        with self._changed:
+            self._waiting.append((future, work, leave))
+            more = self._active < self._most
+            self._active += more
+        if more:
+            try:
+                start(self._run)
+            except BaseException:
+                with self._changed:
+                    self._active -= 1
+                    self._waiting.remove((future, work, leave))
+                raise
+        return Execution(future, control)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._active -= 1
+                    self._changed.notify_all()
+                    return
+                future, work, leave = self._waiting.popleft()
+            try:
+                if future.set_running_or_notify_cancel():
+                    try:
+                        result = work()
+                    except BaseException as error:
+                        future.set_exception(error)
+                    else:
+                        future.set_result(result)
+            finally:
+                del future, work
+                leave()
+
+    def drain(self) -> None:
+        """Wait until all that was submitted has ended."""
+        with self._changed:
+            while self._active or self._waiting:
+                self._changed.wait()

@@ -17,10 +17,11 @@ from typing import Any
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.drivers.reference import Reference
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, HostBuffer
+from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
-from nnhal.hal.fenced import FencedExecution
+from nnhal.hal.host import HostBuffer
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 

@@ -90,7 +90,6 @@ class Interpreter:
         self._settled = False
         self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
         self._look()
-        self._shapes = [shape for _, shape, _ in self._outputs]
         self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
 
     def _look(self) -> None:
@@ -154,23 +153,14 @@ class Interpreter:
         except (RuntimeError, ValueError) as error:
             raise OperationFailed(f"litert: {error}") from error
         spent = time.monotonic_ns() - start if measure else 0
-        request.shapes = list(self._shapes)
-        request.sufficient = [True] * len(self._shapes)
         if self._narrows:
             with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
-                self._collect(request)
+                for number, (view, _, dtype) in enumerate(self._outputs):
+                    request.write(number, view.astype(dtype))
         else:
-            self._collect(request)
+            for number, (view, _, dtype) in enumerate(self._outputs):
+                request.write(number, view if view.dtype == dtype else view.astype(dtype))
         return spent
-
-    def _collect(self, request: Request) -> None:
-        targets = request.outputs
-        for number, (view, shape, dtype) in enumerate(self._outputs):
-            target = targets[number]
-            if target is not None and target.shape == shape and target.dtype == dtype:
-                target[...] = view
-            else:
-                request.write(number, view.astype(dtype))
 
 
 class Team:

@@ -185,14 +185,13 @@ class FaultyPrepared(Prepared):
         lies = {orders.obey("run") for orders in self._orders}
         if "wrong-shape" in lies:
             for index in range(len(request.outputs)):
-                request.outputs[index] = None
                 request.write(index, np.zeros((7, 7, 7), np.float32))
-            return None
-        timing = self._inner.run(request, control)
-        if "wrong-value" in lies:
-            for array in request.outputs:
-                if array is not None:
-                    np.invert(array.view(np.uint8), out=array.view(np.uint8))
+        if "wrong-value" not in lies:
+            return self._inner.run(request, control)
+        inner = self._inner.request(request.given)
+        timing = inner.execute(self._inner.run, control)
+        for index, result in enumerate(inner.results):
+            request.write(index, np.invert(result.view(np.uint8)).view(result.dtype))
         return timing
 
 

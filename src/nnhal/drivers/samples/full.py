@@ -40,9 +40,8 @@ class PreparedV1_0:
 
     def _run(self, arrays: Request, callback: ExecutionCallback) -> None:
         try:
-            self.interpreter.run(arrays, Control())
-            whole = all(arrays.sufficient)
-            callback.notify(ErrorStatus.NONE if whole else ErrorStatus.GENERAL_FAILURE)
+            arrays.execute(self.interpreter.run, Control())
+            callback.notify(ErrorStatus.GENERAL_FAILURE if arrays.small else ErrorStatus.NONE)
         except NnhalError as error:
             callback.notify(error.status)
         except BaseException:
@@ -116,11 +115,11 @@ class PreparedV1_2(PreparedV1_0):
         """Run the request in the caller's thread."""
         try:
             arrays = to_arrays(request, self.model)
-            timing = self.interpreter.run(arrays, Control(measure=measure))
+            timing = arrays.execute(self.interpreter.run, Control(measure=measure))
         except NnhalError as error:
             return error.status, (), HalTiming()
         shapes = output_shapes(arrays)
-        if not all(shape.is_sufficient for shape in shapes):
+        if arrays.small:
             return ErrorStatus.OUTPUT_INSUFFICIENT_SIZE, shapes, HalTiming()
         return ErrorStatus.NONE, shapes, HalTiming.of(timing)
 

@@ -7,26 +7,21 @@ These are the defaults that every driver has; a driver whose engine queues work 
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted
+from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted, as_error
 from nnhal.base.log import logger
-from nnhal.base.operands import dtype_of
-from nnhal.hal.buffers import HostBuffer, Run, check_use, run_resolved
 from nnhal.hal.fence import Fence, Signal, fence_pair
-from nnhal.hal.request import Control, Request, Timing, plausible
-from nnhal.model.validate import shape_of, validate
+from nnhal.hal.host import HostBuffer, run_resolved
+from nnhal.hal.memory import check_use
+from nnhal.hal.request import Control, Request, Run, Runs, Timing, plausible
 from nnhal.ops.schema import show
-
-if TYPE_CHECKING:
-    from nnhal.hal.device import Prepared
 
 _SLICE = 0.02  # seconds between looks at whether an execution that waits is still wanted
 _log = logger("execution")
@@ -88,19 +83,15 @@ def asynchronous() -> bool:
     return os.environ.get("NNHAL_SYNC_EXEC", "1") == "0"
 
 
-def as_error(error: BaseException, where: str) -> NnhalError:
-    """An error of a driver as one of nnhal's own."""
-    return error if isinstance(error, NnhalError) else OperationFailed(f"{where}: {type(error).__name__}: {error}")
-
-
-def run_in_background(prepared: "Prepared", request: Request, control: Control, notify: Notify) -> None:
-    """Run on a thread of its own and notify exactly once."""
+def run_in_background(prepared: Runs, request: Request, control: Control, notify: Notify) -> None:
+    """Execute on another thread and notify exactly once."""
+    run = partial(run_resolved, prepared)
 
     def work() -> None:
         error: NnhalError | None = None
         timing: Timing | None = None
         try:
-            timing = run_resolved(prepared, request, control)
+            timing = request.execute(run, control)
         except BaseException as raised:
             error = as_error(raised, "execution")
         try:
@@ -108,15 +99,62 @@ def run_in_background(prepared: "Prepared", request: Request, control: Control, 
         except Exception:
             _log.exception("the callback of an execution failed")
 
-    start(work, "nnhal-execute")
+    start(work)
 
 
-def start(work: Callable[[], None], name: str) -> None:
-    """Do work on a thread of its own; ResourceExhausted where there is none to be had."""
+class _Worker:
+    """A thread that does one piece of work after the other, and ends when there was none for some time."""
+
+    __slots__ = ("_wake", "_work")
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self._work: Callable[[], object] | None = work
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        threading.Thread(target=self._loop, name="nnhal-worker", daemon=True).start()
+
+    def give(self, work: Callable[[], object]) -> None:
+        """The next piece, where it is idle."""
+        self._work = work
+        self._wake.release()
+
+    def _loop(self) -> None:
+        while True:
+            work, self._work = self._work, None
+            if work is not None:
+                try:
+                    work()
+                except BaseException:
+                    _log.exception("work in the background failed")
+            del work
+            _idle.append(self)
+            if not self._wake.acquire(timeout=_PATIENCE):
+                try:
+                    _idle.remove(self)
+                except ValueError:  # taken this moment
+                    self._wake.acquire()
+                else:
+                    return
+
+
+_PATIENCE = 5.0  # seconds that an idle worker waits for more
+_idle: "deque[_Worker]" = deque()
+
+
+def start(work: Callable[[], object]) -> None:
+    """Do work on another thread, one that is idle where there is any; ResourceExhausted where there is none to be had."""
     try:
-        threading.Thread(target=work, name=name, daemon=True).start()
-    except RuntimeError as error:
-        raise ResourceExhausted(f"execution: no thread for it: {error}") from None
+        worker = _idle.pop()
+    except IndexError:
+        try:
+            _Worker(work)
+        except RuntimeError as error:
+            raise ResourceExhausted(f"execution: no thread for it: {error}") from None
+    else:
+        worker.give(work)
+
+
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
@@ -124,36 +162,28 @@ def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
     for place, fence in enumerate(wait_for):
         if fence.status() not in (None, ErrorStatus.NONE):
             raise InvalidArgument(f"fence {place} to wait for is in error already, must be pending or signalled")
-    for place, array in enumerate(request.outputs):
-        if array is None and place not in request.output_buffers:
-            raise InvalidArgument(f"output {place} has no fully specified shape, must have one in a fenced execution")
-    for place, buffer in request.output_buffers.items():
-        if buffer.facts.fixed is None:
+    for place, argument in enumerate(request.signature.outputs):
+        room, buffer = request.room(place), request.output_buffers.get(place)
+        if buffer is not None:
+            if buffer.facts.fixed is None:
+                raise InvalidArgument(
+                    f"output {place} is a buffer of shape {show(buffer.facts.dimensions)}, must have one that is fully "
+                    "specified in a fenced execution"
+                )
+        elif argument.fixed is None and (room is None or room.dtype != argument.dtype):
+            what = "room in bytes" if room is not None else "nothing"
             raise InvalidArgument(
-                f"output {place} is a buffer of shape {show(buffer.facts.dimensions)}, must have one that is fully "
-                "specified in a fenced execution"
+                f"output {place} has shape {show(argument.shape)} and {what}, must have one that is fully specified in a "
+                "fenced execution"
             )
 
 
 def run_fenced(
-    prepared: "Prepared", request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
+    prepared: Runs, request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
 ) -> FencedExecution:
-    """Run on a thread of its own once all fences are signalled, then signal."""
+    """Run in the background once all fences are signalled, then signal."""
     check_use(prepared, request)
-    _check_rooms(prepared, request)
     return run_after(partial(run_resolved, prepared), request, control, wait_for, after)
-
-
-def _check_rooms(prepared: "Prepared", request: Request) -> None:
-    """InvalidArgument where an output has room in bytes only, and the model does not say its shape either."""
-    main, values = prepared.model.main, validate(prepared.model).subgraphs[0].values
-    for place, array in enumerate(request.outputs):
-        index = main.outputs[place]
-        value = values[index]
-        shape = shape_of(main.operands[index]) if value is None else value.shape
-        raw = array is not None and array.dtype == np.uint8 != dtype_of(main.operands[index].type)
-        if raw and (shape is None or None in shape):
-            raise InvalidArgument(f"output {place} has shape {show(shape)}, must be fully specified, not room in bytes")
 
 
 def run_after(
@@ -165,8 +195,7 @@ def run_after(
     execution = FencedExecution(fence)
     launched = time.monotonic_ns()
     own = [f.duplicate() for f in wait_for]
-    work = _Work(run, request, control, own, after, execution, signal, launched)
-    start(work.run, "nnhal-fenced")
+    start(_Work(run, request, control, own, after, execution, signal, launched).run)
     return execution
 
 
@@ -212,8 +241,8 @@ class _Work(NamedTuple):
         if self.after is not None:
             limit = ready + self.after
             control = replace(control, deadline=limit if control.deadline is None else min(limit, control.deadline))
-        timing = self.call(self.request, control)
-        if not all(self.request.sufficient):
+        timing = self.request.execute(self.call, control)
+        if self.request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
         end = time.monotonic_ns()
         if control.deadline is not None and end > control.deadline:
@@ -223,6 +252,7 @@ class _Work(NamedTuple):
             raise MissedDeadline("fenced execution: the deadline has passed")
         if not self.control.measure:
             return ExecutionInfo(Timing(), Timing())
+        timing = plausible(timing, self.request.signature.where)
         device = None if timing is None else timing.on_device
         fenced = plausible(Timing(device, end - ready), "fenced execution") or Timing(None, end - ready)
         return ExecutionInfo(Timing(fenced.on_device, end - self.launched), fenced)

@@ -1,6 +1,7 @@
 """The edge of an execution: what inputs and outputs must be, and checks of what the application gives."""
 
 import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,38 +9,56 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, OperandType, type_name
+from nnhal.base.codes import (
+    LOOP_TIMEOUT_DEFAULT_NS,
+    LOOP_TIMEOUT_MAXIMUM_NS,
+    OperandType,
+    type_name,
+)
 from nnhal.base.errors import InvalidRequest
-from nnhal.base.memory import Memory
+from nnhal.base.extensions import canonical
+from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array, Shape, dtype_of
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
+from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.validate import validate
+from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
-from nnhal.runtime.domains import Allocation
+from nnhal.runtime.allocation import Allocation
+from nnhal.runtime.job import Job, Report
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An input or output: name, operand type, shape (None in it: free), numpy element type, quantisation."""
+    """An input or output: name, operand type (an extension's is a number), shape (None in it: free), numpy element type."""
 
     name: str
-    type: OperandType
+    type: int
     shape: Shape | None
     dtype: np.dtype[Any]
     scale: float
     zero_point: int
 
+    @property
+    def kind(self) -> str:
+        """The type's name."""
+        return type_name(self.type)
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        """The shape where all of it is known."""
+        return None if self.shape is None or None in self.shape else self.shape  # type: ignore[return-value]
+
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
-        return f"{self.name}: {type_name(self.type)}{show(self.shape)}{quant}"
+        return f"{self.name}: {self.kind}{show(self.shape)}{quant}"
 
 
 class Edge:
     """Inputs and outputs of a model as an application gives and gets them; the states that a model carries are left out.
 
     given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each input
-    where a call may be as short as that, None otherwise.
+    where a call may be as short as that, None otherwise. room: those of the output where there is one, of known shape.
     """
 
     def __init__(self, model: Model) -> None:
@@ -47,73 +66,87 @@ class Edge:
         carried = {s.input for s in model.states}, {s.output for s in model.states}
         specs = [spec_of(model, i) for i in model.main.inputs]
         self._results = [spec_of(model, i) for i in model.main.outputs]
+        self._optional = optional_inputs(model)
         self.given = [i for i in range(len(specs)) if i not in carried[0]]
         self.kept = [i for i in range(len(self._results)) if i not in carried[1]]
         self.inputs = tuple(specs[i] for i in self.given)
         self.outputs = tuple(self._results[i] for i in self.kept)
-        self.fresh: list[Any] = [
-            None if s.shape is None or None in s.shape else (s.shape, s.dtype) for s in self._results
-        ]
-        simple = not model.states and None not in self.fresh
         self.plain: list[tuple[Any, Any]] | None = None
-        if simple and not any(s.shape is None or None in s.shape for s in specs):
+        if not model.states and not any(s.fixed is None for s in specs):
             self.plain = [(s.dtype, s.shape) for s in specs]
+        fixed = [s.fixed for s in self._results]
+        self.room = (self._results[0].dtype, fixed[0]) if len(fixed) == 1 and fixed[0] is not None else None
 
     def accept(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """The caller's inputs as arrays or allocations in the model's order, state inputs left open."""
         if isinstance(inputs, Mapping):
-            names = [spec.name for spec in self.inputs]
-            wrong = [repr(k) for k in inputs if k not in names] + [f"no {n!r}" for n in names if n not in inputs]
-            if wrong:
-                raise InvalidRequest(f"inputs: {', '.join(wrong)}, must be exactly {', '.join(map(repr, names))}")
-            inputs = [inputs[name] for name in names]
+            inputs = self._by_name(inputs)
         if len(inputs) != len(self.inputs):
             wanted = ", ".join(str(spec) for spec in self.inputs)
             raise InvalidRequest(f"inputs: got {len(inputs)}, must be {len(self.inputs)}: {wanted}")
         arrays: list[Any] = [None] * len(self.model.main.inputs)
         for place, (at, spec) in enumerate(zip(self.given, self.inputs, strict=True)):
             value = inputs[place]
-            arrays[at] = value if isinstance(value, Allocation) else accept(value, spec, f"input {place}")
+            if value is None and at not in self._optional:
+                raise InvalidRequest(f"input {place} ({spec.name}) is None, must be given")
+            if value is not None:
+                arrays[at] = value if isinstance(value, Allocation) else accept(value, spec, f"input {place}")
         return arrays
 
-    def place(self, out: Any) -> list[Any]:
-        """Where outputs go: fresh arrays where the shape is known, the caller's arrays or allocations where given."""
+    def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Named inputs in order; those that may be left out are None where they are."""
+        specs = {spec.name: spec for spec in self.inputs}
+        needed = [s.name for at, s in zip(self.given, self.inputs, strict=True) if at not in self._optional]
+        wrong = [repr(k) for k in inputs if k not in specs] + [f"no {n!r}" for n in needed if n not in inputs]
+        if wrong or len(specs) < len(self.inputs):
+            names = ", ".join(repr(s.name) + ("" if s.name in needed else " (optional)") for s in self.inputs)
+            raise InvalidRequest(f"inputs: {', '.join(wrong) or 'names are not unique'}, must be exactly {names}")
+        return [inputs.get(spec.name) for spec in self.inputs]
+
+    def place(self, out: Any) -> list[Any] | None:
+        """Where outputs go: the caller's arrays or allocations where given, None where nothing is."""
         if out is None:
-            return [None if f is None else np.empty(*f) for f in self.fresh]
+            return None
         given = [out] if isinstance(out, np.ndarray | Allocation | Memory) else list(out)
         if len(given) != len(self.kept):
             raise InvalidRequest(f"out: got {len(given)} arrays, must be {len(self.kept)}")
-        room: list[Any] = [None] * len(self.fresh)
+        room: list[Any] = [None] * len(self._results)
         for place, (at, value) in enumerate(zip(self.kept, given, strict=True)):
             if value is not None:
                 spec = self._results[at]
                 room[at] = value if isinstance(value, Allocation) else writable(value, spec, f"out {place}")
-        return [np.empty(*f) if x is None and f is not None else x for x, f in zip(room, self.fresh, strict=True)]
+        return room
 
-    def take(self, inputs: Sequence[Any], out: Any) -> tuple[list[Any], list[Any], bool]:
-        """Inputs and outputs of one call in the model's order, states at their initial values; whether it was a mapping."""
-        named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-        arrays, outputs = self.accept(inputs[0] if named else inputs), self.place(out)
+    def job(self, inputs: Sequence[Any], out: Any, control: Control = UNLIMITED, report: Report | None = None) -> Job:
+        """The job of one call, states at their initial values; allocations lie where arrays would."""
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            job = Job(self.accept(inputs[0]), self.place(out), control, report)
+            job.named = True
+        else:
+            job = Job(self.accept(inputs), self.place(out), control, report)
         for state in self.model.states:
-            arrays[state.input] = state.initial
-        no_overlap(arrays, outputs)
-        return arrays, outputs, named
+            job.given[state.input] = state.initial  # type: ignore[index]
+        if job.rooms is not None:
+            no_overlap(job.given, job.rooms)
+        return job
 
-    def results(self, outputs: Sequence[Any], named: bool) -> Any:
-        """What the application gets."""
-        kept = [outputs[i] for i in self.kept]
-        if named:
+    def results(self, job: Job) -> Any:
+        """What the application gets: its own allocations, and arrays."""
+        kept = [job.written.get(i, job.results[i]) for i in self.kept]
+        if job.named:
             return {spec.name: array for spec, array in zip(self.outputs, kept, strict=True)}
         return kept[0] if len(kept) == 1 else tuple(kept)
 
 
-def make_control(deadline: float | None, loop_timeout: float | None, measure: bool) -> Control:
+def make_control(
+    deadline: float | None, loop_timeout: float | None, measure: bool, cancelled: threading.Event | None = None
+) -> Control:
     """Durations of the API, in seconds, as a Control; made once, at the edge."""
     point = None if deadline is None else time.monotonic_ns() + int(deadline * 1e9)
     loop = LOOP_TIMEOUT_DEFAULT_NS if loop_timeout is None else int(loop_timeout * 1e9)
     if not 0 < loop <= LOOP_TIMEOUT_MAXIMUM_NS:
         raise InvalidRequest(f"loop_timeout is {loop_timeout} s, must be above 0 and at most 15 s")
-    return Control(point, loop, measure)
+    return Control(point, loop, measure, cancelled)
 
 
 def accept(value: Any, spec: Spec, label: str) -> Array:
@@ -162,18 +195,54 @@ def _whole(memory: Memory, spec: Spec, label: str) -> Array:
 
 def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """InvalidRequest where an output array shares memory with another output or an input."""
-    given = [x for x in outputs if isinstance(x, np.ndarray)]
-    for place, one in enumerate(given):
-        for other in [*given[:place], *(x for x in inputs if isinstance(x, np.ndarray))]:
-            if np.may_share_memory(one, other):
-                raise InvalidRequest(f"output {place} overlaps another output or an input, must lie apart from them")
+    given = [(n, x) for n, x in enumerate(outputs) if isinstance(x, np.ndarray)]
+    if not given:
+        return
+    read = [x for x in inputs if isinstance(x, np.ndarray)]
+    if all(x.base is None for _, x in given) and all(x.base is None for x in read):  # each has memory of its own
+        seen = {id(x) for x in read}
+        for place, array in given:
+            if id(array) in seen:
+                raise _overlapping(place)
+            seen.add(id(array))
+        return
+    spans = [
+        (start := address(x), start + x.nbytes, place) for place, x in [*((-1, x) for x in read), *given] if x.size
+    ]
+    end = (0, -1)  # the furthest byte so far, and whose it is: an output's place, -1 for an input
+    written = (0, -1)  # likewise of outputs
+    for start, stop, place in sorted(spans):
+        last = end if place >= 0 else written
+        if start < last[0]:
+            raise _overlapping(max(place, last[1]))
+        end = max(end, (stop, place))
+        if place >= 0:
+            written = max(written, (stop, place))
+
+
+def _overlapping(place: int) -> InvalidRequest:
+    return InvalidRequest(f"output {place} overlaps another output or an input, must lie apart from them")
+
+
+def optional_inputs(model: Model) -> frozenset[int]:
+    """Places of the inputs that may be left out: no operation that reads them needs them."""
+    main, bounds = model.main, validate(model).subgraphs[0].operations
+    may: set[int] = set()
+    needed: set[int] = set()
+    for operation, a in zip(main.operations, bounds, strict=True):
+        if a is None:
+            needed.update(operation.inputs)
+            continue
+        for argument, start, end in a.form.slots(len(operation.inputs)):
+            (may if argument.optional else needed).update(operation.inputs[start:end])
+    return frozenset(n for n, index in enumerate(main.inputs) if index in may and index not in needed)
 
 
 def spec_of(model: Model, index: int) -> Spec:
     """What an application may know of main operand `index`."""
     operand = model.main.operands[index]
     value = validate(model).subgraphs[0].values[index]
-    shape = value.shape if value is not None else None
-    kind = OperandType(operand.type)
-    name = operand.name or f"operand {index}"
-    return Spec(name, kind, shape, dtype_of(operand.type), operand.scale, operand.zero_point)
+    shape = shape_of(operand) if value is None else value.shape
+    kind = operand.type if is_extension(operand.type) else OperandType(operand.type)
+    dtype = dtype_of(canonical(operand.type, model.extensions))
+    return Spec(operand.name or f"operand {index}", kind, shape, dtype, operand.scale, operand.zero_point)

@@ -5,22 +5,19 @@ Where no driver grants it, it is a shared pool, with the reason: everything work
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, OperationFailed
+from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, OperationFailed, as_error
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
-from nnhal.hal.buffers import Buffer, BufferDesc, BufferRole, HostBuffer, contents_of, fill, merge
 from nnhal.hal.device import Prepared
-from nnhal.hal.fenced import as_error
+from nnhal.hal.host import HostBuffer, contents_of, fill
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
+from nnhal.runtime.compilation import Plan
 
-if TYPE_CHECKING:
-    from nnhal.runtime.compiled import Compiled
-
-Role = tuple[Any, ...]  # (compiled, "input" or "output", number or name), and a frequency where one is known
 _log = logger("memory")
 
 
@@ -43,6 +40,7 @@ class Allocation:
 
     def __init__(self, buffer: Buffer, roles: Sequence[BufferRole], device: str | None, reason: str) -> None:
         self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
+        self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
         self._spoiled = self._closed = False
 
     @property
@@ -84,19 +82,32 @@ class Allocation:
         self._closed = True
         self._buffer.close()
 
-    def for_use(self, whole: Prepared, output: bool, place: int) -> Buffer:
-        """The buffer, for input or output `place` of a compiled model as a whole."""
-        if not any(r.prepared is whole and r.index == place and r.output == output for r in self._roles):
+    def check_use(self, whole: Prepared, output: bool, place: int) -> None:
+        """InvalidRequest where it was not allocated for input or output `place` of a compiled model as a whole."""
+        if (id(whole), output, place) not in self._uses:
             use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
             name = whole.model.name or "this model"
             raise InvalidRequest(f"{self}: is used as {use} {place} of {name}, must be one of its roles: {roles}")
         if not output:
             self._check_contents()
+
+    @property
+    def buffer(self) -> Buffer:
+        """The driver's buffer, or that in a pool."""
         return self._open()
 
-    def wrote(self, success: bool) -> None:
-        """What became of the execution that was to write it."""
+    def expect(self) -> None:
+        """An execution that will write it was launched: from now on the driver knows whether it has contents."""
+        self._spoiled = False
+
+    def wrote(self, success: bool, result: Array | None) -> None:
+        """What became of the execution that was to write it, and its result, None where the driver keeps that."""
         self._spoiled = not success
+        if isinstance(self._buffer, HostBuffer):
+            if success and result is not None:
+                self._buffer.store(result)
+            else:
+                self._buffer.discard()
 
     def _open(self) -> Buffer:
         if self._closed:
@@ -114,48 +125,25 @@ class Allocation:
         return f"buffer {self._buffer.token} {where}"
 
 
-def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Allocation:
-    """Memory for inputs and outputs of compiled models, on the one device that all of them lie on.
+class Use(NamedTuple):
+    """One use of an allocation: input or output `place` among all of the main subgraph of a compiled model."""
 
-    roles: (compiled, "input" or "output", number or name), with a frequency in (0, 1] as fourth where it is known. shape:
-    dimensions that the models leave open, 0 for one that changes from use to use. Where the roles lie on several devices,
-    or the driver refuses, it is a shared pool and `reason` says why. InvalidArgument for roles that contradict each other.
-    """
-    if not roles:
-        raise InvalidArgument(
-            "allocate: no role is given, must be at least one (compiled, 'input' or 'output', number)"
-        )
-    return allocate_for([_role(n, role) for n, role in enumerate(roles)], shape)
+    whole: Prepared
+    plan: Plan
+    output: bool
+    place: int
+    frequency: float = 1.0
 
 
-def _role(number: int, role: Role) -> "tuple[Compiled, bool, int, float]":
-    from nnhal.runtime.compiled import Compiled
-
-    if not isinstance(role, tuple) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
-        raise InvalidArgument(f"allocate: role {number} is {role!r}, must be (compiled, 'input' or 'output', number)")
-    compiled, kind, name = role[:3]
-    if kind not in ("input", "output"):
-        raise InvalidArgument(f"allocate: role {number} is for an {kind!r}, must be 'input' or 'output'")
-    specs, places = (
-        (compiled.inputs, compiled.edge.given) if kind == "input" else (compiled.outputs, compiled.edge.kept)
-    )
-    names = [spec.name for spec in specs]
-    at = names.index(name) if name in names else name
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(specs):
-        there = ", ".join(f"{n} ({name!r})" for n, name in enumerate(names))
-        raise InvalidArgument(f"allocate: role {number} is for {kind} {name!r}, must be one of {there}")
-    return compiled, kind == "output", places[at], role[3] if len(role) == 4 else 1.0
-
-
-def allocate_for(uses: "Sequence[tuple[Compiled, bool, int, float]]", shape: Sequence[int] | None = None) -> Allocation:
-    """As `allocate`, with roles as (compiled, whether output, place among all of the main subgraph, frequency)."""
+def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> Allocation:
+    """Memory for these uses, of the one device that all of them lie on, or a shared pool."""
     desc = BufferDesc(tuple(shape or ()))
     whole, parts, devices = [], [], {}
-    for compiled, output, place, frequency in uses:
-        whole.append(BufferRole(compiled.whole, place, output, frequency))
-        main = compiled.plan.model.main
+    for prepared, plan, output, place, frequency in uses:
+        whole.append(BufferRole(prepared, place, output, frequency))
+        main = plan.model.main
         operand = (main.outputs if output else main.inputs)[place]
-        for step in compiled.plan.steps:
+        for step in plan.steps:
             if operand in step.part.inputs:
                 parts.append(BufferRole(step.prepared, step.part.inputs.index(operand), False, frequency))
                 devices[id(step.device)] = step.device

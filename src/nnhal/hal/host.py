@@ -1,0 +1,204 @@
+"""What every driver has for nothing: buffers in ordinary memory, and bursts that call `run`."""
+
+import math
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidRequest, OperationFailed, OutOfMemory
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array, dtype_of
+from nnhal.hal.burst import Burst, Bursts
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
+from nnhal.hal.request import Control, Request, Run, Runs, Timing
+from nnhal.ops.schema import agree, show
+
+
+class HostBuffer(Buffer):
+    """A buffer in ordinary memory. Any number of readers; writers at the same time leave undefined contents."""
+
+    def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
+        super().__init__(desc, roles)
+        self.dtype = dtype_of(self.facts.type)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._contents: Array | None = None
+        self._room = None if self.facts.fixed is None else self.make(self.facts.fixed)
+
+    def make(self, shape: tuple[int, ...]) -> Array:
+        """An array for contents of this shape; OutOfMemory where there is none."""
+        try:
+            return np.empty(shape, self.dtype)
+        except (MemoryError, ValueError):  # numpy has a limit of its own
+            size = math.prod(shape) * self.dtype.itemsize
+            raise OutOfMemory(f"buffer: {size} bytes could not be allocated") from None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the contents, None while there are none."""
+        contents = self._contents
+        return None if contents is None else contents.shape
+
+    def array(self) -> Array:
+        """The contents; OperationFailed while there are none."""
+        contents = self._contents
+        if contents is None:
+            if self._closed:
+                raise Closed(f"buffer {self.token}: used after close")
+            raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
+        return contents
+
+    def room(self) -> Array | None:
+        """Where an execution writes; None where the shape may change. The contents are gone from now on."""
+        with self._lock:
+            if self._closed:
+                raise Closed(f"buffer {self.token}: used after close")
+            self._contents = None
+            return self._room
+
+    def discard(self) -> None:
+        """The contents are gone: what was to write them failed."""
+        with self._lock:
+            self._contents = None
+
+    def store(self, array: Array) -> None:
+        """Take what an execution wrote; InvalidRequest where its shape is not the buffer's."""
+        wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
+        if wanted is not None and not agree(array.shape, wanted):
+            raise InvalidRequest(f"buffer {self.token} was given shape {show(array.shape)}, must be {show(wanted)}")
+        with self._lock:
+            self._contents = None if self._closed else array
+
+    def copy_to(self, memory: Memory) -> None:
+        """Copy the contents out."""
+        contents = self.array()
+        target = memory.writable()
+        if memory.size != max(1, contents.nbytes):  # no memory is empty
+            raise InvalidArgument(f"memory has {memory.size} bytes, must be the {contents.nbytes} of the contents")
+        target[: contents.nbytes] = np.ascontiguousarray(contents).reshape(-1).view(np.uint8)
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        """Copy contents in."""
+        self.room()
+        shape = self.shape_of_copy(dimensions)
+        size = math.prod(shape) * self.dtype.itemsize
+        source = memory.bytes()
+        if memory.size != max(1, size):
+            raise InvalidArgument(f"memory has {memory.size} bytes, must be the {size} of shape {show(shape)}")
+        self.put(source[:size].view(self.dtype).reshape(shape))
+
+    def put(self, array: Array) -> None:
+        """Give it contents: those of an array of its type; InvalidArgument where the shape is not the buffer's."""
+        room = self.room()
+        shape = self.shape_of_copy(array.shape)
+        if shape != array.shape:
+            raise InvalidArgument(f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}")
+        target = self.make(shape) if room is None else room
+        target[...] = array
+        self.store(target)
+
+    def shape_of_copy(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of contents that are said to have these dimensions, () for those of the buffer."""
+        shape = both(self.facts.dimensions, dimensions or None, "the contents")
+        if shape is None or (0 in shape and shape != dimensions):
+            raise InvalidArgument(f"buffer {self.token}: dimensions {show(shape)} of the contents must all be given")
+        return shape
+
+    def close(self) -> None:
+        """Drop the array."""
+        with self._lock:
+            self._closed = True
+            self._contents = self._room = None
+
+
+def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | None = None) -> Timing | None:
+    """`prepared.run` (or another `run` of the same model) with host buffers as arrays.
+
+    Checks the use of each buffer, InvalidRequest, before anything happens; keeps the state of host buffers by the contract:
+    what was to be written by an execution that failed has no contents.
+    """
+    run = run or prepared.run
+    if not request.input_buffers and not request.output_buffers:
+        return run(request, control)
+    check_use(prepared, request)
+    hosted = {i: b for i, b in request.output_buffers.items() if isinstance(b, HostBuffer)}
+    try:
+        inputs = list(request.given)
+        for index, buffer in request.input_buffers.items():
+            inputs[index] = buffer.array() if isinstance(buffer, HostBuffer) else None
+        inner = request.inside(
+            inputs,
+            [hosted[i].room() if i in hosted else request.room(i) for i in range(len(request.shapes))],
+            input_buffers={i: b for i, b in request.input_buffers.items() if not isinstance(b, HostBuffer)},
+            output_buffers={i: b for i, b in request.output_buffers.items() if i not in hosted},
+        )
+        timing = inner.execute(run, control)
+        for index, buffer in hosted.items():
+            if inner.small:
+                buffer.discard()
+            else:
+                buffer.store(inner.results[index])
+    except BaseException:
+        for host in hosted.values():
+            host.discard()
+        raise
+    request.adopt(inner)
+    return timing
+
+
+def contents_of(buffer: Buffer) -> Array:
+    """A copy of what any buffer holds, as an array; OperationFailed while there is nothing."""
+    if isinstance(buffer, HostBuffer):
+        return buffer.array().copy()
+    shape = buffer.shape
+    if shape is None:
+        raise OperationFailed(f"buffer {buffer.token} has no contents, must be written or copied to first")
+    dtype = dtype_of(buffer.facts.type)
+    size = math.prod(shape) * dtype.itemsize
+    memory = Memory.allocate(max(1, size), "nnhal-copy")
+    buffer.copy_to(memory)
+    return memory.view(0, size, dtype, shape)
+
+
+def fill(buffer: Buffer, array: Array) -> None:
+    """Give any buffer contents."""
+    if isinstance(buffer, HostBuffer):
+        buffer.put(array)
+    else:
+        buffer.copy_from(Memory.from_array(array), array.shape)
+
+
+class LocalBurst(Burst):
+    """A burst in the driver's own process."""
+
+    def __init__(self, prepared: Bursts) -> None:
+        self._prepared, self._run = prepared, prepared.run
+        self._busy = threading.Lock()
+        prepared.burst_opened()
+        self._closed = False
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """As `Prepared.run`."""
+        if not self._busy.acquire(blocking=False):
+            raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
+        try:
+            if self._closed:
+                raise Closed("burst: used after close")
+            if request.input_buffers or request.output_buffers:
+                return run_resolved(self._prepared, request, control, self._run)
+            return self._run(request, control)
+        finally:
+            self._busy.release()
+
+    def close(self) -> None:
+        """End the burst when the execution in it has ended."""
+        with self._busy:
+            if self._closed:
+                return
+            self._closed = True
+        self._prepared.burst_closed()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()

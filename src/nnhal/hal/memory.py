@@ -1,0 +1,153 @@
+"""Memory domains: memory of a driver's own, allocated for the roles it will play, as the runtime sees it."""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nnhal.base.codes import type_name
+from nnhal.base.errors import InvalidArgument, InvalidRequest
+from nnhal.base.memory import Memory
+from nnhal.base.operands import ChannelQuant, is_tensor
+from nnhal.hal.request import Request, Runs
+from nnhal.model.validate import validate
+from nnhal.ops.schema import show
+
+
+class BufferDesc(NamedTuple):
+    """What a buffer must be: dimensions, 0 for one that is not said; () where even the rank is not."""
+
+    dimensions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class BufferRole:
+    """One use of a buffer: input or output `index` of a prepared model. frequency: how often, above 0 to 1."""
+
+    prepared: Runs
+    index: int
+    output: bool = False
+    frequency: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{'output' if self.output else 'input'} {self.index}"
+
+
+class Facts(NamedTuple):
+    """What all roles together say of a buffer; a dimension of 0 changes from use to use, as does the rank of None."""
+
+    type: int
+    dimensions: tuple[int, ...] | None
+    scale: float
+    zero_point: int
+    channel: ChannelQuant | None
+
+    @property
+    def stored(self) -> str:
+        """How elements are stored, for messages."""
+        if self.channel is not None:
+            return f"{type_name(self.type)} scales {list(self.channel.scales)} along axis {self.channel.axis}"
+        return f"{type_name(self.type)} scale {self.scale:g} zero point {self.zero_point}"
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        """The dimensions, None where any may change."""
+        return self.dimensions if self.dimensions is not None and 0 not in self.dimensions else None
+
+
+_tokens = itertools.count(1)
+
+
+class Buffer(ABC):
+    """A buffer of a driver. token: names it in this process; 0 is never one."""
+
+    def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
+        self.facts = merge(desc, roles)
+        self.roles = tuple(roles)
+        self.token = next(_tokens)
+
+    def check_role(self, prepared: Runs, index: int, output: bool) -> None:
+        """InvalidRequest where the buffer was not allocated for this use."""
+        if not any(r.prepared is prepared and r.index == index and r.output == output for r in self.roles):
+            roles = ", ".join(map(str, self.roles))
+            use = "output" if output else "input"
+            raise InvalidRequest(f"buffer {self.token} is used as {use} {index}, must be one of its roles: {roles}")
+
+    @abstractmethod
+    def copy_to(self, memory: Memory) -> None:
+        """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
+
+    @abstractmethod
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        """Take contents, with their dimensions where those of the buffer may change. InvalidArgument where they disagree.
+
+        A copy that fails leaves the buffer without contents.
+        """
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of the contents, None while there are none."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+def merge(desc: BufferDesc, roles: Sequence[BufferRole]) -> Facts:
+    """One description out of all roles and the dimensions asked for; InvalidArgument where they contradict each other."""
+    if not roles:
+        raise InvalidArgument("buffer: no role is given, must be at least one")
+    found: Facts | None = None
+    for role in roles:
+        facts = _facts_of(role)
+        if found is None:
+            found = facts
+        elif found._replace(dimensions=None) != facts._replace(dimensions=None):
+            raise InvalidArgument(f"buffer: {role} is {facts.stored}, must be as the first role: {found.stored}")
+        else:
+            found = found._replace(dimensions=both(found.dimensions, facts.dimensions, str(role)))
+    if len({(id(r.prepared), r.index, r.output) for r in roles}) < len(roles):
+        raise InvalidArgument("buffer: a role is given twice, must be given once")
+    assert found is not None
+    return found._replace(dimensions=both(found.dimensions, desc.dimensions or None, "the description"))
+
+
+def _facts_of(role: BufferRole) -> Facts:
+    main = role.prepared.model.main
+    places = main.outputs if role.output else main.inputs
+    if not 0 <= role.index < len(places):
+        raise InvalidArgument(f"buffer: {role} is not there, the model has {len(places)}")
+    if not 0 < role.frequency <= 1:
+        raise InvalidArgument(f"buffer: frequency of {role} is {role.frequency}, must be above 0 and at most 1")
+    operand = main.operands[places[role.index]]
+    value = validate(role.prepared.model).subgraphs[0].values[places[role.index]]
+    dimensions: tuple[int, ...] | None = operand.dimensions
+    if value is not None and value.shape is not None:  # what validation inferred says more
+        dimensions = tuple(d or 0 for d in value.shape)
+    elif not dimensions and is_tensor(operand.type):
+        dimensions = None
+    return Facts(operand.type, dimensions, operand.scale, operand.zero_point, operand.channel)
+
+
+def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str) -> tuple[int, ...] | None:
+    """Dimensions that agree with two statements, 0 and None for what is open; InvalidArgument where they disagree."""
+    if other is not None and any(d < 0 for d in other):
+        raise InvalidArgument(f"buffer: dimensions {show(other)} of {where} must all be at least 0")
+    if one is None or other is None:
+        return one if other is None else other
+    if len(one) != len(other) or any(a and b and a != b for a, b in zip(one, other, strict=True)):
+        raise InvalidArgument(f"buffer: dimensions {show(other)} of {where} must agree with {show(one)}")
+    return tuple(a or b for a, b in zip(one, other, strict=True))
+
+
+def check_use(prepared: Runs, request: Request) -> None:
+    """InvalidRequest where a buffer of the request is used for what it may not be."""
+    for index, buffer in request.input_buffers.items():
+        buffer.check_role(prepared, index, False)
+    for index, buffer in request.output_buffers.items():
+        buffer.check_role(prepared, index, True)
+        if any(buffer is other for other in request.input_buffers.values()):
+            raise InvalidRequest(f"buffer {buffer.token} is input and output of one execution, must be one of them")
+    if len({id(b) for b in request.output_buffers.values()}) < len(request.output_buffers):
+        raise InvalidRequest("a buffer is given for two outputs, must be given for one")

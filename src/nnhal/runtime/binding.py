@@ -1,0 +1,30 @@
+"""Arguments bound to a compiled model once, to be run many times."""
+
+import threading
+from typing import Any
+
+from nnhal.base.errors import BadState
+from nnhal.runtime.caller import Caller
+from nnhal.runtime.job import Job
+
+
+class Binding:
+    """A reusable execution: arguments bound to a compiled model; call it to run. outputs: what the last run gave."""
+
+    def __init__(self, caller: Caller, job: Job) -> None:
+        self._caller, self._given, self._rooms = caller, job.given, job.rooms
+        self._busy = threading.Lock()
+        self.outputs: Any = None
+
+    def __call__(self) -> Any:
+        """Run once; returns the outputs as of `Compiled.__call__`.
+
+        BadState while another run of this binding is in flight.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise BadState("binding: a run is in flight, must be one at a time; bind once for each thread")
+        try:
+            self.outputs = self._caller.execute(Job(self._given, self._rooms))
+        finally:
+            self._busy.release()
+        return self.outputs

@@ -1,0 +1,92 @@
+"""A burst of a compiled model: each step runs in a burst of its driver."""
+
+import threading
+from typing import Any, NoReturn
+
+from nnhal.base.errors import BadState, Closed, OperationFailed
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.hal.burst import Burst
+from nnhal.runtime.caller import Caller
+from nnhal.runtime.execute import Line, Runner
+from nnhal.runtime.job import Job
+
+_log = logger("execution")
+
+
+class CompiledBurst(Caller):
+    """A burst of a compiled model, called like the model: each step runs in a burst of its driver. A context manager.
+
+    One execution at a time: BadState otherwise. ways: how each step is run, and why where that is by plain calls.
+    """
+
+    def __init__(self, compiled: Caller) -> None:
+        self._compiled = compiled
+        self._bursts: list[Burst] = []
+        lines, ways = [], []
+        for number, line in enumerate(compiled.lines):
+            opened, way = self._open(line)
+            lines.append(opened)
+            ways.append(f"step {number} on {line.step.device.name}: {way}")
+        self.ways = tuple(ways)
+        runner = _OneByOne(compiled, lines, self._bursts)
+        super().__init__(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use)
+
+    def _open(self, line: Line) -> tuple[Line, str]:
+        try:
+            burst = line.prepared.burst()
+        except OperationFailed as error:  # of a level that has none
+            _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)
+            return Line(line.step, line.prepared.run, line.lane), f"plain calls: {error}"
+        except BaseException:
+            self.close()
+            raise
+        self._bursts.append(burst)
+        return Line(line.step, burst.run, line.lane), "burst"
+
+    def free_memory(self, memory: Memory) -> None:
+        """This memory will not be used in the burst again: what drivers cache of it can go."""
+        for burst in self._bursts:
+            burst.free_memory(memory)
+
+    def close(self) -> None:
+        """End the burst; later calls raise Closed. The compiled model goes on."""
+        self._closed = "the burst was closed"
+        for burst in self._bursts:
+            burst.close()
+
+    def check_open(self) -> None:
+        """Closed where the burst or the model was closed."""
+        super().check_open()
+        self._compiled.check_open()
+
+    def _refuse(self) -> NoReturn:
+        raise Closed(f"{self.plan.model.name or 'model'}: {self._closed}; open another")
+
+    def __enter__(self) -> "CompiledBurst":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _OneByOne(Runner):
+    """Runs a plan by the bursts of its steps."""
+
+    def __init__(self, compiled: Caller, lines: list[Line], bursts: list[Burst]) -> None:
+        super().__init__(compiled.plan, lines, compiled.spares)
+        self._compiled, self._bursts, self._busy = compiled, bursts, threading.Lock()
+
+    def run(self, job: Job) -> None:
+        """As `Runner.run`; the report notes why executions took plain calls."""
+        if not self._busy.acquire(blocking=False):
+            raise BadState("burst: an execution is in flight, must be one at a time; open one burst a thread")
+        try:
+            self._compiled.check_open()
+            before = [] if job.report is None else [dict(burst.plain) for burst in self._bursts]
+            super().run(job)
+            for burst, counts in zip(self._bursts, before, strict=False):
+                found: Any = [why for why, n in burst.plain.items() if n != counts.get(why, 0)]
+                job.report.notes += [f"plain call: {why}" for why in found]  # type: ignore[union-attr]
+        finally:
+            self._busy.release()

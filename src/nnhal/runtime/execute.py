@@ -1,0 +1,331 @@
+"""Execution of a plan: step by step, intermediates owned by the execution, fallback by the contract."""
+
+import math
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import (
+    BadState,
+    Cancelled,
+    InvalidRequest,
+    MissedDeadline,
+    NnhalError,
+    OutputInsufficientSize,
+)
+from nnhal.base.log import logger
+from nnhal.base.operands import Array
+from nnhal.hal.background import asynchronous
+from nnhal.hal.device import Prepared
+from nnhal.hal.host import contents_of, fill, run_resolved
+from nnhal.hal.memory import Buffer
+from nnhal.hal.request import Control, Request, Run, Signature, Timing, plausible, summed
+from nnhal.hal.utilities import is_extension
+from nnhal.model.parts import cut
+from nnhal.runtime import discovery
+from nnhal.runtime.compilation import FallbackWarning, Plan, Step, prepare
+from nnhal.runtime.job import Job, Report, StepTiming
+from nnhal.runtime.lanes import Lane
+
+NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
+LARGE = 1 << 16  # bytes; intermediates of that size are worth keeping their memory
+_log = logger("execution")
+
+
+class Line:
+    """One step as it is executed: its arguments among the operands of the whole, and its ways to run.
+
+    lane: what waits for it where it may have to end early; shared by all that runs the step.
+    """
+
+    __slots__ = (
+        "fresh",
+        "lane",
+        "launched",
+        "open",
+        "prepared",
+        "reads",
+        "run",
+        "signature",
+        "step",
+        "timely",
+        "writes",
+    )
+
+    def __init__(self, step: Step, run: Run | None = None, lane: Lane | None = None) -> None:
+        self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
+        self.launched = run is None and asynchronous()
+        where = f"device {step.device.name}"
+        self.signature = Signature(step.part.model, where)
+        self.lane = lane or Lane(step.prepared, where)
+        self.run: Run = run or step.prepared.run
+        self.reads, self.writes, self.fresh = step.part.inputs, step.part.outputs, step.fresh
+        self.open = None in step.fresh  # whether shapes turn out only when it runs
+
+    def execute(self, request: Request, control: Control) -> Timing | None:
+        """Execute on the driver; where it may have to end early, it does, whatever the driver does."""
+        run = self.run
+        if request.input_buffers or request.output_buffers:
+            run = self._resolved
+        if self.launched or (control.bounded and not self.timely):
+            return self.lane.run(run, request, control, self.launched)
+        return request.execute(run, control)
+
+    def name_buffers(self, request: Request, buffers: Mapping[int, Buffer]) -> None:
+        """Tell a request which of its arguments lie in buffers of the driver's own; `buffers` is by operand of the whole."""
+        if buffers:
+            request.input_buffers = {n: buffers[i] for n, i in enumerate(self.reads) if i in buffers}
+            request.output_buffers = {n: buffers[i] for n, i in enumerate(self.writes) if i in buffers}
+
+    def _resolved(self, request: Request, control: Control) -> Timing | None:
+        return run_resolved(self.prepared, request, control, self.run)
+
+
+class Runner:
+    """Runs the jobs of a plan; may be used by many threads at once."""
+
+    def __init__(self, plan: Plan, lines: Sequence[Line] | None = None, spares: "Spares | None" = None) -> None:
+        """lines, spares: those of another runner of the plan, with other ways to run."""
+        self.plan = plan
+        self.lines = lines or [Line(step) for step in plan.steps]
+        self.spares = spares or Spares(plan)
+        main = plan.model.main
+        self._known: list[Any] = [argument.fixed for argument in Signature(plan.model).outputs]
+        self._places = {operand: place for place, operand in enumerate(main.outputs)}
+        only = self.lines[0] if len(self.lines) == 1 else None
+        whole = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
+        self._only = only if whole else None
+        self._launched = any(line.launched for line in self.lines)
+        self._large = {
+            operand
+            for line in self.lines
+            for operand, fresh in zip(line.writes, line.fresh, strict=True)
+            if operand not in self._places and fresh is not None and math.prod(fresh[0]) * fresh[1].itemsize >= LARGE
+        }
+        self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
+
+    def run(self, job: Job) -> None:
+        """Execute once; fills the job's results. What a driver is to blame for goes to the CPU where that is allowed."""
+        try:
+            only, control = self._only, job.control
+            if only is not None and job.report is None and not control.bounded and not job.buffers:
+                signature = only.signature
+                request = signature.make(signature, job.given, job.rooms)
+                request.execute(only.run, control)
+                job.results, job.shapes = request.results, request.shapes
+                if request.small:
+                    raise too_small(request.shapes, request.small)
+            else:
+                self._run_steps(job)
+        except NEVER_RETRIED:
+            raise
+        except Exception as error:
+            self._whole_on_cpu(job, error)
+
+    def _run_steps(self, job: Job) -> None:
+        main, control = self.plan.model.main, job.control
+        arrays: dict[int, Any] = dict(zip(main.inputs, job.given, strict=True))
+        shapes = self._known
+        frame = None
+        watched = control.bounded or job.report is not None or bool(job.buffers) or self._launched
+        if job.rooms is not None or self._large:
+            try:
+                frame = self._frames.pop()
+            except IndexError:
+                frame = {}
+            shapes = list(shapes)
+        for number, line in enumerate(self.lines):
+            room = None if frame is None else self._room(line, job.rooms, frame)
+            signature = line.signature
+            request = signature.make(signature, [arrays[i] for i in line.reads], room)
+            if watched:
+                control.check()
+                line.name_buffers(request, job.buffers)
+                self._step(number, line, request, job)
+            else:
+                try:
+                    request.execute(line.run, control)
+                except NEVER_RETRIED:
+                    raise
+                except Exception as error:
+                    self._step_on_cpu(number, line, request, job, error)
+            arrays.update(zip(line.writes, request.results, strict=True))
+            if line.open or request.small:
+                shapes = list(shapes)
+                self._note_shapes(line, request, shapes)
+        if frame is not None:
+            self._frames.append(frame)
+        job.results, job.shapes = [arrays.get(operand) for operand in main.outputs], shapes
+
+    def _note_shapes(self, line: Line, request: Request, shapes: list[Any]) -> None:
+        """The shapes of the model's outputs as they turned out; OutputInsufficientSize where the room is too small."""
+        for operand, shape in zip(line.writes, request.shapes, strict=True):
+            if operand in self._places:
+                shapes[self._places[operand]] = shape
+        if request.small:
+            raise too_small(shapes, [self._places[line.writes[n]] for n in request.small])
+
+    def _room(self, line: Line, rooms: Sequence[Array | None] | None, frame: dict[int, Array]) -> list[Array | None]:
+        """Where the outputs of a step go: the caller's room, or, where only other steps read them and they are large, a
+        buffer of the frame, made once."""
+        found: list[Array | None] = []
+        for operand, fresh in zip(line.writes, line.fresh, strict=True):
+            place = self._places.get(operand)
+            if place is not None:
+                found.append(None if rooms is None else rooms[place])
+            elif operand not in self._large:
+                found.append(None)
+            else:
+                if operand not in frame:
+                    frame[operand] = np.empty(*fresh)  # type: ignore[misc]
+                found.append(frame[operand])
+        return found
+
+    def _step(self, number: int, line: Line, request: Request, job: Job) -> None:
+        """Run one step, on the CPU where it fails; fills the request and the report."""
+        report = job.report
+        start = time.monotonic_ns() if report is not None else 0
+        device = line.step.device.name
+        try:
+            timing = line.execute(request, job.control)
+        except NEVER_RETRIED:
+            raise
+        except Exception as error:
+            device, timing = self._step_on_cpu(number, line, request, job, error)
+        if report is not None:
+            total = time.monotonic_ns() - start
+            timing = plausible(timing, f"device {device}") if job.control.measure else None
+            report.steps.append(StepTiming(device, len(line.step.part.model.main.operations), total, timing))
+
+    def _step_on_cpu(
+        self, number: int, line: Line, request: Request, job: Job, error: Exception
+    ) -> tuple[str, Timing | None]:
+        """Run a step that failed on the CPU, where that is allowed; else raises the error."""
+        if not self._may_fall_back([line.step]):
+            raise error
+        self._note(job, number, f"step {number} failed on {line.step.device.name}: {error}; trying it on the CPU")
+        spare = self.spares.get(number)
+        return spare.device.name, _on_host(spare.prepared, request, job.control)
+
+    def _may_fall_back(self, steps: Sequence[Step]) -> bool:
+        """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions."""
+        cpu = discovery.cpu()
+        if self.plan.wishes.fallback == "forbid" or all(s.device is cpu for s in steps):
+            return False
+        return not any(is_extension(o.type) for s in steps for o in s.part.model.main.operations)
+
+    def _whole_on_cpu(self, job: Job, error: Exception) -> None:
+        """The last resort of a failed execution; raises `error` where there is none."""
+        if not self._may_fall_back(self.plan.steps):
+            raise error
+        device = self.plan.steps[0].device.name if len(self.lines) == 1 else "a step"
+        self._note(job, -1, f"execution failed on {device}: {error}; trying the whole model on the CPU")
+        main, buffers = self.plan.model.main, job.buffers
+        read = {n: buffers[i] for n, i in enumerate(main.inputs) if i in buffers}
+        written = {n: buffers[i] for n, i in enumerate(main.outputs) if i in buffers}
+        try:
+            spare = self.spares.get(-1).prepared
+            request = spare.request(job.given, job.rooms, input_buffers=read, output_buffers=written)
+            _on_host(spare, request, job.control)
+        except NnhalError as second:
+            raise second from error
+        if request.small:
+            raise too_small(request.shapes, request.small)
+        job.results, job.shapes = request.results, request.shapes
+
+    def _note(self, job: Job, step: int, text: str) -> None:
+        _log.info("%s", text)
+        if job.report is not None:
+            job.report.fallbacks.append(text)
+        if self.plan.wishes.fallback == "warn":
+            warnings.warn(text, FallbackWarning, stacklevel=4)
+
+    def close(self) -> None:
+        """Close every prepared model, when what still runs in it has come back."""
+        for line in self.lines:
+            line.lane.close()
+        self.spares.close()
+        self._frames.clear()
+
+
+class Spares:
+    """Steps of a plan prepared again on the CPU when one failed, by number; -1 is the whole model."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._steps: dict[int, Step] = {}
+        self._closed = False
+
+    def get(self, number: int) -> Step:
+        """The step, prepared the first time."""
+        found = self._steps.get(number)
+        if found is not None:
+            return found
+        model = self._plan.model
+        part = self._plan.steps[number].part if number >= 0 else cut(model, range(len(model.main.operations)))
+        made = prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
+        with self._lock:
+            kept = self._steps.setdefault(number, made)
+            if self._closed:
+                self._steps.pop(number)
+        if kept is not made:  # another thread was first
+            made.prepared.close()
+        return kept
+
+    def close(self) -> None:
+        """Close them."""
+        with self._lock:
+            self._closed, left, self._steps = True, list(self._steps.values()), {}
+        for step in left:
+            step.prepared.close()
+
+
+class Whole(Prepared):
+    """A compiled model as one prepared model: what stands for it in the roles of buffers, and behind fences."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self.model = runner, runner.plan.model
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        """Run all steps."""
+        main = self.model.main
+        job = Job(request.given, request.rooms, control, Report() if control.measure else None)
+        job.buffers = {main.inputs[n]: b for n, b in request.input_buffers.items()}
+        job.buffers |= {main.outputs[n]: b for n, b in request.output_buffers.items()}
+        timing = self.perform(job)
+        request.results, request.shapes = list(job.results), list(job.shapes)
+        return timing
+
+    def perform(self, job: Job) -> Timing | None:
+        """Run all steps of a job; what its report says of the device's time."""
+        self._runner.run(job)
+        if job.report is None:
+            return None
+        return Timing(summed(None if s.driver is None else s.driver.on_device for s in job.report.steps))
+
+
+def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing | None:
+    """Run what knows no driver buffers: their contents are copied out before, and in afterwards."""
+    given = list(request.given)
+    for index, buffer in request.input_buffers.items():
+        given[index] = contents_of(buffer)
+    inner = prepared.request(given, request.rooms)
+    timing = inner.execute(prepared.run, control)
+    if not inner.small:
+        for index, written in request.output_buffers.items():
+            fill(written, inner.results[index])
+    request.adopt(inner)
+    return timing
+
+
+def too_small(shapes: Sequence[Any], small: Sequence[int]) -> OutputInsufficientSize:
+    """The error for outputs of the model whose room is too small, with every shape as far as known."""
+    what = ", ".join(f"output {i} needs shape {list(shapes[i] or ())}" for i in small)
+    return OutputInsufficientSize(f"execution: {what}; the memory given is smaller", shapes)

@@ -1,0 +1,277 @@
+"""Fenced executions of a compiled model.
+
+Where a driver has fences of its own (one in another process has), steps are launched at once, each behind the fence of the
+one before. Elsewhere all of it runs as one piece in the background, behind the fences that the caller gave.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory, aligned
+from nnhal.base.operands import Array
+from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
+from nnhal.hal.device import Prepared
+from nnhal.hal.fence import Fence
+from nnhal.hal.host import HostBuffer
+from nnhal.hal.memory import Buffer
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing, summed
+from nnhal.runtime.allocation import Allocation
+from nnhal.runtime.caller import Caller
+from nnhal.runtime.execute import NEVER_RETRIED, Line
+from nnhal.runtime.job import Job, resolve
+
+_log = logger("execution")
+
+
+class Fenced:
+    """A fenced execution that was launched. way: how its steps run, and why where they do not run behind fences themselves.
+
+    fence: of its end, None where it has ended already; select on it, await it, give it to other executions to wait for.
+    """
+
+    def __init__(
+        self, steps: Sequence[FencedExecution], finish: Callable[[bool], Any], way: str, span: int = 0
+    ) -> None:
+        """finish: told once whether it went well, gives the outputs. span: nanoseconds that launching took."""
+        self._steps, self._finish, self.way = list(steps), finish, way
+        self._span = span if len(self._steps) > 1 else 0
+        self._lock = threading.Lock()
+        self._results: tuple[Any] | None = None
+        self.fence = self._steps[-1].fence
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.fence is None or self.fence.status() is not None
+
+    def get_execution_info(self) -> ExecutionInfo:
+        """Timings since the launch and since the last fence waited for, device times summed over steps.
+
+        OperationFailed before the end; what the execution raised where it failed.
+        """
+        infos = [step.get_execution_info() for step in self._steps]
+        last = infos[-1].launched.in_driver
+        launched = None if last is None else last + self._span
+        on_device, in_driver = summed(i.fenced.on_device for i in infos), summed(i.fenced.in_driver for i in infos)
+        return ExecutionInfo(Timing(on_device, launched), Timing(on_device, in_driver))
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait at most `timeout` seconds; the outputs as of `Compiled.__call__`, or what the execution raised.
+
+        Asked again, it gives the same arrays as they are by then.
+        """
+        if self.fence is not None:
+            try:
+                self.fence.wait(timeout)
+            except NnhalError:
+                if self.done():
+                    self._finish(False)
+                    self.get_execution_info()  # raises the reason itself, of the first step that failed
+                raise
+        with self._lock:
+            if self._results is None:
+                try:
+                    self.get_execution_info()
+                    self._results = (self._finish(True),)
+                except NnhalError:
+                    self._finish(False)
+                    raise
+            return self._results[0]
+
+    def when_ended(self, call: Callable[[], object], local: Sequence[FencedExecution]) -> None:
+        """Call this when all of `local`, the executions in this process, have ended."""
+        left = [None] * len(local)
+
+        def one() -> None:
+            left.pop()
+            if not left:
+                call()
+
+        for execution in local:
+            execution.when_ended(one)
+        if not local:
+            call()
+
+
+def launch(
+    caller: Caller, job: Job, wait_for: Sequence[Fence], after: int | None, leave: Callable[[], object]
+) -> Fenced:
+    """Launch all of it. after: nanoseconds once the fences are signalled. leave: called when nothing runs here any more."""
+    read, written = caller.allocations(job)
+    buffers = {n: x.buffer for n, x in read.items()}, {n: x.buffer for n, x in written.items()}
+    given = [None if isinstance(x, Allocation) else x for x in job.given]
+    rooms = [
+        None if isinstance(x, Allocation) else x for x in job.rooms or [None] * len(caller.plan.model.main.outputs)
+    ]
+    whole = caller.whole.request(given, rooms, input_buffers=buffers[0], output_buffers=buffers[1])
+    check_fenced(whole, wait_for)
+    why = _why_not_a_chain(caller, (*buffers[0].values(), *buffers[1].values()), after)
+    for allocation in written.values():
+        allocation.expect()  # as far as the runtime knows: from now on its contents are what is executed next
+    chain = _Chain(caller, job, whole, wait_for, written)
+    try:
+        if not why:
+            try:
+                return chain.launch(leave)
+            except (*NEVER_RETRIED, InvalidArgument, DeadObject):
+                raise
+            except NnhalError as error:
+                why = str(error)
+        return _in_background(caller, job, (read, written), whole, chain.launched, wait_for, after, why, leave)
+    except BaseException:
+        job.written = written
+        job.settle(False)
+        raise
+
+
+def _why_not_a_chain(caller: Caller, buffers: Collection[Buffer], after: int | None) -> str:
+    """Why not every step is launched behind the one before, "" where it is."""
+    steps = caller.plan.steps
+    if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
+        return "no driver has fences of its own"
+    if len(steps) > 1 and after is not None:
+        return "one limit for several steps"
+    if any(fresh is None for step in steps[:-1] for fresh in step.fresh):
+        return "shapes between steps are not known before"
+    if any(isinstance(buffer, HostBuffer) for buffer in buffers):
+        return "an argument lies in memory of the runtime's"
+    return ""
+
+
+def _in_background(
+    caller: Caller,
+    job: Job,
+    allocations: tuple[Mapping[int, Allocation], Mapping[int, Allocation]],
+    whole: Request,
+    launched: Sequence[FencedExecution],
+    wait_for: Sequence[Fence],
+    after: int | None,
+    why: str,
+    leave: Callable[[], object],
+) -> Fenced:
+    """All steps as one piece of work in the background."""
+    read, written = allocations
+    _log.debug("%s: fenced execution in the background: %s", caller.plan.model.name or "model", why)
+
+    def run(request: Request, control: Control) -> Timing | None:
+        for execution in launched:  # may write to the same memory
+            with suppress(NnhalError):
+                if execution.fence is not None:
+                    execution.fence.wait()
+        inner = Job(job.given, job.rooms, control, job.report)
+        inner.named = job.named
+        resolve(inner, read, written, caller.plan.model.main)
+        try:
+            timing = caller.whole.perform(inner)
+        except BaseException:
+            inner.settle(False)
+            raise
+        inner.settle(True)
+        job.results, job.written = inner.results, written
+        request.results, request.shapes = list(inner.results), list(inner.shapes)
+        return timing
+
+    execution = run_after(run, whole, job.control, wait_for, after)
+    execution.when_ended(leave)
+    return Fenced([execution], lambda well: caller.edge.results(job) if well else None, f"in the background: {why}")
+
+
+class _Chain:
+    """Steps launched at once, each behind the fence of the one before."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        job: Job,
+        whole: Request,
+        wait_for: Sequence[Fence],
+        written: Mapping[int, Allocation],
+    ) -> None:
+        self._caller, self._job, self._whole, self._wait_for = caller, job, whole, wait_for
+        self._written = written
+        self.launched: list[FencedExecution] = []
+        self._requests: list[tuple[Line, Request]] = []
+
+    def launch(self, leave: Callable[[], object]) -> Fenced:
+        """Launch each; `leave` is called when those in this process have ended."""
+        began = time.monotonic_ns()
+        main, lines, whole = self._caller.plan.model.main, self._caller.lines, self._whole
+        buffers = {main.inputs[n]: b for n, b in whole.input_buffers.items()}
+        buffers |= {main.outputs[n]: b for n, b in whole.output_buffers.items()}
+        arrays: dict[int, Array | None] = dict(zip(main.inputs, whole.given, strict=True))
+        arrays.update(zip(main.outputs, whole.rooms or (), strict=True))
+        arrays.update(_between(lines, set(buffers)))
+        wait_for, local = self._wait_for, []
+        for line in lines:
+            given, rooms = [arrays[i] for i in line.reads], [arrays[i] for i in line.writes]
+            request = line.signature.make(line.signature, given, rooms)
+            line.name_buffers(request, buffers)
+            try:
+                execution = line.prepared.execute_fenced(request, self._job.control, wait_for)
+            except InvalidArgument:
+                if self.launched and any(fence.status() not in (None, ErrorStatus.NONE) for fence in wait_for):
+                    break  # the step before has failed meanwhile, and is what `result` tells of
+                raise
+            self.launched.append(execution)
+            self._requests.append((line, request))
+            if not line.timely:
+                local.append(execution)
+            wait_for = [] if execution.fence is None else [execution.fence]
+        fenced = Fenced(self.launched, self._finish, "each step behind its fence", time.monotonic_ns() - began)
+        fenced.when_ended(leave, local)
+        return fenced
+
+    def _finish(self, well: bool) -> Any:
+        """The outputs, once every step has ended well."""
+        job = self._job
+        job.written = self._written
+        if not well:
+            job.settle(False)
+            return None
+        main, rooms = self._caller.plan.model.main, self._whole.rooms or ()
+        results: dict[int, Any] = {}
+        for line, request in self._requests:
+            if not request.ended:  # by a driver with a way of its own
+                request.execute(lambda *_: None, UNLIMITED)
+            if request.small:
+                raise InvalidArgument("fenced execution: an output is larger than its memory")
+            results.update(zip(line.writes, request.results, strict=True))
+        read = {i for line, _ in self._requests for i in line.reads}
+        for place, operand in enumerate(main.outputs):
+            if operand in read and results[operand] is not None:  # in memory of the execution's own
+                room = rooms[place]
+                if room is None:
+                    results[operand] = results[operand].copy()
+                else:
+                    room[...] = results[operand]
+                    results[operand] = room
+        job.results = [results[operand] for operand in main.outputs]
+        return self._caller.edge.results(job)
+
+
+def _between(lines: Sequence[Line], held: Collection[int]) -> dict[int, Array]:
+    """Arrays in a shared memory for what one step writes and a later one reads: drivers take them by reference."""
+    read = {i for line in lines for i in line.reads}
+    found = [
+        (operand, math.prod(fresh[0]) * np.dtype(fresh[1]).itemsize, *fresh)
+        for line in lines
+        for operand, fresh in zip(line.writes, line.fresh, strict=True)
+        if operand in read and operand not in held and fresh is not None
+    ]
+    ends = list(accumulate(aligned(max(1, size)) for _, size, _, _ in found))
+    if not ends:
+        return {}
+    memory = Memory.allocate(ends[-1], "nnhal-between")
+    return {
+        operand: memory.view(start, size, dtype, shape)
+        for start, (operand, size, shape, dtype) in zip([0, *ends], found, strict=False)
+    }

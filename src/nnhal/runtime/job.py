@@ -1,0 +1,81 @@
+"""One execution of a compiled model, whichever way it was asked for: call, binding, submit, fences, burst, stream."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnhal.base.operands import Array
+from nnhal.hal.host import HostBuffer
+from nnhal.hal.memory import Buffer
+from nnhal.hal.request import UNLIMITED, Control, Timing
+from nnhal.runtime.allocation import Allocation
+
+_NO_BUFFERS: Mapping[int, Buffer] = {}
+_NO_ALLOCATIONS: Mapping[int, Allocation] = {}
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """How long one step took: the runtime's own measure, and what the driver says, in nanoseconds."""
+
+    device: str
+    operations: int
+    total: int
+    driver: Timing | None
+
+
+@dataclass
+class Report:
+    """What one execution did: timing of each step, in order, what fell back, why it took another way than asked for."""
+
+    steps: list[StepTiming] = field(default_factory=list)
+    fallbacks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class Job:
+    """Arguments in the model's order, how long it may take, and what came of it.
+
+    given: an array an input, None where it is omitted or lies in a buffer. rooms: where outputs go, as of `Request`; None
+    where all are left open. read, written: allocations that stand for inputs and outputs, by place. buffers: those of a
+    class of their driver's, by operand of the main subgraph. named: inputs came by name, and so go the outputs. results,
+    shapes: of every output, after `Runner.run`.
+    """
+
+    __slots__ = ("buffers", "control", "given", "named", "read", "report", "results", "rooms", "shapes", "written")
+
+    def __init__(
+        self,
+        given: Sequence[Array | None],
+        rooms: Sequence[Array | None] | None = None,
+        control: Control = UNLIMITED,
+        report: Report | None = None,
+    ) -> None:
+        self.given, self.rooms, self.control, self.report = given, rooms, control, report
+        self.buffers: Mapping[int, Buffer] = _NO_BUFFERS
+        self.read = self.written = _NO_ALLOCATIONS
+        self.named = False
+        self.results: Sequence[Any] = ()
+        self.shapes: Sequence[Any] = ()
+
+    def settle(self, success: bool) -> None:
+        """Tell the allocations that it was to write what became of it."""
+        for place, allocation in self.written.items():
+            allocation.wrote(success, self.results[place] if success else None)
+
+
+def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allocation], main: Any) -> None:
+    """Put allocations in their places: those in ordinary memory as arrays, the others as buffers of their driver."""
+    given, rooms = list(job.given), list(job.rooms or [None] * len(main.outputs))
+    buffers: dict[int, Buffer] = {}
+    for allocations, arrays, operands in ((read, given, main.inputs), (written, rooms, main.outputs)):
+        for place, allocation in allocations.items():
+            buffer = allocation.buffer
+            arrays[place] = None
+            if not isinstance(buffer, HostBuffer):
+                buffers[operands[place]] = buffer
+            elif arrays is given:
+                arrays[place] = buffer.array()
+            else:
+                arrays[place] = buffer.room()
+    job.given, job.rooms, job.buffers, job.read, job.written = given, rooms, buffers, read, written

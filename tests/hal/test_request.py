@@ -1,0 +1,280 @@
+"""What a request holds a driver to, told where a driver author would look: here, one rule a test."""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import Closed, ContractBroken, DriverFailed, InvalidRequest, OutOfMemory
+from nnhal.hal.request import CHECK, UNLIMITED, Control, Request, Signature, Timing, plausible
+
+X = np.arange(4, dtype=np.float32)
+
+
+def model(*shape: int | None, kind: str = "TENSOR_FLOAT32") -> nnhal.Model:
+    b = nnhal.Builder("twice")
+    x = b.input(shape, kind, name="x")
+    return b.finish([x], [b.add(x, x, name="y")])
+
+
+def request(rooms: Any = None, *shape: int | None, kind: str = "TENSOR_FLOAT32") -> Request:
+    signature = Signature(model(*(shape or (4,)), kind=kind), "device mine")
+    return signature.make(signature, [X], rooms)
+
+
+def executed(driver: Callable[[Request], Any], made: Request | None = None) -> Request:
+    made = made or request()
+    made.execute(lambda r, _: driver(r), UNLIMITED)
+    return made
+
+
+def test_the_control_of_an_execution_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        UNLIMITED.deadline = 1  # type: ignore[misc]
+
+
+def test_a_result_in_room_of_the_outputs_shape_is_that_room():
+    room = np.zeros(4, np.float32)
+    assert executed(lambda r: r.write(0, X), request([room])).results[0] is room and (room == X).all()
+
+
+def test_a_result_in_larger_room_lies_in_it_with_its_true_shape():
+    for room in (np.zeros(9, np.float32), np.zeros(40, np.uint8)):
+        made = executed(lambda r: r.write(0, X), request([room], None))
+        (result,) = made.results
+        assert np.shares_memory(result, room) and result.tolist() == [0, 1, 2, 3] and made.shapes == [(4,)]
+
+
+def test_room_that_is_too_small_is_left_alone_and_told_of():
+    room = np.full(3, -1, np.float32)
+    made = executed(lambda r: r.write(0, X), request([room], None))
+    assert made.small == (0,) and made.sufficient == [False] and made.shapes == [(4,)] and (room == -1).all()
+
+
+def test_room_with_gaps_and_another_shape_is_the_callers_mistake():
+    with pytest.raises(InvalidRequest, match=r"output 0 \(y\): its room has gaps and shape \[9\], the output \[4\]"):
+        executed(lambda r: r.write(0, X), request([np.zeros(18, np.float32)[::2]], None))
+
+
+def test_a_new_result_is_a_copy_that_the_driver_does_not_hold():
+    given = X * 3
+    (result,) = executed(lambda r: r.write(0, given)).results
+    given[:] = 0
+    assert (result == X * 3).all() and result.base is None
+
+
+@pytest.mark.parametrize("rooms", [None, [np.zeros(4, np.float32)]], ids=["fresh", "room"])
+def test_after_the_end_nothing_is_taken(rooms):
+    made = executed(lambda r: r.write(0, X), request(rooms))
+    for late in (lambda: made.write(0, X * 9), lambda: made.filled(0, (4,))):
+        with pytest.raises((Closed, ContractBroken)):
+            late()
+    assert (made.results[0] == X).all()
+
+
+def test_an_execution_that_was_given_up_takes_nothing_and_cannot_end_well():
+    room = np.full(4, -1, np.float32)
+    made = request([room])
+
+    def late(r: Request) -> None:
+        r.abandon()  # as a lane does at the deadline
+        with pytest.raises(Closed, match="is written after the execution ended"):
+            r.write(0, X)
+
+    with pytest.raises(Closed, match="was given up before it ended"):
+        executed(late, made)
+    assert (room == -1).all()
+
+
+def test_giving_up_waits_for_a_copy_that_is_under_way():
+    """Whoever gives up may use the room at once: a large copy on another thread has ended by then."""
+    count = 1 << 24
+    signature = Signature(model(count), "device mine")
+    value = np.ones(count, np.float32)
+    for _ in range(5):
+        room = np.zeros(count, np.float32)
+        made = signature.make(signature, [value], [room])
+        writer = threading.Thread(target=lambda made=made: _quietly(lambda: made.write(0, value)))
+        writer.start()
+        while made.shapes[0] is None and writer.is_alive():
+            pass
+        made.abandon()
+        after = room[-1]
+        writer.join()
+        assert room[-1] == after and (room[0] == room[-1])
+
+
+def _quietly(call: Callable[[], object]) -> None:
+    with suppress(Closed):
+        call()
+
+
+def test_what_was_wrong_is_told_even_where_the_driver_goes_on():
+    def driver(r: Request) -> None:
+        with pytest.raises(ContractBroken):
+            r.write(0, X.astype(np.float64))
+        r.write(0, X)
+
+    with pytest.raises(ContractBroken, match=r"device mine: output 0 \(y\) is given float64, must be float32"):
+        executed(driver)
+
+
+def test_memory_to_fill_in_place_is_of_this_execution_alone():
+    def driver(r: Request) -> None:
+        assert len(r.outputs) == 1 and r.outputs[0] is r.outputs[-1] is r.outputs[:][0]
+        r.outputs[0][:] = X
+
+    room = np.zeros(4, np.float32)
+    made = executed(driver, request([room]))
+    assert made.results[0] is room and (room == X).all()
+
+
+def test_what_was_to_be_filled_in_place_and_was_not_is_an_error():
+    for shape in ((4,), ()):
+        made = request(None, *shape) if shape else request()
+        with pytest.raises(ContractBroken, match="was taken to be filled in place and was not"):
+            executed(lambda r: r.outputs[0], made)
+
+
+def test_writing_past_memory_to_fill_in_place_is_found():
+    def driver(r: Request) -> None:
+        y = r.outputs[0]
+        y[:] = X
+        ctypes.memset(y.ctypes.data + y.nbytes, 7, 1)
+
+    with pytest.raises(ContractBroken, match="was written past its end"):
+        executed(driver)
+
+
+def test_an_output_of_unknown_shape_has_no_memory_to_fill():
+    made = executed(lambda r: r.write(0, X) if r.outputs[0] is None else None, request(None, None))
+    assert (made.results[0] == X).all()
+
+
+def test_inputs_cannot_be_written_to():
+    def driver(r: Request) -> None:
+        r.inputs[0][:] = 9
+
+    with pytest.raises(DriverFailed, match="ValueError: assignment destination is read-only"):
+        executed(driver)
+    assert X.tolist() == [0, 1, 2, 3]
+
+
+def test_an_exception_of_a_drivers_own_is_its_failure_with_the_cause():
+    def driver(r: Request) -> None:
+        raise KeyError("weights")
+
+    with pytest.raises(DriverFailed, match="device mine: KeyError: 'weights'") as caught:
+        executed(driver)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_of_nnhals_stays_what_it_is():
+    def driver(r: Request) -> None:
+        raise OutOfMemory("no room on the device")
+
+    with pytest.raises(OutOfMemory, match="no room on the device"):
+        executed(driver)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_reaches_the_main_thread_only(error):
+    def driver(r: Request) -> None:
+        raise error
+
+    with pytest.raises(error):
+        executed(driver)
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            executed(driver)
+        except BaseException as raised:
+            caught.append(raised)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert isinstance(caught[0], DriverFailed)
+
+
+@pytest.mark.parametrize("index", [1, -1, "y", None, 1.0])
+def test_an_output_that_is_not_there_is_an_error(index):
+    with pytest.raises(ContractBroken, match="is written, must be one of 0 to 0"):
+        executed(lambda r: r.write(index, X))
+
+
+def test_what_is_said_to_lack_room_must_say_where():
+    for shapes, enough in ([[(4,)], [True]], [[(4,), (4,)], [False, False]], [[(3,)], [False]]):
+        with pytest.raises(ContractBroken):
+            executed(lambda r, s=shapes, e=enough: r.lacks(s, e))
+
+
+@pytest.mark.parametrize("timing", ["fast", (1, 2, 3), Timing(-1, 5), Timing(9, 3), Timing(1.5, 2), 7, (True, True)])
+def test_a_timing_that_cannot_be_is_dropped(timing):
+    assert plausible(timing, "device mine") is None
+    assert plausible((3, None), "device mine") == Timing(3, None) == plausible(Timing(3), "device mine")
+
+
+# ---------------------------------------------------------------------------------------------- under NNHAL_CHECK
+
+
+@pytest.fixture
+def watched(monkeypatch) -> Request:
+    monkeypatch.setenv(CHECK, "1")
+    return request()
+
+
+def test_an_input_that_was_written_to_by_force_is_found(watched):
+    def driver(r: Request) -> None:
+        ctypes.memset(r.inputs[0].ctypes.data, 1, 1)
+        r.write(0, r.inputs[0])
+
+    own = X.copy()
+    made = watched.signature.make(watched.signature, [own])
+    with pytest.raises(ContractBroken, match=r"input 0 \(x\) was written to, must only be read"):
+        executed(driver, made)
+
+
+def test_every_element_to_be_filled_is_looked_at(watched):
+    def driver(r: Request) -> None:
+        y = r.outputs[0]
+        y[0] = y[-1] = 1
+
+    with pytest.raises(ContractBroken, match="must be filled wholly"):
+        executed(driver, watched)
+
+
+def test_integers_that_were_not_filled_are_found(monkeypatch):
+    monkeypatch.setenv(CHECK, "1")
+    with pytest.raises(ContractBroken, match="must be filled wholly"):
+        executed(lambda r: r.outputs[0], request(None, 4, kind="TENSOR_INT32"))
+
+
+def test_what_is_written_in_place_after_the_end_is_told_of_at_the_next_execution(watched):
+    held: list[Any] = []
+
+    def driver(r: Request) -> None:
+        held.append(r.outputs[0])
+        held[-1][:] = X
+
+    executed(driver, watched)
+    signature = watched.signature
+    executed(driver, signature.make(signature, [X]))
+    held[0][2] = 9
+    with pytest.raises(ContractBroken, match=r"output 0 \(y\) of an earlier execution was written to after its end"):
+        executed(driver, signature.make(signature, [X]))
+    executed(driver, signature.make(signature, [X]))
+
+
+def test_nothing_is_found_where_nothing_is_wrong(watched):
+    for _ in range(3):
+        made = watched.signature.make(watched.signature, [X])
+        made.execute(lambda r, _: r.write(0, r.inputs[0]), Control())
+        assert (made.results[0] == X).all()
