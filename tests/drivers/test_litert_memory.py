@@ -75,10 +75,10 @@ ONES = np.ones((1, UNITS), np.float32)
 def test_weights_in_a_pool_are_the_pools_own_pages() -> None:
     memory = Memory.allocate(SIZE)
     weights = fill(memory, 0, 1)
-    lowered = lower(dense((memory, 0)))
-    at = lowered.content.data.index(weights.tobytes())
+    content = lower(dense((memory, 0))).content
+    at = bytes(content).index(weights.tobytes())
     weights[0, 0] = 77
-    assert np.frombuffer(lowered.content.data, np.float32, 1, at) == 77
+    assert np.frombuffer(bytes(content), np.float32, 1, at) == 77
 
 
 @pytest.mark.parametrize("offset", [0, 16, 4096, 5008])
@@ -102,18 +102,18 @@ def test_weights_off_the_alignment_of_a_tflite_file_are_copied_to_one() -> None:
     memory = Memory.allocate(SIZE + 8)
     weights = fill(memory, 8, 1)
     before = weights.tobytes()
-    data = lower(dense((memory, 8))).content.data
+    content = lower(dense((memory, 8))).content
     weights[...] = 0
-    assert data.index(before) % 16 == 0
+    assert bytes(content).index(before) % 16 == 0
 
 
 def test_few_constants_of_a_pool_are_copied_and_nothing_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = Memory.allocate(SIZE)
     before = fill(memory, 0, 1).tobytes()
     monkeypatch.setattr(contents, "LEAST_MAPPED", SIZE + 1)
-    lowered = lower(dense((memory, 0)))
+    content = lower(dense((memory, 0))).content
     memory.bytes()[:] = 0
-    assert before in lowered.content.data
+    assert before in bytes(content)
 
 
 def test_weights_in_a_pool_that_is_no_file_are_copied() -> None:
@@ -121,7 +121,7 @@ def test_weights_in_a_pool_that_is_no_file_are_copied() -> None:
     before = fill(memory, 0, 1).tobytes()
     own, memory.fd = memory.fd, os.pidfd_open(os.getpid())  # of no kind that is mapped privately, as a dma-buf
     try:
-        assert before in lower(dense((memory, 0))).content.data
+        assert before in bytes(lower(dense((memory, 0))).content)
     finally:
         os.close(memory.fd)
         memory.fd = own
@@ -135,6 +135,13 @@ def test_the_pool_is_unmapped_when_the_model_goes() -> None:
     assert mappings("nnhal-test-window") == before + 1
     del lowered
     assert mappings("nnhal-test-window") == before
+
+
+def test_the_bytes_that_were_given_to_an_interpreter_stay_while_it_does() -> None:
+    memory = Memory.allocate(SIZE)
+    before = fill(memory, 0, 1).tobytes()
+    reader = lower(dense((memory, 0))).content.given_to(SimpleNamespace)  # of the content, nobody else has a hold
+    assert before in reader.model_content
 
 
 def mappings(name: str) -> int:
@@ -170,7 +177,7 @@ def test_what_the_kernel_does_not_map_is_an_error_that_says_so() -> None:
     content = contents.Content(4 * os.sysconf("SC_PAGE_SIZE"))
     with pytest.raises(OutOfMemory, match="4096 bytes of constants cannot be mapped: Bad file descriptor"):
         content.map(content.page(0), -1, 0, 4096)
-    assert content.data == bytes(len(content.data))
+    assert bytes(content) == bytes(len(content))
 
 
 @pytest.mark.parametrize("offset", [-1, 7])

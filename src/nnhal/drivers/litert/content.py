@@ -10,8 +10,9 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,17 +31,29 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Content:
-    """A `bytes` object, `data`, that is filled before anybody else sees it, and valid while this object lives.
+    """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
 
-    It begins as zeros, which take no memory before they are written.
+    They begin as zeros, which take no memory before they are written.
     """
 
     def __init__(self, size: int) -> None:
-        self.data = bytes(size)
-        self._address: int = np.frombuffer(self.data, np.uint8).ctypes.data
+        self._data = bytes(size)
+        self._address: int = np.frombuffer(self._data, np.uint8).ctypes.data
         self._mapped: list[tuple[int, int]] = []  # addresses and lengths
         # The data stays until its pages are its own again; at the interpreter's end nobody needs them to be.
-        weakref.finalize(self, _give_back, self._mapped, self.data).atexit = False
+        weakref.finalize(self, _give_back, self._mapped, self._data).atexit = False
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __bytes__(self) -> bytes:
+        return bytes(bytearray(self._data))
+
+    def given_to(self, make: Callable[..., Any], **settings: Any) -> Any:
+        """What `make` makes of the bytes, its argument `model_content`. It keeps them: they are valid while this lives."""
+        made = make(model_content=self._data, **settings)
+        made.nnhal_content = self
+        return made
 
     def write(self, offset: int, data: "bytes | Array") -> None:
         """Write bytes, or those of a contiguous array."""
@@ -59,8 +72,8 @@ class Content:
         _replace(self._address + offset, length, 0, fd, start)
 
     def _require(self, offset: int, length: int) -> None:
-        if offset < 0 or offset + length > len(self.data):
-            raise IndexError(f"content: bytes {offset} to {offset + length} must lie inside its {len(self.data)}")
+        if offset < 0 or offset + length > len(self):
+            raise IndexError(f"content: bytes {offset} to {offset + length} must lie inside its {len(self)}")
 
 
 def _replace(address: int, length: int, flags: int, fd: int, start: int) -> None:

@@ -76,8 +76,8 @@ class Interpreter:
         litert = engine()
         kinds = litert.OpResolverType
         try:
-            self._litert = litert.Interpreter(
-                model_content=recipe.lowered.content.data,
+            self._litert = recipe.lowered.content.given_to(
+                litert.Interpreter,
                 num_threads=recipe.settings.threads,
                 experimental_op_resolver_type=kinds.AUTO
                 if recipe.settings.xnnpack
