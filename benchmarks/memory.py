@@ -70,7 +70,7 @@ REAL = "mobilenet_v1"  # a file of the model maker, 17 MB
 
 
 def held() -> dict[str, float]:
-    """Megabytes that this process holds, by how they are counted."""
+    """Mebibytes that this process holds, by how they are counted."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     text = "".join((Path("/proc/self") / name).read_text() for name in ("smaps_rollup", "status"))
@@ -155,7 +155,7 @@ def summary(ours: list[dict[str, float]], theirs: list[dict[str, float]]) -> dic
 
 
 def show(name: str, callers: int, found: dict[str, dict[str, float]]) -> None:
-    print(f"{name}, {callers} at once (MB more, and times LiteRT on the path)")
+    print(f"{name}, {callers} at once (MiB more, and times LiteRT on the path)")
     for contender, row in found.items():
         cells = [f"{k} {row[k]:6.1f} ({row[k + '_ratio']:.2f})" for k in (*KINDS, "peak")]
         count = f"later {row['later']:.1f}, interpreters {row['interpreters']:g}, later {row['interpreters_later']:g}"
