@@ -6,6 +6,8 @@ import mmap
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,6 +220,18 @@ def test_a_view_of_a_pool_is_found_with_its_offset(file: Path) -> None:
     assert Memory.of(pool.bytes()) == (pool, 0) and Memory.of(view) == (pool, 64)
     assert Memory.of(view[2]) == (pool, 64 + 2 * 24) and Memory.of(view[1:, 3:]) == (pool, 64 + 24 + 12)
     assert Memory.of(mapped.view(8, 8)) == (mapped, 8)
+
+
+OFFSET = """
+from nnhal.base.memory import Memory
+pool = Memory.allocate(4096)
+print(Memory.of(pool.view(64, 8))[1])
+"""
+
+
+def test_where_an_array_lies_is_not_read_from_memory_that_was_freed():
+    env = os.environ | {"PYTHONMALLOC": "debug"}  # overwrites what is freed
+    assert subprocess.run([sys.executable, "-c", OFFSET], env=env, capture_output=True, check=True).stdout == b"64\n"
 
 
 def test_other_arrays_are_in_no_pool() -> None:

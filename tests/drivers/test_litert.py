@@ -317,7 +317,7 @@ def test_constants_are_written_once_and_aligned() -> None:
     from nnhal.drivers.litert.lowering import lower
 
     weights = np.random.default_rng(0).normal(size=(256, 1000)).astype(np.float32)
-    content = lower(model("ADD", [(F32, (256, 1000)), (F32, weights), (T.INT32, NONE)], (F32,))).content
+    content = bytes(lower(model("ADD", [(F32, (256, 1000)), (F32, weights), (T.INT32, NONE)], (F32,))).content)
     assert content.count(weights.tobytes()) == 1
     assert content.index(weights.tobytes()) % 64 == 0
     assert len(content) < weights.nbytes + 8192

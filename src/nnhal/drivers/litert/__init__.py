@@ -8,7 +8,7 @@
 | `task.py`, `common.py` | what an entry works with |
 | `sums.py` | what LiteRT's 32-bit sums of products hold |
 | `graph.py` | which tensor stands for which operand |
-| `flatbuffer.py` | the TFLite model, written in memory |
+| `flatbuffer.py`, `content.py` | the TFLite model, written in memory; its bytes, and weights that stay where they lie |
 | `engine.py` | interpreters, their memory, executions |
 
 LiteRT is imported when the device is asked for, not when this package is.

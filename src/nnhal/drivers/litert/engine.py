@@ -1,8 +1,9 @@
 """Interpreters and executions: a team of LiteRT interpreters for each set of input shapes.
 
-An interpreter runs one execution at a time, so a prepared model keeps several and makes another when all are busy. Their
-tensors are read and written through arrays over the interpreter's own memory, made once after allocation. Such arrays
-never leave this module. That the memory stays where it is, is looked at once, after the first execution.
+An interpreter runs one execution at a time, so a prepared model makes another when all are busy, and drops those that are
+not needed any more: each holds packed weights of its own, while the TFLite model is one for all. Their tensors are read and
+written through arrays over the interpreter's own memory, made once after allocation. Such arrays never leave this module.
+That the memory stays where it is, is looked at once, after the first execution.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -34,6 +36,7 @@ from nnhal.ops.schema import agree, show
 _log = logger("driver")
 MOST_SHAPES = 4  # sets of input shapes kept ready
 MOST_INTERPRETERS = max(2, min(8, os.cpu_count() or 1))  # for each set of shapes; executions beyond them wait
+KEPT_SECONDS = 10.0  # how long an interpreter is kept that no execution needs
 POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
 
 Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
@@ -73,8 +76,8 @@ class Interpreter:
         litert = engine()
         kinds = litert.OpResolverType
         try:
-            self._litert = litert.Interpreter(
-                model_content=recipe.lowered.content,
+            self._litert = recipe.lowered.content.given_to(
+                litert.Interpreter,
                 num_threads=recipe.settings.threads,
                 experimental_op_resolver_type=kinds.AUTO
                 if recipe.settings.xnnpack
@@ -89,6 +92,7 @@ class Interpreter:
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
         self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
+        self.used = 0.0  # when it was given back last, by a team of several
         self._look()
         self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
 
@@ -164,11 +168,11 @@ class Interpreter:
 
 
 class Team:
-    """The interpreters for one set of input shapes: made on demand, handed out one to an execution."""
+    """The interpreters for one set of input shapes, one to an execution: made on demand, dropped when not needed."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._idle = [Interpreter(recipe)]  # appends and pops are atomic
+        self._idle = [Interpreter(recipe)]  # the last given back is taken first; appends and pops are atomic
         self._made = 1
         self._waiting = 0
         self._changed = threading.Condition()
@@ -182,13 +186,30 @@ class Team:
 
     def give(self, interpreter: Interpreter) -> None:
         """Give an interpreter back."""
+        if self._made > 1:
+            interpreter.used = time.monotonic()
+            self._drop(interpreter.used - KEPT_SECONDS)
         self._idle.append(interpreter)
         if self._waiting:
             with self._changed:
                 self._changed.notify()
 
+    def _drop(self, since: float) -> None:
+        """Drop the idle interpreters not used since then: those in front, as the last in the list is taken first."""
+        dropped = []  # they end when this does, not under the lock
+        with suppress(IndexError):  # none is left idle
+            if self._idle[0].used <= since:
+                with self._changed:
+                    while self._idle[0].used <= since:
+                        dropped.append(self._idle.pop(0))
+                        self._made -= 1
+        if dropped:
+            _log.debug("litert: %d interpreters not used for %g s dropped", len(dropped), KEPT_SECONDS)
+
     def _wait(self, control: Control) -> Interpreter:
         with self._changed:
+            with suppress(IndexError):  # one was given back meanwhile
+                return self._idle.pop()
             more = self._made < MOST_INTERPRETERS
             if more:
                 self._made += 1
@@ -198,7 +219,8 @@ class Team:
             try:
                 return Interpreter(self._recipe)
             except BaseException:
-                self._made -= 1
+                with self._changed:
+                    self._made -= 1
                 raise
         try:
             with self._changed:

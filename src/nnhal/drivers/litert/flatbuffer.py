@@ -1,7 +1,7 @@
 """A TFLite model made in memory: tensors, operators, and constants that lie behind the flatbuffer proper.
 
 Constants never pass through the flatbuffer builder: a buffer states where its bytes lie from the start of the model
-(`Buffer.offset` and `size` of the TFLite schema), so joining the parts is the one copy that is made of the weights.
+(`Buffer.offset` and `size` of the TFLite schema). Where many lie in one pool they are not copied at all, see `content`.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import DeviceUnavailable
+from nnhal.base.memory import aligned
 from nnhal.base.operands import Array, Shape
+from nnhal.drivers.litert.content import Content, joined
 
-ALIGNMENT = 64  # of constants, from the start of the model
 IDENTIFIER = b"TFL3"
 VERSION = 3
 _ROOM = 4096  # for the flatbuffer proper: at least, for each tensor, scale and operator
@@ -103,19 +104,18 @@ class Writer:
         self._room += _ROOM_OPERATOR
         self._operators.append(operator)
 
-    def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> bytes:
+    def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Content:
         """The whole model. Constants lie behind the flatbuffer; where they begin has to be known to write it."""
-        room = _aligned(self._room)
-        head = self._pack(inputs, outputs, room)
-        while len(head) > room:
-            room = _aligned(len(head))
-            head = self._pack(inputs, outputs, room)
-        parts: list[Any] = [head, bytes(room - len(head))]
-        for data in self._data:
-            parts += [data, bytes(-data.nbytes % ALIGNMENT)]
-        return b"".join(parts)
+        room = aligned(self._room)
+        while True:
+            content, offsets = joined(room, self._data)
+            head = self._pack(inputs, outputs, offsets)
+            if len(head) <= room:
+                content.write(0, head)
+                return content
+            room = aligned(len(head))
 
-    def _pack(self, inputs: Sequence[int], outputs: Sequence[int], start: int) -> bytes:
+    def _pack(self, inputs: Sequence[int], outputs: Sequence[int], offsets: Sequence[int]) -> bytes:
         from flatbuffers import Builder
 
         s = self._schema
@@ -126,11 +126,10 @@ class Writer:
         model.version, model.subgraphs = VERSION, [graph]
         model.operatorCodes = [self._code(kind) for kind in self._codes]
         model.buffers = [s.BufferT()]
-        for data in self._data:
+        for data, offset in zip(self._data, offsets, strict=True):
             buffer = s.BufferT()
-            buffer.offset, buffer.size = start, data.nbytes
+            buffer.offset, buffer.size = offset, data.nbytes
             model.buffers.append(buffer)
-            start += _aligned(data.nbytes)
         builder = Builder(_ROOM)
         builder.Finish(model.Pack(builder), IDENTIFIER)
         return bytes(builder.Output())
@@ -141,7 +140,3 @@ class Writer:
         code.deprecatedBuiltinCode = min(code.builtinCode, 127)
         code.version = 1
         return code
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

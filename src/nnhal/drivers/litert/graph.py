@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value
+from nnhal.drivers.litert.content import Content
 from nnhal.drivers.litert.flatbuffer import Writer
 from nnhal.model.graph import CONSTANTS, Model, consumers
 from nnhal.model.validate import validate
@@ -60,7 +61,7 @@ class Lowered:
     every run.
     """
 
-    content: bytes
+    content: Content
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[int | None, ...]
     values: tuple[Value | None, ...]

@@ -1,0 +1,148 @@
+"""The bytes of a TFLite model, where weights may be the very pages of the pools that they lie in.
+
+LiteRT takes a model as one file or as one `bytes` object. Weights copied there would be held twice: in the pool (the mapped
+file, the builder's memory) that the NNAPI model refers to, and in the TFLite model. So a mapping of the pool takes the
+place of pages of the object's own memory: it reads as any other `bytes`, and the kernel holds the weights once.
+"""
+
+import ctypes
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import OutOfMemory
+from nnhal.base.memory import Memory, aligned
+from nnhal.base.operands import Array
+
+ALIGNMENT_MAPPED = 16  # of constants that stay where they lie: what the TFLite schema demands of a file's
+LEAST_MAPPED = 1 << 20  # bytes of constants in one pool for which it is mapped
+_PAGE = mmap.PAGESIZE
+_FIXED = 0x10  # MAP_FIXED, for which Python's mmap module has no name
+_mmap = ctypes.CDLL(None, use_errno=True).mmap
+_mmap.restype = ctypes.c_void_p
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class Content:
+    """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
+
+    They begin as zeros, which take no memory before they are written.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._data = bytes(size)
+        self._address: int = np.frombuffer(self._data, np.uint8).ctypes.data
+        self._mapped: list[tuple[int, int]] = []  # addresses and lengths
+        # The data stays until its pages are its own again; at the interpreter's end nobody needs them to be.
+        weakref.finalize(self, _give_back, self._mapped, self._data).atexit = False
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __bytes__(self) -> bytes:
+        return bytes(bytearray(self._data))
+
+    def given_to(self, make: Callable[..., Any], **settings: Any) -> Any:
+        """What `make` makes of the bytes, its argument `model_content`. It keeps them: they are valid while this lives."""
+        made = make(model_content=self._data, **settings)
+        made.nnhal_content = self
+        return made
+
+    def write(self, offset: int, data: "bytes | Array") -> None:
+        """Write bytes, or those of a contiguous array."""
+        source = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
+        self._require(offset, source.nbytes)
+        ctypes.memmove(self._address + offset, source.ctypes.data, source.nbytes)
+
+    def page(self, offset: int) -> int:
+        """The first offset, from `offset` on, at which a page of memory begins."""
+        return offset + -(self._address + offset) % _PAGE
+
+    def map(self, offset: int, fd: int, start: int, length: int) -> None:
+        """Let bytes of a descriptor, from `start` on, stand at `offset`: whole pages on both sides."""
+        self._require(offset, length)
+        self._mapped.append((self._address + offset, length))
+        _replace(self._address + offset, length, 0, fd, start)
+
+    def _require(self, offset: int, length: int) -> None:
+        if offset < 0 or offset + length > len(self):
+            raise IndexError(f"content: bytes {offset} to {offset + length} must lie inside its {len(self)}")
+
+
+def _replace(address: int, length: int, flags: int, fd: int, start: int) -> None:
+    """Private and writable as the memory was: where it is freed at the interpreter's end, an allocator writes to it."""
+    flags |= mmap.MAP_PRIVATE | _FIXED
+    if _mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, start) == _FAILED:
+        why = os.strerror(ctypes.get_errno())
+        raise OutOfMemory(f"litert: {length} bytes of constants cannot be mapped: {why}")
+
+
+def _give_back(mapped: Iterable[tuple[int, int]], data: bytes) -> None:
+    """Make the memory anonymous, as the allocator gave it; only then may `data` go."""
+    for address, length in mapped:
+        _replace(address, length, mmap.MAP_ANONYMOUS, -1, 0)
+
+
+@dataclass
+class _Window:
+    """What is mapped of a pool: whole pages from byte `start` of its descriptor to `end`, standing at offset `at`."""
+
+    start: int
+    end: int
+    size: int = 0  # bytes of constants in it
+    at: int = 0
+
+
+def joined(room: int, arrays: Sequence[Array]) -> tuple[Content, list[int]]:
+    """`room` bytes, behind them contiguous arrays, each copied or mapped with its pool; and the arrays' offsets."""
+    homes = [_home(array) for array in arrays]
+    windows = _windows(arrays, homes)
+    homes = [home if home and home[0] in windows else None for home in homes]
+    end = room + sum(aligned(array.nbytes) for array, home in zip(arrays, homes, strict=True) if home is None)
+    content = Content(end + sum(_PAGE + window.end - window.start for window in windows.values()))
+    for pool, window in windows.items():
+        window.at, length = content.page(end), window.end - window.start
+        content.map(window.at, pool.fd, window.start, length)
+        end = window.at + length
+    offsets, end = [], room
+    for array, home in zip(arrays, homes, strict=True):
+        if home is None:
+            content.write(end, array)
+            offsets.append(end)
+            end += aligned(array.nbytes)
+        else:
+            window = windows[home[0]]
+            offsets.append(window.at + home[1] - window.start)
+    return content, offsets
+
+
+def _home(array: Array) -> tuple[Memory, int] | None:
+    """The pool that an array can be mapped with, and where it begins in the pool's descriptor."""
+    found = Memory.of(array)
+    start = found[0].offset + found[1] if found else 0
+    return (found[0], start) if found and start % ALIGNMENT_MAPPED == 0 else None
+
+
+def _windows(arrays: Sequence[Array], homes: Sequence[tuple[Memory, int] | None]) -> dict[Memory, _Window]:
+    """The pools to map, by what lies in them."""
+    windows: dict[Memory, _Window] = {}
+    for array, home in zip(arrays, homes, strict=True):
+        if home is not None:
+            pool, start = home
+            first, end = start - start % _PAGE, aligned(start + array.nbytes, _PAGE)
+            window = windows.setdefault(pool, _Window(first, end))
+            window.start, window.end = min(window.start, first), max(window.end, end)
+            window.size += array.nbytes
+    return {pool: window for pool, window in windows.items() if window.size >= LEAST_MAPPED and _is_file(pool.fd)}
+
+
+def _is_file(fd: int) -> bool:
+    """Whether it is a file or memfd: a dma-buf has no private mappings."""
+    return stat.S_ISREG(os.fstat(fd).st_mode)

@@ -1,0 +1,282 @@
+"""What the litert device holds: weights where they lie, one TFLite model for all interpreters, no more than are needed."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import MissedDeadline, OutOfMemory
+from nnhal.base.memory import Memory
+from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.request import UNLIMITED, Control, Request
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model
+
+litert = pytest.importorskip("nnhal.drivers.litert")
+pytest.importorskip("ai_edge_litert")
+
+from nnhal.drivers.litert import content as contents  # noqa: E402
+from nnhal.drivers.litert import engine  # noqa: E402
+from nnhal.drivers.litert.lowering import lower  # noqa: E402
+
+UNITS = 512  # weights of UNITS * UNITS floats: 1 MiB, which is enough to be mapped
+SIZE = 4 * UNITS * UNITS
+NONE = 0  # the fused activation
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return litert.device()
+
+
+def dense(*places: tuple[Memory, int]) -> Model:
+    """A chain of FULLY_CONNECTED without bias, the weights of each in a pool at an offset."""
+    b = ModelBuilder()
+    kind = OperandType.TENSOR_FLOAT32
+    pools = {memory: b.add_pool(memory) for memory in dict.fromkeys(memory for memory, _ in places)}
+    x = y = b.operand(kind, (1, UNITS))
+    for memory, offset in places:
+        weights = b.reference(kind, (UNITS, UNITS), pools[memory], offset, SIZE)
+        bias, activation = b.constant(kind, np.zeros(UNITS, np.float32)), b.constant(OperandType.INT32, NONE)
+        source, y = y, b.operand(kind, (1, UNITS))
+        b.operation("FULLY_CONNECTED", [source, weights, bias, activation], [y])
+    return b.finish([x], [y])
+
+
+def fill(memory: Memory, offset: int, seed: int) -> Any:
+    """Small integers, whose products and sums float32 holds exactly, as weights at an offset."""
+    weights = memory.view(offset, SIZE, np.float32, (UNITS, UNITS))
+    weights[...] = np.random.default_rng(seed).integers(-2, 3, weights.shape)
+    return weights
+
+
+def run(prepared: Prepared, x: Any) -> Any:
+    request = Request([x], [None])
+    prepared.run(request, UNLIMITED)
+    return request.outputs[0]
+
+
+ONES = np.ones((1, UNITS), np.float32)
+
+# --------------------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_in_a_pool_are_the_pools_own_pages() -> None:
+    memory = Memory.allocate(SIZE)
+    weights = fill(memory, 0, 1)
+    content = lower(dense((memory, 0))).content
+    at = bytes(content).index(weights.tobytes())
+    weights[0, 0] = 77
+    assert np.frombuffer(bytes(content), np.float32, 1, at) == 77
+
+
+@pytest.mark.parametrize("offset", [0, 16, 4096, 5008])
+def test_weights_anywhere_in_several_pools_are_computed_with(device: Device, offset: int) -> None:
+    first, second = Memory.allocate(SIZE + offset), Memory.allocate(2 * SIZE + offset)
+    w = [fill(first, offset, 1), fill(second, SIZE + offset, 2), fill(second, offset, 3)]
+    prepared = device.prepare(dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
+    assert np.array_equal(run(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
+
+
+def test_weights_of_a_pool_inside_a_file_are_computed_with(device: Device, tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).integers(-2, 3, (UNITS, UNITS)).astype(np.float32)
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(5008) + weights.tobytes())
+    with path.open("rb") as file:
+        memory = Memory.from_fd(file.fileno(), SIZE, 5008)
+    assert np.array_equal(run(device.prepare(dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
+
+
+def test_weights_off_the_alignment_of_a_tflite_file_are_copied_to_one() -> None:
+    memory = Memory.allocate(SIZE + 8)
+    weights = fill(memory, 8, 1)
+    before = weights.tobytes()
+    content = lower(dense((memory, 8))).content
+    weights[...] = 0
+    assert bytes(content).index(before) % 16 == 0
+
+
+def test_few_constants_of_a_pool_are_copied_and_nothing_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory.allocate(SIZE)
+    before = fill(memory, 0, 1).tobytes()
+    monkeypatch.setattr(contents, "LEAST_MAPPED", SIZE + 1)
+    content = lower(dense((memory, 0))).content
+    memory.bytes()[:] = 0
+    assert before in bytes(content)
+
+
+def test_weights_in_a_pool_that_is_no_file_are_copied() -> None:
+    memory = Memory.allocate(SIZE)
+    before = fill(memory, 0, 1).tobytes()
+    own, memory.fd = memory.fd, os.pidfd_open(os.getpid())  # of no kind that is mapped privately, as a dma-buf
+    try:
+        assert before in bytes(lower(dense((memory, 0))).content)
+    finally:
+        os.close(memory.fd)
+        memory.fd = own
+
+
+def test_the_pool_is_unmapped_when_the_model_goes() -> None:
+    memory = Memory.allocate(SIZE, "nnhal-test-window")
+    fill(memory, 0, 1)
+    before = mappings("nnhal-test-window")
+    lowered = lower(dense((memory, 0)))
+    assert mappings("nnhal-test-window") == before + 1
+    del lowered
+    assert mappings("nnhal-test-window") == before
+
+
+def test_the_bytes_that_were_given_to_an_interpreter_stay_while_it_does() -> None:
+    memory = Memory.allocate(SIZE)
+    before = fill(memory, 0, 1).tobytes()
+    reader = lower(dense((memory, 0))).content.given_to(SimpleNamespace)  # of the content, nobody else has a hold
+    assert before in reader.model_content
+
+
+def mappings(name: str) -> int:
+    return sum(name in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+ENDS = """
+import numpy as np
+import nnhal
+b = nnhal.Builder()
+x = b.input((1, 512))
+model = b.finish([x], [b.fully_connected(x, np.ones((1024, 512), np.float32), np.zeros(1024, np.float32))])
+compiled = nnhal.compile(model, devices="litert", threads=1)
+print(compiled(np.ones((1, 512), np.float32)).sum())
+"""
+
+
+def test_a_process_may_end_with_a_prepared_model_and_an_allocator_that_writes_to_what_is_freed() -> None:
+    env = os.environ | {"PYTHONMALLOC": "debug"}
+    ended = subprocess.run([sys.executable, "-c", ENDS], check=False, capture_output=True, text=True, env=env)
+    assert (ended.returncode, ended.stdout) == (0, f"{1024 * 512:.1f}\n")
+
+
+def test_a_pool_may_be_closed_once_its_model_is_prepared(device: Device) -> None:
+    memory = Memory.allocate(SIZE)
+    weights = fill(memory, 0, 1).copy()
+    prepared = device.prepare(dense((memory, 0)), Hints())
+    memory.close()
+    assert np.array_equal(run(prepared, ONES), ONES @ weights.T)
+
+
+def test_what_the_kernel_does_not_map_is_an_error_that_says_so() -> None:
+    content = contents.Content(4 * os.sysconf("SC_PAGE_SIZE"))
+    with pytest.raises(OutOfMemory, match="4096 bytes of constants cannot be mapped: Bad file descriptor"):
+        content.map(content.page(0), -1, 0, 4096)
+    assert bytes(content) == bytes(len(content))
+
+
+@pytest.mark.parametrize("offset", [-1, 7])
+def test_nothing_is_written_outside_the_bytes_of_a_model(offset: int) -> None:
+    with pytest.raises(IndexError, match=f"bytes {offset} to {offset + 2} must lie inside its 8"):
+        contents.Content(8).write(offset, b"ab")
+
+
+# ---------------------------------------------------------------------------------------------------------- interpreters
+
+
+class Counted(engine.Interpreter):
+    """Those that are alive, and executions that wait for one another."""
+
+    alive: WeakSet[engine.Interpreter]
+    together: threading.Barrier
+
+    def __init__(self, recipe: engine.Recipe) -> None:
+        super().__init__(recipe)
+        self.alive.add(self)
+
+    def run(self, request: Request, measure: bool = False) -> int:
+        self.together.wait(30)
+        return super().run(request, measure)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
+    Counted.alive = WeakSet()
+    monkeypatch.setattr(engine, "Interpreter", Counted)
+    monkeypatch.setattr(engine, "MOST_INTERPRETERS", 4)
+    yield Counted
+
+
+@pytest.fixture
+def prepared(device: Device, counted: type[Counted]) -> Prepared:
+    b = nnhal.Builder()
+    x = b.input((1, UNITS))
+    return device.prepare(b.finish([x], [b.relu(x)]), Hints(threads=1))
+
+
+def at_once(prepared: Prepared, number: int) -> None:
+    """Executions that all run before one of them ends."""
+    Counted.together = threading.Barrier(number)
+    threads = [threading.Thread(target=run, args=(prepared, ONES)) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_interpreters_are_as_many_as_executions_at_once(prepared: Prepared) -> None:
+    seen = []
+    for number in (1, 3, 4, 2):
+        at_once(prepared, number)
+        seen.append(len(Counted.alive))
+    assert seen == [1, 3, 4, 4]
+
+
+def test_an_execution_beyond_the_most_interpreters_waits_for_one(prepared: Prepared) -> None:
+    Counted.together = threading.Barrier(5)  # four executions, and this test
+    threads = [threading.Thread(target=run, args=(prepared, ONES)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while Counted.together.n_waiting < 4:
+        time.sleep(0.001)
+    with pytest.raises(MissedDeadline):
+        prepared.run(Request([ONES], [None]), Control(deadline=time.monotonic_ns() + 100_000_000))
+    assert len(Counted.alive) == 4
+    Counted.together.wait(30)
+    for thread in threads:
+        thread.join()
+
+
+def test_all_interpreters_read_one_tflite_model(prepared: Prepared) -> None:
+    at_once(prepared, 4)
+    assert len({id(interpreter._litert._model_content) for interpreter in Counted.alive}) == 1
+
+
+def test_interpreters_that_recent_executions_did_not_need_are_dropped_all_but_one(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    at_once(prepared, 4)
+    seen = []
+    for after, number in ((9, 2), (2, 1), (7, 1), (1, 1), (11, 1), (11, 1)):
+        clock[0] += after
+        at_once(prepared, number)
+        seen.append(len(Counted.alive))
+    # two of four were needed at 9 s, one at 11 s, 18 s and later: at 10 s two become dispensable, at 19 s one more
+    assert seen == [4, 2, 2, 1, 1, 1]
+
+
+def test_as_many_are_made_again_when_they_are_needed_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once(prepared, 4)
+    monkeypatch.setattr(engine, "KEPT_SECONDS", 0)
+    at_once(prepared, 1)
+    assert len(Counted.alive) == 1
+    monkeypatch.setattr(engine, "KEPT_SECONDS", 60)
+    at_once(prepared, 3)
+    assert len(Counted.alive) == 3
