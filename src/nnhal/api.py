@@ -27,7 +27,7 @@ def load(
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
 ) -> Model:
-    """Read a `.tflite` file (or its bytes) as a model; weights stay in the mapped file.
+    """Read a `.tflite` file (or its bytes) as a model. It is copied once: what becomes of the file does not matter.
 
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
     Raises BadFile for a damaged file, UnsupportedModel listing every operation that NNAPI cannot express.

@@ -8,8 +8,10 @@ import pytest
 import nnhal
 from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType
 from nnhal.base.errors import InvalidModel
+from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
 from nnhal.frontends.python import Builder, Tensor
+from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.ops.schema import Arg, Form, Op, types_for
 
@@ -35,7 +37,7 @@ def test_a_scale_that_float32_cannot_hold_is_one_number_everywhere() -> None:
 def test_scales_of_channels_are_rounded_too() -> None:
     b = Builder()
     channel = ChannelQuant((0.1, 0.3), 0)
-    filters = b.constant(np.ones((2, 1, 1, 1)), Type.TENSOR_QUANT8_SYMM_PER_CHANNEL, channel=channel)
+    filters = b.constant(np.ones((2, 1, 1, 1), np.int8), Type.TENSOR_QUANT8_SYMM_PER_CHANNEL, channel=channel)
     wanted = ChannelQuant((TENTH, float(np.float32(0.3))), 0)
     assert filters.value.channel == wanted
     x = b.input((1, 1, 1, 1), Q8, 0.1)
@@ -163,3 +165,135 @@ def test_a_scale_in_a_list_counts_for_its_output_though_the_record_says_another(
     assert (scores.value.scale, scores.value.zero_point, places.value.scale) == (0.5, 3, 0.125)
     with pytest.raises(InvalidModel, match=r"output 1 \(keypoints\) has scale 0.25"):
         heatmap(Builder(), scale=[0.5, 0.25], zero_point=[3, 0])
+
+
+# ------------------------------------------------------------------------------------------------------- values are kept
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda b, x, i: b.add(i, [1.7, -1.7]), r"ADD: .*: element \[0\] is 1.7, must be an integer from -2147483648"),
+        (lambda b, x, i: b.add(i, [1, 2**40 + 5]), r"ADD: .*: element \[1\] is 1099511627781, must be an integer"),
+        (
+            lambda b, x, i: b.add(x, [[[[1], [None]]]]),
+            r"ADD: .*: element \[0, 0, 1, 0\] is None, must be a real number",
+        ),
+        (lambda b, x, i: b.add(x, ["1"]), r"ADD: .*: element \[0\] is '1', must be a real number"),
+        (lambda b, x, i: b.add(x, [True]), r"ADD: .*: element \[0\] is True, must be a real number"),
+        (lambda b, x, i: b.add(x, [[1.0, 2.0], [3.0]]), r"ADD: .* has lists of different lengths or depths, must"),
+        (lambda b, x, i: b.reshape(x, [2, 8.0]), r"RESHAPE: shape: element \[1\] is 8.0, must be an integer"),
+        (lambda b, x, i: b.softmax(x, 1.0, 2**40), "SOFTMAX: axis is 1099511627776, must be an integer from"),
+        (lambda b, x, i: b.softmax(x, 1e39), r"SOFTMAX: beta is 1e\+39, must be a real number of at most 3.40282e\+38"),
+        (lambda b, x, i: b.softmax(x, [1.0]), r"SOFTMAX: beta has shape \[1\], must be one number"),
+        (lambda b, x, i: b.softmax(x, True), "SOFTMAX: beta is True, must be a real number"),
+        (
+            lambda b, x, i: b.max_pool_2d(x, padding="same", filter_size=2, stride=1.9),
+            "MAX_POOL_2D: stride_w is 1.9, must be an integer",
+        ),
+        (
+            lambda b, x, i: b.max_pool_2d(x, padding="same", filter_size=2, nchw=1),
+            "MAX_POOL_2D: .* is 1, must be True or False",
+        ),
+        (
+            lambda b, x, i: b.constant([300], Q8, 1.0),
+            r"constant '': element \[0\] is 300, must be an integer from 0 to",
+        ),
+        (
+            lambda b, x, i: b.constant(np.array([300]), Q8, 1.0),
+            r"constant '': element \[0\] is 300, must be an integer",
+        ),
+        (
+            lambda b, x, i: b.constant([1.0], Q8, 1.0, name="w"),
+            r"constant 'w': element \[0\] is 1.0, must be an integer",
+        ),
+        (lambda b, x, i: b.constant([[1], [2, 3]]), "constant '' is object, must be one of float32"),
+        (lambda b, x, i: b.constant([1], Q8, "1"), "constant '': scale is '1', must be a real number"),
+        (lambda b, x, i: b.constant([1], Q8, 1.0, 0.5), "operand 2: the zero point is 0.5, must be an integer"),
+        (
+            lambda b, x, i: b.input((2, -1), name="x"),
+            r"input 'x': shape: element \[1\] is -1, must be an integer from 0",
+        ),
+        (lambda b, x, i: b.input((2.5,)), r"input '': shape: element \[0\] is 2.5, must be an integer from 0"),
+        (lambda b, x, i: b.input((True,)), r"input '': shape: element \[0\] is True, must be an integer from 0"),
+        (lambda b, x, i: b.input((2,), Q8, 1e39), r"input '': scale is 1e\+39, must be a real number of at most"),
+        (
+            lambda b, x, i: b.relu(b.input((2,), Q8, 1.0), scale="1"),
+            "RELU: the scale of output 0 is '1', must be a real",
+        ),
+    ],
+)
+def test_a_number_that_would_change_is_named_with_its_place(call, message):
+    b = Builder()
+    x, i = b.input((1, 4, 4, 1)), b.input((2,), "TENSOR_INT32")
+    with pytest.raises(InvalidModel, match=message):
+        call(b, x, i)
+
+
+def test_a_dimension_that_is_no_integer_is_refused_under_the_builder_too() -> None:
+    with pytest.raises(InvalidModel, match=r"operand 0: a dimension is 2.5, must be an integer"):
+        ModelBuilder().operand(Type.TENSOR_FLOAT32, (2.5,))  # type: ignore[arg-type]
+
+
+def test_numbers_that_fit_are_taken_as_lists_scalars_and_arrays() -> None:
+    b = Builder()
+    i = b.input((2,), "TENSOR_INT32")
+    y = b.add(b.add(i, [1, np.int64(-2)]), b.constant(np.array([3, 4], np.uint8), "TENSOR_INT32"))
+    model = b.finish([i], [y])
+    assert nnhal.compile(model, devices="reference")(np.array([10, 20], np.int32)).tolist() == [14, 22]
+
+
+def test_a_list_of_booleans_is_a_tensor_of_booleans_where_there_may_be_one() -> None:
+    b = Builder()
+    x = b.input((2,), "TENSOR_BOOL8")
+    model = b.finish([x], [b.equal([True, False], x)])
+    assert nnhal.compile(model, devices="reference")(np.array([True, True])).tolist() == [True, False]
+
+
+# ------------------------------------------------------------------------------------------------- constants do not change
+
+
+@pytest.mark.parametrize("count", [4, 4000])
+def test_an_array_that_changes_after_it_became_a_constant_changes_no_model(count: int) -> None:
+    b, given = Builder(), np.ones(count, np.float32)
+    x = b.input((count,))
+    y = b.add(x, given)
+    given[:] = 2
+    model = b.finish([x], [y])
+    given[:] = 3
+    assert nnhal.compile(model, devices="reference")(np.zeros(count, np.float32)).tolist() == [1] * count
+
+
+def test_a_shape_is_the_one_that_was_given_though_its_array_changes() -> None:
+    b, shape = Builder(), np.array([2, 3], np.int32)
+    target = b.constant(shape)
+    shape[:] = 3, 2
+    assert b.reshape(b.input((6,)), target).shape == (2, 3)
+
+
+@pytest.mark.parametrize("count", [4, 4000])
+@pytest.mark.parametrize("pool", ["own", "ashmem", "host"])
+def test_nobody_can_make_the_array_of_a_constant_writable(count: int, pool: str) -> None:
+    b, weights = ModelBuilder(), np.ones(count, np.float32)
+    if pool == "own":
+        index = b.constant(Type.TENSOR_FLOAT32, weights)
+    else:
+        memory = Memory.from_array(weights) if pool == "ashmem" else Memory.wrap(weights)
+        index = b.reference(Type.TENSOR_FLOAT32, (count,), b.add_pool(memory), 0, weights.nbytes)
+    model = b.finish([], [])
+    array = model.constant(model.main.operands[index])
+    assert array.tolist() == [1] * count
+    while isinstance(array, np.ndarray):
+        with pytest.raises(ValueError, match="cannot set WRITEABLE flag to True"):
+            array.flags.writeable = True
+        array = array.base
+
+
+def test_constants_that_come_after_a_finish_lie_in_a_pool_of_their_own() -> None:
+    b = ModelBuilder()
+    first = b.constant(Type.TENSOR_FLOAT32, np.full(100, 1, np.float32))
+    one = b.finish([], [])
+    second = b.constant(Type.TENSOR_FLOAT32, np.full(100, 2, np.float32))
+    two = b.finish([], [])
+    values = [two.constant(two.main.operands[index])[0] for index in (first, second)]
+    assert values == [1, 2] and len(one.pools) == 1 and two.pools[0] is one.pools[0]

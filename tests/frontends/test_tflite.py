@@ -48,11 +48,11 @@ def test_an_activation_that_nnapi_does_not_fuse_follows():
     assert names(load(added(fusedActivationFunction=4))) == ["ADD", "TANH"]
 
 
-def test_weights_stay_in_the_mapped_file():
+def test_weights_stay_in_one_sealed_copy_of_the_file():
     path = maker.path("mobilenet_v1")
     model = load(path)
     weights = [o for o in model.main.operands if o.lifetime == Lifetime.CONSTANT_REFERENCE]
-    assert len(model.pools) == 1 and model.pools[0].kind == "mmap_fd"
+    assert len(model.pools) == 1 and model.pools[0].sealed
     assert model.pools[0].size == os.path.getsize(path)
     assert sum(o.location.length for o in weights) > 16e6
 

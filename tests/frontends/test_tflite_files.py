@@ -57,7 +57,7 @@ def test_a_file_of_a_few_bytes_is_named(tmp_path, size):
 
 def test_what_is_no_file_is_named(tmp_path):
     for path in (tmp_path / "none.tflite", tmp_path):
-        with pytest.raises(nnhal.BadFile, match=f"{path}: cannot be mapped"):
+        with pytest.raises(nnhal.BadFile, match=f"{path}: is no file"):
             load(path)
         with pytest.raises(nnhal.BadFile):
             signatures(path)

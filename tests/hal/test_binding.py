@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nnhal.base.codes import Activation, OperandType
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
 from nnhal.hal.binding import Bound, bind_request, flat_bytes
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.properties import STABLE
 
@@ -127,15 +129,24 @@ def test_inputs_may_overlap_each_other() -> None:
 
 
 def test_an_output_over_a_constant_of_the_model_is_refused() -> None:
-    b = Builder()
-    x = b.input((64,))
-    model = b.finish([x], [b.add(x, np.arange(64, dtype=np.float32))])
-    (weights,) = model.pools
+    b, weights, kind = ModelBuilder(), Memory.from_array(np.arange(64, dtype=np.float32)), OperandType.TENSOR_FLOAT32
+    x, y = b.operand(kind, (64,)), b.operand(kind, (64,))
+    constant = b.reference(kind, (64,), b.add_pool(weights), 0, 256)
+    b.operation("ADD", [x, constant, b.constant(OperandType.INT32, Activation.NONE)], [y])
+    model = b.finish([x], [y])
     pool = Memory.allocate(512)
     bind_request(model, [(0, 0, 256, ())], [(0, 256, 256, ())], [pool, weights])
     with pytest.raises(InvalidRequest, match="overlaps another argument or constant"):
         bind_request(model, [(0, 0, 256, ())], [(1, 0, 256, ())], [pool, weights])
     bind_request(model, [(1, 0, 256, ())], [(0, 0, 256, ())], [pool, weights])
+
+
+def test_nothing_can_be_written_to_the_pool_that_a_builder_made() -> None:
+    b = Builder()
+    x = b.input((64,))
+    model = b.finish([x], [b.add(x, np.arange(64, dtype=np.float32))])
+    with pytest.raises(InvalidRequest, match="pool 0 is for reading only, must be writable"):
+        bind_request(model, [(1, 0, 256, ())], [(0, 0, 256, ())], [*model.pools, Memory.allocate(256)])
 
 
 GOOD: tuple[Where, Where] = ((0, 0, 16, ()), (0, 16, 16, ()))

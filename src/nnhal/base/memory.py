@@ -149,7 +149,10 @@ class Memory:
 
     @classmethod
     def from_file(cls, path: "str | os.PathLike[str]") -> "Memory":
-        """Map a whole file for reading; its bytes are read only where they are touched."""
+        """Map a whole file for reading; its bytes are read only where they are touched.
+
+        Whoever writes to the file changes them, and whoever truncates it ends a process that reads on: see `base.sealed`.
+        """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return cls.from_fd(fd, os.fstat(fd).st_size)

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import TYPE_FACTS, Activation, OperandType, type_name
+from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, Activation, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.extensions import EXTENSIONS
-from nnhal.base.operands import ChannelQuant, Shape, SubgraphFacts, Value, dtype_of
+from nnhal.base.operands import Array, ChannelQuant, Shape, SubgraphFacts, Value, dtype_of
+from nnhal.base.values import exact
 from nnhal.model.builder import ModelBuilder, rounded_scales
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
@@ -70,9 +71,10 @@ class Builder:
         name: str = "",
     ) -> Tensor:
         """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time."""
-        kind, scale = _type(type), single(scale)
-        index = self._model.operand(kind, [d or 0 for d in shape], scale, zero_point, name=name)
-        return Tensor(index, Value(kind, tuple(d or None for d in shape), scale, zero_point, name=name), self)
+        kind, scale = _type(type), _scale(scale, f"input {name!r}: scale")
+        dims = exact([0 if d is None else d for d in shape], np.uint32, f"input {name!r}: shape", InvalidModel).tolist()
+        index = self._model.operand(kind, dims, scale, zero_point, name=name)
+        return Tensor(index, Value(kind, tuple(d or None for d in dims), scale, zero_point, name=name), self)
 
     def constant(
         self,
@@ -84,15 +86,15 @@ class Builder:
         channel: ChannelQuant | None = None,
         name: str = "",
     ) -> Tensor:
-        """Add a constant. The type follows from the array's; quantised ones are named, with scale and zero point."""
-        array = np.asarray(value)
-        if type is None:
-            if array.dtype not in PLAIN:
-                known = ", ".join(map(str, PLAIN))
-                raise InvalidModel(f"constant {name!r} is {array.dtype}, must be one of {known}, or be given a type")
-            type = PLAIN[array.dtype]
-        kind, scale, channel = _type(type), single(scale), rounded_scales(channel)
-        array = np.ascontiguousarray(array, dtype_of(kind)).reshape(array.shape)
+        """Add a constant, a copy of the value. The type follows from an array's; quantised ones are named, with scale and
+        zero point, and hold the stored integers. No element changes its value: see `base.values.exact`.
+        """
+        where = f"constant {name!r}"
+        kind = _plain(value, where) if type is None else _type(type)
+        scale, channel = _scale(scale, f"{where}: scale"), rounded_scales(channel)
+        array = exact(value, dtype_of(kind), where, InvalidModel)
+        if array is value and array.nbytes <= MAX_COPIED_CONSTANT:
+            array = array.copy()  # shapes may follow from it
         index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=name)
         return Tensor(index, Value(kind, array.shape, scale, zero_point, channel, array, name), self)
 
@@ -172,13 +174,13 @@ class Builder:
             return Tensor(index, Value(OperandType.SUBGRAPH, data=value), self)
         if argument.scalar:
             kind = next(iter(kinds))
-            array = np.asarray(_number(record, argument, value), TYPE_FACTS[kind].dtype)
+            array = _number(record, argument, value, dtype_of(kind))
             return Tensor(self._model.constant(kind, array), Value(kind, data=array), self)
-        array = np.asarray(value)
         fitting = [k for k in kinds if k in PLAIN.values()]
-        if array.dtype.kind in "if" and not isinstance(value, np.ndarray | np.generic) and fitting:
-            array = array.astype(TYPE_FACTS[next((k for k in fitting if k == own), fitting[0])].dtype)
-        return self.constant(array, name=argument.name)
+        if not isinstance(value, np.ndarray | np.generic) and fitting:
+            kind = own if own is not None and own in fitting else _likeliest(value, fitting)
+            value = exact(value, dtype_of(kind), f"{record.name}: {argument.name}", InvalidModel)
+        return self.constant(value, name=argument.name)
 
 
 def _type(type: OperandType | str) -> OperandType:
@@ -199,15 +201,49 @@ def _default(argument: Arg) -> Any:
     return None if argument.default is REQUIRED else argument.default
 
 
-def _number(record: Op, argument: Arg, value: Any) -> Any:
+def _seen(value: Any) -> np.dtype[Any]:
+    """The element type that numpy gives a value; object for what is no array of one."""
+    try:
+        return np.asarray(value).dtype
+    except ValueError:  # ragged lists
+        return np.dtype(object)
+
+
+def _plain(value: Any, where: str) -> OperandType:
+    """The type of a constant of which nothing else is known."""
+    dtype = _seen(value)
+    if dtype not in PLAIN:
+        raise InvalidModel(f"{where} is {dtype}, must be one of {', '.join(map(str, PLAIN))}, or be given a type")
+    return PLAIN[dtype]
+
+
+def _likeliest(value: Any, fitting: Sequence[int]) -> int:
+    """The type of a list among several: booleans are BOOL8 where that is one."""
+    kind = PLAIN.get(_seen(value))
+    return kind if kind == OperandType.TENSOR_BOOL8 and kind in fitting else fitting[0]
+
+
+def _scale(scale: Any, where: str) -> float:
+    """A scale as float32 holds it."""
+    return float(_single(exact(scale, np.float32, where, InvalidModel), where))
+
+
+def _number(record: Op, argument: Arg, value: Any, dtype: np.dtype[Any]) -> Array:
     """A scalar argument: a number, or the name of an enum's member."""
+    where = f"{record.name}: {argument.name}"
     if isinstance(value, str):
         members: Mapping[str, IntEnum] = argument.enum.__members__ if argument.enum else {}
         if value.upper() not in members:
             choices = ", ".join(m.lower() for m in members) or "a number"
-            raise InvalidModel(f"{record.name}: {argument.name} is {value!r}, must be one of {choices}")
-        return members[value.upper()]
-    return value
+            raise InvalidModel(f"{where} is {value!r}, must be one of {choices}")
+        value = members[value.upper()]
+    return _single(exact(value, dtype, where, InvalidModel), where)
+
+
+def _single(array: Array, where: str) -> Array:
+    if array.shape:
+        raise InvalidModel(f"{where} has shape {list(array.shape)}, must be one number")
+    return array
 
 
 def _expand(named: dict[str, Any]) -> dict[str, Any]:
@@ -309,7 +345,8 @@ def _quantised(
     if not value.quantised:
         return value
     if scale is not None:
-        return replace(value, scale=single(scale), zero_point=zero_point or 0)
+        where = f"{record.name}: the scale of output {index}"
+        return replace(value, scale=_scale(scale, where), zero_point=zero_point or 0)
     if rule is None:
         where = f"output {index} ({output_at(record, index).name})"
         raise InvalidModel(f"{record.name}: the scale of {where} is not given, must be: scale=..., zero_point=...")

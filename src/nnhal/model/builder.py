@@ -10,14 +10,16 @@ from nnhal.base.codes import EXTENSION_SHIFT, MAX_COPIED_CONSTANT, Lifetime, Ope
 from nnhal.base.errors import BadState, InvalidModel
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
+from nnhal.base.sealed import Store
+from nnhal.base.values import exact, whole
 from nnhal.model.graph import Location, Model, Operand, Operation, State, Subgraph
 
 
 class ModelBuilder:
     """Builds the main subgraph, or with `subgraph()` a referenced one, of a model.
 
-    Constants of up to 128 bytes are copied into the model, larger ones go to one shared pool, or stay where they are in a
-    pool that `add_pool` named.
+    Constants of up to 128 bytes are copied into the model, larger ones at once into one pool that `finish` seals, or they
+    stay where they are in a pool that `add_pool` named.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -42,12 +44,11 @@ class ModelBuilder:
         name: str = "",
     ) -> int:
         """Add an operand; returns its index. `finish` makes inputs and outputs of those it is given."""
-        location = Location()
+        location, where = Location(), f"operand {len(self._operands)}"
         scale, channel = float(np.float32(scale)), rounded_scales(channel)
-        dims = tuple(int(d) for d in dimensions)
-        self._operands.append(
-            Operand(int(type), dims, scale, int(zero_point), lifetime, location, channel, extension, name)
-        )
+        dims = tuple([whole(d, f"{where}: a dimension", InvalidModel) for d in dimensions])
+        zero_point = whole(zero_point, f"{where}: the zero point", InvalidModel)
+        self._operands.append(Operand(int(type), dims, scale, zero_point, lifetime, location, channel, extension, name))
         return len(self._operands) - 1
 
     def constant(
@@ -61,7 +62,7 @@ class ModelBuilder:
         name: str = "",
     ) -> int:
         """Add a constant operand with the given value (array or number); returns its index."""
-        array = np.ascontiguousarray(value, dtype_of(type)).reshape(np.shape(value))
+        array = exact(value, dtype_of(type), f"constant {name!r}", InvalidModel)
         if not array.size:
             raise InvalidModel(f"constant {name!r} has no elements, must have at least one")
         index = self.operand(
@@ -175,13 +176,12 @@ class _Shared:
 
     def __init__(self) -> None:
         self.values = bytearray()
-        self.memories: list[Memory] = []
-        self.own: int | None = None  # number of the builder's own pool
-        self.large: list[Array] = []
-        self.size = 0
+        self.memories: list[Memory | Store] = []
+        self.own: Store | None = None  # of the large constants since the last `pools`, and the number of its pool
+        self.number = 0
         self.referenced: list[Subgraph] = []
 
-    def add(self, memory: Memory) -> int:
+    def add(self, memory: Memory | Store) -> int:
         self.memories.append(memory)
         return len(self.memories) - 1
 
@@ -191,19 +191,11 @@ class _Shared:
             self.values.extend(bytes(offset - len(self.values)) + array.tobytes())
             return Lifetime.CONSTANT_COPY, Location(0, offset, array.nbytes)
         if self.own is None:
-            self.own = self.add(Memory.wrap(np.zeros(1, np.uint8)))  # replaced by the real pool in `pools`
-        offset = aligned(self.size)
-        self.size = offset + array.nbytes
-        self.large.append(array)
-        return Lifetime.CONSTANT_REFERENCE, Location(self.own, offset, array.nbytes)
+            self.own = Store("nnhal-constants")
+            self.number = self.add(self.own)
+        return Lifetime.CONSTANT_REFERENCE, Location(self.number, self.own.add(array), array.nbytes)
 
     def pools(self) -> tuple[Memory, ...]:
-        if self.own is not None and self.large:
-            pool, offset = Memory.allocate(self.size, "nnhal-constants"), 0
-            for array in self.large:
-                offset = aligned(offset)
-                pool.bytes()[offset : offset + array.nbytes] = array.reshape(-1).view(np.uint8)
-                offset += array.nbytes
-            self.memories[self.own] = pool
-            self.large.clear()
-        return tuple(self.memories)
+        sealed = tuple(memory.seal() if isinstance(memory, Store) else memory for memory in self.memories)
+        self.memories, self.own = list(sealed), None
+        return sealed

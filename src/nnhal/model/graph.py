@@ -98,15 +98,13 @@ class Model:
         return operand.lifetime != Lifetime.CONSTANT_REFERENCE or self.pools[operand.location.pool].mappable
 
     def constant(self, operand: Operand) -> Array:
-        """The value of a constant operand as a read-only array over the bytes where they lie."""
+        """The value of a constant operand: an array over the bytes where they lie, which nobody can make writable."""
         at = operand.location
         if operand.lifetime == Lifetime.CONSTANT_COPY:
             data = np.frombuffer(self.values, np.uint8, at.length, at.offset)
         else:
-            data = self.pools[at.pool].view(at.offset, at.length)
-        array = data.view(dtype_of(canonical(operand.type, self.extensions))).reshape(operand.dimensions)
-        array.flags.writeable = False
-        return array
+            data = np.asarray(self.pools[at.pool].view(at.offset, at.length).data.toreadonly())
+        return data.view(dtype_of(canonical(operand.type, self.extensions))).reshape(operand.dimensions)
 
 
 def consumers(subgraph: Subgraph) -> list[int]:

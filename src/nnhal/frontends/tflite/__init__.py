@@ -1,4 +1,4 @@
-"""The TFLite importer: `.tflite` files as models whose weights stay in the mapped file.
+"""The TFLite importer: `.tflite` files as models whose weights stay where they are in one sealed copy of the file.
 
     load("model.tflite")                                  the file's own shapes
     load("model.tflite", shapes={"input": (4, 224, 224, 3)})
@@ -16,9 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from nnhal.base.errors import BadFile, InvalidArgument, NnhalError
+from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Value
+from nnhal.base.sealed import Store
 from nnhal.frontends.tflite.file import File, Signature, Subgraph
 from nnhal.frontends.tflite.graph import UNTYPED, Context, Refused, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
@@ -34,7 +35,7 @@ OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
 def load(source: Source, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
-    """Read a file, or its bytes, as a model; weights stay where they are.
+    """Read a file, or its bytes, as a model. The file is copied once: what becomes of it later does not matter.
 
     signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
     shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
@@ -73,11 +74,14 @@ def _open(source: Source) -> tuple[str, Memory]:
     if isinstance(source, bytes):
         return "model", Memory.wrap(np.frombuffer(source, np.uint8))
     label = os.fspath(source)
+    if not os.path.isfile(label):
+        raise BadFile(f"{label}: is no file, must be a .tflite file")
+    store = Store("nnhal-model")
     try:
-        size = os.stat(label).st_size
-        return label, Memory.from_file(label) if size else Memory.wrap(np.zeros(0, np.uint8))
-    except (OSError, NnhalError) as error:
-        raise BadFile(f"{label}: cannot be mapped: {error}; must be a .tflite file") from error
+        store.add_file(label)
+    except OSError as error:
+        raise BadFile(f"{label}: cannot be read: {error.strerror}; must be a .tflite file") from error
+    return label, store.seal()
 
 
 def _signature(file: File, key: str | None) -> Signature | None:

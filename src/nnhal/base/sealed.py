@@ -1,0 +1,60 @@
+"""Constants on their way into a memory: written once, then sealed, and from then on the same for everybody."""
+
+import fcntl
+import os
+import weakref
+
+import numpy as np
+
+from nnhal.base.errors import BadFile, OutOfMemory
+from nnhal.base.memory import SEALS, Memory, aligned
+from nnhal.base.operands import Array
+
+FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: no new writable mapping, no write; `fcntl` names it from 3.13 on
+
+
+class Store:
+    """A memfd that grows until `seal` makes a memory of it. Without that it goes when the store does."""
+
+    def __init__(self, name: str) -> None:
+        try:
+            self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise OutOfMemory(f"memory: no descriptor for {name}: {error.strerror}") from error
+        weakref.finalize(self, os.close, self._fd)
+        self.size = 0
+
+    def add(self, array: Array) -> int:
+        """Write a copy of the array's bytes in row-major order; returns where they begin."""
+        offset = aligned(self.size)
+        left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self.size = offset + len(left)
+        while left:
+            try:
+                left = left[os.pwrite(self._fd, left, self.size - len(left)) :]
+            except OSError as error:
+                raise OutOfMemory(f"memory: {self.size} bytes could not be written: {error.strerror}") from error
+        return offset
+
+    def add_file(self, path: "str | os.PathLike[str]") -> None:
+        """Write a copy of a file. BadFile where it changes meanwhile; OSError where it cannot be read."""
+        with open(path, "rb", buffering=0) as file:
+            before = os.fstat(file.fileno())
+            os.lseek(self._fd, self.size, os.SEEK_SET)
+            while count := os.sendfile(self._fd, file.fileno(), None, 1 << 30):
+                self.size += count
+            after = os.fstat(file.fileno())
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise BadFile(f"{os.fspath(path)}: was written to while it was read, must stay as it is until it is loaded")
+
+    def seal(self) -> Memory:
+        """The memory, for reading only: neither this process nor one that gets its descriptor can change it any more."""
+        if not self.size:
+            return Memory.wrap(np.frombuffer(b"", np.uint8))
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS | FUTURE_WRITE)
+        except OSError:  # a kernel before 5.1
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
+        memory = Memory.from_fd(self._fd, self.size)
+        memory.kind = "ashmem"
+        return memory

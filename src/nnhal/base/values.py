@@ -1,0 +1,129 @@
+"""What callers give as numbers: every element keeps its value on the way into an array, or an error names it."""
+
+import math
+import reprlib
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.operands import Array
+
+_INTEGER = np.dtype(np.int64)
+
+
+def exact(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
+    """A number, nested list or array as an array of an operand's element type; an array of that type comes back as it is.
+
+    Only booleans become booleans, only integers integers, and they must fit. Real numbers are rounded as the float type
+    does; NaN and infinity stay, and nothing else becomes infinite. Raises `error`: *where* is *what*, must be rule.
+    """
+    dtype = np.dtype(dtype)
+    if isinstance(value, np.ndarray) and value.dtype == dtype:
+        return value
+    array = _array(value, where, error)
+    with np.errstate(invalid="ignore", under="ignore"):  # comparing with NaN, rounding to 0
+        misfit = _misfit(array, dtype)
+        if misfit is None:
+            return array.astype(dtype)
+    raise error(f"{_element(array, misfit, where)}, must be {_rule(dtype)}")
+
+
+def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:
+    """An integer as Python's, of any size; `error` for anything else."""
+    if not _becomes(type(value), _INTEGER):
+        raise error(f"{where} is {_show(value)}, must be an integer")
+    return int(value)
+
+
+def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
+    """An array of the elements as they are: of Python's numbers, unless the value is an array already."""
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    try:
+        array = np.array(value, object)
+        if any(issubclass(kind, np.generic | np.ndarray) for kind in set(map(type, array.flat))):
+            array.flat[:] = [_python(element) for element in array.flat]
+        ragged = any(issubclass(kind, list | tuple | np.ndarray) for kind in set(map(type, array.flat)))
+    except ValueError:  # arrays in a list that have no shape in common
+        ragged = True
+    if ragged:
+        raise error(f"{where} has lists of different lengths or depths, must have one shape")
+    return array
+
+
+def _python(element: Any) -> Any:
+    """Python's number for numpy's, which does not compare with great integers."""
+    return element.item() if isinstance(element, np.generic | np.ndarray) and not element.shape else element
+
+
+def _misfit(array: Array, dtype: np.dtype[Any]) -> int | None:
+    """The place of the first element, in row-major order, that cannot become one of `dtype`."""
+    if array.dtype != object:
+        if not _becomes(array.dtype.type, dtype):
+            return 0 if array.size else None
+        return None if _surely(array, dtype) else _first(_beyond(array, dtype))
+    fits = {kind: _becomes(kind, dtype) for kind in set(map(type, array.flat))}
+    if not all(fits.values()):
+        return next(place for place, element in enumerate(array.flat) if not fits[type(element)])
+    return _first(_beyond(array, dtype))
+
+
+def _surely(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether two quick passes say that all numbers fit; with NaN and infinity among them they never do."""
+    if not array.size or np.can_cast(array.dtype, dtype):
+        return True
+    low, high = _limits(dtype)
+    return bool(low <= array.min() and array.max() <= high)
+
+
+def _becomes(kind: type, dtype: np.dtype[Any]) -> bool:
+    """Whether elements of this type can become elements of `dtype` at all."""
+    if dtype.kind == "b":
+        return issubclass(kind, bool | np.bool_)
+    return issubclass(kind, Integral if dtype.kind in "iu" else Real) and not issubclass(kind, bool | np.timedelta64)
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """The least and the greatest finite number, as Python's, which compare exactly."""
+    facts = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    return int(facts.min), int(facts.max)
+
+
+def _beyond(array: Array, dtype: np.dtype[Any]) -> Any:
+    """Which elements lie outside of the range of `dtype`."""
+    if dtype.kind == "b":
+        return np.False_
+    low, high = _limits(dtype)
+    if dtype.kind in "iu":
+        return (array < low) | (array > high)
+    facts = np.finfo(dtype)
+    bound = high + (1 << facts.maxexp - facts.nmant - 2)  # half a step past the greatest: rounds to infinity
+    return (array >= bound) & (array != math.inf) | (array <= -bound) & (array != -math.inf)
+
+
+def _first(wrong: Any) -> int | None:
+    return int(np.argmax(wrong)) if np.any(wrong) else None
+
+
+def _element(array: Array, place: int, where: str) -> str:
+    """An element for messages, with its indices where it has some."""
+    indices = ", ".join(str(int(i)) for i in np.unravel_index(place, array.shape))
+    return (
+        f"{where}: element [{indices}] is {_show(array.flat[place])}" if indices else f"{where} is {_show(array[()])}"
+    )
+
+
+def _show(element: Any) -> str:
+    element = _python(element)
+    if isinstance(element, int) and element.bit_length() > 128:
+        return f"an integer of {element.bit_length()} bits"
+    return reprlib.repr(element)
+
+
+def _rule(dtype: np.dtype[Any]) -> str:
+    if dtype.kind == "b":
+        return "True or False"
+    low, high = _limits(dtype)
+    return f"an integer from {low} to {high}" if dtype.kind in "iu" else f"a real number of at most {high:g} ({dtype})"

@@ -1,0 +1,141 @@
+"""Numbers of callers: each becomes an element of the same value, or an error names it and its place."""
+
+import math
+import struct
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nnhal.base.codes import TYPE_FACTS
+from nnhal.base.errors import InvalidArgument, InvalidRequest
+from nnhal.base.values import exact, whole
+from tests.properties import STABLE
+
+DTYPES = sorted({facts.dtype for facts in TYPE_FACTS.values() if facts.dtype is not None}, key=str)
+IN_C = {  # of the standard sizes: the native ones let a float overflow
+    "float32": "<f", "float16": "<e", "int32": "<i", "uint32": "<I", "int16": "<h", "uint16": "<H", "int8": "<b",
+    "uint8": "<B",
+}  # fmt: skip
+NUMBERS = st.one_of(st.integers(-300, 300), st.integers(-(1 << 140), 1 << 140), st.floats(), st.floats(width=16))
+ANYTHING = st.one_of(NUMBERS, st.booleans(), st.none(), st.text(max_size=2))
+
+
+def in_c(element: Any, dtype: np.dtype[Any]) -> Any:
+    """The element as C stores it, by `struct`; None where C or the rules do not take it."""
+    if dtype.kind == "b" or isinstance(element, bool):
+        return element if dtype.kind == "b" and isinstance(element, bool) else None
+    try:
+        return struct.unpack(IN_C[dtype.name], struct.pack(IN_C[dtype.name], element))[0]
+    except (struct.error, OverflowError, TypeError):
+        return None
+
+
+def same(one: Any, other: Any) -> bool:
+    both_nan = math.isnan(one) and math.isnan(other)
+    return both_nan or (one == other and math.copysign(1, one) == math.copysign(1, other))
+
+
+@STABLE
+@given(st.sampled_from(DTYPES), st.one_of(st.lists(NUMBERS, max_size=4), st.lists(ANYTHING, max_size=4)))
+def test_every_element_keeps_its_value_or_the_first_that_does_not_is_named(
+    dtype: np.dtype[Any], given: list[Any]
+) -> None:
+    wanted = [in_c(element, dtype) for element in given]
+    if None in wanted:
+        with pytest.raises(InvalidArgument, match=r"^x: element \[\d\] is .*, must be ") as caught:
+            exact(given, dtype, "x")
+        kinds = [i for i, e in enumerate(given) if wanted[i] is None]
+        assert int(str(caught.value)[len("x: element [")]) in kinds
+    else:
+        made = exact(given, dtype, "x")
+        assert made.dtype == dtype and made.shape == (len(given),)
+        assert all(map(same, made.tolist(), wanted))
+
+
+@STABLE
+@given(st.sampled_from(DTYPES), st.sampled_from("bhilqBHILQefd?"), st.lists(NUMBERS, min_size=1, max_size=4))
+def test_an_array_of_another_type_is_taken_like_a_list_of_its_elements(
+    dtype: np.dtype[Any], code: str, numbers: list[Any]
+) -> None:
+    with np.errstate(all="ignore"):
+        array = np.array([float(n) for n in numbers]).astype(code)
+    wanted = [in_c(element, dtype) for element in array.tolist()]
+    if array.dtype == dtype:
+        assert exact(array, dtype, "x") is array
+    elif None in wanted:
+        with pytest.raises(InvalidArgument, match=rf"^x: element \[{wanted.index(None)}\] is "):
+            exact(array, dtype, "x")
+    elif array.dtype.kind == dtype.kind or array.dtype.itemsize < 8:  # of 8 bytes `struct` rounds to a double first
+        assert all(map(same, exact(array, dtype, "x").tolist(), wanted))
+
+
+INT32 = "an integer from -2147483648 to 2147483647"
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [
+        ([[0, 1], [2, 1.7]], "i4", f"x: element [1, 1] is 1.7, must be {INT32}"),
+        (2.0, "i4", f"x is 2.0, must be {INT32}"),
+        (np.ones(2), "u1", "x: element [0] is 1.0, must be an integer from 0 to 255"),
+        (True, "i4", f"x is True, must be {INT32}"),
+        ([1, True], "f4", "x: element [1] is True, must be a real number of at most 3.40282e+38 (float32)"),
+        ([True, 0], "?", "x: element [1] is 0, must be True or False"),
+        ([1.0, None], "f4", "x: element [1] is None, must be a real number of at most 3.40282e+38 (float32)"),
+        ("7", "i4", f"x is '7', must be {INT32}"),
+        (np.array(["7"]), "i4", f"x: element [0] is '7', must be {INT32}"),
+        (65520, "f2", "x is 65520, must be a real number of at most 65504 (float16)"),
+        (1j, "f4", "x is 1j, must be a real number of at most 3.40282e+38 (float32)"),
+        ([-1, 2**63], "i4", f"x: element [1] is {2**63}, must be {INT32}"),
+        (-(10**5000), "i4", f"x is an integer of 16610 bits, must be {INT32}"),
+        (np.array([3], "m8[s]"), "i4", f"x: element [0] is datetime.timedelta(seconds=3), must be {INT32}"),
+        ([[1, 2], [3]], "i4", "x has lists of different lengths or depths, must have one shape"),
+        ([[1, 2], 3], "i4", "x has lists of different lengths or depths, must have one shape"),
+        ([np.zeros((2, 2)), np.zeros((3, 2))], "f4", "x has lists of different lengths or depths, must have one shape"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "",
+)
+def test_what_would_not_keep_its_value_is_named_with_its_place_and_the_rule(value, dtype, message):
+    with pytest.raises(InvalidArgument) as caught:
+        exact(value, dtype, "x")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("value", "shape"),
+    [(5, ()), (np.int64(5), ()), (np.array(5), ()), ([], (0,)), ([[], []], (2, 0)), (np.zeros((0, 3), int), (0, 3))],
+)
+def test_single_numbers_and_empty_lists_keep_their_shape(value: Any, shape: tuple[int, ...]) -> None:
+    assert exact(value, np.uint8, "x").shape == shape
+
+
+def test_what_is_more_than_a_list_counts_as_its_numbers() -> None:
+    for value in (
+        range(3),
+        bytearray(b"\0\1\2"),
+        [np.uint8(0), 1, np.int64(2)],
+        [np.array(0), np.float16(1), Fraction(2)],
+    ):
+        assert exact(value, np.float32, "x").tolist() == [0, 1, 2]
+
+
+def test_a_warning_is_nothing_that_rounding_or_nan_makes() -> None:
+    with np.errstate(all="raise"):
+        made = exact([math.nan, 1e-60, -math.inf], np.float16, "x")
+    assert same(made[0], math.nan) and made[1:].tolist() == [0, -math.inf]
+
+
+def test_the_error_is_of_the_class_that_is_asked_for() -> None:
+    with pytest.raises(InvalidRequest, match="input 0 is None"):
+        exact(None, np.float32, "input 0", InvalidRequest)
+
+
+@pytest.mark.parametrize("value", [2.0, True, None, "3", np.float32(1)])
+def test_only_integers_are_whole(value: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"size is .*, must be an integer"):
+        whole(value, "size")
+    assert type(whole(np.uint8(200), "size")) is int

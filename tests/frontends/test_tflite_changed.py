@@ -1,0 +1,79 @@
+"""What becomes of a file after it was loaded: nothing that happens to it reaches the model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.frontends.flat import Writer
+
+WEIGHTS = np.arange(5000, dtype=np.float32)  # of more than a page
+
+SCRIPT = """
+import json, os, sys
+import numpy as np
+import nnhal
+
+path, device, isolation = sys.argv[1:]
+content = open(path, "rb").read()
+other = content.replace(np.arange(5000, dtype="f4").tobytes(), np.full(5000, 7, "f4").tobytes())
+assert other != content
+
+def rewritten():
+    with open(path, "r+b") as file:
+        file.write(other)
+
+def truncated():
+    os.truncate(path, 0)
+
+def replaced():
+    with open(path + ".new", "wb") as file:
+        file.write(other)
+    os.replace(path + ".new", path)
+
+results = {}
+for change in (rewritten, truncated, replaced):
+    for stage in ("before compile", "after compile", "after an execution"):
+        open(path, "wb").write(content)
+        model = nnhal.load(path)
+        if stage == "before compile":
+            change()
+        with nnhal.compile(model, devices=[device], isolation=isolation) as compiled:
+            x = np.ones(5000, "f4")
+            if stage == "after an execution":
+                compiled(x)
+            if stage != "before compile":
+                change()
+            results[change.__name__ + " " + stage] = compiled(x).tolist()
+print(json.dumps(results))
+"""
+
+
+def with_weights(path: Path) -> Path:
+    """A file that adds the weights to its input."""
+    w = Writer()
+    x, c, y = w.tensor([5000]), w.tensor([5000], "f4", WEIGHTS), w.tensor([5000])
+    w.operator("ADD", [x, c], [y], "Add")
+    w.ends([x], [y])
+    path.write_bytes(w.bytes())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("device", "isolation"),
+    [("reference", "none"), ("litert", "none"), ("reference", "process"), ("litert", "process")],
+)
+def test_rewriting_truncating_or_replacing_the_file_changes_no_result(
+    tmp_path: Path, device: str, isolation: str
+) -> None:
+    path = with_weights(tmp_path / "m.tflite")
+    command = [sys.executable, "-c", SCRIPT, path, device, isolation]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(ended.stdout)
+    assert len(results) == 9
+    for way, result in results.items():
+        assert result == (WEIGHTS + 1).tolist(), way
