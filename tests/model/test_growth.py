@@ -24,14 +24,15 @@ from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Request
 from nnhal.hal.wrappers import Limited
+from nnhal.model import validate as rules
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.model.validate import validate
 from nnhal.runtime.partition import Offer, partition
 
-SMALL, LARGE = 100, 400
-MOST = 4.6  # for four times the operations: 4, and what is paid once
+SMALL, LARGE = 60, 240
+MOST = 4.2  # for four times the operations: 4, and less by what is paid once
 OWN = str(Path(nnhal.__file__).parent)
 
 
@@ -122,6 +123,13 @@ def test_validating_a_model_of_many_operations(make):
         return lambda: validate(model)
 
     grows_with_the_model(prepare)
+
+
+def test_a_model_in_which_nothing_is_wrong_is_not_described(monkeypatch):
+    model, described = chain(3), []
+    monkeypatch.setattr(rules, "describe", lambda *of: described.append(of) or "")
+    rules.validate(replace(model))
+    assert not described
 
 
 @graphs
