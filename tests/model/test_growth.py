@@ -197,6 +197,18 @@ def test_running_many_operations_on_the_reference(make):
 
 
 @graphs
+def test_calling_a_compiled_model_of_many_operations(make):
+    def prepare(n):
+        model = make(n)
+        compiled = nnhal.compile(model, devices="litert")
+        inputs = [np.ones(4, np.float32) for _ in model.main.inputs]
+        compiled(*inputs)
+        return lambda: compiled(*inputs)
+
+    grows_with_the_model(prepare)
+
+
+@graphs
 def test_compiling_a_model_in_many_steps(make):
     half = Limited(Null(), lambda model, place: place // 4 % 2 == 0, "every other four")
 
