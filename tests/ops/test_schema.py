@@ -150,3 +150,19 @@ def test_every_record_names_its_arguments_and_says_what_it_does():
 def test_every_scalar_of_every_form_is_known_to_be_one():
     axis = next(a for a in OPS["AVERAGE_POOL_2D"].forms[0] if a.name == "stride_w")
     assert axis.scalar and axis.spec == {INT32: V1_0}
+
+
+def test_what_a_form_takes_is_worked_out_once_for_a_number_of_inputs():
+    (form,) = OPS["ADD"].forms
+    assert form.slots(3) is form.slots(3)
+    assert form.tensors(["one", "other", "activation"]) == ["one", "other"]
+    assert form.tensors(["one", "other"]) == ["one", "other"]
+
+
+def test_the_tensors_of_a_variadic_form_are_a_list_however_many_there_are():
+    (form,) = OPS["CONCATENATION"].forms
+    assert [form.tensors([*given, "axis"]) for given in ("a", "abc", "ab")] == [
+        [["a"]],
+        [["a", "b", "c"]],
+        [["a", "b"]],
+    ]

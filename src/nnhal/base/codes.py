@@ -78,20 +78,17 @@ TYPE_FACTS: dict[int, _TypeFacts] = {
 
 FOREIGN_TYPES: dict[int, str] = {}  # names of the types and operations of registered extensions
 FOREIGN_OPERATIONS: dict[int, str] = {}
+_TYPE_NAMES = {int(t): t.name for t in OperandType}
 
 
 def type_name(code: int) -> str:
     """The name of an operand type, also of extension types and of codes that do not exist."""
-    if code in OperandType.__members__.values():
-        return OperandType(code).name
-    return FOREIGN_TYPES.get(code) or _foreign("operand type", code)
+    return _TYPE_NAMES.get(code) or FOREIGN_TYPES.get(code) or _foreign("operand type", code)
 
 
 def operation_name(code: int) -> str:
     """The name of an operation type, also of extension types and of codes that do not exist."""
-    if code in OperationType.__members__.values():
-        return OperationType(code).name
-    return FOREIGN_OPERATIONS.get(code) or _foreign("operation", code)
+    return _OPERATION_NAMES.get(code) or FOREIGN_OPERATIONS.get(code) or _foreign("operation", code)
 
 
 def _foreign(kind: str, code: int) -> str:
@@ -217,6 +214,9 @@ class OperationType(IntEnum):
             if self >= first:
                 return level
         return V1_0
+
+
+_OPERATION_NAMES = {int(o): o.name for o in OperationType}
 
 
 _OPERATIONS_SINCE = (

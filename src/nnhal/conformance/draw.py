@@ -129,7 +129,7 @@ class Drawn:
 
     def __init__(self, cell: Cell, rng: np.random.Generator, open: bool = False) -> None:
         self.cell, self.record, self.kind, self.rng, self.open = cell, cell.op, cell.kind, rng, open
-        counts, _ = cell.op.forms[cell.form].counts()
+        counts, _ = cell.op.forms[cell.form].counts
         whole = cell.op.forms[cell.form]
         length = len(whole) if any(a.many is not None for a in whole) else int(self.pick(*counts))
         self.form = whole[:length]

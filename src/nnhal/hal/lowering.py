@@ -1,6 +1,7 @@
 """What a driver of a lower level may be given: which operations, in what form, and why not the others."""
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -54,16 +55,20 @@ def with_neighbours(model: Model, reasons: Sequence[str], level: Level) -> list[
     main, values = model.main, validate(model).subgraphs[0].values
     left_out = _may_be_left_out(model)
     opened = {i: why for i in range(len(main.operands)) if i not in left_out and (why := _open(values[i]))}
+    touched = [[i for i in (*o.inputs, *o.outputs) if i in opened] for o in main.operations]
+    around: dict[int, list[int]] = {i: [] for i in opened}
+    for n, operands in enumerate(touched):
+        for i in operands:
+            around[i].append(n)
     crossing = {i for i in (*main.inputs, *main.outputs) if i in opened} | {i for i in opened if opened[i] == "rank"}
-    touched = [{i for i in (*o.inputs, *o.outputs) if i in opened} for o in main.operations]
-    size = -1
-    while size != len(crossing):
-        size = len(crossing)
-        for n, operands in enumerate(touched):
-            if not found[n] and operands & crossing:
-                found[n] = _why(min(operands & crossing), values, level)
-            if found[n]:
-                crossing |= operands
+    crossing |= {i for n, operands in enumerate(touched) if found[n] for i in operands}
+    pending = deque(sorted(crossing))
+    while pending:
+        index = pending.popleft()
+        for n in around.pop(index, ()):
+            if not found[n]:
+                found[n] = _why(index, values, level)
+                pending += touched[n]
     return found
 
 

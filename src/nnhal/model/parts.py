@@ -1,11 +1,12 @@
 """Cuts a part out of a model: some operations of the main subgraph as a model of their own. Constants are not copied."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
-from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
+from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, consumers
 from nnhal.model.validate import validate
 
 INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT))
@@ -26,16 +27,21 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
     if len(operations) == len(main.operations) and not set(also) - set(main.outputs):
         return Part(model, main.inputs, main.outputs)
     chosen = [main.operations[n] for n in operations]
-    inside = set(operations)
     written = {i for operation in chosen for i in operation.outputs}
-    wanted = set(main.outputs) | set(also)
-    wanted |= {i for n, operation in enumerate(main.operations) if n not in inside for i in operation.inputs}
+    reads = Counter(i for operation in chosen for i in operation.inputs)
+    everywhere, also = _reads(model), set(also)
     used = list(dict.fromkeys(i for operation in chosen for i in (*operation.inputs, *operation.outputs)))
     inputs = tuple(i for i in used if i not in written and main.operands[i].lifetime in INSIDE)
-    outputs = tuple(i for i in used if i in written and i in wanted)
+    outputs = tuple(
+        i
+        for i in used
+        if i in written
+        and (reads[i] < everywhere[i] or i in also or main.operands[i].lifetime == Lifetime.SUBGRAPH_OUTPUT)
+    )
     place = {old: new for new, old in enumerate(used)}
     values = validate(model).subgraphs[0].values
-    operands = tuple(_operand(main.operands[i], values[i], _role(i, inputs, outputs, main.operands[i])) for i in used)
+    roles = dict.fromkeys(inputs, Lifetime.SUBGRAPH_INPUT) | dict.fromkeys(outputs, Lifetime.SUBGRAPH_OUTPUT)
+    operands = tuple(_operand(main.operands[i], values[i], roles.get(i)) for i in used)
     renumbered = tuple(
         Operation(o.type, tuple(place[i] for i in o.inputs), tuple(place[i] for i in o.outputs), o.name) for o in chosen
     )
@@ -63,19 +69,19 @@ def without_defaults(model: Model) -> Model:
     return replace(model, main=Subgraph(operands, operations, moved(model.main.inputs), moved(model.main.outputs)))
 
 
-def _role(index: int, inputs: Collection[int], outputs: Collection[int], operand: Operand) -> Lifetime:
-    if index in inputs:
-        return Lifetime.SUBGRAPH_INPUT
-    if index in outputs:
-        return Lifetime.SUBGRAPH_OUTPUT
-    return Lifetime.TEMPORARY_VARIABLE if operand.lifetime in INSIDE else operand.lifetime
+def _reads(model: Model) -> list[int]:
+    """How often each operand of the main subgraph is read: once for all the parts of a model."""
+    if "reads" not in model.memo:
+        model.memo["reads"] = consumers(model.main)
+    reads: list[int] = model.memo["reads"]
+    return reads
 
 
-def _operand(operand: Operand, value: Value | None, role: Lifetime) -> Operand:
-    """The operand in its new role, with every dimension that validation inferred."""
+def _operand(operand: Operand, value: Value | None, role: Lifetime | None) -> Operand:
+    """The operand in its new role, None for none at the part's edge, with every dimension that validation inferred."""
+    if operand.lifetime not in INSIDE:
+        return operand
     dims = operand.dimensions
-    if value is not None and value.shape is not None and role in INSIDE:
+    if value is not None and value.shape is not None:
         dims = tuple(d or 0 for d in value.shape)
-    return replace(
-        operand, lifetime=role, dimensions=dims, location=operand.location if role not in INSIDE else Location()
-    )
+    return replace(operand, lifetime=role or Lifetime.TEMPORARY_VARIABLE, dimensions=dims, location=Location())

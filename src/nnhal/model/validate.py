@@ -24,10 +24,11 @@ from nnhal.base.extensions import canonical, extension_name
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.operands import Shape, SubgraphFacts, Value
-from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph, describe, operation_label
+from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, operation_label
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, bind
 
+LIFETIMES = frozenset(Lifetime)
 LIMIT_RANK = 32  # of any operand; below feature level 7, operations take no more than MAX_RANK
 _log = logger("model")
 MAX_DEPTH = 64  # of subgraphs within subgraphs
@@ -90,89 +91,93 @@ def _check_operands(model: Model, subgraph: Subgraph, where: str) -> None:
 
 def _check_operand(model: Model, operand: Operand) -> None:
     if operand.type >> EXTENSION_SHIFT:
-        _must(
-            extension_name(operand.type, model.extensions),
-            f"type is {type_name(operand.type)}, must be of an extension that the model names",
-        )
+        if not extension_name(operand.type, model.extensions):
+            raise InvalidModel(f"type is {type_name(operand.type)}, must be of an extension that the model names")
     else:
-        _must(
-            operand.type in TYPE_FACTS,
-            f"type is {operand.type}, must be one of {', '.join(t.name for t in OperandType)}",
-        )
+        if operand.type not in TYPE_FACTS:
+            raise InvalidModel(f"type is {operand.type}, must be one of {', '.join(t.name for t in OperandType)}")
         _check_type(operand)
-    _must(operand.lifetime in Lifetime.__members__.values(), f"lifetime is {operand.lifetime}, must be 0 to 6")
+    if operand.lifetime not in LIFETIMES:
+        raise InvalidModel(f"lifetime is {operand.lifetime}, must be 0 to 6")
     _check_location(model, operand)
 
 
-def _must(condition: Any, message: str) -> None:
-    if not condition:
-        raise InvalidModel(message)
-
-
 def _check_type(operand: Operand) -> None:
-    facts = TYPE_FACTS[OperandType(operand.type)]
+    facts = TYPE_FACTS[operand.type]
     dims = operand.dimensions
-    _must(facts.tensor or not dims, f"has dimensions {list(dims)}, must have none: it is a scalar")
-    _must(len(dims) <= LIMIT_RANK, f"has rank {len(dims)}, must be at most {LIMIT_RANK}")
-    _must(all(0 <= d < 2**32 for d in dims), f"has dimensions {list(dims)}, must be 0 (unknown) to 2**32 - 1")
+    if dims and not facts.tensor:
+        raise InvalidModel(f"has dimensions {list(dims)}, must have none: it is a scalar")
+    if len(dims) > LIMIT_RANK:
+        raise InvalidModel(f"has rank {len(dims)}, must be at most {LIMIT_RANK}")
+    if dims and not 0 <= min(dims) <= max(dims) < 2**32:
+        raise InvalidModel(f"has dimensions {list(dims)}, must be 0 (unknown) to 2**32 - 1")
     if facts.dtype is not None:
         size = math.prod(d for d in dims if d) * facts.dtype.itemsize
-        _must(size <= MAX_OPERAND_BYTES, f"has {size} bytes, must be at most {MAX_OPERAND_BYTES}")
+        if size > MAX_OPERAND_BYTES:
+            raise InvalidModel(f"has {size} bytes, must be at most {MAX_OPERAND_BYTES}")
     if operand.type in (OperandType.OEM, OperandType.TENSOR_OEM_BYTE) or operand.lifetime == Lifetime.NO_VALUE:
         return
     _check_quantisation(operand)
 
 
 def _check_quantisation(operand: Operand) -> None:
-    zero_points = TYPE_FACTS[OperandType(operand.type)].zero_points
+    zero_points = TYPE_FACTS[operand.type].zero_points
     scale, zero = operand.scale, operand.zero_point
-    _must(math.isfinite(scale) and scale >= 0, f"scale is {scale}, must be a finite number, at least 0")
+    if not (math.isfinite(scale) and scale >= 0):
+        raise InvalidModel(f"scale is {scale}, must be a finite number, at least 0")
     if operand.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL:
-        _must(scale == 0, f"scale is {scale}, must be 0: the scales are per channel")
+        if scale != 0:
+            raise InvalidModel(f"scale is {scale}, must be 0: the scales are per channel")
         _check_channels(operand)
         return
-    _must(operand.channel is None, f"has per-channel scales, only {OperandType(11).name} may")
+    if operand.channel is not None:
+        raise InvalidModel(f"has per-channel scales, only {OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL.name} may")
     if zero_points is not None:
-        _must(scale > 0, f"scale is {scale}, must be greater than 0")
+        if scale == 0:
+            raise InvalidModel(f"scale is {scale}, must be greater than 0")
         low, high = zero_points
-        _must(low <= zero <= high, f"zero point is {zero}, must be {low} to {high}")
+        if not low <= zero <= high:
+            raise InvalidModel(f"zero point is {zero}, must be {low} to {high}")
     elif operand.type == OperandType.TENSOR_INT32:
-        _must(zero == 0, f"zero point is {zero}, must be 0")
-    else:
-        _must(
-            scale == 0 and zero == 0, f"scale is {scale:g} and zero point {zero}, must be 0: the type is not quantised"
-        )
+        if zero != 0:
+            raise InvalidModel(f"zero point is {zero}, must be 0")
+    elif scale != 0 or zero != 0:
+        raise InvalidModel(f"scale is {scale:g} and zero point {zero}, must be 0: the type is not quantised")
 
 
 def _check_channels(operand: Operand) -> None:
     channel, dims = operand.channel, operand.dimensions
     if channel is None:
         raise InvalidModel("has no per-channel scales, must have one for each channel")
-    _must(0 <= channel.axis < len(dims), f"channel dimension is {channel.axis}, must be 0 to {len(dims) - 1}")
+    if not 0 <= channel.axis < len(dims):
+        raise InvalidModel(f"channel dimension is {channel.axis}, must be 0 to {len(dims) - 1}")
     count = dims[channel.axis]
-    _must(count == len(channel.scales), f"has {len(channel.scales)} scales, must be {count}, one for each channel")
+    if count != len(channel.scales):
+        raise InvalidModel(f"has {len(channel.scales)} scales, must be {count}, one for each channel")
     bad = next((s for s in channel.scales if not (math.isfinite(s) and s > 0)), None)
-    _must(bad is None, f"has the channel scale {bad}, must be finite and greater than 0")
-    _must(operand.zero_point == 0, f"zero point is {operand.zero_point}, must be 0")
+    if bad is not None:
+        raise InvalidModel(f"has the channel scale {bad}, must be finite and greater than 0")
+    if operand.zero_point != 0:
+        raise InvalidModel(f"zero point is {operand.zero_point}, must be 0")
 
 
 def _check_location(model: Model, operand: Operand) -> None:
     at, lifetime = operand.location, operand.lifetime
     if lifetime == Lifetime.SUBGRAPH or operand.type == OperandType.SUBGRAPH:
-        _must(
-            lifetime == Lifetime.SUBGRAPH and operand.type == OperandType.SUBGRAPH,
-            f"lifetime is {lifetime.name}; type SUBGRAPH and lifetime SUBGRAPH must go together",
-        )
+        if lifetime != Lifetime.SUBGRAPH or operand.type != OperandType.SUBGRAPH:
+            raise InvalidModel(f"lifetime is {lifetime.name}; type SUBGRAPH and lifetime SUBGRAPH must go together")
         count = len(model.referenced)
-        _must(0 <= at.offset < count, f"refers to subgraph {at.offset}, must be less than {count}")
+        if not 0 <= at.offset < count:
+            raise InvalidModel(f"refers to subgraph {at.offset}, must be less than {count}")
     elif lifetime in CONSTANTS:
         if lifetime == Lifetime.CONSTANT_COPY:
             limit = len(model.values)
         else:
-            _must(0 <= at.pool < len(model.pools), f"refers to pool {at.pool}, must be less than {len(model.pools)}")
+            if not 0 <= at.pool < len(model.pools):
+                raise InvalidModel(f"refers to pool {at.pool}, must be less than {len(model.pools)}")
             limit = model.pools[at.pool].size
-        inside = at.offset >= 0 and at.length > 0 and at.offset + at.length <= limit
-        _must(inside, f"value lies at bytes {at.offset} to {at.offset + at.length}, must lie within {limit}")
+        if at.offset < 0 or at.length <= 0 or at.offset + at.length > limit:
+            raise InvalidModel(f"value lies at bytes {at.offset} to {at.offset + at.length}, must lie within {limit}")
         _check_constant_size(model, operand)
 
 
@@ -180,18 +185,19 @@ def _check_constant_size(model: Model, operand: Operand) -> None:
     facts = TYPE_FACTS.get(canonical(operand.type, model.extensions))
     if facts is None or facts.dtype is None:
         return
-    known = not facts.tensor or (operand.dimensions and 0 not in operand.dimensions)
-    _must(known, f"is constant with dimensions {list(operand.dimensions)}, must have every dimension known")
+    if facts.tensor and (not operand.dimensions or 0 in operand.dimensions):
+        raise InvalidModel(f"is constant with dimensions {list(operand.dimensions)}, must have every dimension known")
     size = math.prod(operand.dimensions) * facts.dtype.itemsize
-    _must(operand.location.length == size, f"value has {operand.location.length} bytes, must have {size}")
+    if operand.location.length != size:
+        raise InvalidModel(f"value has {operand.location.length} bytes, must have {size}")
 
 
 # ----------------------------------------------------------------------------------------------------------- structure
 
 
 def _check_structure(model: Model, subgraph: Subgraph, where: str) -> None:
-    count = len(subgraph.operands)
-    _must(subgraph.operations, f"{where}: has no operations, must have at least one")
+    if not subgraph.operations:
+        raise InvalidModel(f"{where}: has no operations, must have at least one")
     for kind, indices, lifetime in (
         ("input", subgraph.inputs, Lifetime.SUBGRAPH_INPUT),
         ("output", subgraph.outputs, Lifetime.SUBGRAPH_OUTPUT),
@@ -199,25 +205,37 @@ def _check_structure(model: Model, subgraph: Subgraph, where: str) -> None:
         _check_interface(model, subgraph, where, kind, indices, lifetime)
     ready = [o.lifetime not in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT) for o in subgraph.operands]
     for number, operation in enumerate(subgraph.operations):
-        label = f"{where}: {operation_label(operation, number)}"
-        _check_type_of(model, operation.type, label)
-        for kind, indices in (("input", operation.inputs), ("output", operation.outputs)):
-            for place, index in enumerate(indices):
-                _must(0 <= index < count, f"{label}: {kind} {place} is operand {index}, must be 0 to {count - 1}")
-        _must(operation.outputs, f"{label}: has no outputs, must have at least one")
-        for index in operation.inputs:
-            _must(ready[index], f"{label}: reads operand {describe(model, subgraph, index)} before it is written")
-        for index in operation.outputs:
+        try:
+            _check_operation(model, subgraph, operation, ready)
+        except InvalidArgument as error:
+            raise InvalidModel(f"{where}: {operation_label(operation, number)}: {error}") from error
+    if not all(ready):
+        name = describe(model, subgraph, ready.index(False))
+        raise InvalidModel(f"{where}: operand {name} is never written, must be by one operation")
+
+
+def _check_operation(model: Model, subgraph: Subgraph, operation: Operation, ready: list[bool]) -> None:
+    """Check the structure of one operation; `ready` says which operands have a value, and is told of its outputs."""
+    _check_type_of(model, operation.type)
+    count = len(subgraph.operands)
+    for kind, indices in (("input", operation.inputs), ("output", operation.outputs)):
+        for place, index in enumerate(indices):
+            if not 0 <= index < count:
+                raise InvalidModel(f"{kind} {place} is operand {index}, must be 0 to {count - 1}")
+    if not operation.outputs:
+        raise InvalidModel("has no outputs, must have at least one")
+    for index in operation.inputs:
+        if not ready[index]:
+            raise InvalidModel(f"reads operand {describe(model, subgraph, index)} before it is written")
+    for index in operation.outputs:
+        written = subgraph.operands[index].lifetime
+        if written not in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT):
             name = describe(model, subgraph, index)
-            written = subgraph.operands[index].lifetime
-            _must(
-                written in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT),
-                f"{label}: writes operand {name} of lifetime {written.name}, must be a temporary or an output",
-            )
-            _must(not ready[index], f"{label}: writes operand {name}, which is already written, must have one writer")
-            ready[index] = True
-    for index, there in enumerate(ready):
-        _must(there, f"{where}: operand {describe(model, subgraph, index)} is never written, must be by one operation")
+            raise InvalidModel(f"writes operand {name} of lifetime {written.name}, must be a temporary or an output")
+        if ready[index]:
+            name = describe(model, subgraph, index)
+            raise InvalidModel(f"writes operand {name}, which is already written, must have one writer")
+        ready[index] = True
 
 
 def _check_interface(
@@ -225,32 +243,32 @@ def _check_interface(
 ) -> None:
     count = len(subgraph.operands)
     for place, index in enumerate(indices):
-        _must(0 <= index < count, f"{where}: {kind} {place} is operand {index}, must be 0 to {count - 1}")
+        if not 0 <= index < count:
+            raise InvalidModel(f"{where}: {kind} {place} is operand {index}, must be 0 to {count - 1}")
         actual = subgraph.operands[index].lifetime
-        _must(
-            actual == lifetime,
-            f"{where}: {kind} {place} is operand {describe(model, subgraph, index)} of lifetime {actual.name}, "
-            f"must be {lifetime.name}",
-        )
-    _must(len(set(indices)) == len(indices), f"{where}: the {kind}s {list(indices)} name an operand twice")
-    listed = set(indices)
-    for index, operand in enumerate(subgraph.operands):
-        if operand.lifetime == lifetime:
+        if actual != lifetime:
             name = describe(model, subgraph, index)
-            _must(index in listed, f"{where}: operand {name} is {lifetime.name}, must be listed among the {kind}s")
-    if kind == "output":
-        _must(indices, f"{where}: has no outputs, must have at least one")
+            raise InvalidModel(
+                f"{where}: {kind} {place} is operand {name} of lifetime {actual.name}, must be {lifetime.name}"
+            )
+    listed = set(indices)
+    if len(listed) != len(indices):
+        raise InvalidModel(f"{where}: the {kind}s {list(indices)} name an operand twice")
+    for index, operand in enumerate(subgraph.operands):
+        if operand.lifetime == lifetime and index not in listed:
+            name = describe(model, subgraph, index)
+            raise InvalidModel(f"{where}: operand {name} is {lifetime.name}, must be listed among the {kind}s")
+    if kind == "output" and not indices:
+        raise InvalidModel(f"{where}: has no outputs, must have at least one")
 
 
-def _check_type_of(model: Model, code: int, label: str) -> None:
+def _check_type_of(model: Model, code: int) -> None:
     if code >> EXTENSION_SHIFT:
-        named = sorted(name for name, _ in model.extensions)
-        found = extension_name(code, model.extensions)
-        _must(found, f"{label}: must be of an extension that the model names: {', '.join(named) or 'it names none'}")
-    elif code != OperationType.OEM_OPERATION:
-        _must(
-            operation_name(code) in OPS, f"{label}: must be one of the {len(OPS)} operations known, or of an extension"
-        )
+        if not extension_name(code, model.extensions):
+            named = ", ".join(sorted(name for name, _ in model.extensions)) or "it names none"
+            raise InvalidModel(f"must be of an extension that the model names: {named}")
+    elif code != OperationType.OEM_OPERATION and operation_name(code) not in OPS:
+        raise InvalidModel(f"must be one of the {len(OPS)} operations known, or of an extension")
 
 
 def _innermost_first(model: Model) -> list[int]:
@@ -268,14 +286,17 @@ def _innermost_first(model: Model) -> list[int]:
         if done:
             open_now.discard(at)
             depth[at] = 1 + max((depth[r] for r in refers[at]), default=0)
-            _must(depth[at] <= MAX_DEPTH, f"subgraphs are nested deeper than {MAX_DEPTH}")
+            if depth[at] > MAX_DEPTH:
+                raise InvalidModel(f"subgraphs are nested deeper than {MAX_DEPTH}")
             order.append(at)
         elif at not in depth:
-            _must(at not in open_now, f"subgraph {at - 1} refers to itself, directly or through others")
+            if at in open_now:
+                raise InvalidModel(f"subgraph {at - 1} refers to itself, directly or through others")
             open_now.add(at)
             pending.append((at, True))
             for other in refers[at]:
-                _must(other not in open_now, f"subgraph {other - 1} refers to itself, directly or through others")
+                if other in open_now:
+                    raise InvalidModel(f"subgraph {other - 1} refers to itself, directly or through others")
                 pending.append((other, False))
     return order
 
@@ -356,14 +377,15 @@ def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tu
     if model.referenced:
         found.append((V1_3, "referenced subgraphs exist since 1.3"))
     for subgraph, binding in zip(model.subgraphs, bindings, strict=True):
-        for index in _counting(subgraph, binding):
-            facts = TYPE_FACTS.get(subgraph.operands[index].type)
-            if facts is not None:
-                name = type_name(subgraph.operands[index].type)
-                found.append((facts.since, f"{name} exists since {facts.since}"))
-        found.extend((a.level, f"{a.name}: {a.reasons[-1]}") for a in binding.operations if a is not None)
-    level = max(entry[0] for entry in found)
-    return level, tuple(dict.fromkeys(reason for at, reason in found if at == level and reason))
+        for kind in dict.fromkeys(subgraph.operands[index].type for index in _counting(subgraph, binding)):
+            if kind in TYPE_FACTS:
+                since = TYPE_FACTS[kind].since
+                found.append((since, f"{type_name(kind)} exists since {since}"))
+    bounds = [a for binding in bindings for a in binding.operations if a is not None]
+    level = max([since for since, _ in found] + [a.level for a in bounds])
+    reasons = [reason for since, reason in found if since == level and reason]
+    reasons += [f"{a.name}: {a.reasons[-1]}" for a in bounds if a.level == level]
+    return level, tuple(dict.fromkeys(reasons))
 
 
 def _counting(subgraph: Subgraph, binding: SubgraphBinding) -> set[int]:

@@ -8,10 +8,10 @@ on the way. Documentation, validation, shape inference and random graphs are all
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -31,6 +31,7 @@ Q16S, Q16A = OperandType.TENSOR_QUANT16_SYMM, OperandType.TENSOR_QUANT16_ASYMM
 Allowed: TypeAlias = Mapping[Any, Level]  # an OperandType, or the code of an extension's type
 Kernel = Callable[..., Any]
 Check = Callable[["Bound"], None]
+Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of inputs that it takes
 
 
 class _Var:
@@ -99,7 +100,7 @@ class Arg:
     )  # what generated calls give it: `ops.ranges`
     doc: str = ""
 
-    @property
+    @cached_property
     def scalar(self) -> bool:
         """Whether the argument is decoded to a Python value rather than handed to the kernel as an array."""
         if isinstance(self.spec, _Var):
@@ -147,11 +148,17 @@ out = arg  # outputs are described with the same words
 
 
 class Form(tuple[Arg, ...]):
-    """One way to call an operation: its arguments in order."""
+    """One way to call an operation: its arguments in order. What follows from a number of inputs is worked out once."""
+
+    _slots: dict[int, tuple[Slot, ...]]
+    _tensors: dict[int, tuple[int | slice | None, ...]]
 
     def __new__(cls, *arguments: Arg) -> "Form":  # noqa: D102
-        return super().__new__(cls, arguments)
+        form = super().__new__(cls, arguments)
+        form._slots, form._tensors = {}, {}
+        return form
 
+    @cached_property
     def counts(self) -> tuple[list[int], int | None]:
         """The numbers of inputs this form takes, and the least number where it is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
@@ -161,22 +168,26 @@ class Form(tuple[Arg, ...]):
 
     def takes(self, count: int) -> bool:
         """Whether `count` inputs can fit this form."""
-        counts, least = self.counts()
+        counts, least = self.counts
         return count in counts or (least is not None and count >= least)
 
-    def slots(self, count: int) -> list[tuple[Arg, int, int]]:
+    def slots(self, count: int) -> tuple[Slot, ...]:
         """For each argument the half-open range of inputs that it takes, out of `count`."""
+        if count not in self._slots:
+            self._slots[count] = tuple(self._divided(count))
+        return self._slots[count]
+
+    def _divided(self, count: int) -> Iterator[Slot]:
         singles = sum(1 for a in self if a.many is None)
         variadic = any(a.many is not None for a in self)
-        at, result = 0, []
+        at = 0
         for a in self:
             size = count - singles if a.many is not None else 1
             end = min(at + size, count)
-            result.append((a, at, end))
+            yield a, at, end
             at = end
         if variadic and at != count:
             raise AssertionError("a variadic form takes all inputs")
-        return result
 
     def each(self, count: int) -> list[Arg]:
         """The argument that each of `count` inputs belongs to."""
@@ -184,13 +195,17 @@ class Form(tuple[Arg, ...]):
 
     def tensors(self, given: Sequence[Any]) -> list[Any]:
         """The tensor arguments among what is given for the inputs, as a kernel takes them: variadic ones as lists."""
-        found: list[Any] = []
-        for a, start, end in self.slots(len(given)):
-            if a.many is not None:
-                found.append(list(given[start:end]))
-            elif not a.scalar:
-                found.append(given[start] if end > start else None)
-        return found
+        count = len(given)
+        if count not in self._tensors:
+            self._tensors[count] = tuple(
+                slice(start, end) if a.many is not None else start if end > start else None
+                for a, start, end in self.slots(count)
+                if a.many is not None or not a.scalar
+            )
+        return [
+            None if at is None else list(given[at]) if isinstance(at, slice) else given[at]
+            for at in self._tensors[count]
+        ]
 
 
 @dataclass(frozen=True)
@@ -274,10 +289,15 @@ class Op:
             return OperationType[self.name]
         return next(code for code, name in FOREIGN_OPERATIONS.items() if name == self.name)
 
-    @property
+    @cached_property
     def since(self) -> Level:
         """The first level that has the operation."""
         return OperationType[self.name].since if self.name in OperationType.__members__ else V1_2
+
+    @cached_property
+    def existence(self) -> str:
+        """Why a call needs the level that it does, where nothing asks for a later one."""
+        return f"{self.name} exists since {self.since}"
 
 
 _RESERVED = frozenset(
@@ -301,7 +321,7 @@ class Bound:
         self.outs = tuple(value for value in outs if value is not None)
         self.shapes: list[Shape | None] = []
         self.level: Level = op.since
-        self.reasons: list[str] = [f"{op.name} exists since {self.level}"]
+        self.reasons: list[str] = [op.existence]
         self.needed = 0  # inputs that have to be there: those after them hold their defaults
         self.deferred = False  # something has to be checked or computed at run time
 
@@ -376,7 +396,7 @@ def bind(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None]
         for index in range(start, end):
             value = inputs[index]
             if value is not None and not argument.scalar:
-                _unify(a, argument, f"input {index} ({argument.name})", value)
+                _unify(a, argument, index, value)
     for check in op.checks:
         _attempt(a, check)
     _finish(a)
@@ -405,8 +425,8 @@ def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | No
         best = max(best, (matched, problem), key=lambda entry: entry[0])
     if best[0] >= 0:
         raise InvalidModel(f"{name}: {best[1]}")
-    counts = sorted({c for form in op.forms for c in form.counts()[0]})
-    variadic = [least for form in op.forms if (least := form.counts()[1]) is not None]
+    counts = sorted({c for form in op.forms for c in form.counts[0]})
+    variadic = [least for form in op.forms if (least := form.counts[1]) is not None]
     takes = f"{min(variadic)} or more" if variadic else " or ".join(map(str, counts))
     raise InvalidModel(f"{name}: got {len(inputs)} inputs, takes {takes}")
 
@@ -415,14 +435,14 @@ def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
     matched, a.needed = 0, needed(a.form, inputs)
     for argument, start, end in a.form.slots(len(inputs)):
         for index in range(start, end):
-            value, label = inputs[index], f"input {index} ({argument.name})"
+            value = inputs[index]
             if value is None:
                 if not argument.optional:
-                    return matched, f"{label} is omitted, must be given"
-            elif problem := _match_type(a, argument, label, value, index < a.needed):
+                    return matched, f"input {index} ({argument.name}) is omitted, must be given"
+            elif problem := _match_type(a, argument, "input", index, value, index < a.needed):
                 return matched, problem
-            if argument.since > V1_0 and index < a.needed:
-                a.since(argument.since, f"{label} exists since {argument.since}")
+            if argument.since > a.level and index < a.needed:
+                a.since(argument.since, f"input {index} ({argument.name}) exists since {argument.since}")
             matched += 1
     return matched, ""
 
@@ -440,18 +460,19 @@ def _is_default(argument: Arg, value: Value) -> bool:
     return argument.scalar and value.data is not None and np.asarray(value.data).reshape(-1)[0] == argument.default
 
 
-def _match_type(a: Bound, argument: Arg, label: str, value: Value, counts: bool = True) -> str:
-    allowed = types_for(a.op, argument, a.T)
-    if isinstance(argument.spec, _Var) and a.T is not None and value.type != a.T:
-        return f"{label} is {type_name(value.type)}, must be {type_name(a.T)} like the operands before it"
-    if value.type not in allowed:
+def _match_type(a: Bound, argument: Arg, side: str, index: int, value: Value, counts: bool = True) -> str:
+    """What is wrong with the type of an operand, "" for nothing. side: "input" or "output", for messages."""
+    allowed, kind = types_for(a.op, argument, a.T), value.type
+    if isinstance(argument.spec, _Var) and a.T is not None and kind != a.T:
+        like = f"must be {type_name(a.T)} like the operands before it"
+        return f"{side} {index} ({argument.name}) is {type_name(kind)}, {like}"
+    if kind not in allowed:
         choices = ", ".join(f"{type_name(t)} since {level}" for t, level in allowed.items())
-        return f"{label} is {type_name(value.type)}; allowed: {choices}"
-    kind = value.type
+        return f"{side} {index} ({argument.name}) is {type_name(kind)}; allowed: {choices}"
     if isinstance(argument.spec, _Var):
         a.T = kind
-    if counts:
-        a.since(allowed[kind], f"{label} may be {type_name(kind)} since {allowed[kind]}")
+    if counts and allowed[kind] > a.level:
+        a.since(allowed[kind], f"{side} {index} ({argument.name}) may be {type_name(kind)} since {allowed[kind]}")
     return ""
 
 
@@ -475,9 +496,9 @@ def _match_outputs(a: Bound) -> None:
         a.fail(f"got {count} outputs, gives {' or '.join(map(str, numbers))}")
     for index, value in enumerate(a.outs):
         output = output_at(a.op, index)
-        if problem := _match_type(a, output, f"output {index} ({output.name})", value):
+        if problem := _match_type(a, output, "output", index, value):
             a.fail(problem)
-        if output.since > V1_0:
+        if output.since > a.level:
             a.since(output.since, f"output {index} ({output.name}) exists since {output.since}")
 
 
@@ -509,20 +530,20 @@ def _scalar(a: Bound, argument: Arg, index: int, value: Value) -> Any:
     if isinstance(value.data, SubgraphFacts):
         return value.data
     number = np.asarray(value.data).reshape(-1)[0].item()
-    label = f"input {index} ({argument.name}) = {number}"
     if argument.enum is not None:
-        if number not in argument.enum.__members__.values():
-            choices = ", ".join(f"{int(m)} ({m.name})" for m in argument.enum)
-            a.fail(f"{label}, must be one of {choices}")
-        return argument.enum(number)
-    if argument.at_least is not None and not number >= argument.at_least:
-        a.fail(f"{label}, must be at least {argument.at_least}")
-    if argument.at_most is not None and not number <= argument.at_most:
-        a.fail(f"{label}, must be at most {argument.at_most}")
-    return number
+        if number in argument.enum.__members__.values():
+            return argument.enum(number)
+        rule = "one of " + ", ".join(f"{int(m)} ({m.name})" for m in argument.enum)
+    elif argument.at_least is not None and not number >= argument.at_least:
+        rule = f"at least {argument.at_least}"
+    elif argument.at_most is not None and not number <= argument.at_most:
+        rule = f"at most {argument.at_most}"
+    else:
+        return number
+    a.fail(f"input {index} ({argument.name}) = {number}, must be {rule}")
 
 
-def _unify(a: Bound, argument: Arg, label: str, value: Value) -> None:
+def _unify(a: Bound, argument: Arg, index: int, value: Value) -> None:
     """Check rank and dimensions of a tensor against its pattern; bind the names."""
     if value.shape is None or (argument.optional and perhaps_omitted(value)):
         a.deferred = True
@@ -532,11 +553,12 @@ def _unify(a: Bound, argument: Arg, label: str, value: Value) -> None:
         low, high = argument.rank or (0, rank)
         if not low <= rank <= high:
             must = str(low) if low == high else f"{low} to {high}"
-            a.fail(f"{label} has shape {show(value.shape)}, must have rank {must}")
+            a.fail(f"input {index} ({argument.name}) has shape {show(value.shape)}, must have rank {must}")
         a.deferred |= None in value.shape
         return
     if rank != len(argument.dims):
-        a.fail(f"{label} has shape {show(value.shape)}, must be [{', '.join(argument.dims)}]")
+        must = f"[{', '.join(argument.dims)}]"
+        a.fail(f"input {index} ({argument.name}) has shape {show(value.shape)}, must be {must}")
     try:
         names = pattern(a, argument)
     except Unknown:
@@ -550,7 +572,7 @@ def _unify(a: Bound, argument: Arg, label: str, value: Value) -> None:
             wanted = int(name) if name.isdigit() else known.setdefault(name, size)
             if size != wanted:
                 rule = "" if name.isdigit() else f"{name} = "
-                a.fail(f"{label} has dimension {axis} = {size}, must be {rule}{wanted}")
+                a.fail(f"input {index} ({argument.name}) has dimension {axis} = {size}, must be {rule}{wanted}")
 
 
 def perhaps_omitted(value: Value) -> bool:
@@ -572,18 +594,19 @@ def _finish(a: Bound) -> None:
     first = next((v for argument, v in a.inputs if isinstance(argument.spec, _Var) and isinstance(v, Value)), None)
     for index, (value, shape) in enumerate(zip(a.outs, a.shapes, strict=True)):
         output = output_at(a.op, index)
-        label = f"output {index} ({output.name})"
         if shape is None or None in shape:
             a.deferred = True
         if shape is not None and value.shape is not None and not agree(shape, value.shape):
-            a.fail(f"{label} has shape {show(value.shape)}, must be {show(shape)}")
+            a.fail(f"output {index} ({output.name}) has shape {show(value.shape)}, must be {show(shape)}")
         size, facts = math.prod(d or 1 for d in shape or ()), TYPE_FACTS.get(value.type)
         if facts is not None and facts.dtype is not None and size * facts.dtype.itemsize > MAX_OPERAND_BYTES:
-            a.fail(f"{label} would have shape {show(shape)}, must have at most {MAX_OPERAND_BYTES} bytes")
+            must = f"must have at most {MAX_OPERAND_BYTES} bytes"
+            a.fail(f"output {index} ({output.name}) would have shape {show(shape)}, {must}")
         rule = output.quant
         if rule is None or not value.quantised:
             continue
         found = np.float32(value.scale), value.zero_point
+        label = f"output {index} ({output.name})"
         if rule.same and first is not None and found != (np.float32(first.scale), first.zero_point):
             a.fail(
                 f"{label} has scale {value.scale:g} and zero point {value.zero_point}, "

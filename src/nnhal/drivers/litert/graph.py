@@ -86,6 +86,8 @@ class Graph:
         self.feeds: list[tuple[int, int]] = []
         self.resets: list[tuple[int, Array]] = []
         self._tensors: dict[int, Tensor | None] = {}
+        self._given: set[int] = set()  # tensors whose values the model does not compute
+        self._places = {operand: number for number, operand in enumerate(model.main.inputs)}
         self._inputs: list[int] = []
         self.folded: set[int] = set()  # tensors that a DEQUANTIZE of a constant fills
         self._outputs: list[int] = []
@@ -118,7 +120,9 @@ class Graph:
     def operand(self, index: int) -> Tensor | None:
         """The tensor of an operand; None for one that has no value."""
         if index not in self._tensors:
-            self._tensors[index] = self._make(index)
+            tensor = self._tensors[index] = self._make(index)
+            if tensor is not None and self.model.main.operands[index].lifetime in GIVEN:
+                self._given.add(tensor.index)
         return self._tensors[index]
 
     def _make(self, index: int) -> Tensor | None:
@@ -163,7 +167,7 @@ class Graph:
         if operand.lifetime in CONSTANTS:
             self.resets.append((tensor.index, self.model.constant(operand)))
         elif operand.lifetime == Lifetime.SUBGRAPH_INPUT:
-            self.feeds.append((self.model.main.inputs.index(index), tensor.index))
+            self.feeds.append((self._places[index], tensor.index))
         else:
             raise Refused("a state is computed within the model; LiteRT keeps states in tensors of its own")
         return tensor
@@ -182,14 +186,7 @@ class Graph:
 
     def given(self, tensor: Tensor) -> bool:
         """Whether a tensor's value is not computed by the model; a float16 constant is, by its DEQUANTIZE."""
-        operands = self.model.main.operands
-        return any(
-            known is not None
-            and known.index == tensor.index
-            and operands[index].lifetime in GIVEN
-            and not (operands[index].lifetime in CONSTANTS and known.value.type in HALVES)
-            for index, known in self._tensors.items()
-        )
+        return tensor.index in self._given and tensor.index not in self.folded
 
     def alias(self, index: int, tensor: Tensor) -> None:
         """Operand `index`, not met before, is this very tensor."""

@@ -1,0 +1,154 @@
+"""What each step costs as models grow: load, build, validate, partition, cut, compile and run 1,000 to 16,000 operations.
+
+A chain; a fan (one input, operations beside each other, as many outputs); beams (an input for each of them too). Figures
+are processor seconds, the least of several calls, with Python's collector of cycles off, as `timeit` has it: it passes
+over all that lives every so often, which makes growth come in jumps. What LiteRT takes to prepare the same bytes by itself
+is measured, taken off "compile litert", and not judged. Neither is "run litert": most of it is moving four floats in and out
+of thousands of tensors, which takes longer for each once they are more than a cache holds. Exits with 1 where four times the
+operations take more than 4.6 times as long in any other step.
+
+    python benchmarks/sizes.py [--sizes 1000,4000,16000] [--json]
+"""
+
+import argparse
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import nnhal
+from nnhal.base.levels import FL8
+from nnhal.bench.peers import LiteRT
+from nnhal.drivers.litert.lowering import lower
+from nnhal.drivers.null import Null
+from nnhal.hal.device import Capabilities, Verdict
+from nnhal.hal.wrappers import Limited
+from nnhal.model.graph import Model
+from nnhal.model.parts import cut
+from nnhal.model.validate import validate
+from nnhal.runtime.partition import Offer, partition
+
+MOST = 4.6  # times the cost for four times the operations
+ENGINE, RUN = "LiteRT alone", "run litert"
+ENOUGH = 0.3  # seconds of one step, after which it is not repeated
+LEAST, GREATEST = 3, 50  # calls of a step
+
+
+def chain(n: int) -> Model:
+    b = nnhal.Builder()
+    x = first = b.input((4,))
+    for place in range(n):
+        x = b.relu(x) if place % 2 else b.add(x, first)
+    return b.finish([first], [x])
+
+
+def fan(n: int) -> Model:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    return b.finish([x], [b.relu(x) for _ in range(n)])
+
+
+def beams(n: int) -> Model:
+    b = nnhal.Builder()
+    inputs = [b.input((4,)) for _ in range(n)]
+    return b.finish(inputs, [b.relu(x) for x in inputs])
+
+
+GRAPHS = {"chain": chain, "fan": fan, "beams": beams}
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """The least processor time of several calls."""
+    times: list[float] = []
+    gc.collect()
+    gc.disable()
+    while len(times) < LEAST or (sum(times) < ENOUGH and len(times) < GREATEST):
+        start = time.process_time()
+        kept = call()
+        times.append(time.process_time() - start)
+        del kept  # giving it back is not part of the step
+    gc.enable()
+    return min(times)
+
+
+def steps(make: Callable[[int], Model], n: int) -> Iterator[tuple[str, float]]:
+    """The steps of one graph of n operations, each with its seconds."""
+    yield "build", seconds(lambda: make(n))
+    model = make(n)
+    yield "validate", seconds(lambda: validate(replace(model)))  # the copy knows nothing yet
+    content = lower(model).content
+    yield "load", seconds(lambda: nnhal.load(content))
+    offers = [
+        Offer(name, FL8, Capabilities.uniform(1.0), [Verdict(place // 4 % 2 == odd) for place in range(n)])
+        for odd, name in enumerate(("even", "odd"))
+    ]
+    yield "partition", seconds(lambda: partition(model, offers))
+    yield "cut into n/4", seconds(lambda: [cut(model, range(at, min(at + 4, n))) for at in range(0, n, 4)])
+    half = Limited(Null(), lambda _, place: place // 4 % 2 == 0, "every other four")
+    yield "compile null, reference", seconds(lambda: nnhal.compile(model, devices=[half, "reference"]))
+    yield "compile reference", seconds(lambda: nnhal.compile(model, devices="reference"))
+    alone = seconds(lambda: LiteRT(content, 1))
+    yield ENGINE, alone
+    yield "compile litert", max(seconds(lambda: nnhal.compile(model, devices="litert", threads=1)) - alone, 0.0)
+    inputs = [np.ones(4, np.float32) for _ in model.main.inputs]
+    for device, step in (("reference", "run reference"), ("litert", RUN)):
+        compiled = nnhal.compile(model, devices=device, threads=1)
+        yield step, seconds(lambda c=compiled: c(*inputs))
+        compiled.close()
+
+
+def growth(times: dict[int, float]) -> float:
+    """The worst factor between neighbouring sizes, for four times the operations."""
+    sizes = sorted(times)
+    return max((times[b] / times[a]) ** (math.log(4) / math.log(b / a)) for a, b in pairwise(sizes))
+
+
+def table(name: str, found: dict[str, dict[int, float]], sizes: list[int]) -> str:
+    head = f"{name:<24}" + "".join(f"{n:>12,}" for n in sizes) + "   times per 4 times the operations"
+    rows = [
+        f"  {step:<22}" + "".join(f"{times[n] * 1e3:>9.2f} ms" for n in sizes) + f"   {growth(times):.2f}"
+        for step, times in found.items()
+    ]
+    return "\n".join([head, *rows])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="1000,4000,16000", help="numbers of operations, at least two")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    arguments = parser.parse_args()
+    sizes = sorted({int(n) for n in arguments.sizes.split(",")})
+    if len(sizes) < 2 or sizes[0] < 1:
+        parser.error(f"--sizes is {arguments.sizes}, must be at least two numbers of operations")
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    steep = []
+    for name, make in GRAPHS.items():
+        found: dict[str, dict[int, float]] = {}
+        for n in sizes:
+            for step, taken in steps(make, n):
+                print(f"\r{name}, {n:,} operations: {step:<24}", end="", file=sys.stderr, flush=True)
+                found.setdefault(step, {})[n] = taken
+        print(f"\r{'':<60}\r", end="", file=sys.stderr)
+        print(table(name, found, sizes))
+        result[name] = {
+            step: {**{str(n): t for n, t in times.items()}, "growth": growth(times)} for step, times in found.items()
+        }
+        steep += [
+            f"{name}, {step}" for step, times in found.items() if step not in (ENGINE, RUN) and growth(times) > MOST
+        ]
+    if steep:
+        print(f"more than {MOST} times: {'; '.join(steep)}")
+    if arguments.json:
+        print(json.dumps(result))
+    return 1 if steep else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
