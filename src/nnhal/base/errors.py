@@ -153,3 +153,8 @@ def error_of(status: ErrorStatus, message: str) -> NnhalError:
     if kind in (MissedDeadline, ResourceExhausted):
         return kind(message, persistent=status.name.endswith("PERSISTENT"))
     return kind(message)
+
+
+def told(error: BaseException) -> str:
+    """What an error says, with its type where it is none of nnhal's own."""
+    return str(error) if isinstance(error, NnhalError) else f"{type(error).__name__}: {error}"
