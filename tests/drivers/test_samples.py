@@ -20,6 +20,7 @@ from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
+from nnhal.runtime.once import Once
 
 LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]
 LEVELS = {"sample-full-1.0": V1_0, "sample-full-1.1": V1_1, "sample-full-1.2": V1_2, "sample-full-1.3": V1_3}
@@ -273,6 +274,6 @@ def test_orders_that_do_not_exist_are_refused(orders, message):
 
 def test_a_driver_that_dies_of_an_error_when_it_is_made_is_unavailable(monkeypatch):
     monkeypatch.setenv(faulty.VARIABLE, "make=raise")
-    monkeypatch.setattr(discovery, "_samples", {})
+    monkeypatch.setattr(discovery, "_loaded", Once(str))
     with pytest.raises(DeviceUnavailable, match="'faulty' does not load: RuntimeError: raised on command"):
         discovery.select(["faulty"])
