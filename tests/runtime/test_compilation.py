@@ -13,7 +13,9 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, Ope
 from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
 from nnhal.hal.request import Control, Request
 from nnhal.model.graph import Model
+from nnhal.model.parts import cut
 from nnhal.runtime import discovery, isolation
+from nnhal.runtime.compilation import Wishes, prepare
 from nnhal.runtime.once import Once
 from tests.runtime.devices import Fake, failing
 
@@ -173,6 +175,25 @@ def test_a_question_that_raises_keeps_the_device_out_with_the_reason(method):
     assert compiled.placement.choices[0].others["shy"] == "the driver failed to say: RuntimeError: no answer"
 
 
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [("True", ""), ("Verdict(True)", ""), ("None", "gave None for operation 0, must be a Verdict")],
+)
+def test_a_driver_in_another_process_is_held_to_the_same_answers(answer, outcome, tmp_path, monkeypatch):
+    file = tmp_path / "answering.py"
+    file.write_text(
+        "from nnhal.drivers.reference import Reference\nfrom nnhal.hal.device import Verdict\n"
+        f"class Answering(Reference):\n name = 'answering'\n def supports(self, model): return [{answer}]\n"
+        "def device(): return Answering()\n"
+    )
+    monkeypatch.setattr(discovery, "_registered", {})
+    nnhal.load_driver(file)
+    with nnhal.compile(sums(), devices="answering", isolation="process", fallback="allow") as compiled:
+        (choice,) = compiled.placement.choices
+        assert choice.device == ("reference" if outcome else "answering")
+        assert outcome in choice.others.get("answering", "")
+
+
 class Caching(Fake):
     """Gives the same prepared model for every model."""
 
@@ -235,13 +256,12 @@ def test_a_process_that_does_not_answer_what_it_supports_misses_the_deadline(mon
     isolation.close_all()
 
 
-def test_the_next_device_is_not_asked_once_the_deadline_has_passed():
-    asked = []
-    second = saying("second", prepare=lambda *_: asked.append(1))
-    first = Fake(takes=lambda n: n == 0)
-    first.on_prepare = lambda: time.sleep(0.05)
-    with pytest.raises(MissedDeadline):
-        nnhal.compile(sums(2), devices=[first, second], deadline=0.02)
+def test_a_device_is_not_asked_to_prepare_after_the_deadline():
+    asked, model = [], sums()
+    device = saying("late", prepare=lambda *_: asked.append(1))
+    wishes = Wishes((device,), "forbid", deadline=time.monotonic_ns() - 1)
+    with pytest.raises(MissedDeadline, match="device late: preparing its part: the deadline passed before"):
+        prepare(device, cut(model, [0]), wishes)
     assert not asked
 
 

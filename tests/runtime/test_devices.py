@@ -279,6 +279,16 @@ def test_a_device_whose_attributes_cannot_be_is_refused_by_name(attribute, value
     assert message.split(": ", 1)[-1].replace(".1.", "[1]") in discovery.found()[0].problem
 
 
+def test_a_device_whose_attributes_cannot_be_read_is_refused():
+    class Moody(Fake):
+        @property
+        def version(self) -> str:
+            raise OSError("not now")
+
+    with pytest.raises(InvalidArgument, match=r"Moody: version raises OSError: not now, must be there"):
+        nnhal.compile(sums(), devices=Moody(), fallback="allow")
+
+
 # ----------------------------------------------------------------------------------------------- in other processes
 
 

@@ -201,12 +201,21 @@ def check(device: Device) -> None:
 
 def check_attributes(device: Device) -> None:
     """Refuse a device whose name, version, type, level, extensions or relaxations are none: InvalidArgument says which."""
-    label = f"device {device.name if isinstance(device.name, str) else _class_of(device)}"
+    name = _attribute(device, "name")
+    label = f"device {name if isinstance(name, str) else _class_of(device)}"
     for what, kind in (("name", str), ("version", str), ("type", DeviceType), ("level", Level)):
-        value = getattr(device, what)
+        value = _attribute(device, what)
         if not isinstance(value, kind) or value == "":
             raise InvalidArgument(f"{label}: {what} is {value!r}, must be a {kind.__name__}")
     for what in ("extensions", "relaxations"):
-        texts = getattr(device, what)
+        texts = _attribute(device, what)
         if isinstance(texts, str) or not isinstance(texts, Collection) or not all(isinstance(t, str) for t in texts):
             raise InvalidArgument(f"{label}: {what} is {texts!r}, must be several str")
+
+
+def _attribute(device: Device, what: str) -> object:
+    try:
+        found: object = getattr(device, what)
+    except Exception as error:
+        raise InvalidArgument(f"device {_class_of(device)}: {what} raises {told(error)}, must be there") from None
+    return found
