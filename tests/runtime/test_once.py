@@ -37,6 +37,7 @@ def test_who_asks_at_the_same_time_gets_the_one_value(table):
     with ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(table.get, "a", make) for _ in range(4)]
         waiting(table, 3)
+        assert table.values() == {} and table.forget() == []
         gate.set()
         assert len({id(each.result(LIMIT)) for each in asked}) == len(made) == 1
     assert table.get("a", make) is made[0]
@@ -118,14 +119,16 @@ def test_a_forked_child_makes_for_itself_what_was_being_made(table):
         asked = pool.submit(table.get, "a", make)
         assert started.wait(LIMIT)
         read, write = os.pipe()
-        with table._lock, warnings.catch_warnings():
+        with table._lock, warnings.catch_warnings():  # as another thread may hold it
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
-        if not child:
-            signal.alarm(int(LIMIT))
-            found = table.get("a", lambda: "child's"), table.get("done", lambda: "lost")
-            os.write(write, repr(found).encode())
-            os._exit(0)
+            if not child:
+                signal.alarm(int(LIMIT))
+                try:
+                    found = table.get("a", lambda: "child's"), table.get("done", lambda: "lost")
+                    os.write(write, repr(found).encode())
+                finally:
+                    os._exit(0)
         os.close(write)
         os.waitpid(child, 0)
         gate.set()
