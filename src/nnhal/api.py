@@ -65,25 +65,21 @@ def compile(
     if not isinstance(model, Model):
         model = load(model)
     named = _named(devices)
-    fallback = fallback or ("warn" if named is None else "forbid")
+    if fallback is None:
+        fallback = "warn" if named is None else "forbid"
     _one_of("isolation", isolation, get_args(Isolation))
     _one_of("fallback", fallback, get_args(Fallback))
     if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
         raise InvalidArgument(f"threads is {threads!r}, must be an integer of at least 0")
+    if not isinstance(relaxed, bool | None):
+        raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None for what the model says")
+    preference, priority = validate_preference(preference), validate_priority(priority)
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
     options = _options(driver_options, chosen)
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
-    wishes = Wishes(
-        tuple(chosen),
-        fallback,
-        validate_preference(preference),
-        validate_priority(priority),
-        threads,
-        point_in_time(deadline),
-        options,
-    )
+    wishes = Wishes(tuple(chosen), fallback, preference, priority, threads, point_in_time(deadline), options)
     return Compiled(compile_plan(model, wishes))
 
 

@@ -91,6 +91,8 @@ def test_a_model_that_the_driver_had_said_yes_to_falls_back(kind):
         ({"deadline": -1}, "deadline is -1 s, must be at least 0"),
         ({"deadline": True}, "deadline is True, must be a number of seconds"),
         ({"deadline": "1"}, "deadline is '1', must be a number of seconds"),
+        ({"fallback": ""}, "fallback is '', must be one of allow, warn, forbid"),
+        ({"relaxed": "yes"}, "relaxed is 'yes', must be true, false, or None"),
         ({"isolation": "vm"}, "isolation is 'vm', must be one of none, process"),
     ],
 )
