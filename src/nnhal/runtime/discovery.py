@@ -132,11 +132,11 @@ def unknown(name: str) -> DeviceUnavailable:
     return DeviceUnavailable(f"device {name!r} is not known, must be one of {', '.join(names(samples=False))}")
 
 
-def select(names: Sequence[str | Device] | None) -> list[Device]:
+def select(names: Sequence[str] | None) -> list[Device]:
     """The devices named, in that order, or all; DeviceUnavailable says why one is not there and lists the others."""
     if names is None:
         return devices()
-    return [name if isinstance(name, Device) else load_one(name) for name in names]
+    return [load_one(name) for name in names]
 
 
 def origin_of(name: str) -> str:
