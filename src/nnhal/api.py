@@ -1,13 +1,13 @@
 """The Python API: `load`, `compile`, `devices`. Everything here is an edge: arguments are checked, then passed on."""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.hal.device import Device
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
@@ -54,40 +54,63 @@ def compile(
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
-    fallback: "allow", "warn" (a FallbackWarning) or "forbid"; where devices are named, "forbid" is the default.
-    threads: how many an engine may use, 0 for its own choice. relaxed: float32 may be computed as float16; None leaves it
-    as the model says. deadline: seconds from now. driver_options: a mapping for each device name.
+    devices: two of the same name both take part. fallback: "allow", "warn" (a FallbackWarning, the default) or "forbid"
+    (the default where devices are named). threads: how many an engine may use, 0 for its own choice. relaxed: float32 may
+    be computed as float16; None leaves it as the model says. deadline: seconds that the devices may take to say what they
+    support and to prepare it, once they are there. driver_options: a mapping for each device name.
     isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one.
-    Raises InvalidModel, UnsupportedModel, DeviceUnavailable, MissedDeadline, or what a driver raised.
+    Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
+    MissedDeadline, or what a driver raised.
     """
     if not isinstance(model, Model):
         model = load(model)
-    named = [devices] if isinstance(devices, str | Device) else devices
-    if isolation not in get_args(Isolation):
-        raise InvalidArgument(f"isolation is {isolation!r}, must be one of {', '.join(get_args(Isolation))}")
+    named = _named(devices)
+    if fallback is None:
+        fallback = "warn" if named is None else "forbid"
+    _one_of("isolation", isolation, get_args(Isolation))
+    _one_of("fallback", fallback, get_args(Fallback))
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
+        raise InvalidArgument(f"threads is {threads!r}, must be an integer of at least 0")
+    if not isinstance(relaxed, bool | None):
+        raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None for what the model says")
+    preference, priority = validate_preference(preference), validate_priority(priority)
+    nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
-    fallback = fallback or ("allow" if devices is None else "forbid")
-    if fallback not in get_args(Fallback):
-        raise InvalidArgument(f"fallback is {fallback!r}, must be one of {', '.join(get_args(Fallback))}")
-    if threads < 0:
-        raise InvalidArgument(f"threads is {threads}, must be at least 0")
-    options = driver_options or {}
-    for name in options:
-        if name not in [device.name for device in chosen]:
-            there = ", ".join(device.name for device in chosen)
-            raise InvalidArgument(f"driver_options: {name!r} is none of the devices, must be one of {there}")
+    options = _options(driver_options, chosen)
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
-    wishes = Wishes(
-        tuple(chosen),
-        fallback,
-        validate_preference(preference),
-        validate_priority(priority),
-        threads,
-        None if deadline is None else time.monotonic_ns() + int(deadline * 1e9),
-        options,
-    )
+    wishes = Wishes(tuple(chosen), fallback, preference, priority, threads, point_in_time(deadline), options)
     return Compiled(compile_plan(model, wishes))
+
+
+def _named(devices: Any) -> list[str | Device] | None:
+    if devices is None:
+        return None
+    named = list(devices) if isinstance(devices, Sequence) and not isinstance(devices, str) else [devices]
+    for device in named:
+        if not isinstance(device, str | Device):
+            raise InvalidArgument(f"devices: {device!r} is none, must be a name or a Device")
+    return named
+
+
+def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidArgument(f"{what} is {value!r}, must be one of {', '.join(allowed)}")
+
+
+def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Device]) -> dict[str, dict[str, Any]]:
+    """The options of each device that has some, as they are now; each name must be that of exactly one device."""
+    names = [device.name for device in chosen]
+    if not isinstance(given, Mapping | None):
+        raise InvalidArgument(f"driver_options is {given!r}, must be a mapping for each device name")
+    for name, options in (given or {}).items():
+        if name not in names:
+            raise InvalidArgument(f"driver_options: {name!r} is none of the devices, must be one of {', '.join(names)}")
+        if names.count(name) > 1:
+            raise InvalidArgument(f"driver_options: {names.count(name)} devices are named {name!r}, must be one")
+        if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+            raise InvalidArgument(f"driver_options of {name} is {options!r}, must be a mapping with str keys")
+    return {name: dict(options) for name, options in (given or {}).items()}
 
 
 def devices() -> list[Found]:

@@ -72,6 +72,20 @@ def test_run_with_a_driver_under_development():
     assert "on mine: the only device that takes it" in text
 
 
+@pytest.mark.parametrize(("fallback", "warnings"), [("warn", 1), ("allow", 0)])
+def test_run_warns_of_what_falls_back_in_one_line_on_stderr(fallback, warnings, tmp_path):
+    (tmp_path / "broken.py").write_text(
+        "from nnhal.drivers.reference import Reference\nclass Broken(Reference):\n    name = 'broken'\n"
+        "    def prepare(self, model, hints): raise RuntimeError('out of order')\ndef device(): return Broken()\n"
+    )
+    arguments = ["run", "add4", "--driver", str(tmp_path / "broken.py"), "--fallback", fallback]
+    command = [sys.executable, "-m", "nnhal.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = "broken failed to prepare operations #0: device broken: RuntimeError: out of order; placing them elsewhere"
+    assert f"       {line}\n" in done.stdout
+    assert done.stderr.count(f"nnhal: warning: {line}\n") == warnings and "Warning" not in done.stderr
+
+
 def test_a_missing_file_is_exit_code_3():
     assert "is no file and no model of the zoo" in nnhal("run", "nothing.tflite", code=3)
 

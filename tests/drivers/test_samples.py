@@ -26,6 +26,7 @@ from nnhal.hal.device import Hints, Prepared, prepared_by
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
+from nnhal.runtime.once import Once
 from tests import requests
 
 LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]
@@ -283,6 +284,6 @@ def test_orders_that_do_not_exist_are_refused(orders, message):
 
 def test_a_driver_that_dies_of_an_error_when_it_is_made_is_unavailable(monkeypatch):
     monkeypatch.setenv(faulty.VARIABLE, "make=raise")
-    monkeypatch.setattr(discovery, "_samples", {})
+    monkeypatch.setattr(discovery, "_loaded", Once(str))
     with pytest.raises(DeviceUnavailable, match="'faulty' does not load: RuntimeError: raised on command"):
         discovery.select(["faulty"])

@@ -64,8 +64,7 @@ def nothing_left(
     before, threads = descriptors(), len(_threads())
     others = weakref.WeakSet(_sessions())  # of tests elsewhere
     yield
-    while isolation._devices:
-        isolation._devices.popitem()[1].close()
+    isolation.close_all()
     if request.node.stash[FAILED]:
         return  # the traceback holds what the test held
     caplog.get_records("call").clear()  # and so do logged errors

@@ -241,11 +241,10 @@ def test_a_hang_in_prepare_ends_at_the_deadline(hang: str) -> None:
     for fallback in ("forbid", "allow"):
         with pytest.raises(MissedDeadline, match="deadline"):
             faulty(fallback, 0.3, prepare=hang)
+    device = nnhal.runtime.isolation.isolated("faulty")
+    wait_until(lambda: device.health.total >= 1, "the end of the process that hangs")
     with faulty() as compiled:
-        device = device_of(compiled)
-        assert computes(compiled)
-        wait_until(lambda: device.health.total >= 1, "the end of the process that hangs")
-        assert computes(compiled)
+        assert device_of(compiled) is device and computes(compiled)
 
 
 def test_a_missed_deadline_of_an_execution_that_ends_harms_nothing() -> None:

@@ -380,3 +380,15 @@ def test_relaxed_precision_is_computed_in_full_below_1_1():
     x = b.input((3, 4))
     prepared(Curious(), b.finish([x], [b.add(x, x)], relaxed=True))
     assert seen == [False]
+
+
+@pytest.mark.parametrize("launched", [ErrorStatus.INVALID_ARGUMENT, NONE])
+def test_an_invalid_argument_of_prepare_model_is_about_the_model_and_falls_back(launched):
+    def refuse(callback, _):
+        callback.notify(ErrorStatus.INVALID_ARGUMENT, None)
+        return launched
+
+    with pytest.raises(InvalidModel, match="INVALID_ARGUMENT"):
+        prepared(preparing(refuse))
+    compiled = nnhal.compile(added(), devices=adapt(preparing(refuse)), fallback="allow")
+    assert compiled.placement.devices() == {"reference": 1}

@@ -3,7 +3,7 @@
 import pytest
 
 from nnhal.base.codes import Preference
-from nnhal.base.errors import UnsupportedModel
+from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.levels import FL8, V1_0, V1_2
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Verdict
@@ -77,3 +77,8 @@ def test_independent_operations_share_a_step():
 def test_the_same_facts_give_the_same_partition():
     offers = [offer("a", 0.5, "yny"), offer("b", 0.5, "yyy")]
     assert partition(chain(3), offers) == partition(chain(3), offers)
+
+
+def test_offers_that_cannot_be_told_apart_are_refused():
+    with pytest.raises(InvalidArgument, match="offers: devices are a, a, must have labels that differ"):
+        partition(chain(1), [offer("a", 0.5, "y"), offer("a", 0.1, "y")])

@@ -165,12 +165,15 @@ def error_of(status: ErrorStatus, message: str) -> NnhalError:
     return kind(message)
 
 
-def as_error(error: BaseException, where: str) -> NnhalError:
-    """What a driver raised as an error of nnhal's."""
-    if isinstance(error, NnhalError):
-        return error
+def told(error: BaseException) -> str:
+    """What an error says, with its type where it is none of nnhal's own."""
     try:
         text = str(error)
-    except Exception:  # of a class of the driver's own
+    except Exception:  # of a class of somebody's own
         text = "an error that cannot be told"
-    return DriverFailed(f"{where}: {type(error).__name__}: {text}")
+    return text if isinstance(error, NnhalError) else f"{type(error).__name__}: {text}"
+
+
+def as_error(error: BaseException, where: str) -> NnhalError:
+    """What a driver raised as an error of nnhal's."""
+    return error if isinstance(error, NnhalError) else DriverFailed(f"{where}: {told(error)}")

@@ -30,7 +30,7 @@ driver_option = click.option(
 fallback_option = click.option(
     "--fallback",
     type=click.Choice(["allow", "warn", "forbid"]),
-    help="Whether the CPU takes over what a device fails at (default: forbid where --device is given, else allow).",
+    help="Whether the CPU takes over what a device fails at (default: forbid where --device is given, else warn).",
 )
 threads_option = click.option(
     "--threads", type=click.IntRange(0), default=0, help="Threads an engine may use; 0: its choice."

@@ -11,7 +11,7 @@ from nnhal.bench.compare import FLOAT_TOLERANCE, Difference, compare, each_opera
 from nnhal.cli import common
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.cli.main import ANSWER_NO
-from nnhal.hal.device import Device
+from nnhal.hal.device import Device, verdicts_by
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of
@@ -64,7 +64,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
 
 def _device(name: str, graph: Model) -> Device:
     device = discovery.select([name])[0]
-    refused = [(n, v.reason) for n, v in enumerate(device.supports(graph)) if not v.ok]
+    refused = [(n, v.reason) for n, v in enumerate(verdicts_by(device, graph)) if not v.ok]
     if refused:
         listing = "; ".join(f"#{n}: {why}" for n, why in refused[:ROWS])
         raise UnsupportedModel(f"device {name} does not take {len(refused)} operations: {listing}")

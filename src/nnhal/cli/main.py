@@ -6,6 +6,7 @@ that is not valid or not supported; 4 a device or an execution failed; 130 inter
 
 import json
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -60,6 +61,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {message}", err=True)
     try:
         code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
     except click.exceptions.Abort:

@@ -19,6 +19,7 @@ def placement_lines(placement: Placement) -> Iterator[str]:
     plural = "" if len(placement.steps) == 1 else "s"
     yield f"       {len(placement.steps)} step{plural}, {placement.transfers} tensors cross between devices"
     yield from (f"       {event}" for event in placement.events)
+    yield from (f"       {step}" for step in placement.live)
 
 
 def _why(choice: Choice) -> tuple[str, str, tuple[tuple[str, str], ...]]:

@@ -17,7 +17,7 @@ from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.conformance.draw import Call, Cell, contents, draw
 from nnhal.conformance.suite import tolerance
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -210,7 +210,7 @@ def compare_device(
     while draws > 0:
         call = draw(cell, rng, open=bool(rng.random() < OPEN))
         model = model_of(call)
-        refused = [v.reason for v in device.supports(model) if not v.ok]
+        refused = [v.reason for v in verdicts_by(device, model) if not v.ok]
         if refused:
             draws -= 1
             yield Result(call, "refused", refused[0])

@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import OperationType
 from nnhal.base.errors import NnhalError
 from nnhal.frontends.python import Builder, Tensor
-from nnhal.hal.device import Device, Verdict
+from nnhal.hal.device import Device, Verdict, verdicts_by
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, Op, Stored, T
@@ -19,7 +19,7 @@ def probe(device: Device) -> dict[str, Verdict]:
     verdicts = {}
     for name, model in _models():
         try:
-            verdicts[name] = device.supports(model)[-1]
+            verdicts[name] = verdicts_by(device, model)[-1]
         except NnhalError as error:
             verdicts[name] = Verdict(False, str(error))
     return verdicts

@@ -11,7 +11,7 @@ from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array, dtype_of
 from nnhal.conformance.vectors import Expected, Vector
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, prepared_by, verdicts_by
 from nnhal.hal.request import Control
 from nnhal.ops.common import FLOAT, HALF
 
@@ -47,7 +47,7 @@ def run_vector(vector: Vector, device: Device, variant: str = "", way: str = "pl
 
     try:
         model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
-        refused = [v.reason for v in device.supports(model) if not v.ok]
+        refused = [v.reason for v in verdicts_by(device, model) if not v.ok]
         if refused:
             return outcome("unsupported", refused[0])
         prepared = prepared_by(device, model, Hints())

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus
-from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, OutputInsufficientSize, error_of
+from nnhal.base.errors import (
+    InvalidArgument,
+    InvalidModel,
+    NnhalError,
+    OperationFailed,
+    OutputInsufficientSize,
+    error_of,
+)
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
 from nnhal.hal.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
@@ -105,7 +112,18 @@ class Adapted(Device):
         return [Verdict(not reason, reason) for reason in with_neighbours(model, reasons, self.level)]
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Have the driver prepare the model in its level's form, and wait for its callback or the deadline."""
+        """Have the driver prepare the model in its level's form, and wait for its callback or the deadline.
+
+        It is given no options: where it says INVALID_ARGUMENT that is about the model, InvalidModel.
+        """
+        try:
+            return self._prepare(model, hints)
+        except InvalidModel:
+            raise
+        except InvalidArgument as error:
+            raise InvalidModel(str(error)) from None
+
+    def _prepare(self, model: Model, hints: Hints) -> Prepared:
         old = _form(lowered(model, self.level), self.level)
         callback = Callback(f"driver {self.name}: prepareModel")
         form = newest(self.driver, "prepareModel", self.level)

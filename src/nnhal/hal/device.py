@@ -4,7 +4,7 @@ A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -163,7 +163,11 @@ class Device(ABC):
 
     @abstractmethod
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile a model all of whose operations have a good verdict. Raises an NnhalError where that fails."""
+        """Compile a model all of whose operations have a good verdict; a new object each time.
+
+        Raises an NnhalError where that fails: InvalidArgument where the hints are at fault, which is an error to the
+        application; after any other, UnsupportedModel among them, the runtime may place the model elsewhere.
+        """
 
     def status(self) -> DeviceStatus:
         """What the device is busy with, as far as it tells."""
@@ -181,12 +185,30 @@ class Device(ABC):
 
 
 def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
-    """What the device prepares, with its model noted; OperationFailed where that is no prepared model."""
+    """What the device prepares, with its model noted; OperationFailed where that is none, or one that it gave before."""
     prepared = device.prepare(model, hints)
     if not isinstance(prepared, Prepared):
         raise OperationFailed(f"device {device.name}: prepare gave {type(prepared).__name__}, must give a Prepared")
+    mark = object()
+    if vars(prepared).setdefault("_handed_out", mark) is not mark:
+        raise OperationFailed(f"device {device.name}: prepare gave a Prepared that it gave before, must give a new one")
     prepared.model = model
     return prepared
+
+
+def verdicts_by(device: Device, model: Model) -> list[Verdict]:
+    """What the device says of each operation, a bool taken for a verdict; OperationFailed where that is anything else."""
+    answers = device.supports(model)
+    count = len(model.main.operations)
+    if not isinstance(answers, Iterable):
+        raise OperationFailed(f"supports() gave {answers!r}, must be {count} verdicts, one an operation")
+    verdicts = [Verdict(answer) if isinstance(answer, bool) else answer for answer in answers]
+    for place, verdict in enumerate(verdicts):
+        if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
+            raise OperationFailed(f"supports() gave {verdict!r} for operation {place}, must be a Verdict or a bool")
+    if len(verdicts) != count:
+        raise OperationFailed(f"supports() gave {len(verdicts)} verdicts, must be {count}, one an operation")
+    return verdicts
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:

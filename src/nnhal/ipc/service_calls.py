@@ -12,7 +12,7 @@ from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Bound, Place, bind_request, flat_bytes
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, prepared_by, verdicts_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -108,7 +108,7 @@ class Calls:
     def _supported(self, call: wire.GetSupportedOperations, fds: Iterator[int]) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         validate(model)
-        verdicts = tuple((bool(v.ok), clipped(str(v.reason))) for v in self._device.supports(model))
+        verdicts = tuple((v.ok, clipped(v.reason)) for v in verdicts_by(self._device, model))
         return wire.Verdicts(verdicts), ()
 
     def _announce(self, call: wire.Announce, fds: Iterator[int]) -> Answer:

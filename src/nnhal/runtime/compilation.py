@@ -1,31 +1,43 @@
 """Compilation: ask the devices, partition, cut the parts, prepare each on its device, fall back by the contract."""
 
+import os
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import (
     DeviceUnavailable,
     InvalidArgument,
+    InvalidModel,
     MissedDeadline,
     OperationFailed,
     UnsupportedModel,
     as_error,
+    told,
 )
 from nnhal.base.log import logger
 from nnhal.base.operands import dtype_of
-from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by
-from nnhal.hal.utilities import is_extension
+from nnhal.base.time import by
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, prepared_by, verdicts_by
+from nnhal.hal.utilities import is_extension, validate_capabilities
+from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.process import Resilient
 from nnhal.model.graph import Model
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import validate
 from nnhal.runtime import discovery
+from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.partition import Offer, Partition, partition
+from nnhal.runtime.placement import Live, Placement
 
 Fallback = Literal["allow", "warn", "forbid"]
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
 
 
@@ -33,11 +45,20 @@ class FallbackWarning(UserWarning):
     """Something runs on another device than the one that was chosen for it."""
 
 
+def warn_of_fallback(text: str) -> None:
+    """A FallbackWarning at the line outside this package that called into it."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, FallbackWarning, stacklevel=level)
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What `compile` was asked for, checked.
 
     deadline: point on the monotonic clock in nanoseconds by which compilation has to end, None for no limit.
+    driver_options: by name of a device; a name that is given is that of exactly one of `devices`.
     """
 
     devices: tuple[Device, ...]
@@ -48,9 +69,10 @@ class Wishes:
     deadline: int | None = None
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def hints(self, device: str) -> Hints:
-        """What the driver of a device is told."""
-        options = self.driver_options.get(device, {})
+    def hints(self, device: Device) -> Hints:
+        """What the driver of a device is told; one that only takes over has no options."""
+        chosen = any(each is device for each in self.devices)
+        options = self.driver_options.get(device.name, {}) if chosen else {}
         return Hints(self.preference, self.priority, self.threads, self.deadline, options)
 
 
@@ -67,130 +89,195 @@ class Step:
 
 @dataclass(frozen=True)
 class Plan:
-    """A compiled model: steps in execution order, where each operation went and why, and what fell back."""
+    """A compiled model: steps in execution order, where each operation went and why, what fell back.
+
+    keys: what the devices are, by the labels of the partition. live: where executions that fall back are counted.
+    """
 
     model: Model
     partition: Partition
     steps: tuple[Step, ...]
     wishes: Wishes
     events: tuple[str, ...]
+    keys: Mapping[str, DeviceKey]
+    live: Live
+
+    @property
+    def placement(self) -> Placement:
+        """Where each operation runs, and why."""
+        return Placement(self.partition, self.events, self.keys, self.live)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A device that may take part, and what it says of the model. unavailable: where that kept it from answering."""
+
+    device: Device
+    key: DeviceKey
+    offer: Offer
+    unavailable: DeviceUnavailable | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A part that could not be prepared: its device's label, its operations, why."""
+
+    label: str
+    operations: tuple[int, ...]
+    error: Exception
 
 
 def compile_plan(model: Model, wishes: Wishes) -> Plan:
     """Partition and prepare.
 
-    Raises UnsupportedModel, DeviceUnavailable, MissedDeadline or what the last device tried raised.
+    Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument where the driver says that of what it was
+    told, or what the last device tried raised.
     """
     validate(model)
-    devices = list(wishes.devices)
-    cpu = discovery.cpu()
-    unavailable: list[DeviceUnavailable] = []
-    offers = [_offer(device, model, unavailable) for device in devices]
-    if wishes.fallback != "forbid" and cpu not in devices:
-        devices.append(cpu)
-        offers.append(_cpu_offer(cpu, model))
     events: list[str] = []
+    candidates = _candidates(model, wishes, events)
+    offers = [c.offer for c in candidates]
     try:
-        plan = _attempt(model, wishes, offers, devices, events)
+        plan = _attempt(model, wishes, candidates, offers, events)
     except UnsupportedModel:
-        if unavailable:  # that is why
-            raise unavailable[0] from None
+        for candidate in candidates:
+            if candidate.unavailable is not None:  # that is why
+                raise candidate.unavailable from None
         raise
     if isinstance(plan, Plan):
         return plan
-    culprit, operations, error = plan
     if wishes.fallback == "forbid":
-        raise error
-    _note(
-        wishes, events, f"{culprit} failed to prepare operations {_span(operations)}: {error}; placing them elsewhere"
-    )
-    why = f"failed to prepare: {error}"
-    again = [replace(o, excluded=frozenset(operations), excluded_why=why) if o.device == culprit else o for o in offers]
+        raise plan.error
+    where = f"operations {_span(plan.operations)}"
+    _note(wishes, events, f"{plan.label} failed to prepare {where}: {plan.error}; placing them elsewhere")
+    lost, why = frozenset(plan.operations), f"failed to prepare: {plan.error}"
+    again = [replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o for o in offers]
+    culprit = plan
     try:
-        plan = _attempt(model, wishes, again, devices, events)
-    except InvalidArgument as unplaced:
-        plan = culprit, operations, unplaced
+        plan = _attempt(model, wishes, candidates, again, events)
+    except UnsupportedModel as unplaced:
+        plan = replace(culprit, error=unplaced)
     if isinstance(plan, Plan):
         return plan
-    _note(wishes, events, f"{plan[0]} failed to prepare as well: {plan[2]}; the whole model goes to the CPU")
-    whole = _attempt(model, wishes, [_cpu_offer(cpu, model)], [cpu], events)
+    _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
+    cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
+    whole = _attempt(model, wishes, candidates, [cpu], events)
     if isinstance(whole, Plan):
         return whole
-    raise whole[2]
+    raise whole.error
+
+
+def _candidates(model: Model, wishes: Wishes, events: list[str]) -> list[_Candidate]:
+    """The devices chosen, and the CPU where it may take over, each asked."""
+    devices, cpu = list(wishes.devices), discovery.cpu()
+    chosen = any(device is cpu for device in devices)
+    if wishes.fallback != "forbid" and not chosen:
+        devices.append(cpu)
+    keys = [key_of(device) for device in devices]
+    found = [_asked(*each, model, wishes, events) for each in zip(devices, keys, labels(keys), strict=True)]
+    if devices[-1] is cpu and not chosen:
+        found[-1] = replace(found[-1], offer=_taking_over(model, found[-1].offer))
+    return found
+
+
+def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wishes, events: list[str]) -> _Candidate:
+    """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
+
+    def ask() -> tuple[Capabilities, list[Verdict]]:
+        stated = device.capabilities()
+        if not isinstance(stated, Capabilities):
+            raise OperationFailed(f"capabilities() gave {stated!r}, must be Capabilities")
+        validate_capabilities(stated)
+        return stated, verdicts_by(device, model)
+
+    unavailable = None
+    try:
+        stated, verdicts = by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
+    except Exception as error:
+        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+            raise
+        unavailable = error if isinstance(error, DeviceUnavailable) else None
+        why = str(unavailable or f"the driver failed to say: {told(error)}")
+        _note(wishes, events, f"{label} takes nothing: {why}")
+        stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
+    offer = Offer(label, device.level, stated, verdicts, tuple(device.extensions))
+    return _Candidate(device, key, offer, unavailable)
+
+
+def _taking_over(model: Model, offer: Offer) -> Offer:
+    """What falls back to the CPU: everything but the operations of extensions."""
+    own = frozenset(n for n, o in enumerate(model.main.operations) if is_extension(o.type))
+    return replace(offer, excluded=own, excluded_why="operations of extensions never fall back")
 
 
 def _note(wishes: Wishes, events: list[str], text: str) -> None:
     events.append(text)
     _log.info("%s", text)
     if wishes.fallback == "warn":
-        warnings.warn(text, FallbackWarning, stacklevel=5)
+        warn_of_fallback(text)
 
 
 def _span(operations: Sequence[int]) -> str:
     return f"#{operations[0]}" if len(operations) == 1 else f"#{min(operations)} to #{max(operations)}"
 
 
-def _offer(device: Device, model: Model, unavailable: list[DeviceUnavailable]) -> Offer:
-    """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
-    count = len(model.main.operations)
-    try:
-        verdicts = list(device.supports(model))
-        if len(verdicts) != count:
-            raise OperationFailed(f"supports() gave {len(verdicts)} verdicts, must be {count}, one an operation")
-    except DeviceUnavailable as error:
-        unavailable.append(error)
-        verdicts = [Verdict(False, str(error))] * count
-    except Exception as error:
-        _log.warning("device %s: %s", device.name, error)
-        verdicts = [Verdict(False, f"the driver failed to say: {error}")] * count
-    return Offer(device.name, device.level, device.capabilities(), verdicts, tuple(device.extensions))
-
-
-def _cpu_offer(cpu: Device, model: Model) -> Offer:
-    """What falls back to the CPU: everything but the operations of extensions."""
-    own = frozenset(n for n, o in enumerate(model.main.operations) if is_extension(o.type))
-    return replace(_offer(cpu, model, []), excluded=own, excluded_why="operations of extensions never fall back")
-
-
 def _attempt(
-    model: Model, wishes: Wishes, offers: Sequence[Offer], devices: Sequence[Device], events: list[str]
-) -> Plan | tuple[str, tuple[int, ...], Exception]:
-    """A plan, or the device that failed, the operations it failed on and its error."""
+    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], offers: Sequence[Offer], events: list[str]
+) -> Plan | _Failure:
+    """Partition and prepare every part. Whatever keeps it from that, an interrupt too, closes what was prepared."""
     found = partition(model, offers, wishes.preference)
-    table = {device.name: device for device in devices}
+    by_label = {c.offer.device: c for c in candidates}
     steps: list[Step] = []
-    for planned in found.steps:
-        part = cut(model, planned.operations)
-        try:
-            steps.append(prepare(table[planned.device], part, wishes))
-        except MissedDeadline:
-            _close(steps)
-            raise
-        except Exception as error:
-            _close(steps)
-            return planned.device, planned.operations, as_error(error, f"device {planned.device}")
-    return Plan(model, found, tuple(steps), wishes, tuple(events))
+    with ExitStack() as undo:
+        for planned in found.steps:
+            part = cut(model, planned.operations)
+            try:
+                step = prepare(by_label[planned.device].device, part, wishes)
+            except MissedDeadline:
+                raise
+            except Exception as error:
+                if is_callers(error):
+                    raise
+                return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
+            undo.callback(_close, step.prepared, planned.device)
+            steps.append(step)
+        undo.pop_all()
+    keys = {label: c.key for label, c in by_label.items()}
+    live = Live([step.device for step in found.steps])
+    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, live)
 
 
-def _close(steps: Sequence[Step]) -> None:
-    for step in steps:
-        step.prepared.close()
+def is_callers(error: Exception) -> bool:
+    """Whether what a driver raised is about the arguments that the application gave it: never a reason to fall back.
+
+    InvalidArgument is, where it is not about the model: to that the driver had said yes.
+    """
+    return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
+
+
+def _close(prepared: Prepared, device: str) -> None:
+    try:
+        prepared.close()
+    except Exception:
+        _log.exception("device %s failed to close a prepared model", device)
 
 
 def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
-    """Prepare one part on one device."""
+    """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes."""
+    what = f"compilation: device {device.name}: preparing its part"
+    fresh, hints = _fresh(part), wishes.hints(device)
     start = time.monotonic_ns()
     if wishes.deadline is not None and start > wishes.deadline:
-        raise MissedDeadline(f"compilation: the deadline passed before {device.name} prepared its part")
-    prepared = prepared_by(device, part.model, wishes.hints(device.name))
-    end = time.monotonic_ns()
-    if wishes.deadline is not None and end > wishes.deadline:
-        prepared.close()
-        raise MissedDeadline(f"compilation: {device.name} took {(end - start) / 1e6:.1f} ms, past the deadline")
-    _log.debug(
-        "%s prepared %d operations in %.1f ms", device.name, len(part.model.main.operations), (end - start) / 1e6
-    )
-    return Step(device, part, prepared, _fresh(part), end - start)
+        raise MissedDeadline(f"{what}: the deadline passed before")
+
+    def work() -> Prepared:
+        return prepared_by(device, part.model, hints)
+
+    timely = isinstance(device, Resilient | RemoteDevice)
+    prepared = by(None if timely else wishes.deadline, what, work, late=lambda p: _close(p, device.name))
+    spent = time.monotonic_ns() - start
+    _log.debug("%s prepared %d operations in %.1f ms", device.name, len(part.model.main.operations), spent / 1e6)
+    return Step(device, part, prepared, fresh, spent)
 
 
 def _fresh(part: Part) -> tuple[tuple[tuple[int, ...], Any] | None, ...]:

@@ -106,7 +106,7 @@ class Compiled(Caller):
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return Placement(self.plan.partition, self.plan.events)
+        return self.plan.placement
 
     def close(self) -> None:
         """Wait for executions in flight, then give everything back. Later uses raise Closed; closing twice does nothing.

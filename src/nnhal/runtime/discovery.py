@@ -1,19 +1,30 @@
-"""Finds device drivers: by entry point (group `nnhal.drivers`; samples by name only), or a Python file under development."""
+"""Which drivers there are: by entry point (group `nnhal.drivers`; samples by name only), or a Python file under development.
+
+A driver loads when it is first asked for, once. No lock is held meanwhile: it may ask for others, and others load beside it.
+"""
 
 import importlib.util
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
+from nnhal.base.codes import DeviceType
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
+from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.hal.device import Device
 from nnhal.hal.utilities import validate_capabilities
+from nnhal.runtime.once import Once
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "nnhal.drivers"
 SAMPLES = "nnhal.samples"  # found by name only, no candidates where no device is named
-CPU = "reference"  # the device that everything can fall back to
+CPU = "reference"  # nnhal's own, whatever else calls itself so: what everything can fall back to
+_CPU_ORIGIN = "nnhal.drivers.reference:device"
 _log = logger("manager")
 
 
@@ -26,38 +37,68 @@ class Found:
     device: Device | None
     problem: str = ""
 
+    def loaded(self) -> Device:
+        """The device; DeviceUnavailable with the problem where there is none."""
+        if self.device is None:
+            raise DeviceUnavailable(f"device {self.name!r} does not load: {self.problem}")
+        return self.device
 
-_lock = threading.Lock()
-_found: dict[str, Found] = {}
-_samples: dict[str, Found] = {}
-_scanned = False
+
+_registered: dict[str, Found] = {}  # by the application, by name of the device
+_loaded: Once[str, Found] = Once(lambda name: f"driver {name!r}")  # of what is installed, by name of the entry point
+
+
+@cache
+def _installed() -> "dict[str, EntryPoint]":
+    """Entry points by name. Scanned once: what is installed later is there in the next process."""
+    from importlib.metadata import EntryPoint, entry_points
+
+    points = {CPU: EntryPoint(CPU, _CPU_ORIGIN, GROUP)}
+    there = entry_points()
+    for group in (GROUP, SAMPLES):
+        for point in there.select(group=group):
+            points.setdefault(point.name, point)
+    return points
+
+
+def names(*, samples: bool = True) -> list[str]:
+    """Names of all drivers that can be loaded, without loading any; the samples last."""
+    known = [name for name, point in _installed().items() if samples or point.group == GROUP]
+    return list(dict.fromkeys([*_registered, *known]))
 
 
 def found() -> list[Found]:
-    """Every driver known, loaded or not, the CPU last. Loading happens once; a driver's engine is imported here."""
-    global _scanned  # noqa: PLW0603
-    with _lock:
-        if not _scanned:
-            from importlib.metadata import entry_points
-
-            for point in entry_points(group=GROUP):
-                if point.name not in _found:
-                    _found[point.name] = _load(point.name, point.value, point.load)
-            _scanned = True
-        return sorted(_found.values(), key=lambda f: (f.name == CPU, f.name))
+    """Every driver but the samples, loaded now or before, or with the reason why it does not load; the CPU last."""
+    return sorted(map(_one, names(samples=False)), key=lambda f: (f.name == CPU, f.name))
 
 
-def _load(name: str, origin: str, load: object) -> Found:
+def devices() -> list[Device]:
+    """The devices that loaded, the CPU last."""
+    return [f.device for f in found() if f.device is not None]
+
+
+def _one(name: str) -> Found:
+    """A driver by the name of its entry point or of its registered device; no other is loaded."""
+    return _registered.get(name) or _from_entry(_installed()[name])
+
+
+def _from_entry(point: "EntryPoint") -> Found:
+    return _loaded.get(point.name, lambda: _load(point.name, point.value, point.load))
+
+
+def cpu() -> Device:
+    """The CPU reference device, nnhal's own."""
+    return _from_entry(_installed()[CPU]).loaded()
+
+
+def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> Found:
     try:
-        factory = load()  # type: ignore[operator]
-        device = factory()
-        if not isinstance(device, Device):
-            device = _adapted(device, name, origin)
+        made = load()()
+        device = made if isinstance(made, Device) else _adapted(made, name, origin)
         check(device)
     except Exception as error:
         _log.debug("driver %s (%s) does not load: %s", name, origin, error)
-        problem = str(error) if isinstance(error, NnhalError) else f"{type(error).__name__}: {error}"
-        return Found(name, origin, None, problem)
+        return Found(name, origin, None, told(error))
     _log.debug("driver %s (%s) loaded as device %s", name, origin, device.name)
     return Found(device.name, origin, device)
 
@@ -73,50 +114,49 @@ def _adapted(driver: object, name: str, origin: str) -> Device:
     return adapt(driver, getattr(driver, "name", name))
 
 
-def sample(name: str) -> Found | None:
-    """A driver of the second group by its name, loaded once; None where there is none."""
-    with _lock:
-        if name not in _samples:
-            from importlib.metadata import entry_points
+def load_one(name: str) -> Device:
+    """The device of one driver; no other is loaded. DeviceUnavailable says why it does not load, or which there are.
 
-            for point in entry_points(group=SAMPLES, name=name):
-                _samples[name] = _load(point.name, point.value, point.load)
-        return _samples.get(name)
+    name: of the entry point; that of a device which calls itself otherwise is found too, after all have loaded.
+    """
+    if name in names():
+        return _one(name).loaded()
+    for entry in found():
+        if entry.name == name:
+            return entry.loaded()
+    raise unknown(name)
 
 
-def names(*, samples: bool = True) -> list[str]:
-    """Names of all drivers that can be loaded, without loading any; the samples last."""
-    from importlib.metadata import entry_points
+def unknown(name: str) -> DeviceUnavailable:
+    """The error for a name that is no device's."""
+    return DeviceUnavailable(f"device {name!r} is not known, must be one of {', '.join(names(samples=False))}")
 
-    known = [point.name for group in (GROUP, SAMPLES)[: 1 + samples] for point in entry_points(group=group)]
-    return list(dict.fromkeys([*_found, *known]))
+
+def select(names: Sequence[str] | None) -> list[Device]:
+    """The devices named, in that order, or all; DeviceUnavailable says why one is not there and lists the others."""
+    if names is None:
+        return devices()
+    return [load_one(name) for name in names]
 
 
 def origin_of(name: str) -> str:
     """What a process of its own has to load for a driver: the path of its file, or its name."""
-    entry = _found.get(name)
+    if name not in names():
+        raise unknown(name)
+    entry = _registered.get(name)
     return entry.origin if entry is not None and entry.origin.endswith(".py") else name
 
 
-def load_one(name: str) -> Device:
-    """The device of one driver, found by name; no other is loaded. DeviceUnavailable says why not."""
-    from importlib.metadata import entry_points
-
-    for group in (GROUP, SAMPLES):
-        for point in entry_points(group=group, name=name):
-            entry = _load(point.name, point.value, point.load)
-            if entry.device is None:
-                raise DeviceUnavailable(f"device {name!r} does not load: {entry.problem}")
-            return entry.device
-    raise DeviceUnavailable(f"device {name!r} is not known, must be one of {', '.join(names())}")
+def source_of(device: Device) -> str:
+    """Where a device in this process comes from: an entry point, a file, or its class where the application made it."""
+    for entry in (*_registered.values(), *_loaded.values().values()):
+        if entry.device is device:
+            return entry.origin
+    return _class_of(device)
 
 
-def check(device: Device) -> None:
-    """Refuse a device whose statements cannot be true: InvalidArgument names the statement."""
-    try:
-        validate_capabilities(device.capabilities())
-    except InvalidArgument as error:
-        raise InvalidArgument(f"device {device.name}: {error}") from None
+def _class_of(device: Device) -> str:
+    return f"{type(device).__module__}:{type(device).__qualname__}"
 
 
 def load_driver(path: str | Path) -> Device:
@@ -130,11 +170,12 @@ def load_driver(path: str | Path) -> Device:
     module = importlib.util.module_from_spec(spec)
     loader = spec.loader
 
-    def factory() -> object:
+    def factory() -> Callable[[], object]:
         loader.exec_module(module)
         if not hasattr(module, "device"):
             raise InvalidArgument(f"driver {file}: defines no device(), must be a function that returns a Device")
-        return module.device
+        made: Callable[[], object] = module.device
+        return made
 
     entry = _load(file.stem, str(file), factory)
     if entry.device is None:
@@ -144,39 +185,37 @@ def load_driver(path: str | Path) -> Device:
 
 
 def register(device: Device, origin: str = "registered") -> None:
-    """Make a device known to this process; it takes the place of one of the same name."""
+    """Make a device known to this process; it takes the place of one of the same name, but not that of the CPU."""
     check(device)
-    with _lock:
-        _found[device.name] = Found(device.name, origin, device)
+    _registered[device.name] = Found(device.name, origin, device)
 
 
-def devices() -> list[Device]:
-    """The devices that loaded, the CPU last."""
-    return [f.device for f in found() if f.device is not None]
+def check(device: Device) -> None:
+    """Refuse a device whose statements cannot be true: InvalidArgument names the statement."""
+    check_attributes(device)
+    try:
+        validate_capabilities(device.capabilities())
+    except InvalidArgument as error:
+        raise InvalidArgument(f"device {device.name}: {error}") from None
 
 
-def select(names: Sequence[str | Device] | None) -> list[Device]:
-    """The devices named, in that order, or all; DeviceUnavailable says why one is not there and lists the others."""
-    if names is None:
-        return devices()
-    table = {f.name: f for f in found()}
-    chosen = []
-    for name in names:
-        if isinstance(name, Device):
-            chosen.append(name)
-            continue
-        entry = table.get(name) or sample(name)
-        if entry is None:
-            there = ", ".join(n for n, f in table.items() if f.device is not None)
-            raise DeviceUnavailable(f"device {name!r} is not known, must be one of {there}")
-        if entry.device is None:
-            raise DeviceUnavailable(f"device {name!r} does not load: {entry.problem}")
-        chosen.append(entry.device)
-    if not chosen:
-        raise InvalidArgument("devices: none is named, must be at least one")
-    return chosen
+def check_attributes(device: Device) -> None:
+    """Refuse a device whose name, version, type, level, extensions or relaxations are none: InvalidArgument says which."""
+    name = _attribute(device, "name")
+    label = f"device {name if isinstance(name, str) else _class_of(device)}"
+    for what, kind in (("name", str), ("version", str), ("type", DeviceType), ("level", Level)):
+        value = _attribute(device, what)
+        if not isinstance(value, kind) or value == "":
+            raise InvalidArgument(f"{label}: {what} is {value!r}, must be a {kind.__name__}")
+    for what in ("extensions", "relaxations"):
+        texts = _attribute(device, what)
+        if isinstance(texts, str) or not isinstance(texts, Collection) or not all(isinstance(t, str) for t in texts):
+            raise InvalidArgument(f"{label}: {what} is {texts!r}, must be several str")
 
 
-def cpu() -> Device:
-    """The CPU reference device."""
-    return select([CPU])[0]
+def _attribute(device: Device, what: str) -> object:
+    try:
+        found: object = getattr(device, what)
+    except Exception as error:
+        raise InvalidArgument(f"device {_class_of(device)}: {what} raises {told(error)}, must be there") from None
+    return found

@@ -2,32 +2,59 @@
 
 import atexit
 import os
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
+from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.hal.device import Device
 from nnhal.ipc import names as services
 from nnhal.ipc.process import Resilient, start
 from nnhal.runtime import discovery
+from nnhal.runtime.once import Once
 
 Isolation = Literal["none", "process"]
+T = TypeVar("T")
 _log = logger("manager")
-_lock = threading.Lock()
-_devices: dict[tuple[str, str], Resilient] = {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the driver of a device is: name, what its process loads, whether the process is this client's own."""
+
+    name: str
+    driver: str
+    own: bool
+
+
+_devices: Once[Place, Resilient] = Once(lambda place: f"the process of device {place.name!r}")
 
 
 def isolated(name: str) -> Resilient:
     """The device of a driver in a process of this client's own, which is started now where it does not run yet."""
-    if name not in discovery.names():
-        raise DeviceUnavailable(f"device {name!r} is not known, must be one of {', '.join(discovery.names())}")
     driver = discovery.origin_of(name)
-    return _kept("process", name, lambda: Resilient(name, lambda: start(driver)))
+    return _kept(Place(name, driver, True), lambda: Resilient(name, lambda: start(driver)))
+
+
+def service(name: str) -> Resilient:
+    """The device of a running service of this user."""
+    return _kept(Place(name, name, False), lambda: Resilient(name, lambda: services.connect(name)))
+
+
+def _kept(place: Place, make: Callable[[], Resilient]) -> Resilient:
+    def checked() -> Resilient:
+        device = make()
+        try:
+            discovery.check(device)
+        except InvalidArgument:
+            device.close()
+            raise
+        return device
+
+    return _devices.get(place, checked, stale=lambda device: device.unusable)
 
 
 @dataclass(frozen=True)
@@ -47,8 +74,12 @@ def confinement(names: Sequence[str]) -> dict[str, Confined]:
         except NnhalError as error:
             return Confined({}, str(error))
 
-    with ThreadPoolExecutor(max(1, len(names))) as pool:
-        return dict(zip(names, pool.map(ask, names), strict=True))
+    return dict(zip(names, _at_once(ask, names), strict=True))
+
+
+def _at_once(call: Callable[[str], T], names: Sequence[str]) -> list[T]:
+    with ThreadPoolExecutor(max(1, len(names)), "nnhal-start") as pool:
+        return list(pool.map(call, names))
 
 
 def at_level(name: str, level: str = "", *, own_process: bool = False) -> Device:
@@ -62,71 +93,95 @@ def at_level(name: str, level: str = "", *, own_process: bool = False) -> Device
     return AtLevel(device, Level.parse(level)) if level else device
 
 
-def service(name: str) -> Resilient:
-    """The device of a running service of this user."""
-    return _kept("service", name, lambda: Resilient(name, lambda: services.connect(name)))
-
-
-def _kept(kind: str, name: str, make: Callable[[], Resilient]) -> Resilient:
-    with _lock:
-        device = _devices.get((kind, name))
-        if device is None or device.unusable:
-            device = make()
-            try:
-                discovery.check(device)
-            except InvalidArgument:
-                device.close()
-                raise
-            _devices[kind, name] = device
-        return device
-
-
 def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[Device]:
-    """The devices named, or all; with isolation "process" each driver in a process of its own, but for the CPU reference
-    where everything can fall back to it. A name that is no driver's may be that of a running service.
+    """The devices named, each once, or all; with isolation "process" each driver in a process of its own, but for the CPU
+    reference where everything can fall back to it. A name that is no driver's may be that of a running service.
     """
-    if isolation == "none":
-        return discovery.devices() if names is None else [_by_name(n) for n in _some(names)]
-    if names is not None:
-        return [n if isinstance(n, Device) else _isolated_or_service(n) for n in _some(names)]
-    devices: list[Device] = []
-    for name in discovery.names(samples=False):
-        if name != discovery.CPU:
-            try:
-                devices.append(isolated(name))
-            except NnhalError as error:
-                _log.info("device %s is left out: %s", name, error)
-    return [*devices, discovery.cpu()]
-
-
-def _some(names: Sequence[str | Device]) -> Sequence[str | Device]:
+    if names is None:
+        return discovery.devices() if isolation == "none" else [*_all_isolated(), discovery.cpu()]
     if not names:
         raise InvalidArgument("devices: none is named, must be at least one")
-    return names
+    by_name = discovery.load_one if isolation == "none" else isolated
+    return _each_once(name if isinstance(name, Device) else _named(name, by_name) for name in names)
 
 
-def _by_name(name: str | Device) -> Device:
-    if isinstance(name, str) and name not in discovery.names() and name in services.running():
-        return service(name)
-    return discovery.select([name])[0]
+def _all_isolated() -> list[Resilient]:
+    def started(name: str) -> Resilient | None:
+        try:
+            return isolated(name)
+        except NnhalError as error:
+            _log.info("device %s is left out: %s", name, error)
+            return None
+
+    names = [name for name in discovery.names(samples=False) if name != discovery.CPU]
+    return [device for device in _at_once(started, names) if device is not None]
 
 
-def _isolated_or_service(name: str) -> Device:
+def _named(name: str, by_name: Callable[[str], Device]) -> Device:
     if name not in discovery.names() and name in services.running():
         return service(name)
-    return isolated(name)
+    return by_name(name)
 
 
-def _end() -> None:
-    for device in _devices.values():
+def _each_once(devices: Iterable[Device]) -> list[Device]:
+    return list({id(device): device for device in devices}.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- identity
+
+
+@dataclass(frozen=True)
+class DeviceKey:
+    """What a device is. Its name alone may be that of others.
+
+    origin: an entry point, a file, a service, or the class of a device that the application made.
+    isolation: "none", "process" (of this client's own) or "service".
+    """
+
+    name: str
+    version: str
+    origin: str
+    isolation: str
+
+
+def key_of(device: Device) -> DeviceKey:
+    """What a device is; InvalidArgument names the attribute that cannot be."""
+    discovery.check_attributes(device)
+    if not isinstance(device, Resilient):
+        return DeviceKey(device.name, device.version, discovery.source_of(device), "none")
+    drivers = (place.driver for place, kept in _devices.values().items() if kept is device)
+    return DeviceKey(
+        device.name, device.version, next(drivers, device.name), "process" if device.isolated else "service"
+    )
+
+
+_WHERE = {"none": "in this process", "process": "in its own process", "service": "as a service"}
+
+
+def labels(keys: Sequence[DeviceKey]) -> tuple[str, ...]:
+    """A name for each device that no other has: its own, with where it runs, or a number, where that is taken."""
+    taken: dict[str, DeviceKey] = {}
+    for key in keys:
+        alike = [k for k in taken.values() if k.name == key.name]
+        label = key.name
+        if alike and all(k.isolation != key.isolation for k in alike):
+            label = f"{key.name} ({_WHERE[key.isolation]})"
+        number = 2
+        while label in taken:
+            label = f"{key.name} ({number})"
+            number += 1
+        taken[label] = key
+    return tuple(taken)
+
+
+# ------------------------------------------------------------------------------------------------------------- the end
+
+
+def close_all() -> None:
+    """End all processes and connections; who asks for a device again gets a new one."""
+    for device in _devices.forget():
         device.close()
 
 
-def _after_fork() -> None:
-    global _lock  # noqa: PLW0603 (the parent's may be held)
-    _lock = threading.Lock()
-    _devices.clear()
-
-
-atexit.register(_end)
-os.register_at_fork(after_in_child=_after_fork)
+atexit.register(close_all)
+os.register_at_fork(after_in_child=_devices.forget)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
-from nnhal.base.errors import UnsupportedModel
+from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
 from nnhal.hal.device import Capabilities, Verdict
@@ -18,7 +18,10 @@ from nnhal.model.validate import validate
 
 @dataclass(frozen=True)
 class Offer:
-    """What one device says of one model: a verdict for each operation, its stated performance and its level."""
+    """What one device says of one model: a verdict for each operation, its stated performance and its level.
+
+    device: a label that no other offer has.
+    """
 
     device: str
     level: Level
@@ -73,6 +76,9 @@ def partition(
     model: Model, offers: Sequence[Offer], preference: Preference = Preference.FAST_SINGLE_ANSWER
 ) -> Partition:
     """Place every operation. UnsupportedModel lists all operations that no device takes, with each device's reason."""
+    labels = [offer.device for offer in offers]
+    if len(set(labels)) < len(labels):
+        raise InvalidArgument(f"offers: devices are {', '.join(labels)}, must have labels that differ")
     choices = [_choose(model, offers, index, preference) for index in range(len(model.main.operations))]
     lost = [choice for choice in choices if not choice.device]
     if lost:

@@ -1,19 +1,83 @@
-"""Where each operation of a compiled model runs, and why."""
+"""Where each operation of a compiled model runs, and why; what did not run there after all."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from nnhal.runtime.isolation import DeviceKey
 from nnhal.runtime.partition import Choice, Partition
+
+WHOLE = -1  # the number that stands for the whole model where one of a step is asked for
+
+
+@dataclass(frozen=True)
+class FellBack:
+    """Executions of one step, or of the whole model, that ran on the CPU instead: how many, and why the last one did."""
+
+    step: int
+    device: str
+    count: int
+    why: str
+
+    def __str__(self) -> str:
+        what = "the whole model" if self.step == WHOLE else f"step {self.step} on {self.device}"
+        times = "once" if self.count == 1 else f"{self.count} times"
+        return f"{what} fell back {times}, last: {self.why}"
+
+
+class Live:
+    """Counts executions that fell back while they ran. Nothing is done, and nothing costs, where none does.
+
+    devices: the label of each step's device. Any number of threads may count and look.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = tuple(devices)
+        self._lock = threading.Lock()
+        self._fell: dict[int, FellBack] = {}
+
+    def fell_back(self, step: int, why: str) -> None:
+        """Count one execution of a step, or of the `WHOLE` model."""
+        device = ", ".join(dict.fromkeys(self._devices)) if step == WHOLE else self._devices[step]
+        with self._lock:
+            before = self._fell.get(step)
+            self._fell[step] = FellBack(step, device, 1 + (before.count if before else 0), why)
+
+    def __iter__(self) -> Iterator[FellBack]:
+        with self._lock:
+            return iter([self._fell[step] for step in sorted(self._fell)])
+
+    @property
+    def total(self) -> int:
+        """How many fell back; one that did at a step and then as a whole counts twice."""
+        return sum(each.count for each in self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The documented JSON form."""
+        return {"fell_back": self.total, "steps": [asdict(each) for each in self]}
 
 
 class Placement:
-    """Where each operation runs, and why; `str()` is a table for people."""
+    """Where each operation runs, and why; `str()` is a table for people.
 
-    def __init__(self, partition: Partition, events: tuple[str, ...] = ()) -> None:
+    devices are named by labels: their names, made to differ where several have the same; `keys` says what they are.
+    live: what fell back at run time, so far.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        events: tuple[str, ...] = (),
+        keys: Mapping[str, DeviceKey] | None = None,
+        live: Live | None = None,
+    ) -> None:
         self.steps = partition.steps
         self.choices = partition.choices
         self.transfers = partition.transfers
         self.events = events
+        self.keys = keys or {}
+        self.live = live or Live([step.device for step in partition.steps])
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self.choices)
@@ -32,12 +96,14 @@ class Placement:
             "operations": [_choice(c) for c in self.choices],
             "transfers": self.transfers,
             "events": list(self.events),
+            "devices": {label: asdict(key) for label, key in self.keys.items()},
+            "live": self.live.to_dict(),
         }
 
     def __str__(self) -> str:
         lines = [f"{c.label:32} {c.device:12} {c.reason}" for c in self.choices]
         lines.append(f"{len(self.steps)} steps, {self.transfers} transfers between devices")
-        return "\n".join([*lines, *self.events])
+        return "\n".join([*lines, *self.events, *map(str, self.live)])
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

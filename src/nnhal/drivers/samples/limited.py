@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from nnhal.base.codes import DeviceType, OperandType, OperationType, operation_name
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import UnsupportedModel
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import VERSION
 from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, Verdict
@@ -50,7 +50,7 @@ class Sample(Reference):
         for n, verdict in enumerate(self.supports(model)):
             if not verdict.ok:
                 label = f"{operation_name(model.main.operations[n].type)} #{n}"
-                raise InvalidArgument(f"{self.name}: {label}: {verdict.reason}")
+                raise UnsupportedModel(f"{self.name}: {label}: {verdict.reason}")
         return super().prepare(model, hints)
 
 

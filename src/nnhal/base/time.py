@@ -1,0 +1,73 @@
+"""Time: durations given in seconds, points on the monotonic clock in nanoseconds, calls that end in time."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from numbers import Real
+from typing import Any, TypeVar
+
+from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
+
+T = TypeVar("T")
+NS = 1_000_000_000
+_FOR_EVER = 2**32  # seconds, 136 years: what is longer is no limit
+
+
+def nanoseconds(seconds: Any, what: str) -> int | None:
+    """A duration; None for no limit, which infinity is too. InvalidArgument for what is no number, NaN, or below 0."""
+    if seconds is None:
+        return None
+    if not _is_number(seconds):
+        raise InvalidArgument(f"{what} is {seconds!r}, must be a number of seconds, or None for no limit")
+    if not seconds >= 0:
+        raise InvalidArgument(f"{what} is {seconds} s, must be at least 0")
+    return None if seconds >= _FOR_EVER else int(float(seconds) * NS)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def point_in_time(seconds: Any, what: str = "deadline") -> int | None:
+    """The point so many seconds from now; None for no limit. Raises as `nanoseconds` does."""
+    length = nanoseconds(seconds, what)
+    return None if length is None else time.monotonic_ns() + length
+
+
+def seconds_until(point: int) -> float:
+    """How long a wait may last; 0 where the point has passed."""
+    return max(0, point - time.monotonic_ns()) / NS
+
+
+def by(deadline: int | None, what: str, work: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
+    """What `work` returns or raises; MissedDeadline where it has not by `deadline`. Called plainly where there is none.
+
+    With a deadline it runs on a thread of its own, which goes on where nobody waits any more; `late` is given what it
+    returns then.
+    """
+    if deadline is None:
+        return work()
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        _start(run, what)
+        if not wait((outcome,), seconds_until(deadline)).done:
+            raise MissedDeadline(f"{what}: has not ended by the deadline")
+        return outcome.result()
+    except BaseException:  # an interrupt too
+        outcome.add_done_callback(lambda done: None if done.exception() else late(done.result()))
+        raise
+
+
+def _start(run: Callable[[], None], what: str) -> None:
+    try:
+        threading.Thread(target=run, name="nnhal-by", daemon=True).start()
+    except RuntimeError as error:
+        raise ResourceExhausted(f"{what}: no thread for it: {error}") from None

@@ -1,0 +1,114 @@
+"""Durations, points in time, and calls that end in time."""
+
+import signal
+import threading
+import time
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import InvalidArgument, MissedDeadline
+from nnhal.base.time import by, nanoseconds, point_in_time, seconds_until
+
+LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+
+
+def soon() -> int:
+    return time.monotonic_ns() + 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, 0), (0.25, 250_000_000), (3, 3 * 10**9), (np.float32(0.5), 500_000_000), (Fraction(1, 8), 125_000_000)],
+)
+def test_seconds_become_whole_nanoseconds(seconds, expected):
+    assert nanoseconds(seconds, "deadline") == expected
+
+
+@pytest.mark.parametrize("seconds", [None, float("inf"), 1e30, 10**400, np.float32("inf")])
+def test_nothing_infinity_and_centuries_are_no_limit(seconds):
+    assert nanoseconds(seconds, "deadline") is None
+    assert point_in_time(seconds) is None
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1, -0.001, float("-inf")])
+def test_a_duration_below_zero_or_nan_is_refused(seconds):
+    with pytest.raises(InvalidArgument, match=r"loop_timeout is .* s, must be at least 0"):
+        nanoseconds(seconds, "loop_timeout")
+
+
+@pytest.mark.parametrize("seconds", [True, "1", np.True_, 1j, [1]])
+def test_a_duration_that_is_no_number_is_refused(seconds):
+    with pytest.raises(InvalidArgument, match=r"deadline is .*, must be a number of seconds, or None for no limit"):
+        point_in_time(seconds)
+
+
+def test_a_point_in_time_is_so_far_from_now():
+    before = time.monotonic_ns()
+    point = point_in_time(5)
+    assert before + 5 * 10**9 <= point <= time.monotonic_ns() + 5 * 10**9
+    assert 0 < seconds_until(point) <= 5
+    assert seconds_until(before) == 0
+
+
+def test_without_a_deadline_work_is_done_by_the_caller():
+    assert by(None, "work", threading.get_ident) == threading.get_ident()
+
+
+def test_with_a_deadline_work_that_ends_gives_its_result_or_its_error():
+    def fail():
+        raise TimeoutError("its own")
+
+    far = point_in_time(LIMIT)
+    assert by(far, "work", lambda: 7) == 7
+    with pytest.raises(TimeoutError, match="its own"):
+        by(far, "work", fail)
+
+
+def test_work_that_does_not_end_in_time_is_left_behind_and_its_late_result_handed_over():
+    gate, came, late = threading.Event(), threading.Event(), []
+
+    def work():
+        gate.wait(LIMIT)
+        return "late"
+
+    with pytest.raises(MissedDeadline, match="work: has not ended by the deadline"):
+        by(soon(), "work", work, late=lambda value: (late.append(value), came.set()))
+    assert not late
+    gate.set()
+    assert came.wait(LIMIT) and late == ["late"]
+
+
+def test_an_error_that_comes_late_is_nobodys(caplog):
+    gate, late, threads = threading.Event(), [], threading.active_count()
+
+    def work():
+        gate.wait(LIMIT)
+        raise RuntimeError("late")
+
+    with pytest.raises(MissedDeadline):
+        by(soon(), "work", work, late=late.append)
+    gate.set()
+    give_up = time.monotonic() + LIMIT
+    while threading.active_count() > threads and time.monotonic() < give_up:
+        time.sleep(0.001)
+    assert threading.active_count() == threads and not late and not caplog.records
+
+
+def test_an_interrupt_ends_the_wait_and_the_result_is_handed_over():
+    gate, came, late = threading.Event(), threading.Event(), []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in the background of a shell
+
+    def work():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        gate.wait(LIMIT)
+        return "late"
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            by(point_in_time(LIMIT), "work", work, late=lambda value: (late.append(value), came.set()))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    gate.set()
+    assert came.wait(LIMIT) and late == ["late"]

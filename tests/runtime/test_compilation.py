@@ -1,0 +1,332 @@
+"""Compilation against drivers that fail, lie or hang: what falls back, what is the caller's to hear, what ends in time."""
+
+import inspect
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, OperationFailed, UnsupportedModel
+from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
+from nnhal.hal.request import Control, Request
+from nnhal.model.graph import Model
+from nnhal.model.parts import cut
+from nnhal.runtime import discovery, isolation
+from nnhal.runtime.compilation import Wishes, prepare
+from nnhal.runtime.once import Once
+from tests.runtime.devices import Fake, failing
+
+LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+X = np.float32([1, 2, 3, 4])
+BROKEN = failing(RuntimeError("broken"))
+
+
+def sums(count: int = 1) -> Model:
+    b = nnhal.Builder("sums")
+    x = y = b.input((4,))
+    for _ in range(count):
+        y = b.add(y, x)
+    return b.finish([x], [y])
+
+
+def saying(name: str, **answers: Callable[..., object]) -> Fake:
+    """A device some of whose methods are these."""
+    device = Fake()
+    device.name = name
+    for method, answer in answers.items():
+        setattr(device, method, answer)
+    return device
+
+
+# ------------------------------------------------------------------------------------- mistakes of the caller
+
+
+@pytest.mark.parametrize("fallback", ["allow", "warn", "forbid"])
+def test_an_option_that_the_driver_does_not_know_is_an_error_whatever_may_fall_back(fallback):
+    with pytest.raises(InvalidArgument, match="litert: option 'turbo' is unknown, must be one of"):
+        nnhal.compile(sums(), devices="litert", fallback=fallback, driver_options={"litert": {"turbo": True}})
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_options_are_refused_alike_by_a_driver_in_a_process_of_its_own(isolation):
+    options = {"faulty": {"prelude": "hang"}}
+    with pytest.raises(InvalidArgument, match="stage is 'prelude', must be one of"):
+        nnhal.compile(sums(), devices="faulty", isolation=isolation, fallback="allow", driver_options=options)
+
+
+def test_options_that_cannot_travel_are_an_error_to_the_caller():
+    options = {"faulty": {"run": object()}}
+    with pytest.raises(InvalidArgument, match=r"driver_options of faulty: .* must be what JSON can hold"):
+        nnhal.compile(sums(), devices="faulty", isolation="process", fallback="allow", driver_options=options)
+
+
+def test_a_mistake_of_the_caller_is_told_where_only_the_second_device_sees_it():
+    picky = Fake(on_prepare=failing(InvalidArgument("option 'turbo' is unknown")))
+    with pytest.raises(InvalidArgument, match="turbo"):
+        nnhal.compile(sums(), devices=[Fake(on_prepare=BROKEN), picky], fallback="allow")
+
+
+@pytest.mark.parametrize("kind", [InvalidModel, UnsupportedModel])
+def test_a_model_that_the_driver_had_said_yes_to_falls_back(kind):
+    compiled = nnhal.compile(sums(), devices=Fake(on_prepare=failing(kind("too odd"))), fallback="allow")
+    assert compiled.placement.devices() == {"reference": 1}
+    assert "too odd" in compiled.placement.events[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"devices": 5}, "devices: 5 is none, must be a name or a Device"),
+        ({"devices": ["reference", None]}, "devices: None is none, must be a name or a Device"),
+        ({"devices": []}, "devices: none is named, must be at least one"),
+        ({"driver_options": 5}, "driver_options is 5, must be a mapping for each device name"),
+        ({"driver_options": {"reference": 5}}, "driver_options of reference is 5, must be a mapping with str keys"),
+        ({"driver_options": {"reference": {1: 2}}}, "driver_options of reference is {1: 2}, must be a mapping with"),
+        ({"threads": True}, "threads is True, must be an integer of at least 0"),
+        ({"threads": "2"}, "threads is '2', must be an integer of at least 0"),
+        ({"deadline": float("nan")}, "deadline is nan s, must be at least 0"),
+        ({"deadline": -1}, "deadline is -1 s, must be at least 0"),
+        ({"deadline": True}, "deadline is True, must be a number of seconds"),
+        ({"deadline": "1"}, "deadline is '1', must be a number of seconds"),
+        ({"fallback": ""}, "fallback is '', must be one of allow, warn, forbid"),
+        ({"relaxed": "yes"}, "relaxed is 'yes', must be true, false, or None"),
+        ({"isolation": "vm"}, "isolation is 'vm', must be one of none, process"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused_and_nothing_falls_back(arguments, message):
+    with pytest.raises(InvalidArgument, match=message):
+        nnhal.compile(sums(), **{"devices": "reference", "fallback": "allow", **arguments})
+
+
+def test_an_endless_deadline_is_none():
+    compiled = nnhal.compile(sums(), devices="reference", deadline=float("inf"))
+    assert compiled.plan.wishes.deadline is None
+
+
+# ----------------------------------------------------------------------------------------------------- warnings
+
+
+def test_where_no_device_is_named_fallback_warns_at_the_line_of_the_caller(monkeypatch):
+    monkeypatch.setattr(discovery, "devices", lambda: [Fake(on_prepare=BROKEN), discovery.cpu()])
+    with pytest.warns(nnhal.FallbackWarning, match="fake failed to prepare operations #0: .*broken") as warned:
+        line = inspect.currentframe().f_lineno + 1
+        compiled = nnhal.compile(sums())
+    assert (warned[0].filename, warned[0].lineno) == (__file__, line)
+    assert (compiled(X) == 2 * X).all()
+
+
+def test_a_device_that_cannot_say_what_it_takes_is_warned_of():
+    device = saying("mute", supports=failing_with(RuntimeError("no answer")))
+    with pytest.warns(nnhal.FallbackWarning, match="mute takes nothing: .*RuntimeError: no answer"):
+        nnhal.compile(sums(), devices=device, fallback="warn")
+
+
+def test_what_nobody_failed_at_is_not_warned_of():
+    compiled = nnhal.compile(sums(2), devices=Fake(takes=lambda n: n == 0), fallback="warn")
+    assert compiled.placement.devices() == {"fake": 1, "reference": 1} and not compiled.placement.events
+
+
+# ----------------------------------------------------------------------------------------- answers that are none
+
+
+def failing_with(error: Exception) -> Callable[..., object]:
+    def fail(*_: object) -> object:
+        raise error
+
+    return fail
+
+
+def test_bools_are_verdicts():
+    compiled = nnhal.compile(sums(2), devices=[saying("bools", supports=lambda model: [True, False]), "reference"])
+    assert compiled.placement.devices() == {"bools": 1, "reference": 1}
+    assert (compiled(X) == 3 * X).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "reason"),
+    [
+        ("supports", [None], "supports() gave None for operation 0, must be a Verdict or a bool"),
+        ("supports", ["yes"], "supports() gave 'yes' for operation 0, must be a Verdict or a bool"),
+        ("supports", [(True, "")], "supports() gave (True, '') for operation 0, must be a Verdict or a bool"),
+        ("supports", [np.True_], "for operation 0, must be a Verdict or a bool"),
+        ("supports", [Verdict(None)], "supports() gave Verdict(ok=None, reason='') for operation 0, must be"),
+        ("supports", [Verdict(True, None)], "supports() gave Verdict(ok=True, reason=None) for operation 0, must be"),
+        ("supports", None, "supports() gave None, must be 1 verdicts, one an operation"),
+        ("supports", [True, True], "supports() gave 2 verdicts, must be 1, one an operation"),
+        ("capabilities", None, "capabilities() gave None, must be Capabilities"),
+        ("capabilities", Capabilities({}, Performance(-1.0)), "performance of relaxed scalars is -1.0, must be a num"),
+    ],
+)
+def test_an_answer_that_is_none_keeps_the_device_out_with_the_reason(method, answer, reason):
+    device = saying("odd", **{method: lambda *_: answer})
+    compiled = nnhal.compile(sums(), devices=device, fallback="allow")
+    assert compiled.placement.devices() == {"reference": 1}
+    why = compiled.placement.choices[0].others["odd"]
+    assert why.startswith("the driver failed to say: ") and reason in why
+    with pytest.raises(UnsupportedModel, match="odd: the driver failed to say"):
+        nnhal.compile(sums(), devices=device)
+
+
+@pytest.mark.parametrize("method", ["supports", "capabilities"])
+def test_a_question_that_raises_keeps_the_device_out_with_the_reason(method):
+    device = saying("shy", **{method: failing_with(RuntimeError("no answer"))})
+    compiled = nnhal.compile(sums(), devices=device, fallback="allow")
+    assert compiled.placement.choices[0].others["shy"] == "the driver failed to say: RuntimeError: no answer"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [("True", ""), ("Verdict(True)", ""), ("None", "gave None for operation 0, must be a Verdict")],
+)
+def test_a_driver_in_another_process_is_held_to_the_same_answers(answer, outcome, tmp_path, monkeypatch):
+    file = tmp_path / "answering.py"
+    file.write_text(
+        "from nnhal.drivers.reference import Reference\nfrom nnhal.hal.device import Verdict\n"
+        f"class Answering(Reference):\n name = 'answering'\n def supports(self, model): return [{answer}]\n"
+        "def device(): return Answering()\n"
+    )
+    monkeypatch.setattr(discovery, "_registered", {})
+    nnhal.load_driver(file)
+    with nnhal.compile(sums(), devices="answering", isolation="process", fallback="allow") as compiled:
+        (choice,) = compiled.placement.choices
+        assert choice.device == ("reference" if outcome else "answering")
+        assert outcome in choice.others.get("answering", "")
+
+
+class Caching(Fake):
+    """Gives the same prepared model for every model."""
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return self.prepared[0] if self.prepared else super().prepare(model, hints)
+
+
+def test_a_prepared_model_that_was_given_before_is_refused_and_stays_what_it_was():
+    device = Caching()
+    first = nnhal.compile(sums(), devices=device)
+    with pytest.raises(OperationFailed, match="fake: prepare gave a Prepared that it gave before, must give a new one"):
+        nnhal.compile(sums(2), devices=device)
+    assert first.plan.steps[0].prepared.model is first.plan.model
+    assert not device.prepared[0].closed and (first(X) == 2 * X).all()
+
+
+# ------------------------------------------------------------------------------------------------------ deadlines
+
+
+class Closing(Prepared):
+    """Says when it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def run(self, request: Request, control: Control) -> None:
+        raise AssertionError("is used")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+def test_a_prepare_that_hangs_misses_the_deadline_and_what_it_gives_late_is_closed(fallback):
+    gate, late = threading.Event(), Closing()
+    device = saying("slow", prepare=lambda *_: gate.wait(LIMIT) and late)
+    with pytest.raises(MissedDeadline, match="compilation: device slow: preparing its part"):
+        nnhal.compile(sums(), devices=device, fallback=fallback, deadline=1)  # enough to be asked what it takes
+    assert not gate.is_set() and not late.closed.is_set()
+    gate.set()
+    assert late.closed.wait(LIMIT)
+
+
+@pytest.mark.parametrize("method", ["supports", "capabilities"])
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+def test_a_question_that_is_not_answered_misses_the_deadline(method, fallback):
+    gate = threading.Event()
+    device = saying("slow", **{method: lambda *_: gate.wait(LIMIT)})
+    with pytest.raises(MissedDeadline, match="device slow: what it supports"):
+        nnhal.compile(sums(), devices=device, fallback=fallback, deadline=0.05)
+    assert not gate.is_set()
+    gate.set()
+
+
+def test_a_process_that_does_not_answer_what_it_supports_misses_the_deadline(monkeypatch):
+    monkeypatch.setenv("NNHAL_FAULTY", "supports=hang")
+    monkeypatch.setattr(isolation, "_devices", Once(str))
+    with pytest.raises(MissedDeadline, match="device faulty: what it supports"):
+        nnhal.compile(sums(), devices="faulty", isolation="process", deadline=0.05)
+    isolation.close_all()
+
+
+def test_a_device_is_not_asked_to_prepare_after_the_deadline():
+    asked, model = [], sums()
+    device = saying("late", prepare=lambda *_: asked.append(1))
+    wishes = Wishes((device,), "forbid", deadline=time.monotonic_ns() - 1)
+    with pytest.raises(MissedDeadline, match="device late: preparing its part: the deadline passed before"):
+        prepare(device, cut(model, [0]), wishes)
+    assert not asked
+
+
+def test_without_a_deadline_drivers_are_called_by_the_caller():
+    threads = []
+    device = Fake(takes=lambda n: not threads.append(threading.get_ident()), on_prepare=lambda: device.takes(0))
+    nnhal.compile(sums(), devices=device)
+    assert set(threads) == {threading.get_ident()} and len(threads) == 2
+
+
+def test_a_deadline_that_is_met_changes_nothing():
+    compiled = nnhal.compile(sums(2), devices=[Fake(takes=lambda n: n == 0), "reference"], deadline=LIMIT)
+    assert (compiled(X) == 3 * X).all()
+
+
+# -------------------------------------------------------------------------------------- what was prepared is closed
+
+
+class Counting(Fake):
+    """Counts how often each prepared model is closed; preparing the `at`th raises."""
+
+    def __init__(self, at: int, error: BaseException, in_close: Callable[[], None] = lambda: None) -> None:
+        super().__init__(takes=lambda n: n % 2 == 0)
+        self.at, self.error, self.closes, self.in_close = at, error, [], in_close
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if len(self.closes) == self.at:
+            raise self.error
+        place = len(self.closes)
+        self.closes.append(0)
+        prepared = super().prepare(model, hints)
+
+        def close() -> None:
+            self.closes[place] += 1
+            self.in_close()
+
+        prepared.close = close
+        return prepared
+
+
+@pytest.mark.parametrize("error", [RuntimeError("third"), InvalidArgument("third"), MissedDeadline("third")])
+def test_when_a_part_fails_what_was_prepared_before_is_closed_once(error):
+    device = Counting(2, error)
+    with pytest.raises(nnhal.NnhalError, match="third"):
+        nnhal.compile(sums(5), devices=[device, "reference"])
+    assert device.closes == [1, 1]
+
+
+def test_an_interrupt_while_a_part_is_prepared_closes_those_before():
+    device = Counting(1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        nnhal.compile(sums(3), devices=[device, "reference"])
+    assert device.closes == [1]
+
+
+def test_a_close_that_fails_does_not_hide_why():
+    device = Counting(2, RuntimeError("third"), in_close=failing(OSError("stuck")))
+    with pytest.raises(OperationFailed, match="device fake: RuntimeError: third"):
+        nnhal.compile(sums(5), devices=[device, "reference"])
+    assert device.closes == [1, 1]
+
+
+def test_what_was_compiled_stays_open():
+    device = Counting(9, RuntimeError("never"))
+    compiled = nnhal.compile(sums(3), devices=[device, "reference"])
+    assert device.closes == [0, 0] and (compiled(X) == 4 * X).all()

@@ -1,0 +1,137 @@
+"""Values made once for each key: no lock is held while one is made, and nobody waits for himself."""
+
+import os
+import signal
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nnhal.base.errors import BadState
+from nnhal.runtime.once import Once
+
+LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+
+
+@pytest.fixture
+def table() -> Once[str, object]:
+    return Once(lambda key: f"thing {key!r}")
+
+
+def waiting(table: Once[str, object], count: int) -> None:
+    """Return when so many threads wait for values of the table."""
+    gate = threading.Event()
+    while len(table._waits) < count:
+        gate.wait(0.001)
+
+
+def test_who_asks_at_the_same_time_gets_the_one_value(table):
+    gate, made = threading.Event(), []
+
+    def make() -> object:
+        gate.wait(LIMIT)
+        made.append(object())
+        return made[-1]
+
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(table.get, "a", make) for _ in range(4)]
+        waiting(table, 3)
+        assert table.values() == {} and table.forget() == []
+        gate.set()
+        assert len({id(each.result(LIMIT)) for each in asked}) == len(made) == 1
+    assert table.get("a", make) is made[0]
+
+
+def test_values_of_different_keys_are_made_at_the_same_time(table):
+    meeting = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as pool:
+        places = pool.map(lambda key: table.get(key, lambda: meeting.wait(LIMIT)), "abc")
+    assert sorted(places) == [0, 1, 2]
+
+
+def test_making_a_value_may_ask_for_another(table):
+    assert table.get("a", lambda: ("made of", table.get("b", lambda: "b"))) == ("made of", "b")
+
+
+def test_asking_for_what_is_being_made_of_the_asker_is_an_error(table):
+    def ask() -> object:
+        return table.get("a", lambda: "never")
+
+    with pytest.raises(BadState, match="thing 'a': is asked for by what it waits for itself"):
+        table.get("a", ask)
+    with pytest.raises(BadState, match="thing 'a'"):
+        table.get("a", lambda: table.get("b", ask))
+    assert table.get("a", lambda: "now") == "now"
+
+
+def test_two_threads_that_wait_for_one_another_are_an_error_of_one(table):
+    meeting = threading.Barrier(2)
+
+    def make(other: str) -> object:
+        meeting.wait(LIMIT)
+        return table.get(other, lambda: "never")
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(table.get, key, lambda other=other: make(other)) for key, other in ("ab", "ba")]
+        errors = [each.exception(LIMIT) for each in asked]
+    assert all(isinstance(error, BadState) for error in errors)
+
+
+def test_an_error_reaches_all_who_waited_and_the_next_tries_again(table):
+    gate = threading.Event()
+
+    def fail() -> object:
+        gate.wait(LIMIT)
+        raise OSError("not today")
+
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(table.get, "a", fail) for _ in range(2)]
+        waiting(table, 1)
+        gate.set()
+        assert [str(each.exception(LIMIT)) for each in asked] == ["not today"] * 2
+    assert table.get("a", lambda: "today") == "today"
+
+
+def test_a_stale_value_is_made_anew(table):
+    table.get("a", lambda: "old")
+    assert table.get("a", lambda: "new", stale=lambda value: value == "old") == "new"
+    assert table.get("a", lambda: "newer", stale=lambda value: value == "old") == "new"
+
+
+def test_what_is_forgotten_is_given_back_and_made_anew(table):
+    table.get("a", lambda: "old")
+    assert table.values() == {"a": "old"}
+    assert table.forget() == ["old"]
+    assert table.values() == {} and table.get("a", lambda: "new") == "new"
+
+
+def test_a_forked_child_makes_for_itself_what_was_being_made(table):
+    started, gate = threading.Event(), threading.Event()
+
+    def make() -> object:
+        started.set()
+        gate.wait(LIMIT)
+        return "parent's"
+
+    table.get("done", lambda: "kept")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(table.get, "a", make)
+        assert started.wait(LIMIT)
+        read, write = os.pipe()
+        with table._lock, warnings.catch_warnings():  # as another thread may hold it
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+            if not child:
+                signal.alarm(int(LIMIT))
+                try:
+                    found = table.get("a", lambda: "child's"), table.get("done", lambda: "lost")
+                    os.write(write, repr(found).encode())
+                finally:
+                    os._exit(0)
+        os.close(write)
+        os.waitpid(child, 0)
+        gate.set()
+        assert os.read(read, 100) == b"(\"child's\", 'kept')"
+        assert asked.result(LIMIT) == "parent's"
+    os.close(read)
