@@ -2,7 +2,6 @@
 
 import math
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,8 @@ from nnhal.base.errors import InvalidRequest
 from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array, Shape, dtype_of
+from nnhal.base.time import nanoseconds, point_in_time
+from nnhal.base.values import exact
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
@@ -142,9 +143,9 @@ def make_control(
     deadline: float | None, loop_timeout: float | None, measure: bool, cancelled: threading.Event | None = None
 ) -> Control:
     """Durations of the API, in seconds, as a Control; made once, at the edge."""
-    point = None if deadline is None else time.monotonic_ns() + int(deadline * 1e9)
-    loop = LOOP_TIMEOUT_DEFAULT_NS if loop_timeout is None else int(loop_timeout * 1e9)
-    if not 0 < loop <= LOOP_TIMEOUT_MAXIMUM_NS:
+    point = point_in_time(deadline)
+    loop = LOOP_TIMEOUT_DEFAULT_NS if loop_timeout is None else nanoseconds(loop_timeout, "loop_timeout")
+    if loop is None or not 0 < loop <= LOOP_TIMEOUT_MAXIMUM_NS:
         raise InvalidRequest(f"loop_timeout is {loop_timeout} s, must be above 0 and at most 15 s")
     return Control(point, loop, measure, cancelled)
 
@@ -154,10 +155,7 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
     if isinstance(value, Memory):
         value = _whole(value, spec, label)
     if not isinstance(value, np.ndarray):
-        try:
-            value = np.asarray(value, spec.dtype)
-        except (ValueError, TypeError, OverflowError) as error:
-            raise InvalidRequest(f"{label} ({spec.name}): {error}; must be an array of {spec.dtype}") from None
+        value = exact(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
     if value.dtype != spec.dtype:
         raise InvalidRequest(f"{label} ({spec.name}) is {value.dtype}, must be {spec.dtype}")
     if spec.shape is not None and not agree(value.shape, spec.shape):

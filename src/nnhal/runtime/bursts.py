@@ -27,7 +27,7 @@ class CompiledBurst(Caller):
         for number, line in enumerate(compiled.lines):
             opened, way = self._open(line)
             lines.append(opened)
-            ways.append(f"step {number} on {line.step.device.name}: {way}")
+            ways.append(f"step {number} on {line.label}: {way}")
         self.ways = tuple(ways)
         runner = _OneByOne(compiled, lines, self._bursts)
         super().__init__(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use)
@@ -37,12 +37,12 @@ class CompiledBurst(Caller):
             burst = line.prepared.burst()
         except OperationFailed as error:  # of a level that has none
             _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)
-            return Line(line.step, line.prepared.run, line.lane), f"plain calls: {error}"
+            return Line(line.step, line.label, line.prepared.run, line.lane), f"plain calls: {error}"
         except BaseException:
             self.close()
             raise
         self._bursts.append(burst)
-        return Line(line.step, burst.run, line.lane), "burst"
+        return Line(line.step, line.label, burst.run, line.lane), "burst"
 
     def free_memory(self, memory: Memory) -> None:
         """This memory will not be used in the burst again: what drivers cache of it can go."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from nnhal.base.errors import BadState, InvalidRequest
+from nnhal.base.time import nanoseconds
 from nnhal.hal.fence import Fence
 from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.binding import Binding
@@ -87,7 +88,7 @@ class Compiled(Caller):
         self.use.behind.append(None)
         try:
             self.check_open()
-            return launch(self, job, wait_for, None if after is None else int(after * 1e9), self.use.leave_behind)
+            return launch(self, job, wait_for, nanoseconds(after, "after"), self.use.leave_behind)
         except BaseException:
             self.use.leave_behind()
             raise

@@ -3,7 +3,6 @@
 import math
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,9 +28,10 @@ from nnhal.hal.request import Control, Request, Run, Signature, Timing, plausibl
 from nnhal.hal.utilities import is_extension
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery
-from nnhal.runtime.compilation import FallbackWarning, Plan, Step, prepare
+from nnhal.runtime.compilation import Plan, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, Report, StepTiming
 from nnhal.runtime.lanes import Lane
+from nnhal.runtime.placement import WHOLE
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
 LARGE = 1 << 16  # bytes; intermediates of that size are worth keeping their memory
@@ -46,6 +46,7 @@ class Line:
 
     __slots__ = (
         "fresh",
+        "label",
         "lane",
         "launched",
         "open",
@@ -58,10 +59,12 @@ class Line:
         "writes",
     )
 
-    def __init__(self, step: Step, run: Run | None = None, lane: Lane | None = None) -> None:
+    def __init__(self, step: Step, label: str, run: Run | None = None, lane: Lane | None = None) -> None:
+        """label: the device's name, made to differ where several have the same."""
+        self.label = label
         self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
         self.launched = run is None and asynchronous()
-        where = f"device {step.device.name}"
+        where = f"device {label}"
         self.signature = Signature(step.part.model, where)
         self.lane = lane or Lane(step.prepared, where)
         self.run: Run = run or step.prepared.run
@@ -93,7 +96,9 @@ class Runner:
     def __init__(self, plan: Plan, lines: Sequence[Line] | None = None, spares: "Spares | None" = None) -> None:
         """lines, spares: those of another runner of the plan, with other ways to run."""
         self.plan = plan
-        self.lines = lines or [Line(step) for step in plan.steps]
+        labels = [step.device for step in plan.partition.steps]
+        self.lines = lines or [Line(step, label) for step, label in zip(plan.steps, labels, strict=True)]
+        self._live, self._ran = plan.live, plan.live.ran
         self.spares = spares or Spares(plan)
         main = plan.model.main
         self._known: list[Any] = [argument.fixed for argument in Signature(plan.model).outputs]
@@ -112,6 +117,7 @@ class Runner:
 
     def run(self, job: Job) -> None:
         """Execute once; fills the job's results. What a driver is to blame for goes to the CPU where that is allowed."""
+        self._ran()
         try:
             only, control = self._only, job.control
             if only is not None and job.report is None and not control.bounded and not job.buffers:
@@ -191,7 +197,7 @@ class Runner:
         """Run one step, on the CPU where it fails; fills the request and the report."""
         report = job.report
         start = time.monotonic_ns() if report is not None else 0
-        device = line.step.device.name
+        device = line.label
         try:
             timing = line.execute(request, job.control)
         except NEVER_RETRIED:
@@ -209,7 +215,7 @@ class Runner:
         """Run a step that failed on the CPU, where that is allowed; else raises the error."""
         if not self._may_fall_back([line.step]):
             raise error
-        self._note(job, number, f"step {number} failed on {line.step.device.name}: {error}; trying it on the CPU")
+        self._note(job, number, f"step {number} failed on {line.label}: {error}; trying it on the CPU")
         spare = self.spares.get(number)
         return spare.device.name, _on_host(spare.prepared, request, job.control)
 
@@ -224,13 +230,13 @@ class Runner:
         """The last resort of a failed execution; raises `error` where there is none."""
         if not self._may_fall_back(self.plan.steps):
             raise error
-        device = self.plan.steps[0].device.name if len(self.lines) == 1 else "a step"
-        self._note(job, -1, f"execution failed on {device}: {error}; trying the whole model on the CPU")
+        device = self.lines[0].label if len(self.lines) == 1 else "a step"
+        self._note(job, WHOLE, f"execution failed on {device}: {error}; trying the whole model on the CPU")
         main, buffers = self.plan.model.main, job.buffers
         read = {n: buffers[i] for n, i in enumerate(main.inputs) if i in buffers}
         written = {n: buffers[i] for n, i in enumerate(main.outputs) if i in buffers}
         try:
-            spare = self.spares.get(-1).prepared
+            spare = self.spares.get(WHOLE).prepared
             request = spare.request(job.given, job.rooms, input_buffers=read, output_buffers=written)
             _on_host(spare, request, job.control)
         except NnhalError as second:
@@ -241,10 +247,11 @@ class Runner:
 
     def _note(self, job: Job, step: int, text: str) -> None:
         _log.info("%s", text)
+        self._live.fell_back(step, text)
         if job.report is not None:
             job.report.fallbacks.append(text)
         if self.plan.wishes.fallback == "warn":
-            warnings.warn(text, FallbackWarning, stacklevel=4)
+            warn_of_fallback(text)
 
     def close(self) -> None:
         """Close every prepared model, when what still runs in it has come back."""
@@ -255,7 +262,7 @@ class Runner:
 
 
 class Spares:
-    """Steps of a plan prepared again on the CPU when one failed, by number; -1 is the whole model."""
+    """Steps of a plan prepared again on the CPU when one failed, by number, and the `WHOLE` model."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

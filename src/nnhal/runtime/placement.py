@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 from nnhal.runtime.isolation import DeviceKey
@@ -27,15 +29,17 @@ class FellBack:
 
 
 class Live:
-    """Counts executions that fell back while they ran. Nothing is done, and nothing costs, where none does.
+    """Counts executions, and those that fell back while they ran. devices: the label of each step's device.
 
-    devices: the label of each step's device. Any number of threads may count and look.
+    ran: to be called for each execution. Any number of threads may count and look.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
         self._lock = threading.Lock()
         self._fell: dict[int, FellBack] = {}
+        self._runs = count()
+        self.ran = partial(next, self._runs)  # the one thing that every execution pays for
 
     def fell_back(self, step: int, why: str) -> None:
         """Count one execution of a step, or of the `WHOLE` model."""
@@ -49,13 +53,18 @@ class Live:
             return iter([self._fell[step] for step in sorted(self._fell)])
 
     @property
+    def executions(self) -> int:
+        """How many were begun."""
+        return int(self._runs.__reduce__()[1][0])
+
+    @property
     def total(self) -> int:
         """How many fell back; one that did at a step and then as a whole counts twice."""
         return sum(each.count for each in self)
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form."""
-        return {"fell_back": self.total, "steps": [asdict(each) for each in self]}
+        return {"executions": self.executions, "fell_back": self.total, "steps": [asdict(each) for each in self]}
 
 
 class Placement:

@@ -1,13 +1,10 @@
 """What a `.tflite` file holds, as plain records; `reader` makes them."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from nnhal.base.operands import Array
 from nnhal.frontends.tflite.sparse import Sparsity
-
-if TYPE_CHECKING:
-    from nnhal.frontends.tflite.reader import Options
 
 OMITTED = -1  # the index of an input that is left out
 DTYPES = {
@@ -47,6 +44,13 @@ class Tensor:
     sparsity: Sparsity | None = None
 
 
+class Options(Protocol):
+    """The options of one operator, read where they are asked for."""
+
+    def read(self, kind: str) -> Any:
+        """The fields of `kind`, such as Conv2DOptions, by their names: `options.read("PackOptions")("Axis")`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's."""
@@ -56,7 +60,7 @@ class Operator:
     builtin: bool
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    options: "Options"
+    options: Options
 
 
 @dataclass(frozen=True, slots=True)

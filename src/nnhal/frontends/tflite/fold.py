@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.file import DTYPES
-from nnhal.frontends.tflite.reader import Options
+from nnhal.frontends.tflite.file import DTYPES, Options
 
 Fold = Callable[..., Any]
 MOST = 4096  # elements of a result

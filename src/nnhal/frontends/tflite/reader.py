@@ -31,8 +31,8 @@ NAME_SLOT = {"Tensor": 10, "OperatorCode": 6, "SignatureDef": 8, "TensorMap": 4}
 CONTAINER_SLOT, SHARED_NAME_SLOT = 4, 6  # of VarHandleOptions
 
 
-class Options:
-    """The options of one operator, read where they are asked for."""
+class Table:
+    """The options of one operator in the file."""
 
     def __init__(self, reader: "Reader", place: str, kind: str, table: Any) -> None:
         self._reader, self._place, self._kind, self._table = reader, place, kind, table
@@ -299,7 +299,7 @@ class Reader:
         name, builtin = codes[code]
         inputs, outputs = self._indices(operator, "Inputs", count, OMITTED), self._indices(operator, "Outputs", count)
         known = _names("BuiltinOptions").get(kind, f"options of type {kind}")
-        options = Options(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
+        options = Table(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
         return Operator(index, name, builtin, inputs, outputs, options)
 
     def _check_order(self, graph: Subgraph, place: str) -> None:
