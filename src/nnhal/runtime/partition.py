@@ -6,6 +6,7 @@ that are ready together on one device become one step, so that a model crosses b
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
@@ -131,27 +132,27 @@ def _group(model: Model, devices: Sequence[str]) -> tuple[StepPlan, ...]:
     """Steps: run all that is ready on one device before the next gets its turn."""
     operations = model.main.operations
     writer = {i: n for n, operation in enumerate(operations) for i in operation.outputs}
-    waits = [{writer[i] for i in operation.inputs if i in writer} for operation in operations]
     readers: list[list[int]] = [[] for _ in operations]
-    for n, needed in enumerate(waits):
-        for m in needed:
+    missing = [0] * len(operations)
+    for n, operation in enumerate(operations):
+        for m in {writer[i] for i in operation.inputs if i in writer}:
             readers[m].append(n)
-    missing = [len(needed) for needed in waits]
-    ready: dict[str, list[int]] = {}
+            missing[n] += 1
+    ready: dict[str, list[int]] = {}  # heaps: the least comes first
     for n, count in enumerate(missing):
         if not count:
             ready.setdefault(devices[n], []).append(n)
     steps = []
     while any(ready.values()):
-        device = min((d for d in ready if ready[d]), key=lambda d: min(ready[d]))
+        device = min((d for d in ready if ready[d]), key=lambda d: ready[d][0])
         queue, members = ready[device], []
         while queue:
-            n = queue.pop()
+            n = heappop(queue)
             members.append(n)
             for reader in readers[n]:
                 missing[reader] -= 1
                 if not missing[reader]:
-                    ready.setdefault(devices[reader], []).append(reader)
+                    heappush(ready.setdefault(devices[reader], []), reader)
         steps.append(StepPlan(device, tuple(sorted(members))))
     return tuple(steps)
 
