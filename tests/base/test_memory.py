@@ -264,3 +264,9 @@ def test_pools_in_place_of_closed_ones_are_told_apart() -> None:
         pool.close()
         again = Memory.allocate(64)
         assert Memory.of(again.view(8, 8)) == (again, 8)
+
+
+def test_a_view_that_nobody_can_write_to_is_still_known_to_lie_in_its_pool():
+    memory = Memory.from_array(np.arange(8, dtype=np.float32))
+    view = np.asarray(memory.view(16, 16).data.toreadonly()).view(np.float32)
+    assert Memory.of(view) == (memory, 16) and view.tolist() == [4, 5, 6, 7]

@@ -18,10 +18,11 @@ import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Device, Hints, Prepared
-from nnhal.hal.request import UNLIMITED, Control, Request
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from tests import requests
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
@@ -62,9 +63,7 @@ def fill(memory: Memory, offset: int, seed: int) -> Any:
 
 
 def run(prepared: Prepared, x: Any) -> Any:
-    request = Request([x], [None])
-    prepared.run(request, UNLIMITED)
-    return request.outputs[0]
+    return requests.run(prepared, [x]).results[0]
 
 
 ONES = np.ones((1, UNITS), np.float32)
@@ -75,7 +74,7 @@ ONES = np.ones((1, UNITS), np.float32)
 def test_weights_in_a_pool_are_the_pools_own_pages() -> None:
     memory = Memory.allocate(SIZE)
     weights = fill(memory, 0, 1)
-    content = lower(dense((memory, 0))).content
+    content = lower(dense((memory, 0))).packed
     at = bytes(content).index(weights.tobytes())
     weights[0, 0] = 77
     assert np.frombuffer(bytes(content), np.float32, 1, at) == 77
@@ -85,7 +84,7 @@ def test_weights_in_a_pool_are_the_pools_own_pages() -> None:
 def test_weights_anywhere_in_several_pools_are_computed_with(device: Device, offset: int) -> None:
     first, second = Memory.allocate(SIZE + offset), Memory.allocate(2 * SIZE + offset)
     w = [fill(first, offset, 1), fill(second, SIZE + offset, 2), fill(second, offset, 3)]
-    prepared = device.prepare(dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
+    prepared = prepared_by(device, dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
     assert np.array_equal(run(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
 
 
@@ -95,14 +94,14 @@ def test_weights_of_a_pool_inside_a_file_are_computed_with(device: Device, tmp_p
     path.write_bytes(bytes(5008) + weights.tobytes())
     with path.open("rb") as file:
         memory = Memory.from_fd(file.fileno(), SIZE, 5008)
-    assert np.array_equal(run(device.prepare(dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
+    assert np.array_equal(run(prepared_by(device, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
 
 
 def test_weights_off_the_alignment_of_a_tflite_file_are_copied_to_one() -> None:
     memory = Memory.allocate(SIZE + 8)
     weights = fill(memory, 8, 1)
     before = weights.tobytes()
-    content = lower(dense((memory, 8))).content
+    content = lower(dense((memory, 8))).packed
     weights[...] = 0
     assert bytes(content).index(before) % 16 == 0
 
@@ -111,7 +110,7 @@ def test_few_constants_of_a_pool_are_copied_and_nothing_is_mapped(monkeypatch: p
     memory = Memory.allocate(SIZE)
     before = fill(memory, 0, 1).tobytes()
     monkeypatch.setattr(contents, "LEAST_MAPPED", SIZE + 1)
-    content = lower(dense((memory, 0))).content
+    content = lower(dense((memory, 0))).packed
     memory.bytes()[:] = 0
     assert before in bytes(content)
 
@@ -121,7 +120,7 @@ def test_weights_in_a_pool_that_is_no_file_are_copied() -> None:
     before = fill(memory, 0, 1).tobytes()
     own, memory.fd = memory.fd, os.pidfd_open(os.getpid())  # of no kind that is mapped privately, as a dma-buf
     try:
-        assert before in bytes(lower(dense((memory, 0))).content)
+        assert before in bytes(lower(dense((memory, 0))).packed)
     finally:
         os.close(memory.fd)
         memory.fd = own
@@ -140,7 +139,7 @@ def test_the_pool_is_unmapped_when_the_model_goes() -> None:
 def test_the_bytes_that_were_given_to_an_interpreter_stay_while_it_does() -> None:
     memory = Memory.allocate(SIZE)
     before = fill(memory, 0, 1).tobytes()
-    reader = lower(dense((memory, 0))).content.given_to(SimpleNamespace)  # of the content, nobody else has a hold
+    reader = lower(dense((memory, 0))).packed.given_to(SimpleNamespace)  # of the content, nobody else has a hold
     assert before in reader.model_content
 
 
@@ -168,7 +167,7 @@ def test_a_process_may_end_with_a_prepared_model_and_an_allocator_that_writes_to
 def test_a_pool_may_be_closed_once_its_model_is_prepared(device: Device) -> None:
     memory = Memory.allocate(SIZE)
     weights = fill(memory, 0, 1).copy()
-    prepared = device.prepare(dense((memory, 0)), Hints())
+    prepared = prepared_by(device, dense((memory, 0)), Hints())
     memory.close()
     assert np.array_equal(run(prepared, ONES), ONES @ weights.T)
 
@@ -216,7 +215,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
 def prepared(device: Device, counted: type[Counted]) -> Prepared:
     b = nnhal.Builder()
     x = b.input((1, UNITS))
-    return device.prepare(b.finish([x], [b.relu(x)]), Hints(threads=1))
+    return prepared_by(device, b.finish([x], [b.relu(x)]), Hints(threads=1))
 
 
 def at_once(prepared: Prepared, number: int) -> None:
@@ -245,7 +244,7 @@ def test_an_execution_beyond_the_most_interpreters_waits_for_one(prepared: Prepa
     while Counted.together.n_waiting < 4:
         time.sleep(0.001)
     with pytest.raises(MissedDeadline):
-        prepared.run(Request([ONES], [None]), Control(deadline=time.monotonic_ns() + 100_000_000))
+        requests.run(prepared, [ONES], Control(deadline=time.monotonic_ns() + 100_000_000))
     assert len(Counted.alive) == 4
     Counted.together.wait(30)
     for thread in threads:

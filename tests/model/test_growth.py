@@ -22,7 +22,6 @@ from nnhal.drivers.null import Null
 from nnhal.drivers.reference import Interpreter
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.lowering import refusals
-from nnhal.hal.request import UNLIMITED, Request
 from nnhal.hal.wrappers import Limited
 from nnhal.model import validate as rules
 from nnhal.model.builder import ModelBuilder
@@ -30,6 +29,7 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.model.validate import validate
 from nnhal.runtime.partition import Offer, partition
+from tests import requests
 
 SMALL, LARGE = 60, 240
 MOST = 4.2  # for four times the operations: 4, and less by what is paid once
@@ -191,7 +191,7 @@ def test_running_many_operations_on_the_reference(make):
         model = make(n)
         inputs = [np.ones(4, np.float32) for _ in model.main.inputs]
         prepared = Interpreter(model)
-        return lambda: prepared.run(Request(inputs, [None] * len(model.main.outputs)), UNLIMITED)
+        return lambda: requests.run(prepared, inputs)
 
     grows_with_the_model(prepare)
 

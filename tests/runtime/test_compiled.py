@@ -88,7 +88,7 @@ def test_bound_arrays_are_read_and_written_in_place(x):
         ((np.zeros(SHAPE),), r"input 0 \(x\) is float64, must be float32"),
         ((np.zeros((1, 4, 4, 3), np.float32),), r"has shape \[1, 4, 4, 3\], must be \[1, 4, 4, 2\]"),
         (({"z": 1},), "'z', no 'x', must be exactly 'x'"),
-        ((["a"],), "must be an array of float32"),
+        ((["a"],), r"input 0 \(x\): element \[0\] is 'a', must be a real number"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(given, message):

@@ -18,7 +18,7 @@ def compiled() -> nnhal.Compiled:
 
 def test_nothing_that_fell_back_shows_as_nothing():
     placement = compiled().placement
-    assert placement.to_dict()["live"] == {"fell_back": 0, "steps": []}
+    assert placement.to_dict()["live"] == {"executions": 0, "fell_back": 0, "steps": []}
     assert "fell back" not in str(placement) and not list(placement.live)
 
 

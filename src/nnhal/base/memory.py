@@ -173,8 +173,8 @@ class Memory:
         Pools without a descriptor ("host") are never found: there is nothing to share.
         """
         root: Any = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        while isinstance(base := root.base.obj if isinstance(root.base, memoryview) else root.base, np.ndarray):
+            root = base
         known = _by_root.get(id(root))
         if known is None or known[0]._closed:
             return None

@@ -76,7 +76,7 @@ class Interpreter:
         litert = engine()
         kinds = litert.OpResolverType
         try:
-            self._litert = recipe.lowered.content.given_to(
+            self._litert = recipe.lowered.packed.given_to(
                 litert.Interpreter,
                 num_threads=recipe.settings.threads,
                 experimental_op_resolver_type=kinds.AUTO

@@ -61,11 +61,16 @@ class Lowered:
     every run.
     """
 
-    content: Content
+    packed: Content
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[int | None, ...]
     values: tuple[Value | None, ...]
     resets: tuple[tuple[int, Array], ...]
+
+    @property
+    def content(self) -> bytes:
+        """The TFLite model: a copy, which may be written to a file."""
+        return bytes(self.packed)
 
 
 def require_scales(low: float, high: float) -> None:
