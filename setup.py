@@ -1,4 +1,4 @@
-"""The one native extension; everything else about the package stands in pyproject.toml."""
+"""The native extensions; everything else about the package stands in pyproject.toml."""
 
 from setuptools import Extension, setup
 
@@ -8,12 +8,13 @@ ERRORS = ["implicit-function-declaration", "incompatible-pointer-types", "int-co
 setup(
     ext_modules=[
         Extension(
-            "nnhal.ipc._native",
-            ["src/nnhal/ipc/_native.c"],
+            name,
+            [f"src/{name.replace('.', '/')}.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
-            extra_compile_args=["-O2", "-std=c11", *WARNINGS, *(f"-Werror={name}" for name in ERRORS)],
+            extra_compile_args=["-O2", "-std=c11", *WARNINGS, *(f"-Werror={error}" for error in ERRORS)],
         )
+        for name in ("nnhal.base._gate", "nnhal.ipc._native")
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

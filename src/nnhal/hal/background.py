@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from nnhal.base._gate import Gate
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted, as_error
 from nnhal.base.log import logger
@@ -102,37 +103,34 @@ def run_in_background(prepared: Runs, request: Request, control: Control, notify
     start(work)
 
 
+Work = Callable[[], "Gate | None"]  # returns a gate to be opened when it is done
+
+
 class _Worker:
     """A thread that does one piece of work after the other, and ends when there was none for some time."""
 
-    __slots__ = ("_wake", "_work")
+    __slots__ = ("wake", "work")
 
-    def __init__(self, work: Callable[[], object]) -> None:
-        self._work: Callable[[], object] | None = work
-        self._wake = threading.Lock()
-        self._wake.acquire()
+    def __init__(self, work: Work) -> None:
+        self.work: Work | None = work
+        self.wake = Gate()
         threading.Thread(target=self._loop, name="nnhal-worker", daemon=True).start()
-
-    def give(self, work: Callable[[], object]) -> None:
-        """The next piece, where it is idle."""
-        self._work = work
-        self._wake.release()
 
     def _loop(self) -> None:
         while True:
-            work, self._work = self._work, None
-            if work is not None:
-                try:
-                    work()
-                except BaseException:
-                    _log.exception("work in the background failed")
+            work, self.work = self.work, None
+            done: Gate | None = None
+            try:
+                done = None if work is None else work()
+            except BaseException:
+                _log.exception("work in the background failed")
             del work
             _idle.append(self)
-            if not self._wake.acquire(timeout=_PATIENCE):
+            if not self.wake.wait(_PATIENCE, done):
                 try:
                     _idle.remove(self)
                 except ValueError:  # taken this moment
-                    self._wake.acquire()
+                    self.wake.wait()
                 else:
                     return
 
@@ -141,8 +139,11 @@ _PATIENCE = 5.0  # seconds that an idle worker waits for more
 _idle: "deque[_Worker]" = deque()
 
 
-def start(work: Callable[[], object]) -> None:
-    """Do work on another thread, one that is idle where there is any; ResourceExhausted where there is none to be had."""
+def hand_over(work: Work) -> Gate | None:
+    """Have work done on another thread, one that is idle where there is any, as soon as the gate that comes back is opened.
+
+    None where it has begun already. ResourceExhausted where no thread is to be had.
+    """
     try:
         worker = _idle.pop()
     except IndexError:
@@ -150,8 +151,16 @@ def start(work: Callable[[], object]) -> None:
             _Worker(work)
         except RuntimeError as error:
             raise ResourceExhausted(f"execution: no thread for it: {error}") from None
-    else:
-        worker.give(work)
+        return None
+    worker.work = work
+    return worker.wake
+
+
+def start(work: Work) -> None:
+    """Do work on another thread; ResourceExhausted where there is none to be had."""
+    gate = hand_over(work)
+    if gate is not None:
+        gate.open()
 
 
 os.register_at_fork(after_in_child=_idle.clear)

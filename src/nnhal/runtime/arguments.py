@@ -20,13 +20,13 @@ from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array, Shape, dtype_of
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.base.values import exact
-from nnhal.hal.request import UNLIMITED, Control
+from nnhal.hal.request import Control
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.job import Job, Report
+from nnhal.runtime.job import Job
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class Edge:
                 room[at] = value if isinstance(value, Allocation) else writable(value, spec, f"out {place}")
         return room
 
-    def job(self, inputs: Sequence[Any], out: Any, control: Control = UNLIMITED, report: Report | None = None) -> Job:
+    def job(self, inputs: Sequence[Any], out: Any) -> Job:
         """The job of one call, states at their initial values; allocations lie where arrays would."""
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            job = Job(self.accept(inputs[0]), self.place(out), control, report)
+            job = Job(self.accept(inputs[0]), self.place(out))
             job.named = True
         else:
-            job = Job(self.accept(inputs), self.place(out), control, report)
+            job = Job(self.accept(inputs), self.place(out))
         for state in self.model.states:
             job.given[state.input] = state.initial  # type: ignore[index]
         if job.rooms is not None:

@@ -84,21 +84,7 @@ class Caller:
         to; what is returned then lies in it, with its true shape. Raises InvalidRequest, OutputInsufficientSize, or what the
         execution raised.
         """
-        job = self._quick(inputs, out)
-        if job is None:
-            return self.execute(self.edge.job(inputs, out))
-        calls = self._calls
-        calls.append(None)
-        try:
-            if self._closed:
-                self._refuse()
-            self._runner.run(job)
-        finally:
-            calls.pop()
-            if self._closed:
-                self.use.left()
-        results = job.results
-        return results[0] if len(results) == 1 else tuple(results)
+        return self.execute(self._quick(inputs, out) or self.edge.job(inputs, out))
 
     def _quick(self, inputs: tuple[Any, ...], out: Any) -> Job | None:
         """The job of a call that is nothing but arrays that fit; None for any other."""
@@ -109,7 +95,7 @@ class Caller:
             if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
                 return None
         if out is None:
-            return Job(inputs)
+            return Job(inputs, plain=True)
         room = self._room
         if room is None or type(out) is not np.ndarray or out.dtype is not room[0] or out.shape != room[1]:
             return None
@@ -119,7 +105,7 @@ class Caller:
         for x in inputs:
             if x is out or x.base is not None:
                 return None
-        return Job(inputs, (out,))
+        return Job(inputs, (out,), plain=True)
 
     def run(
         self,
@@ -134,25 +120,30 @@ class Caller:
         deadline: seconds from now. loop_timeout: seconds for each WHILE, 15 at most. measure: return a Report as well.
         Returns the outputs as `__call__` does, and the report or None.
         """
-        if deadline is None and loop_timeout is None and not measure:
-            return self(*inputs, out=out), None
-        report = Report() if measure else None
-        job = self.edge.job(inputs, out, make_control(deadline, loop_timeout, measure), report)
-        return self.execute(job), report
+        job = self._quick(inputs, out) or self.edge.job(inputs, out)
+        if deadline is not None or loop_timeout is not None or measure:
+            job.control = make_control(deadline, loop_timeout, measure)
+            job.report = Report() if measure else None
+        return self.execute(job), job.report
 
     def execute(self, job: Job) -> Any:
         """Run a job that was checked; returns what the application gets."""
-        self._calls.append(None)
+        calls = self._calls
+        calls.append(None)
         try:
             if self._closed:
                 self._refuse()
             return self._perform(job)
         finally:
-            self._calls.pop()
+            calls.pop()
             if self._closed:
                 self.use.left()
 
     def _perform(self, job: Job) -> Any:
+        if job.plain:
+            self._runner.run(job)
+            results = job.results
+            return results[0] if len(results) == 1 else tuple(results)
         read, written = self.allocations(job)
         if read or written:
             resolve(job, read, written, self.plan.model.main)

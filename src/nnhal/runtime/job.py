@@ -42,7 +42,19 @@ class Job:
     shapes: of every output, after `Runner.run`.
     """
 
-    __slots__ = ("buffers", "control", "given", "named", "read", "report", "results", "rooms", "shapes", "written")
+    __slots__ = (
+        "buffers",
+        "control",
+        "given",
+        "named",
+        "plain",
+        "read",
+        "report",
+        "results",
+        "rooms",
+        "shapes",
+        "written",
+    )
 
     def __init__(
         self,
@@ -50,7 +62,10 @@ class Job:
         rooms: Sequence[Array | None] | None = None,
         control: Control = UNLIMITED,
         report: Report | None = None,
+        plain: bool = False,
     ) -> None:
+        """plain: all are arrays that fit, and given in order."""
+        self.plain = plain
         self.given, self.rooms, self.control, self.report = given, rooms, control, report
         self.buffers: Mapping[int, Buffer] = _NO_BUFFERS
         self.read = self.written = _NO_ALLOCATIONS

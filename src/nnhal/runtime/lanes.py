@@ -3,36 +3,35 @@
 import threading
 import time
 
+from nnhal.base._gate import Gate
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, as_error
 from nnhal.base.log import logger
-from nnhal.hal.background import start
+from nnhal.hal.background import hand_over
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Request, Run, Timing
 
 _SLICE = 0.02  # seconds between looks at whether an execution is still wanted
-_LONGEST = 1_000_000.0  # seconds, 11 days: locks take no more than some centuries
 _log = logger("execution")
 
 
 class _Bounded:
-    """One execution that somebody waits for no longer than it may take. done: released when there is an outcome."""
+    """One execution that somebody waits for no longer than it may take. done: opened when there is an outcome."""
 
     __slots__ = ("_came_back", "_control", "_lane", "_request", "_run", "done", "outcome")
 
     def __init__(self, lane: "Lane", run: Run, request: Request, control: Control) -> None:
         self._lane, self._run, self._request, self._control = lane, run, request, control
         self.outcome: tuple[NnhalError | None, Timing | None] | None = None
-        self.done, self._came_back = threading.Lock(), threading.Lock()
-        self.done.acquire()
+        self.done, self._came_back = Gate(), threading.Lock()
 
-    def work(self) -> None:
+    def work(self) -> Gate:
         """Execute, on another thread."""
         try:
             self.outcome = None, self._request.execute(self._run, self._control)
         except BaseException as raised:
             self.outcome = as_error(raised, self._lane.where), None
         self._lane.left()
-        self.done.release()
+        return self.done
 
     def notify(self, error: NnhalError | None, timing: Timing | None) -> None:
         """The end, as a driver tells it that executes in the background itself."""
@@ -40,7 +39,7 @@ class _Bounded:
             _log.warning("%s: notified again, ignored", self._lane.where)
             return
         self.outcome = error, timing
-        self.done.release()
+        self.done.open()
 
     def leave(self) -> bool:
         """It has come back; False the second time."""
@@ -71,18 +70,21 @@ class Lane:
         with self._lock:
             self._running += 1
         try:
+            begin = None
             if launched:
                 self._prepared.execute(request, control, bounded.notify)
             else:
-                start(bounded.work)
+                begin = hand_over(bounded.work)
         except BaseException:
             request.abandon()
             bounded.leave()
             raise
         try:
-            ended = _wait(bounded.done, control)
+            ended = _wait(bounded.done, control, begin)
         except BaseException:
             request.abandon()
+            if begin is not None:  # it may not have been opened yet: the thread has to come back
+                begin.open()
             raise
         if ended is not None and bounded.outcome is None:
             request.abandon()
@@ -114,16 +116,17 @@ class Lane:
         self._prepared.close()
 
 
-def _wait(done: threading.Lock, control: Control) -> NnhalError | None:
-    """Wait until it is done; why it has to end before, None where it is done."""
+def _wait(done: Gate, control: Control, begin: Gate | None) -> NnhalError | None:
+    """Open `begin` and wait until it is done; why it has to end before, None where it is done."""
     while True:
         left = -1.0 if control.deadline is None else max(0.0, (control.deadline - time.monotonic_ns()) / 1e9)
         if control.cancelled is None:
-            if done.acquire(timeout=min(left, _LONGEST)):
+            if done.wait(left, begin):
                 return None
-        elif done.acquire(timeout=_SLICE if left < 0 else min(_SLICE, left)):
+        elif done.wait(_SLICE if left < 0 else min(_SLICE, left), begin):
             return None
         elif control.cancelled.is_set():
             return Cancelled("execution: cancelled by its owner")
+        begin = None
         if control.deadline is not None and time.monotonic_ns() >= control.deadline:
             return MissedDeadline("execution: the deadline has passed")
