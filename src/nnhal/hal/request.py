@@ -103,12 +103,13 @@ class Argument(NamedTuple):
 class Signature:
     """The arguments of a model, and whose executions they are (`where`, for messages); made once, not for each execution."""
 
-    __slots__ = ("__weakref__", "inputs", "make", "outputs", "where")
+    __slots__ = ("__weakref__", "count", "inputs", "make", "outputs", "where")
 
     def __init__(self, model: Model, where: str = "driver") -> None:
         """where: as in "device litert"."""
         self.inputs = tuple(_argument(model, i, f"input {n}") for n, i in enumerate(model.main.inputs))
         self.outputs = tuple(_argument(model, i, f"output {n}") for n, i in enumerate(model.main.outputs))
+        self.count = len(self.outputs)
         self.where = where
         self.make: type[Request] = Checked if os.environ.get(CHECK, "0") == "1" else Request
 
@@ -132,7 +133,6 @@ class Runs(Protocol):
 
 Run = Callable[["Request", Control], Timing | None]
 _COPYING: Any = "being copied"  # in place of a shape
-_NO_BUFFERS: Mapping[int, Any] = {}
 
 
 class Request:
@@ -144,6 +144,9 @@ class Request:
     results, shapes, small: after the end: an array for each output, its shape, and which ones their room was too small for.
     """
 
+    rooms: Sequence[Array | None] | None = None
+    input_buffers: Mapping[int, Any] = {}
+    output_buffers: Mapping[int, Any] = {}
     small: tuple[int, ...] = ()
     _ended = False
     _views: list[Array | None] | None = None
@@ -155,13 +158,16 @@ class Request:
         signature: Signature,
         given: Sequence[Array | None],
         rooms: Sequence[Array | None] | None = None,
-        input_buffers: Mapping[int, Any] = _NO_BUFFERS,
-        output_buffers: Mapping[int, Any] = _NO_BUFFERS,
+        input_buffers: Mapping[int, Any] | None = None,
+        output_buffers: Mapping[int, Any] | None = None,
     ) -> None:
         """rooms: None where the caller left all of them open."""
-        self.signature, self.given, self.rooms = signature, given, rooms
-        self.input_buffers, self.output_buffers = input_buffers, output_buffers
-        count = len(signature.outputs)
+        self.signature, self.given = signature, given
+        if rooms is not None:
+            self.rooms = rooms
+        if input_buffers or output_buffers:
+            self.input_buffers, self.output_buffers = input_buffers or {}, output_buffers or {}
+        count = signature.count
         self.results: list[Any] = [None] * count
         self.shapes: list[Any] = [None] * count
 
@@ -329,7 +335,8 @@ class Request:
         if self._ended:
             raise Closed(f"{self.signature.where}: the execution was given up before it ended")
         self._ended = True
-        if None in self.shapes or _COPYING in self.shapes or self._fault is not None:
+        shapes = self.shapes
+        if None in shapes or self._fault is not None or (self.rooms is not None and _COPYING in shapes):
             self._look()
         return timing
 

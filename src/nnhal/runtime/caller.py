@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-import numpy as np
+from numpy import ndarray
 
 from nnhal.base.errors import Closed, InvalidRequest
 from nnhal.runtime.allocation import Allocation
@@ -92,20 +92,20 @@ class Caller:
         if plain is None or len(inputs) != len(plain):
             return None
         for x, (dtype, shape) in zip(inputs, plain):  # noqa: B905 (as many, see above)
-            if type(x) is not np.ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
+            if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
                 return None
         if out is None:
-            return Job(inputs, plain=True)
+            return Job(inputs, None, True)
         room = self._room
-        if room is None or type(out) is not np.ndarray or out.dtype is not room[0] or out.shape != room[1]:
+        if room is None or type(out) is not ndarray or out.dtype is not room[0] or out.shape != room[1]:
             return None
         flags = out.flags
-        if not flags.owndata or not flags.c_contiguous or not flags.writeable:
+        if not (flags.owndata and flags.c_contiguous and flags.writeable):
             return None
         for x in inputs:
             if x is out or x.base is not None:
                 return None
-        return Job(inputs, (out,), plain=True)
+        return Job(inputs, (out,), True)
 
     def run(
         self,
@@ -133,6 +133,10 @@ class Caller:
         try:
             if self._closed:
                 self._refuse()
+            if job.plain:
+                self._runner.run(job)
+                results = job.results
+                return results[0] if len(results) == 1 else tuple(results)
             return self._perform(job)
         finally:
             calls.pop()
@@ -140,10 +144,7 @@ class Caller:
                 self.use.left()
 
     def _perform(self, job: Job) -> Any:
-        if job.plain:
-            self._runner.run(job)
-            results = job.results
-            return results[0] if len(results) == 1 else tuple(results)
+        """Run a job that may hold allocations."""
         read, written = self.allocations(job)
         if read or written:
             resolve(job, read, written, self.plan.model.main)

@@ -167,8 +167,8 @@ def _in_background(
             with suppress(NnhalError):
                 if execution.fence is not None:
                     execution.fence.wait()
-        inner = Job(job.given, job.rooms, control, job.report)
-        inner.named = job.named
+        inner = Job(job.given, job.rooms)
+        inner.control = control
         resolve(inner, read, written, caller.plan.model.main)
         try:
             timing = caller.whole.perform(inner)

@@ -10,9 +10,6 @@ from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing
 from nnhal.runtime.allocation import Allocation
 
-_NO_BUFFERS: Mapping[int, Buffer] = {}
-_NO_ALLOCATIONS: Mapping[int, Allocation] = {}
-
 
 @dataclass(frozen=True)
 class StepTiming:
@@ -38,40 +35,23 @@ class Job:
 
     given: an array an input, None where it is omitted or lies in a buffer. rooms: where outputs go, as of `Request`; None
     where all are left open. read, written: allocations that stand for inputs and outputs, by place. buffers: those of a
-    class of their driver's, by operand of the main subgraph. named: inputs came by name, and so go the outputs. results,
-    shapes: of every output, after `Runner.run`.
+    class of their driver's, by operand of the main subgraph. plain: all are arrays that fit, and given in order. named:
+    inputs came by name, and so go the outputs. results, shapes: of every output, after `Runner.run`.
     """
 
-    __slots__ = (
-        "buffers",
-        "control",
-        "given",
-        "named",
-        "plain",
-        "read",
-        "report",
-        "results",
-        "rooms",
-        "shapes",
-        "written",
-    )
+    control: Control = UNLIMITED
+    report: Report | None = None
+    buffers: Mapping[int, Buffer] = {}
+    read: Mapping[int, Allocation] = {}
+    written: Mapping[int, Allocation] = {}
+    named = False
+    shapes: Sequence[Any] = ()
+    results: Sequence[Any] = ()
 
     def __init__(
-        self,
-        given: Sequence[Array | None],
-        rooms: Sequence[Array | None] | None = None,
-        control: Control = UNLIMITED,
-        report: Report | None = None,
-        plain: bool = False,
+        self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None = None, plain: bool = False
     ) -> None:
-        """plain: all are arrays that fit, and given in order."""
-        self.plain = plain
-        self.given, self.rooms, self.control, self.report = given, rooms, control, report
-        self.buffers: Mapping[int, Buffer] = _NO_BUFFERS
-        self.read = self.written = _NO_ALLOCATIONS
-        self.named = False
-        self.results: Sequence[Any] = ()
-        self.shapes: Sequence[Any] = ()
+        self.given, self.rooms, self.plain = given, rooms, plain
 
     def settle(self, success: bool) -> None:
         """Tell the allocations that it was to write what became of it."""
