@@ -44,7 +44,7 @@ def driver() -> Iterator[None]:
     yield
     from nnhal.runtime import discovery
 
-    discovery._found.pop("hostile", None)
+    discovery._registered.pop("hostile", None)
 
 
 Run = Callable[[Any, Any], Any]  # x and s to arrays y and t

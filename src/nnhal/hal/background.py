@@ -58,6 +58,11 @@ class FencedExecution:
             raise self._error
         return self._info
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._error is not None
+
     def finish(self, error: NnhalError | None, info: ExecutionInfo | None) -> None:
         """What the executing side says at the end, before it signals."""
         self._error, self._info = error, info or self._info

@@ -181,7 +181,14 @@ def _in_background(
         return timing
 
     execution = run_after(run, whole, job.control, wait_for, after)
-    execution.when_ended(leave)
+
+    def ended() -> None:
+        if execution.failed:  # where it did not come to run, too
+            for allocation in written.values():
+                allocation.wrote(False, None)
+        leave()
+
+    execution.when_ended(ended)
     return Fenced([execution], lambda well: caller.edge.results(job) if well else None, f"in the background: {why}")
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -243,7 +244,7 @@ class LitertModel(Prepared):
         declared = [shape_of(model.main.operands[i]) for i in model.main.inputs]
         self._declared = declared
         self._lock = threading.Lock()
-        self._teams: OrderedDict[Shapes, Team | Prepared] = OrderedDict()  # for other shapes, least recently used first
+        self._teams: OrderedDict[Shapes, Future[Team | Prepared]] = OrderedDict()  # for other shapes, least used first
         self._closed = False
         self._optional = _optional(model)
         known = all(shape is not None and None not in shape for shape in declared)
@@ -255,7 +256,7 @@ class LitertModel(Prepared):
         if control is not UNLIMITED:
             control.check()
         team = self._team
-        if team is None or (self._optional and any(x is None for x in request.inputs)):
+        if team is None or (self._optional and any(x is None for x in request.given)):
             found = self._team_for(request)
             if isinstance(found, Prepared):
                 return found.run(request, control)
@@ -274,20 +275,28 @@ class LitertModel(Prepared):
 
     def _team_for(self, request: Request) -> Team | Prepared:
         """The team for the shapes of a request, or the reference where LiteRT cannot take them."""
-        shapes: Shapes = tuple(None if x is None else x.shape for x in request.inputs)
+        shapes: Shapes = tuple(None if x is None else x.shape for x in request.given)
         with self._lock:
             if self._closed:
                 raise Closed("litert: the prepared model was closed")
             team = self._teams.get(shapes)
+            first = team is None
             if team is None:
-                recipe = self._recipe_for(shapes)
-                team = reference.Interpreter(self._model) if recipe is None else Team(recipe)
-                self._teams[shapes] = team
+                team = self._teams[shapes] = Future()
                 while len(self._teams) > MOST_SHAPES:
                     self._teams.popitem(last=False)
             else:
                 self._teams.move_to_end(shapes)
-        return team
+        if first:  # other shapes go on meanwhile
+            try:
+                recipe = self._recipe_for(shapes)
+                team.set_result(reference.Interpreter(self._model) if recipe is None else Team(recipe))
+            except BaseException as error:
+                with self._lock:
+                    if self._teams.get(shapes) is team:
+                        del self._teams[shapes]
+                team.set_exception(error)
+        return team.result()
 
     def _recipe_for(self, shapes: Shapes) -> Recipe | None:
         """The recipe for these shapes of the inputs; None where LiteRT cannot compute what the verdict could not yet see.

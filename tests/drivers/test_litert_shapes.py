@@ -1,0 +1,58 @@
+"""Models of open shapes on LiteRT: what is made for one shape does not hold up another."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import nnhal
+
+pytest.importorskip("ai_edge_litert")
+from nnhal.drivers.litert import engine
+
+LONG = 20  # seconds after which something counts as hanging
+
+
+@pytest.fixture
+def compiled() -> nnhal.Compiled:
+    b = nnhal.Builder("open")
+    x = b.input((None,))
+    return nnhal.compile(b.finish([x], [b.add(x, x)]), devices="litert")
+
+
+def ones(count: int) -> np.ndarray:
+    return np.ones(count, np.float32)
+
+
+def test_a_shape_that_takes_long_to_prepare_does_not_hold_up_the_others(compiled, monkeypatch):
+    real, entered, gate = engine._recipe, threading.Event(), threading.Event()
+
+    def slow(model, settings):
+        if model.main.operands[model.main.inputs[0]].dimensions == (3,):
+            entered.set()
+            assert gate.wait(LONG)
+        return real(model, settings)
+
+    monkeypatch.setattr(engine, "_recipe", slow)
+    late = [
+        compiled.submit(ones(3)) for _ in range(2)
+    ]  # the second one waits for the first, and does not prepare again
+    assert entered.wait(LONG)
+    assert compiled(ones(5)).tolist() == [2] * 5
+    gate.set()
+    assert [e.result(LONG).tolist() for e in late] == [[2] * 3] * 2
+
+
+def test_a_shape_that_could_not_be_prepared_is_tried_again(compiled, monkeypatch):
+    real, attempts = engine._recipe, []
+
+    def broken(model, settings):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise MemoryError
+        return real(model, settings)
+
+    monkeypatch.setattr(engine, "_recipe", broken)
+    with pytest.raises(nnhal.NnhalError):
+        compiled(ones(3))
+    assert compiled(ones(3)).tolist() == [2] * 3 and len(attempts) == 2

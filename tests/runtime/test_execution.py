@@ -1,0 +1,375 @@
+"""One execution at the API: what it gives back, what it leaves behind, how it ends."""
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import OperationFailed
+from nnhal.base.extensions import ExtensionType, register_extension
+from nnhal.hal.device import YES, Device, Hints, Prepared
+from nnhal.hal.request import Control, Request
+from nnhal.model.builder import ModelBuilder
+from nnhal.runtime import discovery
+from tests.runtime.devices import Fake, failing
+from tests.runtime.graphs import sums
+
+X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+LONG = 20  # seconds after which something counts as hanging
+ISOLATION = pytest.mark.parametrize("isolation", ["none", "process"])
+
+
+class Own(Device):
+    """A device whose execution is a function; counts what it closes."""
+
+    name = "own"
+
+    def __init__(self, run: Callable[[Request, Control], Any], **more: Any) -> None:
+        self.closed, self.prepared, self._run, self._more = 0, 0, run, more
+
+    def supports(self, model: nnhal.Model) -> Any:
+        return [YES] * len(model.main.operations)
+
+    def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
+        device, run = self, self._run
+
+        class Mine(Prepared):
+            def run(self, request: Request, control: Control) -> Any:
+                return run(request, control)
+
+            def close(self) -> None:
+                device.closed += 1
+
+        self.prepared += 1
+        made = Mine()
+        for name, value in self._more.items():
+            setattr(made, name, value)
+        return made
+
+
+def add(request: Request, control: Control) -> None:
+    x, b = request.inputs
+    request.write(0, x + b)  # type: ignore[operator]
+
+
+def relued(*shape: int | None) -> nnhal.Model:
+    b = nnhal.Builder("open")
+    x = b.input(shape, name="x")
+    return b.finish([x], [b.relu(x, name="y")])
+
+
+def two_outputs() -> nnhal.Model:
+    """doubled = x + x, squared = doubled · x: a later step reads the first output."""
+    b = nnhal.Builder("two")
+    x = b.input((4,), name="x")
+    doubled = b.add(x, x, name="doubled")
+    return b.finish([x], [doubled, b.mul(doubled, x, name="squared")])
+
+
+# ------------------------------------------------------------------------------------------------------- what comes back
+
+
+@ISOLATION
+@pytest.mark.parametrize("devices", ["reference", "litert"])
+def test_a_result_in_room_of_an_unknown_shape_has_its_true_shape_and_lies_there(devices, isolation):
+    compiled = nnhal.compile(relued(None), devices=devices, isolation=isolation)
+    for room in (np.full(10, -7, np.float32), np.zeros(40, np.uint8)):
+        result = compiled(np.ones(3, np.float32), out=room)
+        assert result.shape == (3,) and result.tolist() == [1, 1, 1] and np.shares_memory(result, room)
+        assert (room.view(np.float32)[:3] == 1).all() and not (room.view(np.float32)[3:] == 1).any()
+
+
+@ISOLATION
+@pytest.mark.parametrize("first", [0, 1])
+def test_room_in_bytes_of_an_output_that_a_later_step_reads_holds_the_output(first, isolation):
+    compiled = nnhal.compile(
+        two_outputs(), devices=[Fake(takes=lambda n: n == first), "reference"], isolation=isolation
+    )
+    for size in (16, 20):
+        room = np.zeros(size, np.uint8)
+        doubled, squared = compiled(X, out=[room, None])
+        assert doubled.dtype == np.float32 and np.shares_memory(doubled, room)
+        assert (doubled == 2 * X).all() and (squared == 2 * X * X).all()
+
+
+def test_room_that_is_too_small_is_named_by_the_models_output():
+    compiled = nnhal.compile(two_outputs(), devices=[Fake(takes=lambda n: n == 1), "reference"])
+    for out, small in (([None, np.zeros(3, np.uint8)], 1), ([np.zeros(3, np.uint8), None], 0)):
+        with pytest.raises(nnhal.OutputInsufficientSize, match=rf"output {small} needs shape \[4\]") as caught:
+            compiled(X, out=out)
+        assert caught.value.shapes == ((4,), (4,))
+
+
+def test_results_stay_what_they_are_when_the_driver_goes_on_with_its_memory():
+    kept = np.empty(4, np.float32)
+
+    def run(request: Request, control: Control) -> None:
+        np.add(*request.inputs, out=kept)
+        request.write(0, kept)
+
+    compiled = nnhal.compile(sums(), devices=[Own(run)])
+    first = compiled(X, B)
+    second = compiled(X * 100, B)
+    assert (first == X + 1).all() and (second == X * 100 + 1).all() and not np.shares_memory(first, second)
+
+
+def test_an_input_that_may_be_left_out_is_left_out_with_none():
+    """UNIDIRECTIONAL_SEQUENCE_LSTM and its like have many such; LSTM's projection bias is one."""
+    b = nnhal.Builder("svdf")
+    x, features, times = (b.input(s, name=n) for s, n in (((1, 2), "x"), ((2, 2), "features"), ((2, 1), "times")))
+    bias, state = b.input((2,), name="bias"), b.input((1, 2), name="state")
+    _, y = b.svdf(x, features, times, bias, state, 1, "none")
+    model = b.finish([x, features, times, bias, state], [y])
+    compiled = nnhal.compile(model, devices="reference")
+    given = np.float32([[1, 2]]), np.float32([[1, 0], [0, 1]]), np.float32([[1], [1]])
+    zero = np.zeros((1, 2), np.float32)
+    assert compiled(*given, None, zero).tolist() == [[1, 2]]
+    assert compiled(*given, np.float32([10, 20]), zero).tolist() == [[11, 22]]
+    named = dict(zip(("x", "features", "times", "state"), (*given, zero), strict=True))
+    assert next(iter(compiled(named).values())).tolist() == [[1, 2]]
+    with pytest.raises(nnhal.InvalidRequest, match=r"input 0 \(x\) is None, must be given"):
+        compiled(None, *given[1:], None, zero)
+
+
+@pytest.mark.parametrize("value", [[1.7, -2.9], [2**40, 1], [None, 1], [True, False], ["1", "2"], [[1], [2, 3]]])
+def test_numbers_that_an_input_cannot_hold_are_refused(value):
+    b = nnhal.Builder("integers")
+    x = b.input((2,), "TENSOR_INT32", name="x")
+    compiled = nnhal.compile(b.finish([x], [b.abs(x)]), devices="reference")
+    assert compiled([-3, 4]).tolist() == [3, 4]
+    with pytest.raises(nnhal.InvalidRequest, match=r"input 0 \(x\)"):
+        compiled(value)
+
+
+def test_an_operand_of_an_extensions_type_is_an_input_like_others():
+    extension = register_extension("com.example.edge", [ExtensionType("T", "<f4")], ["OP"])
+    b = ModelBuilder("extended")
+    x, y = (b.operand(extension.type("T"), (4,), name=n) for n in "xy")
+    b.operation(extension.operation("OP"), [x], [y])
+    model = b.finish([x], [y], extensions=[(extension.name, extension.prefix)])
+    device = Own(lambda request, control: request.write(0, request.inputs[0] * 3))  # type: ignore[operator]
+    device.extensions = ("com.example.edge",)
+    compiled = nnhal.compile(model, devices=[device])
+    assert (compiled(X) == 3 * X).all() and compiled.inputs[0].dtype == np.float32
+
+
+# ------------------------------------------------------------------------------------------------------------- fallback
+
+
+def test_every_execution_that_falls_back_is_counted_and_shown():
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=failing(OperationFailed("broken")))], fallback="allow")
+    for _ in range(100):
+        assert (compiled(X, B) == X + 1).all()
+    assert compiled.placement.live.total == compiled.placement.live.executions == 100
+    assert "fell back 100 times" in str(compiled.placement)
+
+
+def test_a_step_that_falls_back_is_counted_as_that_step():
+    fake = Fake(takes=lambda n: n == 1, on_run=failing(OperationFailed("broken")))
+    compiled = nnhal.compile(sums(3), devices=[fake, "reference"], fallback="warn")
+    with pytest.warns(nnhal.FallbackWarning, match="step 1 failed on fake"):
+        assert (compiled(X, B) == X + 3).all()
+    assert [(each.step, each.device, each.count) for each in compiled.placement.live] == [(1, "fake", 1)]
+
+
+# ------------------------------------------------------------------------------------------------------------ the end
+
+
+def test_what_was_submitted_before_the_close_is_run():
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: time.sleep(0.02))])
+    executions = [compiled.submit(X + n, B) for n in range(12)]
+    compiled.close()
+    assert all(e.done() for e in executions)
+    assert [(e.result(LONG) == X + n + 1).all() for n, e in enumerate(executions)] == [True] * 12
+    with pytest.raises(nnhal.Closed):
+        compiled.submit(X, B)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_compiled_model_that_is_dropped_closes_what_was_prepared(used):
+    device = Own(add)
+    compiled = nnhal.compile(sums(), devices=[device])
+    if used:
+        compiled(X, B)
+        compiled.submit(X, B).result(LONG)
+        compiled.execute_fenced(X, B).result(LONG)
+    del compiled
+    gc.collect()
+    wait_until(lambda: device.closed == 1)
+
+
+def test_a_dropped_model_is_closed_only_when_its_last_execution_has_ended():
+    gate, device = threading.Event(), Own(lambda request, control: (gate.wait(LONG), add(request, control))[1])
+    execution = nnhal.compile(sums(), devices=[device]).submit(X, B)
+    gc.collect()
+    assert device.closed == 0
+    gate.set()
+    assert (execution.result(LONG) == X + 1).all()
+    del execution
+    wait_until(lambda: gc.collect() >= 0 and device.closed == 1)
+
+
+@pytest.mark.parametrize("way", ["call", "burst", "fenced"])
+def test_a_model_is_closed_when_the_last_late_execution_has_come_back(way):
+    gate, device = threading.Event(), Own(lambda request, control: (gate.wait(LONG), add(request, control))[1])
+    compiled = nnhal.compile(sums(), devices=[device])
+    burst = compiled.burst()
+    with pytest.raises(nnhal.MissedDeadline):
+        if way == "call":
+            compiled.run(X, B, deadline=0.05)
+        elif way == "burst":
+            burst.run(X, B, deadline=0.05)
+        else:
+            compiled.execute_fenced(X, B, deadline=0.05).result(LONG)
+    threading.Thread(target=compiled.close).start()
+    time.sleep(0.05)
+    assert device.closed == 0
+    gate.set()
+    wait_until(lambda: device.closed == 1)
+
+
+def test_steps_prepared_again_on_the_cpu_are_shared_by_bursts_and_closed(monkeypatch):
+    cpu, made, closed = discovery.cpu(), [], []
+    real = type(cpu).prepare
+
+    def prepare(self: Device, model: nnhal.Model, hints: Hints) -> Prepared:
+        prepared = real(self, model, hints)
+        made.append(prepared)
+        prepared.close = lambda: closed.append(prepared)  # type: ignore[method-assign]
+        return prepared
+
+    device = Own(failing_run)
+    compiled = nnhal.compile(sums(), devices=[device], fallback="allow")
+    monkeypatch.setattr(type(cpu), "prepare", prepare)
+    for _ in range(3):
+        with compiled.burst() as burst:
+            assert (burst(X, B) == X + 1).all()
+    compiled.close()
+    assert made and closed == made and device.closed == 1
+
+
+def failing_run(request: Request, control: Control) -> None:
+    raise OperationFailed("no")
+
+
+def test_awaiting_a_cancelled_execution_raises_cancelled():
+    gate = threading.Event()
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: gate.wait(LONG))])
+
+    async def wait() -> None:
+        executions = [compiled.submit(X, B) for _ in range(6)]
+        for execution in executions:  # those that run and those that wait for their turn
+            execution.cancel()
+            with pytest.raises(nnhal.Cancelled):
+                await execution
+
+    asyncio.run(wait())
+    gate.set()
+
+
+def test_awaiting_honours_the_deadline_of_an_execution_that_has_not_begun():
+    gate = threading.Event()
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: gate.wait(LONG))])
+
+    async def wait() -> None:
+        waiting = [compiled.submit(X, B) for _ in range(4)]
+        late = compiled.submit(X, B, deadline=0.05)
+        with pytest.raises(nnhal.MissedDeadline):
+            await late
+        assert not any(e.done() for e in waiting)
+        gate.set()
+
+    asyncio.run(wait())
+
+
+def test_a_task_that_is_cancelled_while_it_awaits_cancels_the_execution():
+    gate = threading.Event()
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: gate.wait(LONG))])
+    execution = compiled.submit(X, B)
+
+    async def wait() -> None:
+        async def result() -> Any:
+            return await execution
+
+        task = asyncio.ensure_future(result())
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(wait())
+    with pytest.raises(nnhal.Cancelled):
+        execution.result(LONG)
+    gate.set()
+
+
+# ---------------------------------------------------------------------------------------------------------------- fences
+
+
+def test_a_fenced_execution_that_never_ran_leaves_what_it_was_to_write_without_contents():
+    compiled = nnhal.compile(sums(), devices=[Own(add)])
+    out = nnhal.allocate([(compiled, "output", 0)])
+    out.write(X)
+    failed, signal_ = nnhal.fence_pair()
+    signal_.set(nnhal.ErrorStatus.GENERAL_FAILURE)
+    with pytest.raises(nnhal.InvalidArgument):
+        compiled.execute_fenced(X, B, out=out, wait_for=[failed])
+    assert (out.read() == X).all()  # nothing was launched
+    later, end = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(X, B, out=out, wait_for=[later])
+    end.set(nnhal.ErrorStatus.GENERAL_FAILURE)
+    with pytest.raises(OperationFailed):
+        fenced.result(LONG)
+    with pytest.raises(OperationFailed):
+        out.read()
+
+
+@ISOLATION
+def test_a_result_that_is_asked_for_again_is_not_written_again(isolation):
+    compiled = nnhal.compile(two_outputs(), devices="reference", isolation=isolation)
+    fenced = compiled.execute_fenced(X)
+    first = fenced.result(LONG)
+    first[0][:] = -1
+    assert fenced.result(LONG)[0] is first[0] and (first[0] == -1).all()
+
+
+# ------------------------------------------------------------------------------------------------------------------ forks
+
+
+def test_a_child_that_was_forked_in_the_middle_of_it_all_ends():
+    gate = threading.Event()
+    compiled = nnhal.compile(sums(), devices=[Fake(on_run=lambda: gate.wait(LONG))])
+    busy = [compiled.submit(X, B) for _ in range(3)]
+    child = os.fork()
+    if child == 0:  # no pytest in here
+        try:
+            own = nnhal.compile(sums(), devices="reference")
+            good = bool(
+                (own.run(X, B, deadline=LONG)[0] == X + 1).all() and (own.submit(X, B).result(LONG) == X + 1).all()
+            )
+            own.close()
+            try:
+                compiled(X, B)
+                good = False
+            except nnhal.Closed:
+                pass
+            os._exit(0 if good else 1)
+        finally:
+            os._exit(2)
+    gate.set()
+    assert os.waitpid(child, 0)[1] == 0
+    assert all((e.result(LONG) == X + 1).all() for e in busy)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < end, "did not come true"
+        time.sleep(0.005)
