@@ -20,5 +20,5 @@ def run(
 
 
 def request_of(model: Model, inputs: Sequence[Array | None], rooms: Sequence[Array | None] | None = None) -> Request:
-    signature = Signature(model)
+    signature = Signature.of(model)
     return signature.make(signature, inputs, rooms)

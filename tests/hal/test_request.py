@@ -24,7 +24,7 @@ def model(*shape: int | None, kind: str = "TENSOR_FLOAT32") -> nnhal.Model:
 
 
 def request(rooms: Any = None, *shape: int | None, kind: str = "TENSOR_FLOAT32") -> Request:
-    signature = Signature(model(*(shape or (4,)), kind=kind), "device mine")
+    signature = Signature.of(model(*(shape or (4,)), kind=kind), "device mine")
     return signature.make(signature, [X], rooms)
 
 
@@ -95,7 +95,7 @@ def test_an_execution_that_was_given_up_takes_nothing_and_cannot_end_well():
 def test_giving_up_waits_for_a_copy_that_is_under_way():
     """Whoever gives up may use the room at once: a large copy on another thread has ended by then."""
     count = 1 << 24
-    signature = Signature(model(count), "device mine")
+    signature = Signature.of(model(count), "device mine")
     value = np.ones(count, np.float32)
     for _ in range(5):
         room = np.zeros(count, np.float32)

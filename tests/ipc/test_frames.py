@@ -21,11 +21,9 @@ F32 = np.dtype(np.float32)
 
 def request_of(given: Sequence[Array | None], outputs: Sequence[tuple[Any, Any]], rooms: Any = None) -> Request:
     """A request with outputs of these shapes and types."""
-    signature = object.__new__(Signature)
-    signature.where = "driver"
-    signature.inputs = tuple(Argument(f"input {n}", F32, None) for n in range(len(given)))
-    signature.outputs = tuple(Argument(f"output {n}", np.dtype(kind), s) for n, (s, kind) in enumerate(outputs))
-    return Request(signature, given, rooms)
+    inputs = [Argument(f"input {n}", F32, None) for n in range(len(given))]
+    made = [Argument(f"output {n}", np.dtype(kind), shape) for n, (shape, kind) in enumerate(outputs)]
+    return Request(Signature(inputs, made), given, rooms)
 
 
 def floats(*sizes: int) -> list[tuple[tuple[int, ...], Any]]:

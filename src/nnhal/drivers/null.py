@@ -27,7 +27,7 @@ class Nothing(Prepared):
     """A prepared model that gives the same zeros every time; dimensions that are not known before are 1."""
 
     def __init__(self, model: Model) -> None:
-        outputs = Signature(model).outputs
+        outputs = Signature.of(model).outputs
         self._zeros = [np.zeros([1 if d is None else d for d in o.shape or ()], o.dtype) for o in outputs]
 
     def run(self, request: Request, control: Control) -> Timing | None:

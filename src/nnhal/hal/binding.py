@@ -71,7 +71,7 @@ def bind_request(
     spans += _constants(model, pools)
     _no_overlap(spans)
     unaligned = any(x is not None and not x.flags.aligned for x in ins)
-    return Bound(signature or Signature(model), tuple(ins), tuple(outs), read, written, unaligned)
+    return Bound(signature or Signature.of(model), tuple(ins), tuple(outs), read, written, unaligned)
 
 
 def _argument(

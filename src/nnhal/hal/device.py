@@ -108,7 +108,7 @@ class Prepared(ABC):
         """A request for one execution; arguments as of `Request`."""
         signature: Signature | None = self.__dict__.get("signature")
         if signature is None:
-            signature = self.__dict__["signature"] = Signature(self.model)
+            signature = self.__dict__["signature"] = Signature.of(self.model)
         return signature.make(signature, inputs, rooms, **buffers)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:

@@ -105,13 +105,18 @@ class Signature:
 
     __slots__ = ("__weakref__", "count", "inputs", "make", "outputs", "where")
 
-    def __init__(self, model: Model, where: str = "driver") -> None:
+    def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument], where: str = "driver") -> None:
         """where: as in "device litert"."""
-        self.inputs = tuple(_argument(model, i, f"input {n}") for n, i in enumerate(model.main.inputs))
-        self.outputs = tuple(_argument(model, i, f"output {n}") for n, i in enumerate(model.main.outputs))
+        self.inputs, self.outputs, self.where = tuple(inputs), tuple(outputs), where
         self.count = len(self.outputs)
-        self.where = where
         self.make: type[Request] = Checked if os.environ.get(CHECK, "0") == "1" else Request
+
+    @classmethod
+    def of(cls, model: Model, where: str = "driver") -> "Signature":
+        """That of a model's main subgraph."""
+        main = model.main
+        inputs = [_argument(model, i, f"input {n}") for n, i in enumerate(main.inputs)]
+        return cls(inputs, [_argument(model, i, f"output {n}") for n, i in enumerate(main.outputs)], where)
 
 
 def _argument(model: Model, index: int, label: str) -> Argument:

@@ -46,7 +46,7 @@ class RemotePrepared(Prepared):
 
     def __init__(self, session: Session, number: int, model: Model) -> None:
         self.session, self.number, self.model = session, number, model
-        self.signature = Signature(model, session.where)
+        self.signature = Signature.of(model, session.where)
         self._declared = [argument.fixed for argument in self.signature.outputs]
         self.frames = Frames()
         self._form = wire.form_for(wire.ExecuteSynchronously, session.methods)

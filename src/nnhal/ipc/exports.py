@@ -19,7 +19,7 @@ class Entry:
 
     def __init__(self, prepared: Prepared, model: Model, where: str = "driver") -> None:
         """where: whose executions they are, for messages."""
-        self.prepared, self.model, self.signature = prepared, model, Signature(model, where)
+        self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic
         self._lock = threading.Lock()

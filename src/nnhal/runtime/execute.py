@@ -65,7 +65,7 @@ class Line:
         self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
         self.launched = run is None and asynchronous()
         where = f"device {label}"
-        self.signature = Signature(step.part.model, where)
+        self.signature = Signature.of(step.part.model, where)
         self.lane = lane or Lane(step.prepared, where)
         self.run: Run = run or step.prepared.run
         self.reads, self.writes, self.fresh = step.part.inputs, step.part.outputs, step.fresh
@@ -101,7 +101,7 @@ class Runner:
         self._live, self._ran = plan.live, plan.live.ran
         self.spares = spares or Spares(plan)
         main = plan.model.main
-        self._known: list[Any] = [argument.fixed for argument in Signature(plan.model).outputs]
+        self._known: list[Any] = [argument.fixed for argument in Signature.of(plan.model).outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
         only = self.lines[0] if len(self.lines) == 1 else None
         whole = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
