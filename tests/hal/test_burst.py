@@ -214,20 +214,30 @@ def test_the_driver_is_told_once_when_a_burst_opens_and_once_when_it_closes() ->
     assert prepared.hooks == ["opened", "run", "closed", "opened", "closed"]
 
 
-def test_closing_waits_for_the_execution_in_it() -> None:
+def test_the_driver_is_told_of_the_end_when_the_execution_in_the_burst_has_ended() -> None:
     prepared = Slow()
     burst = prepared.burst()
     running = threading.Thread(target=asked(prepared, X, nan()).execute, args=(burst.run, PLAIN))
     running.start()
     assert prepared.inside.wait(LIMIT)
-    closing = threading.Thread(target=burst.close)
-    closing.start()
-    closing.join(0.05)
-    assert closing.is_alive() and prepared.hooks == ["opened"]
+    burst.close()
+    assert prepared.hooks == ["opened"]
+    with pytest.raises((BadState, Closed)):
+        asked(prepared, X, nan()).execute(burst.run, PLAIN)
     prepared.go.set()
-    closing.join(LIMIT)
     running.join(LIMIT)
     assert prepared.hooks == ["opened", "run", "closed"]
+
+
+def test_a_hook_that_fails_at_the_end_of_a_burst_fails_nothing_else() -> None:
+    class Failing(Slow):
+        def burst_closed(self) -> None:
+            raise ValueError("of its own")
+
+    prepared = Failing()
+    prepared.go.set()
+    with prepared.burst() as burst:
+        asked(prepared, X, nan()).execute(burst.run, PLAIN)
 
 
 def test_a_burst_that_the_driver_refuses_is_none() -> None:

@@ -122,25 +122,30 @@ class _Worker:
         threading.Thread(target=self._loop, name="nnhal-worker", daemon=True).start()
 
     def _loop(self) -> None:
+        done: Gate | None = None
+        looks = 0  # without work
         while True:
             work, self.work = self.work, None
-            done: Gate | None = None
-            try:
-                done = None if work is None else work()
-            except BaseException:
-                _log.exception("work in the background failed")
+            if work is not None:  # there is none where a gate was opened twice
+                try:
+                    done = work()
+                except BaseException:
+                    _log.exception("work in the background failed")
+                _idle.append(self)
+                looks = 0
             del work
-            _idle.append(self)
-            if not self.wake.wait(_PATIENCE, done):
+            # One look after the other: who gave it work may have been interrupted before he opened the gate.
+            passed, done = self.wake.wait(_LOOK, done), None
+            looks += not passed
+            if looks >= _LOOKS:
                 try:
                     _idle.remove(self)
                 except ValueError:  # taken this moment
-                    self.wake.wait()
-                else:
-                    return
+                    continue
+                return
 
 
-_PATIENCE = 5.0  # seconds that an idle worker waits for more
+_LOOK, _LOOKS = 0.25, 20  # seconds between looks of an idle worker, and after how many it ends
 _idle: "deque[_Worker]" = deque()
 
 
@@ -201,14 +206,20 @@ def run_fenced(
 
 
 def run_after(
-    run: Run, request: Request, control: Control, wait_for: Sequence[Fence], after: int | None
+    run: Run,
+    request: Request,
+    control: Control,
+    wait_for: Sequence[Fence],
+    after: int | None,
+    ended: Callable[[bool], object] = lambda _: None,
 ) -> FencedExecution:
-    """As `run_fenced`, with any way to run that takes buffers."""
+    """As `run_fenced`, with any way to run that takes buffers. ended: told at the end whether it failed."""
     check_fenced(request, wait_for)
     fence, signal = fence_pair()
     execution = FencedExecution(fence)
     launched = time.monotonic_ns()
     own = [f.duplicate() for f in wait_for]
+    execution.when_ended(lambda: ended(execution.failed))
     start(_Work(run, request, control, own, after, execution, signal, launched).run)
     return execution
 

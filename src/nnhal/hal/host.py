@@ -2,17 +2,21 @@
 
 import math
 import threading
+import weakref
 from collections.abc import Sequence
 
 import numpy as np
 
 from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidRequest, OperationFailed, OutOfMemory
+from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
 from nnhal.hal.request import Control, Request, Run, Runs, Timing
 from nnhal.ops.schema import agree, show
+
+_log = logger("burst")
 
 
 class HostBuffer(Buffer):
@@ -174,31 +178,68 @@ class LocalBurst(Burst):
 
     def __init__(self, prepared: Bursts) -> None:
         self._prepared, self._run = prepared, prepared.run
-        self._busy = threading.Lock()
+        self._turn = Turn()
+        self._closed, self._told = False, True  # there is nothing to tell before it was opened
         prepared.burst_opened()
-        self._closed = False
+        self._told = False
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """As `Prepared.run`."""
-        if not self._busy.acquire(blocking=False):
-            raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
         try:
+            if not self._turn.take(request):
+                raise BadState("burst: an execution is running, must be one at a time; open one burst a thread")
             if self._closed:
                 raise Closed("burst: used after close")
             if request.input_buffers or request.output_buffers:
                 return run_resolved(self._prepared, request, control, self._run)
             return self._run(request, control)
         finally:
-            self._busy.release()
+            self._turn.give_back(request)
+            if self._closed:
+                self._tell()
 
     def close(self) -> None:
-        """End the burst when the execution in it has ended."""
-        with self._busy:
-            if self._closed:
-                return
-            self._closed = True
-        self._prepared.burst_closed()
+        """End the burst; the driver is told at once, or when the execution in it has ended."""
+        self._closed = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._turn.taken or self._told:
+            return
+        self._told = True
+        try:
+            self._prepared.burst_closed()
+        except Exception:
+            _log.exception("burst_closed() of a driver failed")
 
     def __del__(self) -> None:
-        if hasattr(self, "_closed"):
+        if hasattr(self, "_told"):
             self.close()
+
+
+class Turn:
+    """What one at a time may have, for as long as it gives it back or exists: an interrupt may come after any call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holder: weakref.ref[object] | None = None
+
+    def take(self, who: object) -> bool:
+        """Whether it is `who`'s now."""
+        with self._lock:
+            free = not self.taken
+            if free:
+                self._holder = weakref.ref(who)
+            return free
+
+    def give_back(self, who: object) -> None:
+        """Where it is `who`'s."""
+        holder = self._holder
+        if holder is not None and holder() is who:
+            self._holder = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether it is anybody's."""
+        holder = self._holder
+        return holder is not None and holder() is not None

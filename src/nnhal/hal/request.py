@@ -29,7 +29,8 @@ from nnhal.ops.schema import agree, show
 
 CHECK = "NNHAL_CHECK"  # 1: look at everything that costs too much to be looked at always
 GUARD = np.arange(0xA0, 0xE0, dtype=np.uint8)
-POISON = 0xFF  # bytes: as a float, a NaN that no computation gives
+# By bytes of an element: as a float, a NaN that no computation gives, and that no memory happens to hold.
+POISON = {n: np.dtype(f"u{n}").type(v) for n, v in ((1, 0xA5), (2, 0xFE5B), (4, 0xFFA5C3D2), (8, 0xFFF5A5C3D2E1B497))}
 _log = logger("driver")
 
 
@@ -208,8 +209,8 @@ class Request:
         if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
             value = self._checked(index, value)
         shapes = self.shapes
-        if shapes[index] is not None:
-            raise self._broken(index, "is written twice, must be once")
+        if shapes[index] is not None or index in self.output_buffers:
+            raise self._not_now(index)
         room = None if self.rooms is None else self.rooms[index]
         if room is None:
             self.results[index] = value.copy() if type(value) is np.ndarray else np.array(value)
@@ -221,7 +222,7 @@ class Request:
         try:
             if self._ended:
                 raise self._late(index)
-            if room.shape == value.shape and room.dtype == dtype:
+            if room.shape == value.shape and (room.dtype is dtype or room.dtype == dtype):
                 room[...] = value
                 self.results[index] = room
             else:
@@ -230,6 +231,13 @@ class Request:
             shapes[index] = None
             raise
         shapes[index] = value.shape
+
+    def _not_now(self, index: int) -> NnhalError:
+        if index in self.output_buffers:
+            return self._broken(
+                index, "is written, must be filled in the buffer where it lies, and said to be `filled`"
+            )
+        return self._broken(index, "is written twice, must be once")
 
     def _nowhere(self, index: Any) -> NnhalError:
         rule = f"must be one of 0 to {len(self.shapes) - 1}"
@@ -261,8 +269,13 @@ class Request:
     # ------------------------------------------------------------------------- for who carries the request elsewhere
 
     def filled(self, index: int, shape: tuple[int, ...]) -> None:
-        """Output `index` is in its room already, which another process shares."""
+        """Output `index` is where it belongs already: in a buffer of the driver's own, or in shared room."""
         room, (_, dtype, declared) = self.room(index), self.signature.outputs[index]
+        if index in self.output_buffers:
+            if self._ended:
+                raise self._late(index)
+            self.shapes[index] = shape
+            return
         if declared is not None and not agree(shape, declared):
             raise self._broken(index, f"is said to have shape {show(shape)}, must be {show(declared)}")
         if room is None or room.nbytes < math.prod(shape) * dtype.itemsize:
@@ -297,18 +310,21 @@ class Request:
         """
         size = math.prod(shape) * dtype.itemsize
         data = np.empty(size + len(GUARD), np.uint8)
-        data[:size] = self.poison(dtype)
+        poison = POISON[dtype.itemsize]
+        data[:size].view(poison.dtype)[...] = poison if self.poisons(dtype) else 0
         data[size:] = GUARD
         return typed(data, dtype, shape)
 
-    def poison(self, dtype: np.dtype[Any]) -> int:
-        """What each byte of such memory is at first."""
-        return POISON if dtype.kind == "f" else 0
+    def poisons(self, dtype: np.dtype[Any]) -> bool:
+        """Whether such memory is poisoned."""
+        return dtype.kind == "f"
 
     def left_out(self, array: Array) -> bool:
         """Whether it can be seen that a driver did not fill memory that it took; both ends are looked at."""
-        flat = array.reshape(-1)
-        return array.dtype.kind == "f" and bool((flat[[0, -1]].view(np.uint8) == POISON).reshape(2, -1).all(1).any())
+        if array.dtype.kind != "f":
+            return False
+        poison = POISON[array.dtype.itemsize]
+        return bool((array.reshape(-1).view(poison.dtype)[[0, -1]] == poison).any())
 
     def inside(self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None, **buffers: Any) -> "Request":
         """Another request of the same signature, for the same execution done with other memory."""
@@ -367,9 +383,6 @@ class Request:
         self.abandon()
         if self._fault is not None:
             raise self._fault
-        for index, buffer in self.output_buffers.items():
-            if self.shapes[index] is None:
-                self.shapes[index] = buffer.shape or ()
         if None in self.shapes:
             raise self._broken(self.shapes.index(None), "was not written, must be")
 
@@ -443,13 +456,14 @@ class Checked(Request):
     looked at as a whole. What a driver writes to it after the end, where nobody sees it, is told of at the next execution.
     """
 
-    def poison(self, dtype: np.dtype[Any]) -> int:
-        """Poison, whatever the type."""
-        return POISON
+    def poisons(self, dtype: np.dtype[Any]) -> bool:
+        """Whatever the type."""
+        return True
 
     def left_out(self, array: Array) -> bool:
         """Whether poison is left: anywhere in floats, everywhere in other types, where one element may be that by right."""
-        left = (np.frombuffer(array.tobytes(), np.uint8).reshape(array.size, -1) == POISON).all(1)
+        poison = POISON[array.dtype.itemsize]
+        left = array.reshape(-1).view(poison.dtype) == poison
         return bool(left.any()) if array.dtype.kind == "f" else bool(left.all()) and array.nbytes >= 16
 
     def execute(self, run: Run, control: Control) -> Timing | None:

@@ -167,6 +167,8 @@ class RemotePrepared(Prepared):
                 request.lacks(shapes, result.sufficient)
                 return None
             frame.collect(request, shapes)
+            for n in request.output_buffers:
+                request.filled(n, shapes[n] if shapes else ())
             if result.provided:
                 self._take_provided(request, result, fds)
         finally:
@@ -268,11 +270,16 @@ class RemoteExecution(FencedExecution):
             )
             error: NnhalError | None = None
             try:
-                self._request.execute(lambda request, _: self._frame.collect(request), UNLIMITED)
+                self._request.execute(self._collect, UNLIMITED)
             except NnhalError as raised:
                 error = raised
             self.finish(error, info)
         return super().get_execution_info()
+
+    def _collect(self, request: Request, _: Control) -> None:
+        self._frame.collect(request)
+        for n, buffer in request.output_buffers.items():
+            request.filled(n, buffer.shape or ())
 
     def __del__(self) -> None:
         self._session.release(self._number)

@@ -156,6 +156,10 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
         value = _whole(value, spec, label)
     if not isinstance(value, np.ndarray):
         value = exact(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
+    if type(value) is not np.ndarray:  # a matrix multiplies otherwise, and a mask would be lost
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise InvalidRequest(f"{label} ({spec.name}) has masked elements, must have none")
+        value = np.asarray(value)
     if value.dtype != spec.dtype:
         raise InvalidRequest(f"{label} ({spec.name}) is {value.dtype}, must be {spec.dtype}")
     if spec.shape is not None and not agree(value.shape, spec.shape):

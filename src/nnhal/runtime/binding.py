@@ -1,9 +1,9 @@
 """Arguments bound to a compiled model once, to be run many times."""
 
-import threading
 from typing import Any
 
 from nnhal.base.errors import BadState
+from nnhal.hal.host import Turn
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.job import Job
 
@@ -13,7 +13,7 @@ class Binding:
 
     def __init__(self, caller: Caller, job: Job) -> None:
         self._caller, self._given, self._rooms = caller, job.given, job.rooms
-        self._busy = threading.Lock()
+        self._turn = Turn()
         self.outputs: Any = None
 
     def __call__(self) -> Any:
@@ -21,10 +21,11 @@ class Binding:
 
         BadState while another run of this binding is in flight.
         """
-        if not self._busy.acquire(blocking=False):
-            raise BadState("binding: a run is in flight, must be one at a time; bind once for each thread")
+        job = Job(self._given, self._rooms)
         try:
-            self.outputs = self._caller.execute(Job(self._given, self._rooms))
+            if not self._turn.take(job):
+                raise BadState("binding: a run is in flight, must be one at a time; bind once for each thread")
+            self.outputs = self._caller.execute(job)
         finally:
-            self._busy.release()
+            self._turn.give_back(job)
         return self.outputs

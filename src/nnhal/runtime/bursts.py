@@ -1,12 +1,12 @@
 """A burst of a compiled model: each step runs in a burst of its driver."""
 
-import threading
 from typing import Any, NoReturn
 
-from nnhal.base.errors import BadState, Closed, OperationFailed
+from nnhal.base.errors import BadState, Closed, ContractBroken, OperationFailed, as_error
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import Burst
+from nnhal.hal.host import Turn
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.execute import Line, Runner
 from nnhal.runtime.job import Job
@@ -34,13 +34,18 @@ class CompiledBurst(Caller):
 
     def _open(self, line: Line) -> tuple[Line, str]:
         try:
-            burst = line.prepared.burst()
+            burst: Any = line.prepared.burst()
         except OperationFailed as error:  # of a level that has none
             _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)
             return Line(line.step, line.label, line.prepared.run, line.lane), f"plain calls: {error}"
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, Exception):
+                raise as_error(error, line.signature.where) from error
             raise
+        if not isinstance(burst, Burst):
+            self.close()
+            raise ContractBroken(f"{line.signature.where}: burst() gave {type(burst).__name__}, must give a Burst")
         self._bursts.append(burst)
         return Line(line.step, line.label, burst.run, line.lane), "burst"
 
@@ -51,7 +56,11 @@ class CompiledBurst(Caller):
 
     def close(self) -> None:
         """End the burst; later calls raise Closed. The compiled model goes on."""
-        self._closed = "the burst was closed"
+        self.end("the burst was closed")
+
+    def end(self, why: str) -> None:
+        """End it for a reason that later calls are told."""
+        self._closed = self._closed or why
         for burst in self._bursts:
             burst.close()
 
@@ -75,13 +84,13 @@ class _OneByOne(Runner):
 
     def __init__(self, compiled: Caller, lines: list[Line], bursts: list[Burst]) -> None:
         super().__init__(compiled.plan, lines, compiled.spares)
-        self._compiled, self._bursts, self._busy = compiled, bursts, threading.Lock()
+        self._compiled, self._bursts, self._turn = compiled, bursts, Turn()
 
     def run(self, job: Job) -> None:
         """As `Runner.run`; the report notes why executions took plain calls."""
-        if not self._busy.acquire(blocking=False):
-            raise BadState("burst: an execution is in flight, must be one at a time; open one burst a thread")
         try:
+            if not self._turn.take(job):
+                raise BadState("burst: an execution is in flight, must be one at a time; open one burst a thread")
             self._compiled.check_open()
             before = [] if job.report is None else [dict(burst.plain) for burst in self._bursts]
             super().run(job)
@@ -89,4 +98,4 @@ class _OneByOne(Runner):
                 found: Any = [why for why, n in burst.plain.items() if n != counts.get(why, 0)]
                 job.report.notes += [f"plain call: {why}" for why in found]  # type: ignore[union-attr]
         finally:
-            self._busy.release()
+            self._turn.give_back(job)

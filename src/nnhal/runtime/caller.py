@@ -1,7 +1,7 @@
 """What can be called with arrays: a compiled model, and a burst of one."""
 
 import threading
-from collections import deque
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,29 +18,21 @@ from nnhal.runtime.job import Job, Report, resolve
 class InUse:
     """What is given back when its owner has let go of it and the last execution has left.
 
-    calls: one entry an execution that somebody waits for. behind: one for each that runs behind fences. Appends and pops are
-    atomic.
+    calls: jobs that somebody waits for. behind: what stands for those that run behind fences. They are put in within the
+    `try` whose end takes them out: an interrupt may come after any call.
     """
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        self.calls: deque[None] = deque()
-        self.behind: deque[None] = deque()
+        self.calls: set[object] = set()
+        self.behind: weakref.WeakSet[Any] = weakref.WeakSet()  # what was interrupted before it began just goes
         self._give_back: Callable[[], None] | None = give_back
         self._lock, self._quiet = threading.Lock(), threading.Event()
         self._ending = False
 
-    def enter(self) -> None:
-        """A call that its owner waits for, before it gives back."""
-        self.calls.append(None)
-
-    def leave(self) -> None:
-        """It has ended."""
-        self.calls.pop()
-        self.left()
-
-    def leave_behind(self) -> None:
-        """One that ran behind fences has ended."""
-        self.behind.pop()
+    def leave(self, who: object) -> None:
+        """An execution has ended, or will never begin."""
+        self.calls.discard(who)
+        self.behind.discard(who)
         self.left()
 
     def end(self) -> None:
@@ -129,8 +121,8 @@ class Caller:
     def execute(self, job: Job) -> Any:
         """Run a job that was checked; returns what the application gets."""
         calls = self._calls
-        calls.append(None)
         try:
+            calls.add(job)
             if self._closed:
                 self._refuse()
             if job.plain:
@@ -139,7 +131,7 @@ class Caller:
                 return results[0] if len(results) == 1 else tuple(results)
             return self._perform(job)
         finally:
-            calls.pop()
+            calls.discard(job)
             if self._closed:
                 self.use.left()
 

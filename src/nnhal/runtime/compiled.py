@@ -37,6 +37,8 @@ class Compiled(Caller):
         self._queue = Queue(WORKERS)
         self._finalizer = weakref.finalize(self, self.use.end)
         self._finalizer.atexit = False
+        self._bursts: weakref.WeakSet[CompiledBurst] = weakref.WeakSet()
+        self._forked_away = False
         _alive.add(self)
 
     def bind(self, *inputs: Any, out: Any = None) -> Binding:
@@ -58,12 +60,13 @@ class Compiled(Caller):
         """Run in the background; the arrays must stay untouched until it is done. Parameters as of `run`."""
         job = self._quick(inputs, out) or self.edge.job(inputs, out)
         control = job.control = make_control(deadline, loop_timeout, False, cancelled=threading.Event())
-        self.use.enter()
         try:
+            self.use.calls.add(job)
             self.check_open()
-            return self._queue.submit(lambda: self._perform(job), self.use.leave, control)
+            return self._queue.submit(job, lambda: self._perform(job), lambda: self.use.leave(job), control)
         except BaseException:
-            self.use.leave()
+            if not self._queue.has(job):  # it may have been interrupted after it was queued
+                self.use.leave(job)
             raise
 
     def execute_fenced(
@@ -85,18 +88,22 @@ class Compiled(Caller):
         """
         job = self._quick(inputs, out) or self.edge.job(inputs, out)
         job.control = make_control(deadline, loop_timeout, measure)
-        self.use.behind.append(None)
+        launched: list[None] = []  # an entry as soon as something may run
         try:
+            self.use.behind.add(job)
             self.check_open()
-            return launch(self, job, wait_for, nanoseconds(after, "after"), self.use.leave_behind)
+            return launch(self, job, wait_for, nanoseconds(after, "after"), lambda: self.use.leave(job), launched)
         except BaseException:
-            self.use.leave_behind()
+            if not launched:
+                self.use.leave(job)
             raise
 
     def burst(self) -> CompiledBurst:
         """A series of executions, one at a time, in which drivers keep what they need; a context manager, called alike."""
         self.check_open()
-        return CompiledBurst(self)
+        burst = CompiledBurst(self)
+        self._bursts.add(burst)
+        return burst
 
     def stream(self) -> Stream:
         """A session that carries the model's states from call to call."""
@@ -115,11 +122,13 @@ class Compiled(Caller):
         What was submitted is run to its end. Fenced executions are not waited for, their fences may be the caller's to
         signal: what they use goes when they end.
         """
-        if self._finalizer.detach() is None:
+        if self._forked_away:
             return
         self._closed = self._closed or "the compiled model was closed"
         self._queue.drain()
-        self.use.end()
+        for burst in list(self._bursts):
+            burst.end(self._closed)
+        self._finalizer()
         self.use.wait()
 
     def __enter__(self) -> "Compiled":
@@ -131,6 +140,7 @@ class Compiled(Caller):
     def _forked(self) -> None:
         self._closed = "it was compiled before this process was forked, and engines do not survive a fork"
         self._finalizer.detach()
+        self._forked_away = True
 
     def __reduce__(self) -> NoReturn:
         raise BadState("a compiled model cannot be pickled; send the model's file and compile it in the other process")

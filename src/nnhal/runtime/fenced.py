@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
@@ -30,6 +30,7 @@ from nnhal.runtime.caller import Caller
 from nnhal.runtime.execute import NEVER_RETRIED, Line
 from nnhal.runtime.job import Job, resolve
 
+_GRACE = 0.1  # seconds
 _log = logger("execution")
 
 
@@ -40,9 +41,18 @@ class Fenced:
     """
 
     def __init__(
-        self, steps: Sequence[FencedExecution], finish: Callable[[bool], Any], way: str, span: int = 0
+        self,
+        steps: Sequence[FencedExecution],
+        finish: Callable[[bool], Any],
+        way: str,
+        span: int = 0,
+        deadline: int | None = None,
     ) -> None:
-        """finish: told once whether it went well, gives the outputs. span: nanoseconds that launching took."""
+        """finish: told once whether it went well, gives the outputs. span: nanoseconds that launching took.
+
+        deadline: monotonic nanoseconds at which whoever waits gives up, whatever the drivers do.
+        """
+        self._deadline = deadline
         self._steps, self._finish, self.way = list(steps), finish, way
         self._span = span if len(self._steps) > 1 else 0
         self._lock = threading.Lock()
@@ -71,7 +81,7 @@ class Fenced:
         """
         if self.fence is not None:
             try:
-                self.fence.wait(timeout)
+                self._wait(self.fence, timeout)
             except NnhalError:
                 if self.done():
                     self._finish(False)
@@ -86,6 +96,20 @@ class Fenced:
                     self._finish(False)
                     raise
             return self._results[0]
+
+    def _wait(self, fence: Fence, timeout: float | None) -> None:
+        """As `Fence.wait`, and no longer than some time after the deadline, at which drivers should have ended it."""
+        if self._deadline is None:
+            fence.wait(timeout)
+            return
+        left = max(0.0, (self._deadline - time.monotonic_ns()) / 1e9) + _GRACE
+        try:
+            fence.wait(left if timeout is None else min(left, timeout))
+        except MissedDeadline:
+            if not self.done() and (timeout is None or left <= timeout):
+                self._finish(False)
+                raise MissedDeadline("fenced execution: the deadline has passed") from None
+            raise
 
     def when_ended(self, call: Callable[[], object], local: Sequence[FencedExecution]) -> None:
         """Call this when all of `local`, the executions in this process, have ended."""
@@ -103,9 +127,17 @@ class Fenced:
 
 
 def launch(
-    caller: Caller, job: Job, wait_for: Sequence[Fence], after: int | None, leave: Callable[[], object]
+    caller: Caller,
+    job: Job,
+    wait_for: Sequence[Fence],
+    after: int | None,
+    leave: Callable[[], object],
+    begun: list[None],
 ) -> Fenced:
-    """Launch all of it. after: nanoseconds once the fences are signalled. leave: called when nothing runs here any more."""
+    """Launch all of it. after: nanoseconds once the fences are signalled.
+
+    leave: called when nothing runs here any more. begun: gets an entry before anything may run.
+    """
     read, written = caller.allocations(job)
     buffers = {n: x.buffer for n, x in read.items()}, {n: x.buffer for n, x in written.items()}
     given = [None if isinstance(x, Allocation) else x for x in job.given]
@@ -121,12 +153,12 @@ def launch(
     try:
         if not why:
             try:
-                return chain.launch(leave)
+                return chain.launch(leave, begun)
             except (*NEVER_RETRIED, InvalidArgument, DeadObject):
                 raise
             except NnhalError as error:
                 why = str(error)
-        return _in_background(caller, job, (read, written), whole, chain.launched, wait_for, after, why, leave)
+        return _in_background(caller, job, (read, written), whole, chain.launched, wait_for, after, why, leave, begun)
     except BaseException:
         job.written = written
         job.settle(False)
@@ -157,6 +189,7 @@ def _in_background(
     after: int | None,
     why: str,
     leave: Callable[[], object],
+    begun: list[None],
 ) -> Fenced:
     """All steps as one piece of work in the background."""
     read, written = allocations
@@ -180,15 +213,14 @@ def _in_background(
         request.results, request.shapes = list(inner.results), list(inner.shapes)
         return timing
 
-    execution = run_after(run, whole, job.control, wait_for, after)
-
-    def ended() -> None:
-        if execution.failed:  # where it did not come to run, too
+    def ended(failed: bool) -> None:
+        if failed:  # where it did not come to run, too
             for allocation in written.values():
                 allocation.wrote(False, None)
         leave()
 
-    execution.when_ended(ended)
+    begun.append(None)
+    execution = run_after(run, whole, job.control, wait_for, after, ended)
     return Fenced([execution], lambda well: caller.edge.results(job) if well else None, f"in the background: {why}")
 
 
@@ -208,8 +240,10 @@ class _Chain:
         self.launched: list[FencedExecution] = []
         self._requests: list[tuple[Line, Request]] = []
 
-    def launch(self, leave: Callable[[], object]) -> Fenced:
+    def launch(self, leave: Callable[[], object], begun: list[None]) -> Fenced:
         """Launch each; `leave` is called when those in this process have ended."""
+        begun.append(None)
+        self._caller.plan.live.ran()
         began = time.monotonic_ns()
         main, lines, whole = self._caller.plan.model.main, self._caller.lines, self._whole
         buffers = {main.inputs[n]: b for n, b in whole.input_buffers.items()}
@@ -228,12 +262,15 @@ class _Chain:
                 if self.launched and any(fence.status() not in (None, ErrorStatus.NONE) for fence in wait_for):
                     break  # the step before has failed meanwhile, and is what `result` tells of
                 raise
+            except Exception as error:
+                raise as_error(error, line.signature.where) from error
             self.launched.append(execution)
             self._requests.append((line, request))
             if not line.timely:
                 local.append(execution)
             wait_for = [] if execution.fence is None else [execution.fence]
-        fenced = Fenced(self.launched, self._finish, "each step behind its fence", time.monotonic_ns() - began)
+        span = time.monotonic_ns() - began
+        fenced = Fenced(self.launched, self._finish, "each step behind its fence", span, self._job.control.deadline)
         fenced.when_ended(leave, local)
         return fenced
 
@@ -242,6 +279,8 @@ class _Chain:
         job = self._job
         job.written = self._written
         if not well:
+            for _, request in self._requests:
+                request.abandon()
             job.settle(False)
             return None
         main, rooms = self._caller.plan.model.main, self._whole.rooms or ()

@@ -7,11 +7,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any
 
-from nnhal.base.errors import Cancelled, MissedDeadline
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
 from nnhal.hal.background import start
 from nnhal.hal.request import Control
+
+_GRACE = 1.0  # seconds after the deadline in which an execution gives itself up
 
 
 class Execution:
@@ -42,6 +45,10 @@ class Execution:
 
     def _missed(self) -> MissedDeadline:
         self.cancel()
+        with suppress(
+            CancelledError, TimeoutError
+        ):  # it is being given up this moment: then nothing is written any more
+            self._future.exception(_GRACE)
         return MissedDeadline("execution: the deadline has passed")
 
     wait = result
@@ -92,49 +99,86 @@ class Queue:
     """Runs what is submitted, in order, a few at once."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._active = most, 0
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any], Callable[[], object]]] = deque()
-        self._changed = threading.Condition()
+        self._most = most
+        self._waiting: deque[_Item] = deque()
+        self._at_work: set[object] = set()  # who submitted what is being run
+        self._threads: set[int] = set()  # of this queue's; each puts itself in
+        self._lock = threading.Lock()  # taken as it is: the methods of a condition may be interrupted half way
+        self._changed = threading.Condition(self._lock)
 
-    def submit(self, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
-        """Have `work` done; `leave` is called when it has ended, or will never begin."""
-        future: Future[Any] = Future()
-        with self._changed:
-            self._waiting.append((future, work, leave))
-            more = self._active < self._most
-            self._active += more
+    def submit(self, who: object, work: Callable[[], Any], leave: Callable[[], object], control: Control) -> Execution:
+        """Have `work` done for `who`; `leave` is called when it has ended, or will never begin."""
+        item = _Item(who, work, leave)
+        with self._lock:
+            self._waiting.append(item)
+            more = len(self._threads) < self._most
         if more:
             try:
                 start(self._run)
-            except BaseException:
-                with self._changed:
-                    self._active -= 1
-                    self._waiting.remove((future, work, leave))
+            except NnhalError:
+                with self._lock:
+                    self._waiting.remove(item)
                 raise
-        return Execution(future, control)
+        return Execution(item.future, control)
+
+    def has(self, who: object) -> bool:
+        """Whether something submitted for `who` has not ended yet."""
+        with self._lock:
+            return who in self._at_work or any(item.who is who for item in self._waiting)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if not self._waiting:
-                    self._active -= 1
-                    self._changed.notify_all()
-                    return
-                future, work, leave = self._waiting.popleft()
-            try:
-                if future.set_running_or_notify_cancel():
-                    try:
-                        result = work()
-                    except BaseException as error:
-                        future.set_exception(error)
-                    else:
-                        future.set_result(result)
-            finally:
-                del future, work
-                leave()
+        me = threading.get_ident()
+        with self._lock:
+            if len(self._threads) >= self._most:
+                return
+            self._threads.add(me)
+        while self._one(me):
+            pass
+
+    def _one(self, me: int) -> bool:
+        """Run the next; False where there is none."""
+        with self._lock:
+            if not self._waiting:
+                self._threads.discard(me)
+                self._changed.notify_all()
+                return False
+            item = self._waiting.popleft()
+            self._at_work.add(item.who)
+        try:
+            item.run()
+        finally:
+            with self._lock:
+                self._at_work.discard(item.who)
+                self._changed.notify_all()
+            item.leave()
+        return True
 
     def drain(self) -> None:
         """Wait until all that was submitted has ended."""
-        with self._changed:
-            while self._active or self._waiting:
-                self._changed.wait()
+        while True:
+            with self._lock:
+                while self._threads or self._at_work:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+            self._run()  # what nobody came for: submitting it was interrupted
+
+
+class _Item:
+    """Something that was submitted."""
+
+    def __init__(self, who: object, work: Callable[[], Any], leave: Callable[[], object]) -> None:
+        self.who, self._work, self.leave = who, work, leave
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        """Unless it was cancelled."""
+        work, self._work = self._work, lambda: None  # which holds the compiled model
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)

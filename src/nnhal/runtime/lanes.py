@@ -2,9 +2,10 @@
 
 import threading
 import time
+from typing import Any
 
 from nnhal.base._gate import Gate
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, as_error
+from nnhal.base.errors import Cancelled, Closed, ContractBroken, MissedDeadline, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.hal.background import hand_over
 from nnhal.hal.device import Prepared
@@ -17,36 +18,36 @@ _log = logger("execution")
 class _Bounded:
     """One execution that somebody waits for no longer than it may take. done: opened when there is an outcome."""
 
-    __slots__ = ("_came_back", "_control", "_lane", "_request", "_run", "done", "outcome")
+    __slots__ = ("_control", "_lane", "_notified", "_request", "_run", "done", "outcome")
 
     def __init__(self, lane: "Lane", run: Run, request: Request, control: Control) -> None:
         self._lane, self._run, self._request, self._control = lane, run, request, control
         self.outcome: tuple[NnhalError | None, Timing | None] | None = None
-        self.done, self._came_back = Gate(), threading.Lock()
+        self.done, self._notified = Gate(), threading.Lock()
 
     def work(self) -> Gate:
         """Execute, on another thread."""
+        if not self._lane.enter(self):
+            self.outcome = Closed(f"{self._lane.where}: its prepared model was closed"), None
+            return self.done
         try:
             self.outcome = None, self._request.execute(self._run, self._control)
         except BaseException as raised:
             self.outcome = as_error(raised, self._lane.where), None
-        self._lane.left()
+        self._lane.leave(self)
         return self.done
 
-    def notify(self, error: NnhalError | None, timing: Timing | None) -> None:
+    def notify(self, error: Any, timing: Timing | None) -> None:
         """The end, as a driver tells it that executes in the background itself."""
-        if not self.leave():
+        if not self._notified.acquire(blocking=False):
             _log.warning("%s: notified again, ignored", self._lane.where)
             return
+        if error is not None and not isinstance(error, NnhalError):
+            told = f"{self._lane.where}: notified {error!r}, must be an NnhalError or None"
+            error = as_error(error, self._lane.where) if isinstance(error, BaseException) else ContractBroken(told)
         self.outcome = error, timing
+        self._lane.leave(self)
         self.done.open()
-
-    def leave(self) -> bool:
-        """It has come back; False the second time."""
-        first = self._came_back.acquire(blocking=False)
-        if first:
-            self._lane.left()
-        return first
 
 
 class Lane:
@@ -58,7 +59,8 @@ class Lane:
 
     def __init__(self, prepared: Prepared, where: str) -> None:
         self._prepared, self.where = prepared, where
-        self._lock, self._running, self._closing = threading.Lock(), 0, False
+        self._lock, self._closing, self._closed = threading.Lock(), False, False
+        self._inside: set[_Bounded] = set()
 
     def run(self, run: Run, request: Request, control: Control, launched: bool = False) -> Timing | None:
         """Execute; MissedDeadline and Cancelled when it is time, whatever the driver does.
@@ -67,19 +69,12 @@ class Lane:
         """
         control.check()
         bounded = _Bounded(self, run, request, control)
-        with self._lock:
-            self._running += 1
+        begin = None
         try:
-            begin = None
             if launched:
-                self._prepared.execute(request, control, bounded.notify)
+                self._launch(bounded, request, control)
             else:
                 begin = hand_over(bounded.work)
-        except BaseException:
-            request.abandon()
-            bounded.leave()
-            raise
-        try:
             ended = _wait(bounded.done, control, begin)
         except BaseException:
             request.abandon()
@@ -91,28 +86,41 @@ class Lane:
             raise ended
         error, timing = bounded.outcome or (None, None)
         if error is not None:
+            request.abandon()
             raise error
         if not request.ended:  # by a driver that executes in the background in a way of its own
             request.execute(lambda *_: None, control)
         return timing
 
-    def left(self) -> None:
-        """An execution has come back."""
+    def _launch(self, bounded: _Bounded, request: Request, control: Control) -> None:
+        self.enter(bounded)
+        try:
+            self._prepared.execute(request, control, bounded.notify)
+        except Exception as error:
+            self.leave(bounded)
+            raise as_error(error, self.where) from error
+
+    def enter(self, bounded: _Bounded) -> bool:
+        """An execution goes in; False where the model was closed."""
         with self._lock:
-            self._running -= 1
-            last = self._closing and not self._running
-        if last:
-            _log.info("%s: came back after the end of an execution; its model is closed now", self.where)
-            self._prepared.close()
+            if not self._closing:
+                self._inside.add(bounded)
+            return not self._closing
+
+    def leave(self, bounded: _Bounded) -> None:
+        """It has come back."""
+        with self._lock:
+            self._inside.discard(bounded)
+        if self._closing:
+            self.close()
 
     def close(self) -> None:
         """Close the prepared model, at once or when what still runs in it has come back."""
         with self._lock:
-            if self._closing:
-                return
             self._closing = True
-            if self._running:
+            if self._inside or self._closed:
                 return
+            self._closed = True
         self._prepared.close()
 
 

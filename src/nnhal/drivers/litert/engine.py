@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -92,6 +93,7 @@ class Interpreter:
         # over the interpreter's memory, is this module's business.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
+        _alive.add(self)
         self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
         self.used = 0.0  # when it was given back last, by a team of several
         self._look()
@@ -166,6 +168,18 @@ class Interpreter:
             for number, (view, _, dtype) in enumerate(self._outputs):
                 request.write(number, view if view.dtype == dtype else view.astype(dtype))
         return spent
+
+
+_alive: "weakref.WeakSet[Interpreter]" = weakref.WeakSet()
+
+
+def _keep_for_ever() -> None:
+    """In a forked child: LiteRT waits for threads that are not there when it destroys an interpreter."""
+    for interpreter in list(_alive):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(interpreter._litert))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 class Team:
