@@ -1,6 +1,7 @@
 """One execution at the API: what it gives back, what it leaves behind, how it ends."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import threading
@@ -12,9 +13,11 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.extensions import ExtensionType, register_extension
+from nnhal.hal.background import FencedExecution
 from nnhal.hal.device import YES, Device, Hints, Prepared
+from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
@@ -373,3 +376,155 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end, "did not come true"
         time.sleep(0.005)
+
+
+# -------------------------------------------------------------------------------------------- drivers with ways of their own
+
+
+class Background(Own):
+    """A device whose prepared models execute in the background by a function: (request, notify)."""
+
+    def __init__(self, execute: Callable[[Request, Any], Any]) -> None:
+        super().__init__(add, execute=lambda request, control, notify: execute(request, notify))
+
+
+@pytest.fixture
+def callbacks(monkeypatch) -> None:
+    monkeypatch.setenv("NNHAL_SYNC_EXEC", "0")
+
+
+def late(request: Request, told: Callable[[], Any]) -> None:
+    """Tells the end, and writes later."""
+    told()
+    time.sleep(0.05)
+    with contextlib.suppress(nnhal.NnhalError):
+        request.write(0, np.full(4, 9, np.float32))
+
+
+def test_what_is_written_after_an_error_was_notified_is_not_taken(callbacks):
+    def execute(request: Request, notify: Any) -> None:
+        threading.Thread(target=late, args=(request, lambda: notify(OperationFailed("mine"), None))).start()
+
+    compiled, out = nnhal.compile(sums(), devices=[Background(execute)]), np.full(4, -7, np.float32)
+    with pytest.raises(OperationFailed, match="mine"):
+        compiled(X, B, out=out)
+    time.sleep(0.15)
+    assert (out == -7).all()
+
+
+@pytest.mark.parametrize("told", [ValueError("of its own"), "text", 7])
+def test_nonsense_that_a_driver_notifies_is_its_failure(told, callbacks):
+    compiled = nnhal.compile(sums(), devices=[Background(lambda request, notify: notify(told, None))])
+    with pytest.raises(OperationFailed, match="device own"):
+        compiled(X, B)
+
+
+def test_a_launch_that_raises_what_it_likes_is_the_drivers_failure(callbacks):
+    def execute(request: Request, notify: Any) -> None:
+        raise ValueError("of its own")
+
+    with pytest.raises(OperationFailed, match="device own: ValueError: of its own"):
+        nnhal.compile(sums(), devices=[Background(execute)])(X, B)
+
+
+@pytest.mark.parametrize("when", ["error", "hang"])
+def test_a_drivers_own_fences_are_held_to_the_end_and_to_the_deadline(when):
+    def execute_fenced(request: Request, control: Control, wait_for: Any, after: Any = None) -> FencedExecution:
+        fence, signal_ = nnhal.fence_pair()
+        execution = FencedExecution(fence)
+        kept.append(signal_)
+
+        def end() -> None:
+            execution.finish(OperationFailed("mine"), None)
+            signal_.set(nnhal.ErrorStatus.GENERAL_FAILURE)
+
+        told = end if when == "error" else lambda: time.sleep(1)
+        threading.Thread(target=late, args=(request, told), daemon=True).start()
+        return execution
+
+    kept: list[Any] = []
+    device, out = Own(add), np.full(4, -7, np.float32)
+    real = device.prepare
+
+    def prepare(model: nnhal.Model, hints: Hints) -> Prepared:
+        prepared = real(model, hints)
+        kind = type("Mine", (type(prepared),), {"execute_fenced": lambda self, *a: execute_fenced(*a)})
+        prepared.__class__ = kind
+        return prepared
+
+    device.prepare = prepare  # type: ignore[method-assign]
+    compiled = nnhal.compile(sums(), devices=[device])
+    began = time.monotonic()
+    with pytest.raises(nnhal.MissedDeadline if when == "hang" else OperationFailed):
+        compiled.execute_fenced(X, B, out=out, deadline=0.2).result()
+    assert time.monotonic() - began < 0.9
+    time.sleep(0.15)
+    assert (out == -7).all()
+
+
+def test_an_execution_that_was_submitted_writes_nothing_after_its_deadline():
+    for n in range(60):
+        device = Own(lambda request, control, n=n: (time.sleep(0.003 + n / 30000), add(request, control))[1])
+        compiled, out = nnhal.compile(sums(), devices=[device]), np.full(4, -7, np.float32)
+        try:
+            compiled.submit(X, B, out=out, deadline=0.004).result()
+        except nnhal.MissedDeadline:
+            after = out.copy()
+            time.sleep(0.004)
+            assert (out == after).all()
+
+
+def test_a_burst_is_told_to_end_before_its_model_is_closed():
+    seen: list[str] = []
+    device = Own(add, burst_closed=lambda: seen.append("burst closed"), close=lambda: seen.append("closed"))
+    compiled = nnhal.compile(sums(), devices=[device])
+    burst = compiled.burst()
+    burst(X, B)
+    compiled.close()
+    burst.close()
+    assert seen == ["burst closed", "closed"]
+
+
+def test_a_matrix_is_taken_for_the_array_that_it_is():
+    device = Own(lambda request, control: request.write(0, request.inputs[0] * request.inputs[1]))  # type: ignore[operator]
+    b = nnhal.Builder("product")
+    x, y = (b.input((2, 2), name=n) for n in "xy")
+    compiled = nnhal.compile(b.finish([x, y], [b.mul(x, y)]), devices=[device])
+    values = np.float32([[1, 2], [3, 4]])
+    assert compiled(np.matrix(values), np.matrix(values)).tolist() == [[1, 4], [9, 16]]
+    with pytest.raises(nnhal.InvalidRequest, match="has masked elements"):
+        compiled(np.ma.masked_array(values, values > 2), values)
+
+
+def test_a_buffer_of_the_drivers_own_has_to_be_said_to_be_filled():
+    class Mine(Buffer):
+        contents: Any = None
+        shape = property(lambda self: None if self.contents is None else self.contents.shape)
+
+        def copy_to(self, memory: nnhal.Memory) -> None:
+            memory.view(0, 16, np.float32)[:] = self.contents
+
+        def copy_from(self, memory: nnhal.Memory, dimensions: tuple[int, ...] = ()) -> None:
+            self.contents = memory.view(0, 16, np.float32).copy()
+
+    def run(request: Request, control: Control, how: str) -> None:
+        result = request.inputs[0] + request.inputs[1]  # type: ignore[operator]
+        if how == "write":
+            request.write(0, result)
+        elif how == "fill":
+            request.output_buffers[0].contents = result
+            request.filled(0, result.shape)
+
+    for how in ("fill", "write", "nothing"):
+        device = Own(lambda request, control, how=how: run(request, control, how))
+        device.allocate = Mine  # type: ignore[assignment]
+        compiled = nnhal.compile(sums(), devices=[device])
+        out = nnhal.allocate([(compiled, "output", 0)])
+        out.write(np.full(4, -100, np.float32))
+        if how == "fill":
+            assert compiled(X, B, out=out) is out and (out.read() == X + 1).all()
+            continue
+        with pytest.raises(ContractBroken, match=r"output 0 \(y\) (is written, must be filled|was not written)"):
+            compiled(X, B, out=out)
+        with pytest.raises(OperationFailed):
+            out.read()

@@ -157,11 +157,13 @@ class Queue:
         """Wait until all that was submitted has ended."""
         while True:
             with self._lock:
-                while self._threads or self._at_work:
-                    self._changed.wait()
-                if not self._waiting:
+                if not (self._waiting or self._threads or self._at_work):
                     return
-            self._run()  # what nobody came for: submitting it was interrupted
+                if self._threads or self._at_work:
+                    self._changed.wait(0.5)
+                    continue
+            start(self._run)  # submitting what waits may have been interrupted before this
+            time.sleep(0.001)
 
 
 class _Item:

@@ -1,0 +1,106 @@
+"""Interrupts at any point of an execution: what was begun ends, what was taken is given back, and the next call works."""
+
+import gc
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.hal.background import _idle, start
+from tests.runtime.graphs import sums
+from tests.runtime.test_execution import LONG, Own, add, wait_until
+
+X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+
+
+class Interrupts:
+    """Signals of the main thread that raise; not those by which tests are timed."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self.armed, self._kind = False, kind
+        self._before = signal.signal(signal.SIGUSR1, self._strike)
+
+    def _strike(self, *_: Any) -> None:
+        if self.armed:
+            self.armed = False
+            raise self._kind
+
+    def after(self, seconds: float) -> None:
+        self.armed, main = True, threading.main_thread().ident
+        assert main is not None
+        threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+
+    def end(self) -> None:
+        self.armed = False
+        time.sleep(0.02)
+        signal.signal(signal.SIGUSR1, self._before)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    made = Interrupts(KeyboardInterrupt)
+    yield made
+    made.end()
+
+
+WAYS: dict[str, Callable[[nnhal.Compiled], Callable[[], Any]]] = {
+    "call": lambda c: lambda: c(X, B),
+    "deadline": lambda c: lambda: c.run(X, B, deadline=LONG)[0],
+    "bind": lambda c: c.bind(X, B),
+    "burst": lambda c: partial(c.burst(), X, B),
+    "fenced": lambda c: lambda: c.execute_fenced(X, B).result(),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # interrupts within finalizers are printed
+@pytest.mark.parametrize("way", WAYS)
+def test_after_an_interrupt_the_same_call_works_and_everything_is_closed(way, interrupts):
+    generator = random.Random(7)
+    for _ in range(40):
+        device = Own(add)
+        compiled = nnhal.compile(sums(), devices=[device])
+        call = WAYS[way](compiled)
+        with suppress(KeyboardInterrupt):
+            interrupts.after(generator.uniform(0.0002, 0.003))
+            while interrupts.armed:  # what strikes in a finalizer is printed by Python and lost
+                call()
+        assert (call() == X + 1).all()
+        compiled.close()
+        del compiled, call
+        wait_until(lambda device=device: device.closed == 1 or gc.collect() < 0)
+
+
+def test_a_close_that_is_interrupted_can_be_called_again(interrupts):
+    gate = threading.Event()
+    device = Own(lambda request, control: (gate.wait(LONG), add(request, control))[1])
+    compiled = nnhal.compile(sums(), devices=[device])
+    execution = compiled.submit(X, B)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.after(0.1)
+        compiled.close()
+    assert device.closed == 0
+    threading.Timer(0.1, gate.set).start()
+    compiled.close()
+    assert device.closed == 1 and (execution.result(LONG) == X + 1).all()
+
+
+def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
+    done = threading.Event()
+    start(done.set)  # type: ignore[arg-type, return-value]
+    assert done.wait(LONG)
+    wait_until(lambda: len(_idle) > 0)
+    for worker in list(_idle):
+        worker.wake.open()
+        worker.wake.open()
+    time.sleep(0.1)
+    assert len(set(_idle)) == len(_idle)
