@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from nnhal.base._gate import Gate
+from nnhal.base import _gate
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted, as_error
 from nnhal.base.log import logger
@@ -108,7 +108,7 @@ def run_in_background(prepared: Runs, request: Request, control: Control, notify
     start(work)
 
 
-Work = Callable[[], "Gate | None"]  # returns a gate to be opened when it is done
+Work = Callable[[], "_gate.Gate | None"]  # returns a gate to be opened when it is done
 
 
 class _Worker:
@@ -118,11 +118,11 @@ class _Worker:
 
     def __init__(self, work: Work) -> None:
         self.work: Work | None = work
-        self.wake = Gate()
+        self.wake = _gate.Gate()
         threading.Thread(target=self._loop, name="nnhal-worker", daemon=True).start()
 
     def _loop(self) -> None:
-        done: Gate | None = None
+        done: _gate.Gate | None = None
         looks = 0  # without work
         while True:
             work, self.work = self.work, None
@@ -149,7 +149,7 @@ _LOOK, _LOOKS = 0.25, 20  # seconds between looks of an idle worker, and after h
 _idle: "deque[_Worker]" = deque()
 
 
-def hand_over(work: Work) -> Gate | None:
+def hand_over(work: Work) -> _gate.Gate | None:
     """Have work done on another thread, one that is idle where there is any, as soon as the gate that comes back is opened.
 
     None where it has begun already. ResourceExhausted where no thread is to be had.

@@ -4,7 +4,7 @@ import threading
 import time
 from typing import Any
 
-from nnhal.base._gate import Gate
+from nnhal.base import _gate
 from nnhal.base.errors import Cancelled, Closed, ContractBroken, MissedDeadline, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.hal.background import hand_over
@@ -23,9 +23,9 @@ class _Bounded:
     def __init__(self, lane: "Lane", run: Run, request: Request, control: Control) -> None:
         self._lane, self._run, self._request, self._control = lane, run, request, control
         self.outcome: tuple[NnhalError | None, Timing | None] | None = None
-        self.done, self._notified = Gate(), threading.Lock()
+        self.done, self._notified = _gate.Gate(), threading.Lock()
 
-    def work(self) -> Gate:
+    def work(self) -> _gate.Gate:
         """Execute, on another thread."""
         if not self._lane.enter(self):
             self.outcome = Closed(f"{self._lane.where}: its prepared model was closed"), None
@@ -124,7 +124,7 @@ class Lane:
         self._prepared.close()
 
 
-def _wait(done: Gate, control: Control, begin: Gate | None) -> NnhalError | None:
+def _wait(done: _gate.Gate, control: Control, begin: _gate.Gate | None) -> NnhalError | None:
     """Open `begin` and wait until it is done; why it has to end before, None where it is done."""
     while True:
         left = -1.0 if control.deadline is None else max(0.0, (control.deadline - time.monotonic_ns()) / 1e9)
