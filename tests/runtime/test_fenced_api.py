@@ -62,6 +62,16 @@ def test_the_steps_of_a_model_wait_for_one_another(isolation):
     assert info.launched.in_driver >= info.fenced.in_driver > 0
 
 
+@WAYS
+def test_the_time_on_the_device_is_told_where_it_is_to_be_measured(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    for measure in (True, False):
+        fenced = compiled.execute_fenced(X, B, measure=measure)
+        fenced.result(LONG)
+        on_device = fenced.get_execution_info().fenced.on_device
+        assert on_device > 0 if measure else on_device is None
+
+
 def test_an_output_that_a_later_step_reads_is_the_callers_as_well():
     b = nnhal.Builder("two outputs")
     x = b.input((4,), name="x")

@@ -10,7 +10,7 @@ from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument, InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
-from nnhal.hal.request import Request, Runs
+from nnhal.hal.request import Of, Request
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
 
@@ -25,7 +25,7 @@ class BufferDesc(NamedTuple):
 class BufferRole:
     """One use of a buffer: input or output `index` of a prepared model. frequency: how often, above 0 to 1."""
 
-    prepared: Runs
+    prepared: Of
     index: int
     output: bool = False
     frequency: float = 1.0
@@ -67,7 +67,7 @@ class Buffer(ABC):
         self.roles = tuple(roles)
         self.token = next(_tokens)
 
-    def check_role(self, prepared: Runs, index: int, output: bool) -> None:
+    def check_role(self, prepared: Of, index: int, output: bool) -> None:
         """InvalidRequest where the buffer was not allocated for this use."""
         if not any(r.prepared is prepared and r.index == index and r.output == output for r in self.roles):
             roles = ", ".join(map(str, self.roles))
@@ -141,7 +141,7 @@ def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str)
     return tuple(a or b for a, b in zip(one, other, strict=True))
 
 
-def check_use(prepared: Runs, request: Request) -> None:
+def check_use(prepared: Of, request: Request) -> None:
     """InvalidRequest where a buffer of the request is used for what it may not be."""
     for index, buffer in request.input_buffers.items():
         buffer.check_role(prepared, index, False)

@@ -128,10 +128,14 @@ def _argument(model: Model, index: int, label: str) -> Argument:
     return Argument(name, dtype_of(canonical(operand.type, model.extensions)), shape)
 
 
-class Runs(Protocol):
-    """What can execute requests of one model."""
+class Of(Protocol):
+    """What is of one model."""
 
     model: Model
+
+
+class Runs(Of, Protocol):
+    """What can execute requests of one model."""
 
     def run(self, request: "Request", control: Control) -> Timing | None:
         """As `Prepared.run`."""

@@ -13,7 +13,7 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.request import Control, Request, Runs, Timing
+from nnhal.hal.request import Control, Of, Request, Timing
 from nnhal.model.graph import Model
 
 
@@ -94,7 +94,7 @@ class PreparedWrapper(Prepared):
         self.inner.close()
 
 
-def _unwrapped(prepared: Runs) -> Runs:
+def _unwrapped(prepared: Of) -> Of:
     return prepared.inner if isinstance(prepared, PreparedWrapper) else prepared
 
 

@@ -13,9 +13,9 @@ from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, Operation
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
-from nnhal.hal.device import Prepared
 from nnhal.hal.host import HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
+from nnhal.hal.request import Of
 from nnhal.runtime.compilation import Plan
 
 _log = logger("memory")
@@ -82,7 +82,7 @@ class Allocation:
         self._closed = True
         self._buffer.close()
 
-    def check_use(self, whole: Prepared, output: bool, place: int) -> None:
+    def check_use(self, whole: Of, output: bool, place: int) -> None:
         """InvalidRequest where it was not allocated for input or output `place` of a compiled model as a whole."""
         if (id(whole), output, place) not in self._uses:
             use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
@@ -128,7 +128,7 @@ class Allocation:
 class Use(NamedTuple):
     """One use of an allocation: input or output `place` among all of the main subgraph of a compiled model."""
 
-    whole: Prepared
+    whole: Of
     plan: Plan
     output: bool
     place: int

@@ -83,7 +83,7 @@ class _OneByOne(Runner):
     """Runs a plan by the bursts of its steps."""
 
     def __init__(self, compiled: Caller, lines: list[Line], bursts: list[Burst]) -> None:
-        super().__init__(compiled.plan, lines, compiled.spares)
+        super().__init__(compiled.plan, compiled.whole, lines, compiled.spares)
         self._compiled, self._bursts, self._turn = compiled, bursts, Turn()
 
     def run(self, job: Job) -> None:

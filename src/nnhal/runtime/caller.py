@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from numpy import ndarray
@@ -137,7 +137,11 @@ class Caller:
 
     def _perform(self, job: Job) -> Any:
         """Run a job that may hold allocations."""
-        read, written = self.allocations(job)
+        self.carry_out(job, *self.allocations(job))
+        return self.edge.results(job)
+
+    def carry_out(self, job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allocation]) -> None:
+        """Run a job whose allocations were checked, and tell those what became of it."""
         if read or written:
             resolve(job, read, written, self.plan.model.main)
         try:
@@ -146,7 +150,6 @@ class Caller:
             job.settle(False)
             raise
         job.settle(True)
-        return self.edge.results(job)
 
     def allocations(self, job: Job) -> tuple[dict[int, Allocation], dict[int, Allocation]]:
         """The allocations among all inputs and outputs; InvalidRequest where one may not be used so."""

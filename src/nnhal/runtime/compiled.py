@@ -31,8 +31,9 @@ class Compiled(Caller):
     """
 
     def __init__(self, plan: Plan) -> None:
-        runner, edge = Runner(plan), Edge(plan.model)
-        super().__init__(plan, edge, runner, Whole(runner), InUse(runner.close))
+        whole, edge = Whole(plan.model), Edge(plan.model)
+        runner = Runner(plan, whole)
+        super().__init__(plan, edge, runner, whole, InUse(runner.close))
         self.inputs, self.outputs = edge.inputs, edge.outputs
         self._queue = Queue(WORKERS)
         self._finalizer = weakref.finalize(self, self.use.end)

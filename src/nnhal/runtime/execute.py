@@ -24,12 +24,13 @@ from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared
 from nnhal.hal.host import contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer
-from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible, summed
+from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
 from nnhal.hal.utilities import is_extension
+from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Plan, Step, prepare, warn_of_fallback
-from nnhal.runtime.job import Job, Report, StepTiming
+from nnhal.runtime.job import Job, StepTiming
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.placement import WHOLE
 
@@ -93,7 +94,9 @@ class Line:
 class Runner:
     """Runs the jobs of a plan; may be used by many threads at once."""
 
-    def __init__(self, plan: Plan, lines: Sequence[Line] | None = None, spares: "Spares | None" = None) -> None:
+    def __init__(
+        self, plan: Plan, whole: "Whole", lines: Sequence[Line] | None = None, spares: "Spares | None" = None
+    ) -> None:
         """lines, spares: those of another runner of the plan, with other ways to run."""
         self.plan = plan
         labels = [step.device for step in plan.partition.steps]
@@ -101,11 +104,11 @@ class Runner:
         self._live, self._ran = plan.live, plan.live.ran
         self.spares = spares or Spares(plan)
         main = plan.model.main
-        self._known: list[Any] = [argument.fixed for argument in Signature.of(plan.model).outputs]
+        self._known = [argument.fixed for argument in whole.signature.outputs]
         self._places = {operand: place for place, operand in enumerate(main.outputs)}
         only = self.lines[0] if len(self.lines) == 1 else None
-        whole = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
-        self._only = only if whole else None
+        direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
+        self._only = only if direct else None
         self._launched = any(line.launched for line in self.lines)
         self._large = {
             operand
@@ -137,7 +140,7 @@ class Runner:
     def _run_steps(self, job: Job) -> None:
         main, control = self.plan.model.main, job.control
         arrays: dict[int, Any] = dict(zip(main.inputs, job.given, strict=True))
-        shapes = self._known
+        shapes: list[Any] = list(self._known)
         frame = None
         watched = control.bounded or job.report is not None or bool(job.buffers) or self._launched
         if job.rooms is not None or self._large:
@@ -145,7 +148,6 @@ class Runner:
                 frame = self._frames.pop()
             except IndexError:
                 frame = {}
-            shapes = list(shapes)
         for number, line in enumerate(self.lines):
             room = None if frame is None else self._room(line, job.rooms, frame)
             signature = line.signature
@@ -166,7 +168,6 @@ class Runner:
             for operand, result in zip(line.writes, request.results):  # noqa: B905 (as many)
                 arrays[operand] = result  # noqa: PERF403 (update takes twice as long for one)
             if line.open or request.small:
-                shapes = list(shapes)
                 self._note_shapes(line, request, shapes)
         if frame is not None:
             self._frames.append(frame)
@@ -297,29 +298,11 @@ class Spares:
             step.prepared.close()
 
 
-class Whole(Prepared):
-    """A compiled model as one prepared model: what stands for it in the roles of buffers, and behind fences."""
+class Whole:
+    """A compiled model where one prepared model is asked for: in the roles of buffers, and in requests behind fences."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner, self.model = runner, runner.plan.model
-
-    def run(self, request: Request, control: Control) -> Timing | None:
-        """Run all steps."""
-        main = self.model.main
-        job = Job(request.given, request.rooms)
-        job.control, job.report = control, Report() if control.measure else None
-        job.buffers = {main.inputs[n]: b for n, b in request.input_buffers.items()}
-        job.buffers |= {main.outputs[n]: b for n, b in request.output_buffers.items()}
-        timing = self.perform(job)
-        request.results, request.shapes = list(job.results), list(job.shapes)
-        return timing
-
-    def perform(self, job: Job) -> Timing | None:
-        """Run all steps of a job; what its report says of the device's time."""
-        self._runner.run(job)
-        if job.report is None:
-            return None
-        return Timing(summed(None if s.driver is None else s.driver.on_device for s in job.report.steps))
+    def __init__(self, model: Model) -> None:
+        self.model, self.signature = model, Signature.of(model, model.name or "model")
 
 
 def _on_host(prepared: Prepared, request: Request, control: Control) -> Timing | None:

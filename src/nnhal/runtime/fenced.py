@@ -28,7 +28,7 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Timing, summed
 from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.execute import NEVER_RETRIED, Line
-from nnhal.runtime.job import Job, resolve
+from nnhal.runtime.job import Job, Report
 
 _GRACE = 0.1  # seconds
 _log = logger("execution")
@@ -111,20 +111,6 @@ class Fenced:
                 raise MissedDeadline("fenced execution: the deadline has passed") from None
             raise
 
-    def when_ended(self, call: Callable[[], object], local: Sequence[FencedExecution]) -> None:
-        """Call this when all of `local`, the executions in this process, have ended."""
-        left = [None] * len(local)
-
-        def one() -> None:
-            left.pop()
-            if not left:
-                call()
-
-        for execution in local:
-            execution.when_ended(one)
-        if not local:
-            call()
-
 
 def launch(
     caller: Caller,
@@ -144,7 +130,8 @@ def launch(
     rooms = [
         None if isinstance(x, Allocation) else x for x in job.rooms or [None] * len(caller.plan.model.main.outputs)
     ]
-    whole = caller.whole.request(given, rooms, input_buffers=buffers[0], output_buffers=buffers[1])
+    signature = caller.whole.signature
+    whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
     why = _why_not_a_chain(caller, (*buffers[0].values(), *buffers[1].values()), after)
     for allocation in written.values():
@@ -200,18 +187,10 @@ def _in_background(
             with suppress(NnhalError):
                 if execution.fence is not None:
                     execution.fence.wait()
-        inner = Job(job.given, job.rooms)
-        inner.control = control
-        resolve(inner, read, written, caller.plan.model.main)
-        try:
-            timing = caller.whole.perform(inner)
-        except BaseException:
-            inner.settle(False)
-            raise
-        inner.settle(True)
-        job.results, job.written = inner.results, written
-        request.results, request.shapes = list(inner.results), list(inner.shapes)
-        return timing
+        job.control, job.report = control, Report() if control.measure else None
+        caller.carry_out(job, read, written)
+        request.results, request.shapes = list(job.results), list(job.shapes)
+        return None if job.report is None else job.report.on_device()
 
     def ended(failed: bool) -> None:
         if failed:  # where it did not come to run, too
@@ -270,9 +249,8 @@ class _Chain:
                 local.append(execution)
             wait_for = [] if execution.fence is None else [execution.fence]
         span = time.monotonic_ns() - began
-        fenced = Fenced(self.launched, self._finish, "each step behind its fence", span, self._job.control.deadline)
-        fenced.when_ended(leave, local)
-        return fenced
+        _when_all_ended(local, leave)
+        return Fenced(self.launched, self._finish, "each step behind its fence", span, self._job.control.deadline)
 
     def _finish(self, well: bool) -> Any:
         """The outputs, once every step has ended well."""
@@ -302,6 +280,20 @@ class _Chain:
                     results[operand] = room
         job.results = [results[operand] for operand in main.outputs]
         return self._caller.edge.results(job)
+
+
+def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], object]) -> None:
+    left = [None] * len(executions)
+
+    def one() -> None:
+        left.pop()
+        if not left:
+            call()
+
+    for execution in executions:
+        execution.when_ended(one)
+    if not executions:
+        call()
 
 
 def _between(lines: Sequence[Line], held: Collection[int]) -> dict[int, Array]:

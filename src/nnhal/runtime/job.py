@@ -7,7 +7,7 @@ from typing import Any
 from nnhal.base.operands import Array
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import Buffer
-from nnhal.hal.request import UNLIMITED, Control, Timing
+from nnhal.hal.request import UNLIMITED, Control, Timing, summed
 from nnhal.runtime.allocation import Allocation
 
 
@@ -28,6 +28,10 @@ class Report:
     steps: list[StepTiming] = field(default_factory=list)
     fallbacks: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def on_device(self) -> Timing:
+        """The time on devices of all steps together; nothing where one was not measured."""
+        return Timing(summed(None if s.driver is None else s.driver.on_device for s in self.steps))
 
 
 class Job:
