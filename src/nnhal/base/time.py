@@ -11,6 +11,7 @@ from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 
 T = TypeVar("T")
 NS = 1_000_000_000
+SLICE = 0.02  # seconds between looks at whether what is waited for is still wanted
 _FOR_EVER = 2**32  # seconds, 136 years: what is longer is no limit
 
 
@@ -38,6 +39,14 @@ def point_in_time(seconds: Any, what: str = "deadline") -> int | None:
 def seconds_until(point: int) -> float:
     """How long a wait may last; 0 where the point has passed."""
     return max(0, point - time.monotonic_ns()) / NS
+
+
+def patience(deadline: int | None, cancellable: bool = False) -> float | None:
+    """Seconds that a wait may last: until the point, and shorter where it may be cancelled meanwhile; None for no limit."""
+    left = None if deadline is None else seconds_until(deadline)
+    if not cancellable:
+        return left
+    return SLICE if left is None else min(SLICE, left)
 
 
 def by(deadline: int | None, what: str, work: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:

@@ -24,7 +24,6 @@ from nnhal.hal.memory import check_use
 from nnhal.hal.request import Control, Request, Run, Runs, Timing, plausible
 from nnhal.ops.schema import show
 
-_SLICE = 0.02  # seconds between looks at whether an execution that waits is still wanted
 _log = logger("execution")
 Notify = Callable[[NnhalError | None, Timing | None], None]  # the error or None, and what was measured
 
@@ -91,7 +90,11 @@ def asynchronous() -> bool:
 
 def run_in_background(prepared: Runs, request: Request, control: Control, notify: Notify) -> None:
     """Execute on another thread and notify exactly once."""
-    run = partial(run_resolved, prepared)
+    notify_of(partial(run_resolved, prepared), request, control, notify)
+
+
+def notify_of(run: Run, request: Request, control: Control, notify: Notify) -> None:
+    """As `run_in_background`, with any way to run."""
 
     def work() -> None:
         error: NnhalError | None = None
@@ -248,14 +251,10 @@ class _Work(NamedTuple):
 
     def _wait(self, fence: Fence) -> None:
         """Wait for a success of the fence, for as long as the execution is wanted."""
-        control = self.control
         while fence.status() is None:
-            control.check()
-            left = None if control.deadline is None else max(0.0, (control.deadline - time.monotonic_ns()) / 1e9)
-            if control.cancelled is not None:
-                left = _SLICE if left is None else min(_SLICE, left)
+            self.control.check()
             with suppress(MissedDeadline):
-                fence.wait(left)
+                fence.wait(self.control.patience())
         fence.wait(0)
 
     def _run(self) -> ExecutionInfo:

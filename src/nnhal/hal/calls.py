@@ -9,10 +9,10 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, OperationFailed, error_of
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
+from nnhal.base.time import patience
 from nnhal.hal.interfaces import newest
 
 Trace = Callable[[str], None]
-_SLICE = 0.02  # seconds between looks at whether an execution is still wanted
 _log = logger("driver")
 
 
@@ -95,11 +95,9 @@ class Callback:
     def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, ...]:
         """What was notified. MissedDeadline where nothing was by `deadline` (monotonic nanoseconds), Cancelled."""
         while True:
-            left = None if deadline is None else max(0.0, (deadline - time.monotonic_ns()) / 1e9)
-            step = left if cancelled is None else min(_SLICE, _SLICE if left is None else left)
-            if self._done.wait(step):
+            if self._done.wait(patience(deadline, cancelled is not None)):
                 return self.result
             if cancelled is not None and cancelled.is_set() and not self.close():
                 raise Cancelled(f"{self._what}: cancelled by its owner")
-            if left is not None and left <= 0 and not self.close():
+            if deadline is not None and time.monotonic_ns() >= deadline and not self.close():
                 raise MissedDeadline(f"{self._what}: the driver notified nothing by the deadline")

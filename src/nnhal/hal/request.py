@@ -23,6 +23,7 @@ from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest,
 from nnhal.base.extensions import canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Shape, dtype_of, typed
+from nnhal.base.time import patience
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
@@ -76,6 +77,10 @@ class Control:
     def bounded(self) -> bool:
         """Whether it may have to end before it has a result."""
         return self.deadline is not None or self.cancelled is not None
+
+    def patience(self) -> float | None:
+        """Seconds that a wait may last before `check` has to be asked again; None for no limit."""
+        return patience(self.deadline, self.cancelled is not None)
 
     def check(self) -> None:
         """Raise Cancelled or MissedDeadline where the execution should end; drivers call it between operations."""

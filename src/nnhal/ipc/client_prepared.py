@@ -13,13 +13,12 @@ from nnhal.base.errors import (
     InvalidArgument,
     NnhalError,
     OperationFailed,
-    as_error,
 )
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, seals
 from nnhal.base.operands import Array
-from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, start
+from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, notify_of
 from nnhal.hal.binding import Where
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
@@ -211,20 +210,11 @@ class RemotePrepared(Prepared):
         frame.fill(request)
         pending = self._launch(request, control, frame, self.session.packing())
 
-        def wait() -> None:
-            error: NnhalError | None = None
-            timing: Timing | None = None
-            try:
-                timing = request.execute(collect, control)
-            except BaseException as raised:
-                error = as_error(raised, "execution")
-            notify(error, timing)
-
         def collect(request: Request, control: Control) -> Timing | None:
             result, fds = pending.wait(control.deadline, control.cancelled)
             return self._finish(request, frame, result, fds)
 
-        start(wait)
+        notify_of(collect, request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None

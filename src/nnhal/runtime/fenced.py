@@ -19,6 +19,7 @@ from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, Nnhal
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
+from nnhal.base.time import seconds_until
 from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
@@ -102,7 +103,7 @@ class Fenced:
         if self._deadline is None:
             fence.wait(timeout)
             return
-        left = max(0.0, (self._deadline - time.monotonic_ns()) / 1e9) + _GRACE
+        left = seconds_until(self._deadline) + _GRACE
         try:
             fence.wait(left if timeout is None else min(left, timeout))
         except MissedDeadline:

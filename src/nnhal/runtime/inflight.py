@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
+from nnhal.base.time import patience
 from nnhal.hal.background import start
 from nnhal.hal.request import Control
 
@@ -40,14 +41,11 @@ class Execution:
 
     def _left(self) -> float | None:
         """Seconds until the deadline."""
-        limit = self._control.deadline
-        return None if limit is None else max(0.0, (limit - time.monotonic_ns()) / 1e9)
+        return patience(self._control.deadline)
 
     def _missed(self) -> MissedDeadline:
         self.cancel()
-        with suppress(
-            CancelledError, TimeoutError
-        ):  # it is being given up this moment: then nothing is written any more
+        with suppress(CancelledError, TimeoutError):  # it gives itself up: from then on it writes nothing
             self._future.exception(_GRACE)
         return MissedDeadline("execution: the deadline has passed")
 

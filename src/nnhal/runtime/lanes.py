@@ -1,17 +1,15 @@
 """Who runs an execution, and until when: the one place where deadlines and cancellation act."""
 
 import threading
-import time
 from typing import Any
 
 from nnhal.base import _gate
-from nnhal.base.errors import Cancelled, Closed, ContractBroken, MissedDeadline, NnhalError, as_error
+from nnhal.base.errors import Closed, ContractBroken, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.hal.background import hand_over
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Request, Run, Timing
 
-_SLICE = 0.02  # seconds between looks at whether an execution is still wanted
 _log = logger("execution")
 
 
@@ -27,15 +25,18 @@ class _Bounded:
 
     def work(self) -> _gate.Gate:
         """Execute, on another thread."""
-        if not self._lane.enter(self):
-            self.outcome = Closed(f"{self._lane.where}: its prepared model was closed"), None
-            return self.done
         try:
+            self._lane.enter(self)
             self.outcome = None, self._request.execute(self._run, self._control)
         except BaseException as raised:
             self.outcome = as_error(raised, self._lane.where), None
         self._lane.leave(self)
         return self.done
+
+    def wait(self, begin: _gate.Gate | None) -> bool:
+        """Open `begin` and wait until it is done; False where it is time to look whether it is still wanted."""
+        left = self._control.patience()
+        return self.done.wait(-1 if left is None else left, begin)
 
     def notify(self, error: Any, timing: Timing | None) -> None:
         """The end, as a driver tells it that executes in the background itself."""
@@ -75,15 +76,15 @@ class Lane:
                 self._launch(bounded, request, control)
             else:
                 begin = hand_over(bounded.work)
-            ended = _wait(bounded.done, control, begin)
+            while not bounded.wait(begin):
+                begin = None
+                if bounded.outcome is None:
+                    control.check()
         except BaseException:
             request.abandon()
             if begin is not None:  # it may not have been opened yet: the thread has to come back
                 begin.open()
             raise
-        if ended is not None and bounded.outcome is None:
-            request.abandon()
-            raise ended
         error, timing = bounded.outcome or (None, None)
         if error is not None:
             request.abandon()
@@ -93,19 +94,19 @@ class Lane:
         return timing
 
     def _launch(self, bounded: _Bounded, request: Request, control: Control) -> None:
-        self.enter(bounded)
         try:
+            self.enter(bounded)
             self._prepared.execute(request, control, bounded.notify)
         except Exception as error:
             self.leave(bounded)
             raise as_error(error, self.where) from error
 
-    def enter(self, bounded: _Bounded) -> bool:
-        """An execution goes in; False where the model was closed."""
+    def enter(self, bounded: _Bounded) -> None:
+        """An execution goes in; Closed where the model was closed."""
         with self._lock:
-            if not self._closing:
-                self._inside.add(bounded)
-            return not self._closing
+            if self._closing:
+                raise Closed(f"{self.where}: its prepared model was closed")
+            self._inside.add(bounded)
 
     def leave(self, bounded: _Bounded) -> None:
         """It has come back."""
@@ -122,19 +123,3 @@ class Lane:
                 return
             self._closed = True
         self._prepared.close()
-
-
-def _wait(done: _gate.Gate, control: Control, begin: _gate.Gate | None) -> NnhalError | None:
-    """Open `begin` and wait until it is done; why it has to end before, None where it is done."""
-    while True:
-        left = -1.0 if control.deadline is None else max(0.0, (control.deadline - time.monotonic_ns()) / 1e9)
-        if control.cancelled is None:
-            if done.wait(left, begin):
-                return None
-        elif done.wait(_SLICE if left < 0 else min(_SLICE, left), begin):
-            return None
-        elif control.cancelled.is_set():
-            return Cancelled("execution: cancelled by its owner")
-        begin = None
-        if control.deadline is not None and time.monotonic_ns() >= control.deadline:
-            return MissedDeadline("execution: the deadline has passed")
