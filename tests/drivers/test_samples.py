@@ -20,13 +20,13 @@ from nnhal.base.errors import (
     UnsupportedModel,
 )
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
+from nnhal.base.once import Once
 from nnhal.drivers.samples import faulty, limited
 from nnhal.drivers.samples.faulty import Faulty
 from nnhal.hal.device import Hints, Prepared, prepared_by
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
-from nnhal.runtime.once import Once
 from tests import requests
 
 LIMITED = ["sample-float-fast", "sample-float-slow", "sample-minimal", "sample-quant", "sample-partial"]

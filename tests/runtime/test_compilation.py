@@ -10,13 +10,13 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, OperationFailed, UnsupportedModel
+from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
 from nnhal.hal.request import Control, Request
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.compilation import Wishes, prepare
-from nnhal.runtime.once import Once
 from tests.runtime.devices import Fake, failing
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging

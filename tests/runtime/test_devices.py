@@ -15,11 +15,11 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities
 from nnhal.ipc.process import Resilient
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
-from nnhal.runtime.once import Once
 from tests.runtime.devices import Fake, failing, to_be_killed
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging

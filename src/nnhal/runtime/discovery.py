@@ -14,9 +14,9 @@ from nnhal.base.codes import DeviceType
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
+from nnhal.base.once import Once
 from nnhal.hal.device import Device
 from nnhal.hal.utilities import validate_capabilities
-from nnhal.runtime.once import Once
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -1,7 +1,6 @@
 """Execution of a plan: step by step, intermediates owned by the execution, fallback by the contract."""
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
 )
 from nnhal.base.log import logger
+from nnhal.base.once import Once
 from nnhal.base.operands import Array
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared
@@ -270,31 +270,20 @@ class Spares:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._lock = threading.Lock()
-        self._steps: dict[int, Step] = {}
-        self._closed = False
+        self._steps: Once[int, Step] = Once(lambda number: f"step {number} on the CPU")
 
     def get(self, number: int) -> Step:
         """The step, prepared the first time."""
-        found = self._steps.get(number)
-        if found is not None:
-            return found
+        return self._steps.get(number, lambda: self._made(number))
+
+    def _made(self, number: int) -> Step:
         model = self._plan.model
-        part = self._plan.steps[number].part if number >= 0 else cut(model, range(len(model.main.operations)))
-        made = prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
-        with self._lock:
-            kept = self._steps.setdefault(number, made)
-            if self._closed:
-                self._steps.pop(number)
-        if kept is not made:  # another thread was first
-            made.prepared.close()
-        return kept
+        part = cut(model, range(len(model.main.operations))) if number == WHOLE else self._plan.steps[number].part
+        return prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
 
     def close(self) -> None:
         """Close them."""
-        with self._lock:
-            self._closed, left, self._steps = True, list(self._steps.values()), {}
-        for step in left:
+        for step in self._steps.forget():
             step.prepared.close()
 
 

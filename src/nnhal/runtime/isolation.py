@@ -10,11 +10,11 @@ from typing import Literal, TypeVar
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
+from nnhal.base.once import Once
 from nnhal.hal.device import Device
 from nnhal.ipc import names as services
 from nnhal.ipc.process import Resilient, start
 from nnhal.runtime import discovery
-from nnhal.runtime.once import Once
 
 Isolation = Literal["none", "process"]
 T = TypeVar("T")

@@ -11,9 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,6 +22,7 @@ import numpy as np
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
+from nnhal.base.once import Once
 from nnhal.base.operands import Array, dtype_of
 from nnhal.drivers import reference
 from nnhal.drivers.litert.flatbuffer import unavailable
@@ -257,8 +256,9 @@ class LitertModel(Prepared):
         self._model, self._settings = model, settings
         declared = [shape_of(model.main.operands[i]) for i in model.main.inputs]
         self._declared = declared
-        self._lock = threading.Lock()
-        self._teams: OrderedDict[Shapes, Future[Team | Prepared]] = OrderedDict()  # for other shapes, least used first
+        self._teams: Once[Shapes, Team | Prepared] = Once(
+            lambda shapes: f"litert: inputs of shapes {shapes}", MOST_SHAPES
+        )
         self._closed = False
         self._optional = _optional(model)
         known = all(shape is not None and None not in shape for shape in declared)
@@ -285,32 +285,18 @@ class LitertModel(Prepared):
     def close(self) -> None:
         self._closed = True
         self._team = None
-        self._teams.clear()
+        self._teams.forget()
 
     def _team_for(self, request: Request) -> Team | Prepared:
         """The team for the shapes of a request, or the reference where LiteRT cannot take them."""
         shapes: Shapes = tuple(None if x is None else x.shape for x in request.given)
-        with self._lock:
-            if self._closed:
-                raise Closed("litert: the prepared model was closed")
-            team = self._teams.get(shapes)
-            first = team is None
-            if team is None:
-                team = self._teams[shapes] = Future()
-                while len(self._teams) > MOST_SHAPES:
-                    self._teams.popitem(last=False)
-            else:
-                self._teams.move_to_end(shapes)
-        if first:  # other shapes go on meanwhile
-            try:
-                recipe = self._recipe_for(shapes)
-                team.set_result(reference.Interpreter(self._model) if recipe is None else Team(recipe))
-            except BaseException as error:
-                with self._lock:
-                    if self._teams.get(shapes) is team:
-                        del self._teams[shapes]
-                team.set_exception(error)
-        return team.result()
+        if self._closed:
+            raise Closed("litert: the prepared model was closed")
+        return self._teams.get(shapes, lambda: self._made_for(shapes))
+
+    def _made_for(self, shapes: Shapes) -> Team | Prepared:
+        recipe = self._recipe_for(shapes)
+        return reference.Interpreter(self._model) if recipe is None else Team(recipe)
 
     def _recipe_for(self, shapes: Shapes) -> Recipe | None:
         """The recipe for these shapes of the inputs; None where LiteRT cannot compute what the verdict could not yet see.

@@ -1,15 +1,17 @@
 """Values made once for each key: no lock is held while one is made, and nobody waits for himself."""
 
+import gc
 import os
 import signal
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from nnhal.base.errors import BadState
-from nnhal.runtime.once import Once
+from nnhal.base.once import Once
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 
@@ -93,6 +95,29 @@ def test_an_error_reaches_all_who_waited_and_the_next_tries_again(table):
     assert table.get("a", lambda: "today") == "today"
 
 
+def test_an_interrupt_of_the_one_who_makes_it_is_not_of_those_who_wait(table):
+    gate = threading.Event()
+
+    def interrupted() -> object:
+        gate.wait(LIMIT)
+        raise KeyboardInterrupt
+
+    def first() -> type[BaseException]:
+        with pytest.raises(KeyboardInterrupt) as found:
+            table.get("a", interrupted)
+        return found.type
+
+    with ThreadPoolExecutor(4) as pool:
+        maker = pool.submit(first)
+        while not table._entries:
+            gate.wait(0.001)
+        asked = [pool.submit(table.get, "a", object) for _ in range(3)]
+        waiting(table, 3)
+        gate.set()
+        assert maker.result(LIMIT) is KeyboardInterrupt
+        assert len({id(each.result(LIMIT)) for each in asked}) == 1
+
+
 def test_a_stale_value_is_made_anew(table):
     table.get("a", lambda: "old")
     assert table.get("a", lambda: "new", stale=lambda value: value == "old") == "new"
@@ -135,3 +160,32 @@ def test_a_forked_child_makes_for_itself_what_was_being_made(table):
         assert os.read(read, 100) == b"(\"child's\", 'kept')"
         assert asked.result(LIMIT) == "parent's"
     os.close(read)
+
+
+def test_of_more_than_the_most_the_one_not_asked_for_longest_is_dropped():
+    table: Once[str, object] = Once(str, most=2)
+    for key in "abac":
+        table.get(key, lambda key=key: key.upper())
+    assert table.values() == {"a": "A", "c": "C"}
+
+
+def test_what_is_dropped_while_it_is_made_is_still_what_those_who_waited_get():
+    table, gate = Once(str, most=1), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(table.get, "a", lambda: gate.wait(LIMIT)) for _ in range(2)]
+        waiting(table, 1)
+        assert table.get("b", lambda: "B") == "B"
+        gate.set()
+        assert [each.result(LIMIT) for each in asked] == [True, True]
+    assert table.values() == {"b": "B"}
+
+
+def test_a_table_that_nobody_needs_goes_with_what_it_holds():
+    class Thing:
+        pass
+
+    table: Once[str, Thing] = Once(str)
+    held = weakref.ref(table.get("a", Thing))
+    del table
+    gc.collect()
+    assert held() is None

@@ -1,0 +1,117 @@
+"""Values that are made once for each key, by whoever asks first."""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from nnhal.base.errors import BadState
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True)
+class _Entry(Generic[V]):
+    value: Future[V] = field(default_factory=Future)
+    maker: int = field(default_factory=threading.get_ident)
+
+
+class Once(Generic[K, V]):
+    """A table whose values are made when they are first asked for: one at a time for a key, different ones side by side.
+
+    No lock is held while a value is made: making one may ask for others. Who asks for what waits for him gets BadState.
+    What was raised goes to all who waited, and the next who asks tries again; an interrupt stays with the thread it
+    reached, and one of those who waited tries again. In a forked child values that were being made are made anew. what:
+    names a key in messages. most: of so many the one not asked for longest is dropped.
+    """
+
+    def __init__(self, what: Callable[[K], str], most: int | None = None) -> None:
+        self._what, self._most = what, most
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one asked for last comes last
+        self._waits: dict[int, K] = {}  # threads, and what they wait for
+        _tables.add(self)
+
+    def get(self, key: K, make: Callable[[], V], stale: Callable[[V], bool] = lambda _: False) -> V:
+        """The value of a key, made now where there is none, or one that is stale."""
+        while True:
+            entry = mine = _Entry[V]()
+            try:
+                entry = self._entry(key, mine, stale)
+                if entry is mine:
+                    mine.value.set_result(make())
+                return entry.value.result()
+            except BaseException as error:
+                self._give_up(key, mine, error)
+                if not (isinstance(error, CancelledError) and entry.value.cancelled()):
+                    raise
+            finally:
+                self._waits.pop(threading.get_ident(), None)
+
+    def _entry(self, key: K, new: _Entry[V], stale: Callable[[V], bool]) -> _Entry[V]:
+        """The entry of a key: the new one where there is none, or a stale one."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None or (entry.value.done() and stale(entry.value.result())):
+                entry = self._entries[key] = new
+            elif not entry.value.done():
+                self._refuse_circle(key, new.maker)
+                self._waits[new.maker] = key
+            self._entries.move_to_end(key)
+            if self._most is not None and len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+            return entry
+
+    def _give_up(self, key: K, entry: _Entry[V], error: BaseException) -> None:
+        """Take an entry away that was not made, and tell those who wait for it: of an interrupt, to ask again."""
+        with self._lock:
+            if self._entries.get(key) is entry:
+                del self._entries[key]
+        if not entry.value.done():
+            if isinstance(error, Exception):
+                entry.value.set_exception(error)
+            else:
+                entry.value.cancel()
+
+    def _refuse_circle(self, key: K, me: int) -> None:
+        """BadState where the maker of this key waits, by whatever way, for this thread."""
+        wanted: K | None = key
+        while wanted is not None:
+            entry = self._entries.get(wanted)
+            if entry is None or entry.value.done():
+                return
+            if entry.maker == me:
+                raise BadState(f"{self._what(key)}: is asked for by what it waits for itself, must be there first")
+            wanted = self._waits.get(entry.maker)
+
+    def values(self) -> dict[K, V]:
+        """What has been made."""
+        with self._lock:
+            return {key: entry.value.result() for key, entry in self._entries.items() if entry.value.done()}
+
+    def forget(self) -> list[V]:
+        """Drop all that has been made; what that was."""
+        with self._lock:
+            made = [key for key, entry in self._entries.items() if entry.value.done()]
+            return [self._entries.pop(key).value.result() for key in made]
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._waits = {}
+        self._entries = OrderedDict((key, entry) for key, entry in self._entries.items() if entry.value.done())
+
+
+_tables: "weakref.WeakSet[Once[Any, Any]]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for table in list(_tables):
+        table._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
