@@ -14,6 +14,11 @@ Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]  # None: unknown until execution
 
 
+def fixed(shape: Shape | None) -> tuple[int, ...] | None:
+    """The shape where all of it is known, None where the rank or a dimension is not."""
+    return None if shape is None or None in shape else shape  # type: ignore[return-value]  # no None is in it
+
+
 class Unknown(Exception):
     """A rule asked for a value, dimension or rank that is only known at run time."""
 
@@ -52,10 +57,10 @@ class Value:
     @property
     def known(self) -> tuple[int, ...]:
         """The shape; Unknown where any dimension is not known."""
-        dims = self.dims
-        if None in dims:
+        known = fixed(self.shape)
+        if known is None:
             raise Unknown
-        return dims  # type: ignore[return-value]
+        return known
 
     @property
     def rank(self) -> int:

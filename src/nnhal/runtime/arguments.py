@@ -15,15 +15,14 @@ from nnhal.base.codes import (
     type_name,
 )
 from nnhal.base.errors import InvalidRequest
-from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory, address
-from nnhal.base.operands import Array, Shape, dtype_of
+from nnhal.base.operands import Array, Shape, fixed
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.base.values import exact
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, argument_of
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.validate import shape_of, validate
+from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.job import Job
@@ -48,7 +47,7 @@ class Spec:
     @property
     def fixed(self) -> tuple[int, ...] | None:
         """The shape where all of it is known."""
-        return None if self.shape is None or None in self.shape else self.shape  # type: ignore[return-value]
+        return fixed(self.shape)
 
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
@@ -120,15 +119,14 @@ class Edge:
 
     def job(self, inputs: Sequence[Any], out: Any) -> Job:
         """The job of one call, states at their initial values; allocations lie where arrays would."""
-        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
-            job = Job(self.accept(inputs[0]), self.place(out))
-            job.named = True
-        else:
-            job = Job(self.accept(inputs), self.place(out))
+        named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
+        given = self.accept(inputs[0] if named else inputs)
         for state in self.model.states:
-            job.given[state.input] = state.initial  # type: ignore[index]
+            given[state.input] = state.initial
+        job = Job(given, self.place(out))
+        job.named = named
         if job.rooms is not None:
-            no_overlap(job.given, job.rooms)
+            no_overlap(given, job.rooms)
         return job
 
     def results(self, job: Job) -> Any:
@@ -184,9 +182,9 @@ def writable(array: Any, spec: Spec, label: str) -> Array:
 
 def _whole(memory: Memory, spec: Spec, label: str) -> Array:
     """A memory that holds exactly one value, as an array over it; Unmappable where it is opaque."""
-    if spec.shape is None or None in spec.shape:
+    known = spec.fixed
+    if known is None:
         raise InvalidRequest(f"{label} ({spec.name}) is a memory, must be a view of it: its shape is not known")
-    known = tuple(d or 0 for d in spec.shape)
     size = math.prod(known) * spec.dtype.itemsize
     if memory.size != max(1, size):
         raise InvalidRequest(
@@ -243,8 +241,6 @@ def optional_inputs(model: Model) -> frozenset[int]:
 def spec_of(model: Model, index: int) -> Spec:
     """What an application may know of main operand `index`."""
     operand = model.main.operands[index]
-    value = validate(model).subgraphs[0].values[index]
-    shape = shape_of(operand) if value is None else value.shape
+    _, dtype, shape = argument_of(model, index, "")
     kind = operand.type if is_extension(operand.type) else OperandType(operand.type)
-    dtype = dtype_of(canonical(operand.type, model.extensions))
     return Spec(operand.name or f"operand {index}", kind, shape, dtype, operand.scale, operand.zero_point)

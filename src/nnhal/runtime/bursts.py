@@ -92,10 +92,12 @@ class _OneByOne(Runner):
             if not self._turn.take(job):
                 raise BadState("burst: an execution is in flight, must be one at a time; open one burst a thread")
             self._compiled.check_open()
-            before = [] if job.report is None else [dict(burst.plain) for burst in self._bursts]
+            report = job.report
+            before = [] if report is None else [dict(burst.plain) for burst in self._bursts]
             super().run(job)
-            for burst, counts in zip(self._bursts, before, strict=False):
-                found: Any = [why for why, n in burst.plain.items() if n != counts.get(why, 0)]
-                job.report.notes += [f"plain call: {why}" for why in found]  # type: ignore[union-attr]
+            if report is not None:
+                for burst, counts in zip(self._bursts, before, strict=True):
+                    found = [why for why, n in burst.plain.items() if n != counts.get(why, 0)]
+                    report.notes += [f"plain call: {why}" for why in found]
         finally:
             self._turn.give_back(job)

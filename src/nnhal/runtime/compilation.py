@@ -22,7 +22,6 @@ from nnhal.base.errors import (
     told,
 )
 from nnhal.base.log import logger
-from nnhal.base.operands import dtype_of
 from nnhal.base.time import by
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, prepared_by, verdicts_by
 from nnhal.hal.utilities import is_extension, validate_capabilities
@@ -78,12 +77,11 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the model, prepared. `fresh`: shape and element type of each output, None where not known before."""
+    """One part of the model, prepared."""
 
     device: Device
     part: Part
     prepared: Prepared
-    fresh: tuple[tuple[tuple[int, ...], Any] | None, ...]
     nanoseconds: int  # that preparing it took
 
 
@@ -265,7 +263,7 @@ def _close(prepared: Prepared, device: str) -> None:
 def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes."""
     what = f"compilation: device {device.name}: preparing its part"
-    fresh, hints = _fresh(part), wishes.hints(device)
+    hints = wishes.hints(device)
     start = time.monotonic_ns()
     if wishes.deadline is not None and start > wishes.deadline:
         raise MissedDeadline(f"{what}: the deadline passed before")
@@ -277,16 +275,4 @@ def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
     prepared = by(None if timely else wishes.deadline, what, work, late=lambda p: _close(p, device.name))
     spent = time.monotonic_ns() - start
     _log.debug("%s prepared %d operations in %.1f ms", device.name, len(part.model.main.operations), spent / 1e6)
-    return Step(device, part, prepared, fresh, spent)
-
-
-def _fresh(part: Part) -> tuple[tuple[tuple[int, ...], Any] | None, ...]:
-    values = validate(part.model).subgraphs[0].values
-    result: list[tuple[tuple[int, ...], Any] | None] = []
-    for index in part.model.main.outputs:
-        value = values[index]
-        if value is None or value.shape is None or None in value.shape:
-            result.append(None)
-        else:
-            result.append((value.known, dtype_of(value.type)))
-    return tuple(result)
+    return Step(device, part, prepared, spent)

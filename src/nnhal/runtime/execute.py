@@ -1,6 +1,5 @@
 """Execution of a plan: step by step, intermediates owned by the execution, fallback by the contract."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,6 @@ class Line:
     """
 
     __slots__ = (
-        "fresh",
         "label",
         "lane",
         "launched",
@@ -69,8 +67,8 @@ class Line:
         self.signature = Signature.of(step.part.model, where)
         self.lane = lane or Lane(step.prepared, where)
         self.run: Run = run or step.prepared.run
-        self.reads, self.writes, self.fresh = step.part.inputs, step.part.outputs, step.fresh
-        self.open = None in step.fresh  # whether shapes turn out only when it runs
+        self.reads, self.writes = step.part.inputs, step.part.outputs
+        self.open = any(argument.fixed is None for argument in self.signature.outputs)  # shapes turn out when it runs
 
     def execute(self, request: Request, control: Control) -> Timing | None:
         """Execute on the driver; where it may have to end early, it does, whatever the driver does."""
@@ -110,11 +108,11 @@ class Runner:
         direct = only is not None and (only.reads, only.writes) == (main.inputs, main.outputs) and not only.launched
         self._only = only if direct else None
         self._launched = any(line.launched for line in self.lines)
-        self._large = {
-            operand
+        self._large = {  # shapes and element types
+            operand: (argument.fixed, argument.dtype)
             for line in self.lines
-            for operand, fresh in zip(line.writes, line.fresh, strict=True)
-            if operand not in self._places and fresh is not None and math.prod(fresh[0]) * fresh[1].itemsize >= LARGE
+            for operand, argument in zip(line.writes, line.signature.outputs, strict=True)
+            if operand not in self._places and argument.fixed is not None and (argument.nbytes or 0) >= LARGE
         }
         self._frames: deque[dict[int, Array]] = deque()  # buffers of intermediates, free for the next execution
 
@@ -185,7 +183,7 @@ class Runner:
         """Where the outputs of a step go: the caller's room, or, where only other steps read them and they are large, a
         buffer of the frame, made once."""
         found: list[Array | None] = []
-        for operand, fresh in zip(line.writes, line.fresh, strict=True):
+        for operand in line.writes:
             place = self._places.get(operand)
             if place is not None:
                 found.append(None if rooms is None else rooms[place])
@@ -193,7 +191,7 @@ class Runner:
                 found.append(None)
             else:
                 if operand not in frame:
-                    frame[operand] = np.empty(*fresh)  # type: ignore[misc]
+                    frame[operand] = np.empty(*self._large[operand])
                 found.append(frame[operand])
         return found
 

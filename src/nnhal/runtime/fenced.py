@@ -4,15 +4,12 @@ Where a driver has fences of its own (one in another process has), steps are lau
 one before. Elsewhere all of it runs as one piece in the background, behind the fences that the caller gave.
 """
 
-import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
-
-import numpy as np
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, as_error
@@ -160,7 +157,7 @@ def _why_not_a_chain(caller: Caller, buffers: Collection[Buffer], after: int | N
         return "no driver has fences of its own"
     if len(steps) > 1 and after is not None:
         return "one limit for several steps"
-    if any(fresh is None for step in steps[:-1] for fresh in step.fresh):
+    if any(line.open for line in caller.lines[:-1]):
         return "shapes between steps are not known before"
     if any(isinstance(buffer, HostBuffer) for buffer in buffers):
         return "an argument lies in memory of the runtime's"
@@ -301,16 +298,16 @@ def _between(lines: Sequence[Line], held: Collection[int]) -> dict[int, Array]:
     """Arrays in a shared memory for what one step writes and a later one reads: drivers take them by reference."""
     read = {i for line in lines for i in line.reads}
     found = [
-        (operand, math.prod(fresh[0]) * np.dtype(fresh[1]).itemsize, *fresh)
+        (operand, argument.nbytes, argument)
         for line in lines
-        for operand, fresh in zip(line.writes, line.fresh, strict=True)
-        if operand in read and operand not in held and fresh is not None
+        for operand, argument in zip(line.writes, line.signature.outputs, strict=True)
+        if operand in read and operand not in held and argument.nbytes is not None
     ]
-    ends = list(accumulate(aligned(max(1, size)) for _, size, _, _ in found))
+    ends = list(accumulate(aligned(max(1, size)) for _, size, _ in found))
     if not ends:
         return {}
     memory = Memory.allocate(ends[-1], "nnhal-between")
     return {
-        operand: memory.view(start, size, dtype, shape)
-        for start, (operand, size, shape, dtype) in zip([0, *ends], found, strict=False)
+        operand: memory.view(start, size, argument.dtype, argument.fixed)
+        for start, (operand, size, argument) in zip([0, *ends], found, strict=False)
     }

@@ -23,7 +23,7 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.once import Once
-from nnhal.base.operands import Array, dtype_of
+from nnhal.base.operands import Array, dtype_of, fixed
 from nnhal.drivers import reference
 from nnhal.drivers.litert.flatbuffer import unavailable
 from nnhal.drivers.litert.graph import Lowered, Refused
@@ -354,8 +354,9 @@ def _recipe(model: Model, settings: Settings) -> Recipe:
         raise UnsupportedModel(f"litert: {error}") from error
     outputs = []
     for index, value in zip(model.main.outputs, lowered.values, strict=True):
-        if value is None or value.shape is None or None in value.shape:
+        shape = None if value is None else fixed(value.shape)
+        if value is None or shape is None:
             name = describe(model, model.main, index)
             raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")
-        outputs.append((dtype_of(value.type), value.known))
+        outputs.append((dtype_of(value.type), shape))
     return Recipe(lowered, tuple(outputs), settings)

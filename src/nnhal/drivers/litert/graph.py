@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
-from nnhal.base.operands import Array, Shape, Value
+from nnhal.base.operands import Array, Shape, Value, fixed
 from nnhal.drivers.litert.content import Content
 from nnhal.drivers.litert.flatbuffer import Writer
 from nnhal.model.graph import CONSTANTS, Model, consumers
@@ -186,7 +186,7 @@ class Graph:
     def undefined(self, index: int, shape: Shape) -> None:
         """Output operand `index` has this shape unless it is known, and undefined contents: no tensor stands for it."""
         value = self.values[index]
-        if value is not None and (value.shape is None or None in value.shape):
+        if value is not None and fixed(value.shape) is None:
             self.values[index] = replace(value, shape=shape)
 
     def given(self, tensor: Tensor) -> bool:
