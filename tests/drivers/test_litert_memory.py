@@ -188,10 +188,10 @@ def test_nothing_is_written_outside_the_bytes_of_a_model(offset: int) -> None:
 # ---------------------------------------------------------------------------------------------------------- interpreters
 
 
-class Counted(engine.Interpreter):
+class Counted(engine.EngineInstance):
     """Those that are alive, and executions that wait for one another."""
 
-    alive: WeakSet[engine.Interpreter]
+    alive: WeakSet[engine.EngineInstance]
     together: threading.Barrier
 
     def __init__(self, recipe: engine.Recipe) -> None:
@@ -206,7 +206,7 @@ class Counted(engine.Interpreter):
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
     Counted.alive = WeakSet()
-    monkeypatch.setattr(engine, "Interpreter", Counted)
+    monkeypatch.setattr(engine, "EngineInstance", Counted)
     monkeypatch.setattr(engine, "MOST_INTERPRETERS", 4)
     yield Counted
 

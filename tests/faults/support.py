@@ -161,11 +161,11 @@ class Hostile:
         if greet and callbacks:
             self.callbacks = self.lane(callbacks=True)
 
-    def send(self, data: bytes | wire.Call, fds: Sequence[int] = ()) -> None:
+    def send(self, data: bytes | wire.ClientCall, fds: Sequence[int] = ()) -> None:
         """Send a message, or bytes that are none."""
         self.channel.send(data if isinstance(data, bytes) else wire.encode(data), fds)
 
-    def call(self, data: bytes | wire.Call, fds: Sequence[int] = ()) -> Any:
+    def call(self, data: bytes | wire.ClientCall, fds: Sequence[int] = ()) -> Any:
         """Send and wait for the reply; its descriptors are closed."""
         self.send(data, fds)
         return self.receive()
@@ -182,14 +182,14 @@ class Hostile:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             reply = self.call(wire.AttachLane(callbacks), (theirs.fileno(),))
-        assert isinstance(reply, wire.Done), reply
+        assert isinstance(reply, wire.Acknowledged), reply
         return Channel(ours)
 
     def prepare(self, model: Model | None = None) -> int:
         """The number of a prepared model."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool(0, "ashmem", 1, 0, True, False))
         reply = self.call(wire.PrepareModel(V1_3, 1, whole))
-        assert isinstance(reply, wire.Done), reply
+        assert isinstance(reply, wire.Acknowledged), reply
         assert self.callbacks is not None
         data, _ = self.callbacks.receive(int(LIMIT * 1e9))
         note = wire.decode_callback(data)
@@ -197,10 +197,10 @@ class Hostile:
         return note.result.object
 
     def execute(
-        self, number: int, pools: Sequence[wire.Pool], *arguments: wire.Argument, fds: Sequence[int] = ()
+        self, number: int, pools: Sequence[wire.Pool], *arguments: wire.WireArgument, fds: Sequence[int] = ()
     ) -> Any:
         """The reply to an execution; the last argument is the output."""
-        request = wire.Request(arguments[:-1], arguments[-1:], tuple(wire.MemoryPool(p) for p in pools))
+        request = wire.WireRequest(arguments[:-1], arguments[-1:], tuple(wire.MemoryPool(p) for p in pools))
         return self.call(wire.ExecuteSynchronously(V1_3, number, request), fds)
 
     def close(self) -> None:

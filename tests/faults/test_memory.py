@@ -35,7 +35,7 @@ from tests.faults.support import (
 
 F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8
 ROOM = 4096
-INPUT, OUTPUT = wire.Argument(0, 0, 256, (64,)), wire.Argument(0, 256, 256, (64,))
+INPUT, OUTPUT = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
 
 
 def memfd(size: int = ROOM, seals: int = SEAL_SHRINK) -> int:
@@ -107,7 +107,7 @@ def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_t
         assert out.tobytes() == (X + X).tobytes()
         packing = device.session.packing()
         sent = packing.pool(memory)
-        device.session.call(wire.Announce((sent,)), wire.Done, packing)
+        device.session.call(wire.Announce((sent,)), wire.Acknowledged, packing)
         os.truncate(file, 0)
         assert works(device)
 
@@ -149,14 +149,14 @@ def test_a_pool_past_the_end_of_its_memory_is_refused(shared: str, size: int, of
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        (wire.Argument(0, ROOM - 255, 256, (64,)), f"bytes {ROOM - 255} to {ROOM + 1}"),
-        (wire.Argument(0, 2**64 - 256, 256, (64,)), f"bytes {2**64 - 256} to {2**64}"),
-        (wire.Argument(0, 0, 2**64 - 1, (64,)), "bytes 0 to"),
-        (wire.Argument(1, 0, 256, (64,)), "pool is 1, must be below 1"),
-        (wire.Argument(-2, 0, 256, (64,)), "pool is -2"),
+        (wire.WireArgument(0, ROOM - 255, 256, (64,)), f"bytes {ROOM - 255} to {ROOM + 1}"),
+        (wire.WireArgument(0, 2**64 - 256, 256, (64,)), f"bytes {2**64 - 256} to {2**64}"),
+        (wire.WireArgument(0, 0, 2**64 - 1, (64,)), "bytes 0 to"),
+        (wire.WireArgument(1, 0, 256, (64,)), "pool is 1, must be below 1"),
+        (wire.WireArgument(-2, 0, 256, (64,)), "pool is -2"),
     ],
 )
-def test_an_argument_past_the_end_of_its_pool_is_invalid(shared: str, argument: wire.Argument, words: str) -> None:
+def test_an_argument_past_the_end_of_its_pool_is_invalid(shared: str, argument: wire.WireArgument, words: str) -> None:
     """19: as input and as output, with the numbers in the message."""
     with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
         number = hostile.prepare()
@@ -304,7 +304,7 @@ def test_what_is_no_socket_is_refused_as_a_lane_and_what_is_no_fence_as_a_fence(
     """21: the same for the other descriptors that messages carry; none stays open."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
-        empty = wire.Request((), (), ())
+        empty = wire.WireRequest((), (), ())
         for _ in range(5):
             refused(hostile.call(wire.AttachLane(False), (fd,)), "AttachLane", "SEQPACKET")
             if kind != "a pipe":  # the read end of a pipe is what a fence is made of
@@ -320,6 +320,6 @@ def test_descriptors_that_no_call_takes_are_closed(shared: str) -> None:
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         before, fd = held(watcher), memfd()
         for _ in range(5):
-            assert isinstance(hostile.call(wire.GetVersionString(), (fd,) * 60), wire.Value)
+            assert isinstance(hostile.call(wire.GetVersionString(), (fd,) * 60), wire.Word)
         os.close(fd)
         back_to(before, watcher)

@@ -39,7 +39,7 @@ QUERY = wire.encode(wire.GetVersionString())
 
 def alive(hostile: Hostile) -> None:
     """The same connection answers still."""
-    assert isinstance(hostile.call(QUERY), wire.Value)
+    assert isinstance(hostile.call(QUERY), wire.Word)
 
 
 def long_message(announced: int, size: int, *, seals: int = ALL_SEALS) -> tuple[bytes, int]:
@@ -123,7 +123,9 @@ def _garbage(dice: random.Random) -> bytes:
         wire.encode(wire.Release(((1, 2), (3, 4)), (5, 6))),
         wire.encode(wire.GetCapabilities(4)),
         wire.encode(wire.Allocate((4, 4), ((1, 0, True, 0.5),))),
-        wire.encode(wire.ExecuteSynchronously(4, 1, wire.Request((None,), (wire.Argument(0, 1, 2, (3,)),), ()))),
+        wire.encode(
+            wire.ExecuteSynchronously(4, 1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))
+        ),
         wire.encode(wire.CopyFrom(1, wire.Pool(1, "ashmem", 4, 0, True, False), (2,))),
     ]
     data = bytearray(dice.choice(good))
@@ -152,8 +154,8 @@ def test_bytes_that_are_no_message_are_answered_with_an_error(shared: str) -> No
                 hostile.send(data)
                 hostile.send(QUERY)
                 first = hostile.receive()
-                if not (isinstance(first, wire.Value) and not hostile_pending(hostile)):
-                    assert isinstance(hostile.receive(), wire.Value), data
+                if not (isinstance(first, wire.Word) and not hostile_pending(hostile)):
+                    assert isinstance(hostile.receive(), wire.Word), data
         back_to(before, watcher)
         assert works(watcher)
 

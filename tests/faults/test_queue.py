@@ -355,9 +355,9 @@ def pending(p: RemotePrepared) -> None:
     """Execute in the background, by hand, and wait for the notification itself."""
     memory = Memory.allocate(512)
     packing = p.session.packing()
-    p.session.call(wire.Announce((packing.pool(memory),)), wire.Done, packing)
+    p.session.call(wire.Announce((packing.pool(memory),)), wire.Acknowledged, packing)
     known = wire.MemoryPool(p.session.packing().pool(memory))
-    whole = wire.Request((wire.Argument(0, 0, 256, (64,)),), (wire.Argument(0, 256, 256, (64,)),), (known,))
+    whole = wire.WireRequest((wire.WireArgument(0, 0, 256, (64,)),), (wire.WireArgument(0, 256, 256, (64,)),), (known,))
     p.session.notified(lambda n: wire.Execute(4, n, p.number, whole))[1].wait(None)
 
 

@@ -13,7 +13,7 @@ from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
-from nnhal.hal.binding import Bound, bind_request, flat_bytes
+from nnhal.hal.binding import BoundRequest, bind_request, flat_bytes
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests.properties import STABLE
@@ -54,7 +54,7 @@ PLAUSIBLE = st.tuples(
 )
 
 
-def check_inside(bound: Bound, inputs: Sequence[Any], outputs: Sequence[Any], pools: Sequence[Memory]) -> None:
+def check_inside(bound: BoundRequest, inputs: Sequence[Any], outputs: Sequence[Any], pools: Sequence[Memory]) -> None:
     for arrays, given_ in ((bound.inputs, inputs), (bound.outputs, outputs)):
         for array, at in zip(arrays, given_, strict=True):
             if array is not None:

@@ -16,7 +16,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.hal.wrappers import AtLevel, Limited, Recorded
 from nnhal.runtime import discovery
-from tests.hal.old_drivers import X, added, reshaped
+from tests.hal.hidl.old_drivers import X, added, reshaped
 
 OLD = [V1_0, V1_1, V1_2]
 

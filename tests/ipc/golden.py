@@ -13,19 +13,21 @@ HALF, ONE, TWO = "cb 3fe0000000000000", "cb 3ff0000000000000", "cb 4000000000000
 _POOL = wire.Pool(7, "ashmem", 4096, 0, False, True)
 _POOL_HEX = "96 07 a6 6173686d656d cd 1000 00 c2 c3"
 
-_OPERAND = wire.Operand(3, (2, 0), 0.5, -1, 0, (0, 0, 0))
+_OPERAND = wire.WireOperand(3, (2, 0), 0.5, -1, 0, (0, 0, 0))
 _OPERAND_HEX = f"9a 03 92 02 00 {HALF} ff 00 93 00 00 00 90 00 c0 a0"
-_FILTER = wire.Operand(11, (2,), 0.0, 0, 2, (0, 0, 2), (1.0, 2.0), 0, b"\x01", "w")
+_FILTER = wire.WireOperand(11, (2,), 0.0, 0, 2, (0, 0, 2), (1.0, 2.0), 0, b"\x01", "w")
 _FILTER_HEX = f"9a 0b 91 02 cb 0000000000000000 00 02 93 00 00 02 92 {ONE} {TWO} 00 c4 01 01 a1 77"
-_OPERATION = wire.Operation(0, (0, 0), (1,), "add")
+_OPERATION = wire.WireOperation(0, (0, 0), (1,), "add")
 _OPERATION_HEX = "94 00 92 00 00 91 01 a3 616464"
-_GRAPH = wire.Subgraph((_OPERAND, _FILTER), (_OPERATION,), (0,), (1,))
+_GRAPH = wire.WireSubgraph((_OPERAND, _FILTER), (_OPERATION,), (0,), (1,))
 _GRAPH_HEX = f"94 92 {_OPERAND_HEX} {_FILTER_HEX} 91 {_OPERATION_HEX} 91 00 91 01"
-_MODEL = wire.Model((_GRAPH,), b"\x00\x01", (_POOL,), True, (("vendor.x", 1),), "m")
+_MODEL = wire.WireModel((_GRAPH,), b"\x00\x01", (_POOL,), True, (("vendor.x", 1),), "m")
 _MODEL_HEX = f"96 91 {_GRAPH_HEX} c4 02 0001 91 {_POOL_HEX} c3 91 92 a8 76656e646f722e78 01 a1 6d"
 
-_REQUEST = wire.Request(
-    (wire.Argument(0, 64, 16, (4,)), None), (wire.Argument(-1, 0, 0, ()),), (wire.MemoryPool(_POOL), wire.BufferPool(3))
+_REQUEST = wire.WireRequest(
+    (wire.WireArgument(0, 64, 16, (4,)), None),
+    (wire.WireArgument(-1, 0, 0, ()),),
+    (wire.MemoryPool(_POOL), wire.BufferPool(3)),
 )
 _REQUEST_HEX = f"93 92 94 00 40 10 91 04 c0 91 94 ff 00 00 90 92 92 00 {_POOL_HEX} 92 01 03"
 
@@ -62,7 +64,7 @@ _FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True)
 _FAILED_HEX = "96 01 05 af 496e76616c6964417267756d656e74 a2 6e6f 92 91 02 c0 c3"
 
 REPLIES: list[tuple[Any, str]] = [
-    (wire.Done(), "91 00"),
+    (wire.Acknowledged(), "91 00"),
     (_FAILED, _FAILED_HEX),
     (
         wire.Welcome(1, 8, "reference", 300, 3, False, {"seccomp": "applied"}, 1024, 2**40),
@@ -70,21 +72,21 @@ REPLIES: list[tuple[Any, str]] = [
         "cf 0000010000000000",
     ),
     (
-        wire.Stated({3: wire.Performance(0.5, 1.0)}, (wire.Performance(1.0, 2.0),)),
+        wire.Stated({3: wire.WirePerformance(0.5, 1.0)}, (wire.WirePerformance(1.0, 2.0),)),
         f"93 03 81 03 92 {HALF} {ONE} 91 92 {ONE} {TWO}",
     ),
-    (wire.Value("v1"), "92 04 a2 7631"),
-    (wire.Value(7), "92 04 07"),
+    (wire.Word("v1"), "92 04 a2 7631"),
+    (wire.Word(7), "92 04 07"),
     (wire.Names(("a",)), "92 05 91 a1 61"),
     (wire.Verdicts(((True, ""), (False, "no"))), "92 06 92 92 c3 a0 92 c2 a2 6e6f"),
     (wire.Object(1), "92 07 01"),
     (
-        wire.Executed(((2, 2),), (True,), wire.Timing(10, 20), (0,), b"\x01\x02\x03\x04"),
+        wire.Executed(((2, 2),), (True,), wire.WireTiming(10, 20), (0,), b"\x01\x02\x03\x04"),
         "96 08 91 92 02 02 91 c3 92 0a 14 91 00 c4 04 01020304",
     ),
     (wire.Executed(), "96 08 90 90 92 cf ffffffffffffffff cf ffffffffffffffff 90 c4 00"),
     (wire.Launched(8), "92 09 08"),
-    (wire.Info(wire.Timing(1, 2), wire.Timing(3, 4)), "93 0a 92 01 02 92 03 04"),
+    (wire.Info(wire.WireTiming(1, 2), wire.WireTiming(3, 4)), "93 0a 92 01 02 92 03 04"),
     (wire.Memories((_POOL,)), f"92 0b 91 {_POOL_HEX}"),
     (wire.Shape((4,)), "92 0c 91 04"),
     (wire.Shape(None), "92 0c c0"),

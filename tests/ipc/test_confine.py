@@ -20,7 +20,7 @@ from nnhal.ipc.confine import Limits, available, confine
 PRELUDE = """
 import ctypes, errno, mmap, os, signal, socket, subprocess, sys, threading
 from pathlib import Path
-from nnhal.ipc.confine import Limits, Step, assemble, available, confine
+from nnhal.ipc.confine import Limits, Bpf, assemble, available, confine
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 def outcome(act):
@@ -242,7 +242,7 @@ print("NOT covered: 1 other threads" in report["landlock"], *seen)
 
 def test_a_kernel_without_landlock_is_reported_and_the_rest_applied() -> None:
     body = """
-steps = [Step(0x20, 0), Step(0x15, 444, yes="no"), Step(6, 0x7FFF0000), "no", Step(6, 0x50026)]
+steps = [Bpf(0x20, 0), Bpf(0x15, 444, yes="no"), Bpf(6, 0x7FFF0000), "no", Bpf(6, 0x50026)]
 code = ctypes.create_string_buffer(assemble(steps))
 libc.prctl(38, 1, 0, 0, 0)
 program = (ctypes.c_uint64 * 2)(4, ctypes.addressof(code))

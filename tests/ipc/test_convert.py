@@ -169,8 +169,8 @@ def test_a_constant_outside_its_memory_is_refused(operand: Operand, says: str) -
 
 
 def test_a_lifetime_that_does_not_exist_is_refused() -> None:
-    operand = wire.Operand(3, (4,), 0.0, 0, 17, (0, 0, 0))
-    model = wire.Model((wire.Subgraph((operand,), (), (), ()),), b"", (), False, ())
+    operand = wire.WireOperand(3, (4,), 0.0, 0, 17, (0, 0, 0))
+    model = wire.WireModel((wire.WireSubgraph((operand,), (), (), ()),), b"", (), False, ())
     with pytest.raises(InvalidModel, match="lifetime is 17, must be one of TEMPORARY_VARIABLE"):
         model_from_wire(model, lambda _: Memory.allocate(1))
 

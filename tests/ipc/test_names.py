@@ -169,7 +169,7 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
         run(prepared, numbers())
         number = prepared.number  # type: ignore[attr-defined]
         pool = wire.MemoryPool(wire.Pool(1, "ashmem", 16, 0, False, False))
-        request = wire.Request((wire.Argument(0, 0, 16, ()),), (wire.Argument(0, 16, 16, ()),), (pool,))
+        request = wire.WireRequest((wire.WireArgument(0, 0, 16, ()),), (wire.WireArgument(0, 16, 16, ()),), (pool,))
         with pytest.raises(InvalidArgument, match=f"prepared model {number} is not held by this connection"):
             theirs.session.call(wire.ExecuteSynchronously(4, number, request), wire.Executed)
         own = prepare(theirs)

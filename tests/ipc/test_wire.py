@@ -36,7 +36,7 @@ def test_a_message_has_its_golden_bytes(message: Any, text: str, decode: Decode)
 
 
 def test_every_kind_of_message_has_golden_bytes() -> None:
-    for union, golden in ((wire.Calls, CALLS), (wire.Replies, REPLIES), (wire.Callbacks, CALLBACKS)):
+    for union, golden in ((wire.ClientCalls, CALLS), (wire.Replies, REPLIES), (wire.ServiceCalls, CALLBACKS)):
         assert {type(message) for message, _ in golden} == set(get_args(union))
 
 
@@ -71,7 +71,9 @@ def test_a_field_that_is_missing_is_refused_but_for_appended_ones() -> None:
     ):  # written before deadline and loop_timeout
         call = wire.decode_call(bytes.fromhex(shorter))
         assert isinstance(call, wire.ExecuteSynchronously) and (call.deadline, call.loop_timeout) == (0, 0)
-    operand = msgspec.msgpack.decode(bytes.fromhex("96 03 90 cb 0000000000000000 00 01 93 00 00 00"), type=wire.Operand)
+    operand = msgspec.msgpack.decode(
+        bytes.fromhex("96 03 90 cb 0000000000000000 00 01 93 00 00 00"), type=wire.WireOperand
+    )
     assert (operand.scales, operand.axis, operand.extension, operand.name) == ((), 0, None, "")
     assert wire.decode_reply(bytes.fromhex("94 01 05 a0 a0")) == wire.Failed(5, "", "")
 
@@ -239,7 +241,7 @@ VERSIONED = {type(m): m for m, _ in CALLS if m.method}
 OWN = {"Hello", "AttachLane", "Release", "Announce", "ExplainBurst", "GetShape", "GetRelaxations"}
 
 
-def in_form(call: wire.Call, form: Level) -> wire.Call:
+def in_form(call: wire.ClientCall, form: Level) -> wire.ClientCall:
     """The call in a form, with no field that came later."""
     late = {n: f.default for f in msgspec.structs.fields(call) for n in [f.name] if call.since.get(n, V1_0) > form}
     return msgspec.structs.replace(call, **late, **({"form": form} if hasattr(call, "form") else {}))

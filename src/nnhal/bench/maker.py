@@ -21,8 +21,8 @@ from nnhal.bench.nets import (
     Floats,
     Layer,
     Net,
+    NetValue,
     Recurrent,
-    Value,
     mobilenet_v1,
     mobilenet_v2,
     tiny_conv,
@@ -47,7 +47,7 @@ CODES: dict[str, tuple[str, str, int]] = {  # operator, its options, its version
 
 
 @dataclass(frozen=True)
-class Quant:
+class AffineQuant:
     """real = scale * (stored - zero), with one scale, or one for each index along `axis`."""
 
     scale: Floats
@@ -61,7 +61,7 @@ class Quant:
         return steps.clip(np.iinfo(type).min, np.iinfo(type).max).astype(type)
 
 
-Constant = tuple[str, Any, Quant | None, NDArray[Any]]  # name, type, quantisation, data
+Constant = tuple[str, Any, AffineQuant | None, NDArray[Any]]  # name, type, quantisation, data
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class Scheme:
     type: Any
     symmetric: bool = False
 
-    def input(self, value: Value) -> Quant | None:
+    def input(self, value: NetValue) -> AffineQuant | None:
         """Quantisation of a net's input, None for float."""
         return None if self.type is np.float32 else self._ranged(value.low, value.high)
 
-    def output(self, layer: Layer, value: Value, source: Quant | None) -> Quant | None:
+    def output(self, layer: Layer, value: NetValue, source: AffineQuant | None) -> AffineQuant | None:
         """Quantisation of what a layer gives, from that of its first source."""
         if source is None or layer.kind in {"pool", "flatten"}:
             return source
         if layer.kind == "softmax":
-            return Quant(np.array([1 / 256], np.float32), int(np.iinfo(self.type).min))
+            return AffineQuant(np.array([1 / 256], np.float32), int(np.iinfo(self.type).min))
         return self._ranged(value.low, value.high)
 
-    def constants(self, layer: Layer, value: Value, source: Quant | None) -> list[Constant]:
+    def constants(self, layer: Layer, value: NetValue, source: AffineQuant | None) -> list[Constant]:
         """A layer's weights and biases, if it has any."""
         if value.constants is None:
             return []
@@ -91,26 +91,26 @@ class Scheme:
         if source is None:
             return [("weights", np.float32, None, weights), ("bias", np.float32, None, bias)]
         fine = self._weights(layer, weights)
-        sums = Quant(source.scale * fine.scale)
+        sums = AffineQuant(source.scale * fine.scale)
         return [
             ("weights", self.type, fine, fine.stored(weights, self.type)),
             ("bias", np.int32, sums, sums.stored(bias, np.int32)),
         ]
 
-    def _weights(self, layer: Layer, weights: Floats) -> Quant:
+    def _weights(self, layer: Layer, weights: Floats) -> AffineQuant:
         if not self.symmetric:
             return self._ranged(float(weights.min()), float(weights.max()))
         axis = OUT_AXIS[layer.kind]
         # one scale for FULLY_CONNECTED: NNAPI has none per channel there
         others = None if layer.kind == "dense" else tuple(n for n in range(weights.ndim) if n != axis)
-        return Quant(np.atleast_1d(np.abs(weights).max(others) / np.float32(127)), 0, axis)
+        return AffineQuant(np.atleast_1d(np.abs(weights).max(others) / np.float32(127)), 0, axis)
 
-    def _ranged(self, low: float, high: float) -> Quant:
+    def _ranged(self, low: float, high: float) -> AffineQuant:
         """One scale and zero point for a range, which is made to hold 0."""
         low, high, least = min(low, 0.0), max(high, 0.0), np.iinfo(self.type).min
         scale = np.float32((high - low) / 255)
         zero = least + np.clip(np.round(-low / scale), 0, 255)
-        return Quant(np.array([scale]), int(zero))
+        return AffineQuant(np.array([scale]), int(zero))
 
 
 SCHEMES = {"": Scheme(np.float32), "_int8": Scheme(np.int8, symmetric=True), "_uint8": Scheme(np.uint8)}

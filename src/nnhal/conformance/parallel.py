@@ -50,14 +50,14 @@ _worker: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class Done:
+class TaskResult:
     """What one task did: outcomes, and how often it called each method of an isolated driver."""
 
     outcomes: list[Outcome]
     calls: Counter[str]
 
 
-def run_all(selection: Selection, jobs: int) -> Iterator[tuple[Done, int, int]]:
+def run_all(selection: Selection, jobs: int) -> Iterator[tuple[TaskResult, int, int]]:
     """Outcomes as they come, with the number of tasks done and of all; in this process where `jobs` is 1."""
     work = members(selection.path)
     chunks = [work[i : i + CHUNK] for i in range(0, len(work), CHUNK)]
@@ -82,7 +82,7 @@ def _start(selection: Selection) -> None:
     _worker.update(selection=selection, device=device, index=index(selection.path))
 
 
-def _run(chunk: Sequence[tuple[Path, str]]) -> Done:
+def _run(chunk: Sequence[tuple[Path, str]]) -> TaskResult:
     selection: Selection = _worker["selection"]
     device: Device = _worker["device"]
     entries: Mapping[str, Mapping[str, Any]] = _worker["index"]
@@ -102,7 +102,7 @@ def _run(chunk: Sequence[tuple[Path, str]]) -> Done:
                 start = time.monotonic_ns()
                 outcome = run_vector(vector, device, variant, selection.way)
                 outcomes.append(replace(outcome, primary=primary, nanoseconds=time.monotonic_ns() - start))
-    return Done(outcomes, _calls(device) - calls)
+    return TaskResult(outcomes, _calls(device) - calls)
 
 
 def _calls(device: Device) -> Counter[str]:

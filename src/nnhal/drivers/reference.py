@@ -53,7 +53,7 @@ def _verdict(model: Model, operation: Operation) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReadyOperation:
     """One operation, ready to run. `last`: operands that nobody reads afterwards."""
 
     bound: Bound
@@ -81,7 +81,7 @@ class Interpreter(Prepared):
             {i: model.constant(o) for i, o in enumerate(g.operands) if o.lifetime in CONSTANTS} for g in model.subgraphs
         ]
 
-    def _plan(self, number: int) -> list[Step]:
+    def _plan(self, number: int) -> list[ReadyOperation]:
         subgraph, binding = self.model.subgraphs[number], self.facts.subgraphs[number]
         last_use = {
             i: n for n, operation in enumerate(subgraph.operations) for i in (*operation.inputs, *operation.outputs)
@@ -95,7 +95,7 @@ class Interpreter(Prepared):
         for n, (operation, bound) in enumerate(zip(subgraph.operations, binding.operations, strict=True)):
             if bound is None:
                 raise InvalidModel(f"{operation_name(operation.type)} #{n}: the reference device has no kernel for it")
-            steps.append(Step(bound, operation.inputs, operation.outputs, tuple(dying[n])))
+            steps.append(ReadyOperation(bound, operation.inputs, operation.outputs, tuple(dying[n])))
         return steps
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -132,7 +132,7 @@ class Interpreter(Prepared):
         return [arrays[i] for i in subgraph.outputs]
 
 
-def _rebind(step: Step, values: Sequence[Value | None], given: Sequence[Array | None]) -> Bound:
+def _rebind(step: ReadyOperation, values: Sequence[Value | None], given: Sequence[Array | None]) -> Bound:
     """Bind again with everything known; what is wrong now is an error of the execution."""
     known = [
         v

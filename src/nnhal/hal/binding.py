@@ -21,7 +21,7 @@ Where = tuple[int, int, int, tuple[int, ...]]  # pool, offset, length, dimension
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundRequest:
     """A request that may run, any number of times, each time as a `Request`.
 
     unaligned: inputs lie at odd addresses, which engines do not take.
@@ -53,7 +53,7 @@ def bind_request(
     outputs: Sequence[Where | None],
     pools: Sequence[Place],
     signature: Signature | None = None,
-) -> Bound:
+) -> BoundRequest:
     """Check every argument before anything looks at its bytes. InvalidRequest names argument and rule."""
     main = model.main
     for kind, given, wanted in (("input", inputs, main.inputs), ("output", outputs, main.outputs)):
@@ -71,7 +71,7 @@ def bind_request(
     spans += _constants(model, pools)
     _no_overlap(spans)
     unaligned = any(x is not None and not x.flags.aligned for x in ins)
-    return Bound(signature or Signature.of(model), tuple(ins), tuple(outs), read, written, unaligned)
+    return BoundRequest(signature or Signature.of(model), tuple(ins), tuple(outs), read, written, unaligned)
 
 
 def _argument(

@@ -34,7 +34,7 @@ class BufferRole:
         return f"{'output' if self.output else 'input'} {self.index}"
 
 
-class Facts(NamedTuple):
+class BufferFacts(NamedTuple):
     """What all roles together say of a buffer; a dimension of 0 changes from use to use, as does the rank of None."""
 
     type: int
@@ -94,11 +94,11 @@ class Buffer(ABC):
         """Give the memory back."""
 
 
-def merge(desc: BufferDesc, roles: Sequence[BufferRole]) -> Facts:
+def merge(desc: BufferDesc, roles: Sequence[BufferRole]) -> BufferFacts:
     """One description out of all roles and the dimensions asked for; InvalidArgument where they contradict each other."""
     if not roles:
         raise InvalidArgument("buffer: no role is given, must be at least one")
-    found: Facts | None = None
+    found: BufferFacts | None = None
     for role in roles:
         facts = _facts_of(role)
         if found is None:
@@ -113,7 +113,7 @@ def merge(desc: BufferDesc, roles: Sequence[BufferRole]) -> Facts:
     return found._replace(dimensions=both(found.dimensions, desc.dimensions or None, "the description"))
 
 
-def _facts_of(role: BufferRole) -> Facts:
+def _facts_of(role: BufferRole) -> BufferFacts:
     main = role.prepared.model.main
     places = main.outputs if role.output else main.inputs
     if not 0 <= role.index < len(places):
@@ -127,7 +127,7 @@ def _facts_of(role: BufferRole) -> Facts:
         dimensions = tuple(d or 0 for d in value.shape)
     elif not dimensions and is_tensor(operand.type):
         dimensions = None
-    return Facts(operand.type, dimensions, operand.scale, operand.zero_point, operand.channel)
+    return BufferFacts(operand.type, dimensions, operand.scale, operand.zero_point, operand.channel)
 
 
 def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str) -> tuple[int, ...] | None:

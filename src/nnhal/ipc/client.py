@@ -38,22 +38,22 @@ class RemoteDevice(Device):
         self.level = session.level
         self.confinement = dict(session.welcome.confinement)
         if session.methods >= V1_2:
-            self.version = str(self._query(wire.GetVersionString(), wire.Value).value)
-            kind = self._query(wire.GetType(), wire.Value).value
+            self.version = str(self._query(wire.GetVersionString(), wire.Word).value)
+            kind = self._query(wire.GetType(), wire.Word).value
             self.type = DeviceType(kind) if kind in DeviceType.__members__.values() else DeviceType.OTHER
             self.extensions = self._query(wire.GetSupportedExtensions(), wire.Names).names
         self.relaxations = self._query(wire.GetRelaxations(), wire.Names).names
         form = self._form(wire.GetCapabilities)
         self._capabilities = capabilities_from_wire(self._query(wire.GetCapabilities(form), wire.Stated), form)
 
-    def _form(self, call: type[wire.Call]) -> Level:
+    def _form(self, call: type[wire.ClientCall]) -> Level:
         form = wire.form_for(call, self.session.methods)
         if form is None:
             needs = call.forms[0]
             raise UnsupportedModel(f"device {self.name}: {call.method} needs level {needs}, it is at {self.level}")
         return form
 
-    def _query(self, message: wire.Call, expect: type[Any], packing: Packing | None = None) -> Any:
+    def _query(self, message: wire.ClientCall, expect: type[Any], packing: Packing | None = None) -> Any:
         """A question that no driver may take long to answer; one that does is given up."""
         try:
             return self.session.call(message, expect, packing, deadline=time.monotonic_ns() + QUERY_NS)[0]
@@ -69,7 +69,7 @@ class RemoteDevice(Device):
 
     def status(self) -> DeviceStatus:
         """Asked anew each time."""
-        value = self._query(wire.GetStatus(), wire.Value).value
+        value = self._query(wire.GetStatus(), wire.Word).value
         return DeviceStatus(value) if value in DeviceStatus.__members__.values() else DeviceStatus.UNKNOWN
 
     def supports(self, model: Model) -> Sequence[Verdict]:
@@ -87,11 +87,11 @@ class RemoteDevice(Device):
 
         return ask_about(model, self.level, ask) if self.level < V1_3 else ask(model)
 
-    def _model(self, model: Model, packing: Packing) -> wire.Model:
+    def _model(self, model: Model, packing: Packing) -> wire.WireModel:
         for start in range(0, len(model.pools), _PLACED) if len(model.pools) > _PLACED else ():
             some = self.session.packing()
             pools = tuple(some.pool(memory) for memory in model.pools[start : start + _PLACED])
-            self.session.call(wire.Announce(tuple(p for p in pools if p.sent)), wire.Done, some)
+            self.session.call(wire.Announce(tuple(p for p in pools if p.sent)), wire.Acknowledged, some)
         return model_to_wire(model, packing.pool)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
@@ -107,7 +107,7 @@ class RemoteDevice(Device):
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
 
-        def message(number: int) -> wire.Call:
+        def message(number: int) -> wire.ClientCall:
             return wire.PrepareModel(form, number, whole, preference, priority, deadline, hints.threads, options)
 
         pending = None

@@ -54,7 +54,7 @@ class RemoteBuffer(Buffer):
         if not memory.sealed:  # a copy made once would miss what it holds now
             memory = Memory.from_array(memory.bytes())
         message = wire.CopyFrom(self.of(self._session), packing.pool(memory), dimensions)
-        self._session.call(message, wire.Done, packing)
+        self._session.call(message, wire.Acknowledged, packing)
 
     def close(self) -> None:
         """Let go of it."""

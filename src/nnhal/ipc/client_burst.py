@@ -175,7 +175,7 @@ class RemoteBurst(Burst):
             del self._slots[slot]
             self._frames = OrderedDict((k, f) for k, f in self._frames.items() if memory not in f.pools)
             self._last = None
-            self._session.call(wire.FreeMemory(self._number, slot), wire.Done)
+            self._session.call(wire.FreeMemory(self._number, slot), wire.Acknowledged)
 
     def stats(self) -> dict[str, int]:
         """Counters of the queues."""

@@ -96,7 +96,7 @@ class RemotePrepared(Prepared):
         home.append(frame)
         return timing
 
-    def _synchronous(self, request: Request, control: Control, frame: Frame, packing: Packing) -> wire.Call:
+    def _synchronous(self, request: Request, control: Control, frame: Frame, packing: Packing) -> wire.ClientCall:
         assert self._form is not None
         deadline, loop = (control.deadline or 0, _loop(control)) if self._form >= V1_3 else (0, 0)
         whole = self._request(request, frame, packing)
@@ -115,20 +115,20 @@ class RemotePrepared(Prepared):
             raise OperationFailed(f"{self.session.where}: answered an execution with {type(reply).__name__}")
         return reply
 
-    def _request(self, request: Request, frame: Frame, packing: Packing) -> wire.Request:
+    def _request(self, request: Request, frame: Frame, packing: Packing) -> wire.WireRequest:
         pools: list[wire.MemoryPool | wire.BufferPool] = [wire.MemoryPool(packing.pool(m)) for m in frame.pools]
 
-        def argument(at: Where | None, buffer: Buffer | None) -> wire.Argument | None:
+        def argument(at: Where | None, buffer: Buffer | None) -> wire.WireArgument | None:
             if isinstance(buffer, RemoteBuffer):
                 pools.append(wire.BufferPool(buffer.of(self.session)))
-                return wire.Argument(len(pools) - 1, 0, 0, ())
+                return wire.WireArgument(len(pools) - 1, 0, 0, ())
             if buffer is not None:
                 raise InvalidArgument(f"buffer {buffer.token} is none of this device, must be allocated by it")
-            return None if at is None else wire.Argument(*at)
+            return None if at is None else wire.WireArgument(*at)
 
         inputs = tuple(argument(at, request.input_buffers.get(n)) for n, at in enumerate(frame.inputs))
         outputs = tuple(argument(at, request.output_buffers.get(n)) for n, at in enumerate(frame.outputs))
-        return wire.Request(inputs, outputs, tuple(pools))
+        return wire.WireRequest(inputs, outputs, tuple(pools))
 
     def _run_any(self, request: Request, control: Control) -> Timing | None:
         """The way of everything that is not plain: driver buffers, old levels, callbacks."""
@@ -153,7 +153,7 @@ class RemotePrepared(Prepared):
         deadline, loop = (control.deadline or 0, _loop(control)) if form >= V1_3 else (0, 0)
         whole = self._request(request, frame, packing)
 
-        def message(number: int) -> wire.Call:
+        def message(number: int) -> wire.ClientCall:
             return wire.Execute(form, number, self.number, whole, measure, deadline, loop)
 
         return self.session.notified(message, packing, control.deadline)[1]

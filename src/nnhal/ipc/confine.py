@@ -287,7 +287,7 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
 @dataclass(frozen=True)
-class Step:
+class Bpf:
     """One instruction of classic BPF; a jump names the labels it goes to, "" is the next step."""
 
     code: int
@@ -303,10 +303,10 @@ def numbers(table: str, machine: str) -> dict[str, int]:
     return {name: int(found[column]) for name, *found in rows if found[column] != "-"}
 
 
-def assemble(items: Sequence[Step | str]) -> bytes:
+def assemble(items: Sequence[Bpf | str]) -> bytes:
     """The machine code of a program; a string among its steps labels the step after it. Jumps reach 255 steps."""
     places: dict[str, int] = {}
-    steps: list[Step] = []
+    steps: list[Bpf] = []
     for item in items:
         if isinstance(item, str):
             places[item] = len(steps)
@@ -321,34 +321,34 @@ def assemble(items: Sequence[Step | str]) -> bytes:
     )
 
 
-def null(argument: int) -> list[Step | str]:
+def null(argument: int) -> list[Bpf | str]:
     """Goes on if the 64-bit argument is zero, else to "denied"."""
     low = FIRST_ARGUMENT + 8 * argument
-    return [step for half in (low, low + 4) for step in (Step(LOAD, half), Step(EQUAL, 0, no="denied"))]
+    return [step for half in (low, low + 4) for step in (Bpf(LOAD, half), Bpf(EQUAL, 0, no="denied"))]
 
 
-def program(machine: str, pid: int) -> list[Step | str]:
+def program(machine: str, pid: int) -> list[Bpf | str]:
     """The filter of system calls for the process `pid` on that machine (a key of AUDIT_ARCH); see `assemble`."""
     judged = numbers(JUDGED, machine)
-    listed = [Step(EQUAL, x, yes="denied") for table in DENIED.values() for x in numbers(table, machine).values()]
-    first, second = (Step(LOAD, FIRST_ARGUMENT + 8 * x) for x in range(2))
+    listed = [Bpf(EQUAL, x, yes="denied") for table in DENIED.values() for x in numbers(table, machine).values()]
+    first, second = (Bpf(LOAD, FIRST_ARGUMENT + 8 * x) for x in range(2))
     return [
-        *(Step(LOAD, ARCH), Step(EQUAL, AUDIT_ARCH[machine], no="denied")),
-        *(Step(LOAD, NR), Step(ABOVE, NEWEST, yes="unknown")),
+        *(Bpf(LOAD, ARCH), Bpf(EQUAL, AUDIT_ARCH[machine], no="denied")),
+        *(Bpf(LOAD, NR), Bpf(ABOVE, NEWEST, yes="unknown")),
         *listed,
-        Step(EQUAL, judged["clone3"], yes="unknown"),  # its flags are behind a pointer: libraries fall back to clone
-        Step(EQUAL, judged["clone"], yes="clone"),
-        Step(EQUAL, judged["ioctl"], yes="ioctl"),
-        Step(EQUAL, judged["prlimit64"], yes="limits"),
-        *(Step(EQUAL, x, yes="signal") for x in numbers(OWN_PID, machine).values()),
-        Step(RETURN, ALLOW),
-        *("clone", first, Step(ANY_BIT, NEW_NAMESPACES, yes="denied", no="allowed")),
-        *("ioctl", second, Step(EQUAL, TIOCSTI, yes="denied"), Step(EQUAL, TIOCLINUX, yes="denied", no="allowed")),
-        *("limits", *null(2), Step(RETURN, ALLOW)),  # reading them: no new value is given
-        *("signal", first, Step(EQUAL, pid, yes="allowed", no="denied")),
-        *("unknown", Step(RETURN, REFUSE | errno.ENOSYS)),
-        *("denied", Step(RETURN, REFUSE | errno.EPERM)),
-        *("allowed", Step(RETURN, ALLOW)),
+        Bpf(EQUAL, judged["clone3"], yes="unknown"),  # its flags are behind a pointer: libraries fall back to clone
+        Bpf(EQUAL, judged["clone"], yes="clone"),
+        Bpf(EQUAL, judged["ioctl"], yes="ioctl"),
+        Bpf(EQUAL, judged["prlimit64"], yes="limits"),
+        *(Bpf(EQUAL, x, yes="signal") for x in numbers(OWN_PID, machine).values()),
+        Bpf(RETURN, ALLOW),
+        *("clone", first, Bpf(ANY_BIT, NEW_NAMESPACES, yes="denied", no="allowed")),
+        *("ioctl", second, Bpf(EQUAL, TIOCSTI, yes="denied"), Bpf(EQUAL, TIOCLINUX, yes="denied", no="allowed")),
+        *("limits", *null(2), Bpf(RETURN, ALLOW)),  # reading them: no new value is given
+        *("signal", first, Bpf(EQUAL, pid, yes="allowed", no="denied")),
+        *("unknown", Bpf(RETURN, REFUSE | errno.ENOSYS)),
+        *("denied", Bpf(RETURN, REFUSE | errno.EPERM)),
+        *("allowed", Bpf(RETURN, ALLOW)),
     ]
 
 

@@ -31,31 +31,31 @@ _NO_MEMORY = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 # -------------------------------------------------------------------------------------------------------------- models
 
 
-def model_to_wire(model: Model, pool: Callable[[Memory], wire.Pool]) -> wire.Model:
+def model_to_wire(model: Model, pool: Callable[[Memory], wire.Pool]) -> wire.WireModel:
     """A model, in the form of the service's level; `pool` gives the wire form of a memory."""
     graphs = tuple(
-        wire.Subgraph(
+        wire.WireSubgraph(
             tuple(_operand_to_wire(o) for o in graph.operands),
-            tuple(wire.Operation(o.type, o.inputs, o.outputs, o.name) for o in graph.operations),
+            tuple(wire.WireOperation(o.type, o.inputs, o.outputs, o.name) for o in graph.operations),
             graph.inputs,
             graph.outputs,
         )
         for graph in model.subgraphs
     )
     pools = tuple(pool(memory) for memory in model.pools)
-    return wire.Model(graphs, model.values, pools, model.relaxed, model.extensions, model.name)
+    return wire.WireModel(graphs, model.values, pools, model.relaxed, model.extensions, model.name)
 
 
-def _operand_to_wire(o: Operand) -> wire.Operand:
+def _operand_to_wire(o: Operand) -> wire.WireOperand:
     at = o.location
     scales, axis = ((), 0) if o.channel is None else (o.channel.scales, o.channel.axis)
     location = (at.pool, at.offset, at.length)
-    return wire.Operand(
+    return wire.WireOperand(
         o.type, o.dimensions, o.scale, o.zero_point, int(o.lifetime), location, scales, axis, o.extension, o.name
     )
 
 
-def model_from_wire(model: wire.Model, pool: Callable[[wire.Pool], Memory]) -> Model:
+def model_from_wire(model: wire.WireModel, pool: Callable[[wire.Pool], Memory]) -> Model:
     """A model as the service sees it; InvalidModel for what no model can be (all else is for validation to find)."""
     pools = tuple(pool(p) for p in model.pools)
     graphs = [_graph_from_wire(g, n, model, pools) for n, g in enumerate(model.subgraphs)]
@@ -70,7 +70,9 @@ def model_from_wire(model: wire.Model, pool: Callable[[wire.Pool], Memory]) -> M
     )
 
 
-def _graph_from_wire(graph: wire.Subgraph, number: int, model: wire.Model, pools: tuple[Memory, ...]) -> Subgraph:
+def _graph_from_wire(
+    graph: wire.WireSubgraph, number: int, model: wire.WireModel, pools: tuple[Memory, ...]
+) -> Subgraph:
     operands = []
     for n, o in enumerate(graph.operands):
         where = f"subgraph {number} operand {n}"
@@ -124,8 +126,8 @@ def capabilities_to_wire(capabilities: Capabilities, form: Level) -> wire.Stated
     else:
         table = dict(old.operands)
         others = (old.relaxed_scalar, old.relaxed_tensor, old.if_performance, old.while_performance)
-    entries = {int(code): wire.Performance(*stated) for code, stated in table.items()}
-    return wire.Stated(entries, tuple(wire.Performance(*stated) for stated in others))
+    entries = {int(code): wire.WirePerformance(*stated) for code, stated in table.items()}
+    return wire.Stated(entries, tuple(wire.WirePerformance(*stated) for stated in others))
 
 
 def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
@@ -188,15 +190,15 @@ def error_from_wire(failed: wire.Failed) -> NnhalError:
 # -------------------------------------------------------------------------------------------------------------- timing
 
 
-def timing_to_wire(timing: Timing | None) -> wire.Timing:
+def timing_to_wire(timing: Timing | None) -> wire.WireTiming:
     """Timing with the wire's value for "not measured"."""
     if timing is None:
-        return wire.Timing()
+        return wire.WireTiming()
     device, driver = (wire.NOT_MEASURED if t is None else int(t) for t in timing)
-    return wire.Timing(device, driver)
+    return wire.WireTiming(device, driver)
 
 
-def timing_from_wire(timing: wire.Timing) -> Timing | None:
+def timing_from_wire(timing: wire.WireTiming) -> Timing | None:
     """Timing as measured; None where nothing was. Time on the device is not believed where it exceeds that in the driver."""
     device, driver = (None if t == wire.NOT_MEASURED else t for t in (timing.on_device, timing.in_driver))
     if device is None and driver is None:

@@ -14,7 +14,7 @@ MAX_OBJECTS = 1 << 16
 T = TypeVar("T")
 
 
-class Entry:
+class Export:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
     def __init__(self, prepared: Prepared, model: Model, where: str = "driver") -> None:
@@ -25,7 +25,7 @@ class Entry:
         self._lock = threading.Lock()
         self._closed = False
 
-    def __enter__(self) -> "Entry":
+    def __enter__(self) -> "Export":
         self._users.append(None)
         if not self.alive:
             self.__exit__()

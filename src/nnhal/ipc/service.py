@@ -24,7 +24,7 @@ from nnhal.ipc import _native, wire
 from nnhal.ipc.channel import MARK, Channel, close_all, failure, whole
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.pools import MAX_POOL_BYTES, MAX_POOLS
-from nnhal.ipc.service_calls import Again, Calls, Work
+from nnhal.ipc.service_calls import Again, CallHandler, Work
 
 MAX_LANES = 64
 MAX_CLIENTS = 64
@@ -57,7 +57,7 @@ def watch_peer(sock: socket.socket) -> int:
             return -1
 
 
-def _encoded(message: wire.Reply | wire.Callback) -> bytes:
+def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
     """A message; where a driver put in what cannot travel, the same message with an error that says so."""
     try:
         return wire.encode(message)
@@ -76,7 +76,7 @@ class Connection:
         self._level = min(device.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
-        self._calls = Calls(device, self, shared=shared)
+        self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._callback_lock = threading.Lock()
         self._lanes: dict[Channel, threading.Thread] = {}
@@ -192,7 +192,7 @@ class Connection:
             thread = threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True)
             self._lanes[channel] = thread
             thread.start()
-        return wire.Done(), (), None
+        return wire.Acknowledged(), (), None
 
     def _lane(self, channel: Channel) -> None:
         try:
@@ -251,7 +251,7 @@ class Connection:
             self._queued.release()
             raise DeadObject("connection: is ending") from None
 
-    def _call_back(self, message: wire.Callback, fds: Sequence[int] = ()) -> None:
+    def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:
             self._open_callbacks().send(_encoded(message), fds)
 

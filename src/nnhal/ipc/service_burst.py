@@ -12,15 +12,15 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
-from nnhal.hal.binding import Bound, bind_request
+from nnhal.hal.binding import BoundRequest, bind_request
 from nnhal.hal.request import Control, Request, Timing, plausible
 from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_to_wire
-from nnhal.ipc.exports import Entry
+from nnhal.ipc.exports import Export
 
 MAX_SLOTS = 1024
 _log = logger("burst")
-_Again = tuple[Bound, list[tuple[int, ...]], bytes]
+_Again = tuple[BoundRequest, list[tuple[int, ...]], bytes]
 _PLAIN, _MEASURED = Control(), Control(measure=True)
 
 
@@ -28,7 +28,7 @@ class ServiceBurst:
     """One burst. memories: asks the client for the memories of slots."""
 
     def __init__(
-        self, entry: Entry, fd: int, memories: Callable[[int, Sequence[int]], list[Memory]], watch: int
+        self, entry: Export, fd: int, memories: Callable[[int, Sequence[int]], list[Memory]], watch: int
     ) -> None:
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
@@ -41,7 +41,7 @@ class ServiceBurst:
         self._held = threading.Event()
         self._number = 0
         self._packet = b""
-        self._bound: tuple[Bound, tuple[int, ...], Control] | None = None
+        self._bound: tuple[BoundRequest, tuple[int, ...], Control] | None = None
         self._run = entry.prepared.run
         self._again: _Again | None = None  # the last request, to be run again as it is bound
         self._results: dict[tuple[object, ...], bytes] = {}
@@ -146,7 +146,7 @@ class ServiceBurst:
         status = ErrorStatus.NONE if all(sufficient) else ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
         return _native.encode_result(status, tuple(zip(sufficient, shapes, strict=True)), device, driver)
 
-    def _bind(self, packet: bytes) -> tuple[Bound, tuple[int, ...], Control]:
+    def _bind(self, packet: bytes) -> tuple[BoundRequest, tuple[int, ...], Control]:
         try:
             inputs, outputs, slots, measure = _native.decode_request(packet)
         except ValueError as error:

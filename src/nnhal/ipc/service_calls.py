@@ -11,7 +11,7 @@ from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
-from nnhal.hal.binding import Bound, Place, bind_request, flat_bytes
+from nnhal.hal.binding import BoundRequest, Place, bind_request, flat_bytes
 from nnhal.hal.device import Device, Hints, prepared_by, verdicts_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import run_resolved
@@ -19,7 +19,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing, plausible
 from nnhal.ipc import wire
 from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.exports import Entry, Exports
+from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools
 from nnhal.ipc.service_burst import ServiceBurst
 from nnhal.model.validate import validate
@@ -28,7 +28,7 @@ _INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel 
 
 Answer = tuple[wire.Reply | bytes | None, Sequence[int]]  # a reply, encoded or not, None for none; descriptors to send
 Again = Callable[[], Answer]  # the same call once more
-Work = Callable[[], tuple[wire.Callback, Sequence[int]]]
+Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
 
 
 class Client(Protocol):
@@ -57,7 +57,7 @@ class Gone:
         raise DeadObject("connection: is ending")
 
 
-class Calls:
+class CallHandler:
     """Answers the calls of one client. Objects, pools and buffers are private to it."""
 
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
@@ -67,7 +67,7 @@ class Calls:
         self._pools = ServicePools(shared=shared)
 
     def answer(
-        self, call: wire.Call, fds: Iterator[int]
+        self, call: wire.ClientCall, fds: Iterator[int]
     ) -> tuple[wire.Reply | bytes | None, Sequence[int], Again | None]:
         """The reply to a call, and, where that is worth it, how to answer the same call the next time."""
         if isinstance(call, wire.ExecuteSynchronously):
@@ -91,13 +91,13 @@ class Calls:
         return capabilities_to_wire(self._device.capabilities(), Level(call.form)), ()
 
     def _status(self, _: wire.GetStatus, __: Iterator[int]) -> Answer:
-        return wire.Value(int(self._device.status())), ()
+        return wire.Word(int(self._device.status())), ()
 
     def _version(self, _: wire.GetVersionString, __: Iterator[int]) -> Answer:
-        return wire.Value(self._device.version), ()
+        return wire.Word(self._device.version), ()
 
     def _type(self, _: wire.GetType, __: Iterator[int]) -> Answer:
-        return wire.Value(int(self._device.type)), ()
+        return wire.Word(int(self._device.type)), ()
 
     def _relaxations(self, _: wire.GetRelaxations, __: Iterator[int]) -> Answer:
         return wire.Names(tuple(self._device.relaxations)), ()
@@ -114,7 +114,7 @@ class Calls:
     def _announce(self, call: wire.Announce, fds: Iterator[int]) -> Answer:
         for pool in call.pools:
             self._pools.accept(pool, fds)
-        return wire.Done(), ()
+        return wire.Acknowledged(), ()
 
     def _release(self, call: wire.Release, _: Iterator[int]) -> tuple[None, Sequence[int]]:
         for number, count in call.objects:
@@ -129,21 +129,21 @@ class Calls:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         hints = _hints(call)
 
-        def work() -> tuple[wire.Callback, Sequence[int]]:
+        def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             try:
                 validate(model)
-                entry = Entry(prepared_by(self._device, model, hints), model, f"device {self._device.name}")
+                entry = Export(prepared_by(self._device, model, hints), model, f"device {self._device.name}")
                 result: wire.Object | wire.Failed = wire.Object(self._exports.add(entry, entry.release))
             except BaseException as error:
                 result = error_to_wire(error)
             return wire.NotifyPrepared(call.call, result), ()
 
         self._client.in_background(work)
-        return wire.Done(), ()
+        return wire.Acknowledged(), ()
 
     # ----------------------------------------------------------------------------------------------------- execution
 
-    def _bind(self, entry: Entry, request: wire.Request, fds: Iterator[int]) -> Bound:
+    def _bind(self, entry: Export, request: wire.WireRequest, fds: Iterator[int]) -> BoundRequest:
         places: list[Place] = []
         for place in request.pools:
             if isinstance(place, wire.BufferPool):
@@ -154,8 +154,8 @@ class Calls:
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
         return bind_request(entry.model, inputs, outputs, places, entry.signature)
 
-    def _entry(self, number: int) -> Entry:
-        return self._exports.get(number, Entry, "prepared model")
+    def _entry(self, number: int) -> Export:
+        return self._exports.get(number, Export, "prepared model")
 
     def _execute_synchronously(
         self, call: wire.ExecuteSynchronously, fds: Iterator[int]
@@ -201,7 +201,7 @@ class Calls:
         bound = self._bind(entry, call.request, fds)
         control = control_of(call)
 
-        def work() -> tuple[wire.Callback, Sequence[int]]:
+        def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             given: Sequence[int] = ()
             try:
                 result: wire.Executed | wire.Failed
@@ -213,7 +213,7 @@ class Calls:
             return wire.NotifyExecuted(call.call, result), given
 
         self._client.in_background(work)
-        return wire.Done(), ()
+        return wire.Acknowledged(), ()
 
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Iterator[int]) -> Answer:
         fences = [_fence(fd) for _, fd in zip(range(call.fences), fds, strict=False)]
@@ -251,10 +251,10 @@ class Calls:
 
     def _free_memory(self, call: wire.FreeMemory, _: Iterator[int]) -> Answer:
         self._exports.get(call.burst, ServiceBurst, "burst").free(call.slot)
-        return wire.Done(), ()
+        return wire.Acknowledged(), ()
 
     def _explain(self, call: wire.ExplainBurst, _: Iterator[int]) -> Answer:
-        return self._exports.get(call.burst, ServiceBurst, "burst").failed or wire.Done(), ()
+        return self._exports.get(call.burst, ServiceBurst, "burst").failed or wire.Acknowledged(), ()
 
     # ------------------------------------------------------------------------------------------------ memory domains
 
@@ -275,34 +275,34 @@ class Calls:
     def _copy_from(self, call: wire.CopyFrom, fds: Iterator[int]) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         self._exports.get(call.buffer, Buffer, "buffer").copy_from(memory, tuple(call.dimensions))  # type: ignore[type-abstract]
-        return wire.Done(), ()
+        return wire.Acknowledged(), ()
 
     def _shape(self, call: wire.GetShape, _: Iterator[int]) -> Answer:
         shape = self._exports.get(call.buffer, Buffer, "buffer").shape  # type: ignore[type-abstract]
         return wire.Shape(shape), ()
 
 
-_HANDLERS: dict[type[wire.Call], Callable[[Any, Any, Iterator[int]], Any]] = {
-    wire.Release: Calls._release,
-    wire.Announce: Calls._announce,
-    wire.GetCapabilities: Calls._capabilities,
-    wire.GetStatus: Calls._status,
-    wire.GetVersionString: Calls._version,
-    wire.GetType: Calls._type,
-    wire.GetSupportedExtensions: Calls._extensions,
-    wire.GetRelaxations: Calls._relaxations,
-    wire.GetSupportedOperations: Calls._supported,
-    wire.PrepareModel: Calls._prepare,
-    wire.Execute: Calls._execute,
-    wire.ExecuteFenced: Calls._execute_fenced,
-    wire.GetExecutionInfo: Calls._execution_info,
-    wire.ConfigureExecutionBurst: Calls._burst,
-    wire.FreeMemory: Calls._free_memory,
-    wire.ExplainBurst: Calls._explain,
-    wire.Allocate: Calls._allocate,
-    wire.CopyTo: Calls._copy_to,
-    wire.CopyFrom: Calls._copy_from,
-    wire.GetShape: Calls._shape,
+_HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Iterator[int]], Any]] = {
+    wire.Release: CallHandler._release,
+    wire.Announce: CallHandler._announce,
+    wire.GetCapabilities: CallHandler._capabilities,
+    wire.GetStatus: CallHandler._status,
+    wire.GetVersionString: CallHandler._version,
+    wire.GetType: CallHandler._type,
+    wire.GetSupportedExtensions: CallHandler._extensions,
+    wire.GetRelaxations: CallHandler._relaxations,
+    wire.GetSupportedOperations: CallHandler._supported,
+    wire.PrepareModel: CallHandler._prepare,
+    wire.Execute: CallHandler._execute,
+    wire.ExecuteFenced: CallHandler._execute_fenced,
+    wire.GetExecutionInfo: CallHandler._execution_info,
+    wire.ConfigureExecutionBurst: CallHandler._burst,
+    wire.FreeMemory: CallHandler._free_memory,
+    wire.ExplainBurst: CallHandler._explain,
+    wire.Allocate: CallHandler._allocate,
+    wire.CopyTo: CallHandler._copy_to,
+    wire.CopyFrom: CallHandler._copy_from,
+    wire.GetShape: CallHandler._shape,
 }
 
 
@@ -338,7 +338,7 @@ def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenc
     return Control(call.deadline or None, loop, call.measure)
 
 
-def run_bound(entry: Entry, bound: Bound, control: Control) -> tuple[wire.Executed, Sequence[int]]:
+def run_bound(entry: Export, bound: BoundRequest, control: Control) -> tuple[wire.Executed, Sequence[int]]:
     """Run once and tell what came of it."""
     with entry:
         request = bound.request()
@@ -346,7 +346,7 @@ def run_bound(entry: Entry, bound: Bound, control: Control) -> tuple[wire.Execut
     return executed(bound, request, timing if control.measure else None)
 
 
-def executed(bound: Bound, request: Request, timing: Timing | None) -> tuple[wire.Executed, Sequence[int]]:
+def executed(bound: BoundRequest, request: Request, timing: Timing | None) -> tuple[wire.Executed, Sequence[int]]:
     """The reply to an execution; outputs that the driver provided lie in it, or in a sealed memory that comes along."""
     shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
     spent = timing_to_wire(plausible(timing, request.signature.where))

@@ -143,7 +143,7 @@ class Session:
 
     def call(
         self,
-        message: wire.Call,
+        message: wire.ClientCall,
         expect: type[T],
         packing: Packing | None = None,
         *,
@@ -229,13 +229,13 @@ class Session:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
     def notified(
-        self, message: Callable[[int], wire.Call], packing: Packing | None = None, deadline: int | None = None
+        self, message: Callable[[int], wire.ClientCall], packing: Packing | None = None, deadline: int | None = None
     ) -> tuple[int, Pending]:
         """Call with a number for the notification that is to follow. MissedDeadline where not even the call is taken."""
         number = next(self._numbers)
         pending = self._pending[number] = Pending()
         try:
-            self.call(message(number), wire.Done, packing, deadline=deadline)
+            self.call(message(number), wire.Acknowledged, packing, deadline=deadline)
         except BaseException:
             self._pending.pop(number, None)
             raise

@@ -38,7 +38,7 @@ class Struct(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # --------------------------------------------------------------------------------------------------------------- model
 
 
-class Operand(Struct, frozen=True):
+class WireOperand(Struct, frozen=True):
     """An operand. extension: bytes of an extension's own parameters. location: pool, offset, length."""
 
     type: U32
@@ -53,7 +53,7 @@ class Operand(Struct, frozen=True):
     name: Text = ""
 
 
-class Operation(Struct, frozen=True):
+class WireOperation(Struct, frozen=True):
     """An operation."""
 
     type: U32
@@ -62,11 +62,11 @@ class Operation(Struct, frozen=True):
     name: Text = ""
 
 
-class Subgraph(Struct, frozen=True):
+class WireSubgraph(Struct, frozen=True):
     """A graph."""
 
-    operands: Annotated[tuple[Operand, ...], Meta(max_length=1 << 20)]
-    operations: Annotated[tuple[Operation, ...], Meta(max_length=1 << 20)]
+    operands: Annotated[tuple[WireOperand, ...], Meta(max_length=1 << 20)]
+    operations: Annotated[tuple[WireOperation, ...], Meta(max_length=1 << 20)]
     inputs: Indices
     outputs: Indices
 
@@ -82,10 +82,10 @@ class Pool(Struct, frozen=True):
     sent: bool
 
 
-class Model(Struct, frozen=True):
+class WireModel(Struct, frozen=True):
     """A model; the first subgraph is the main one."""
 
-    subgraphs: Annotated[tuple[Subgraph, ...], Meta(min_length=1, max_length=1 << 12)]
+    subgraphs: Annotated[tuple[WireSubgraph, ...], Meta(min_length=1, max_length=1 << 12)]
     values: Bytes
     pools: Annotated[tuple[Pool, ...], Meta(max_length=1 << 12)]
     relaxed: bool
@@ -96,7 +96,7 @@ class Model(Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------------------- request
 
 
-class Argument(Struct, frozen=True):
+class WireArgument(Struct, frozen=True):
     """An input or output: where in which pool of the request. pool -1: the driver provides the memory (outputs only)."""
 
     pool: I32
@@ -117,10 +117,10 @@ class MemoryPool(Struct, tag_field="t", tag=0, frozen=True):
     memory: Pool
 
 
-Arguments = Annotated[tuple[Argument | None, ...], Meta(max_length=4096)]
+Arguments = Annotated[tuple[WireArgument | None, ...], Meta(max_length=4096)]
 
 
-class Request(Struct, frozen=True):
+class WireRequest(Struct, frozen=True):
     """What one execution reads and writes."""
 
     inputs: Arguments
@@ -128,14 +128,14 @@ class Request(Struct, frozen=True):
     pools: Annotated[tuple[MemoryPool | BufferPool, ...], Meta(max_length=4096)]
 
 
-class Timing(Struct, frozen=True):
+class WireTiming(Struct, frozen=True):
     """Nanoseconds; NOT_MEASURED where there is no measure."""
 
     on_device: U64 = NOT_MEASURED
     in_driver: U64 = NOT_MEASURED
 
 
-class Performance(Struct, frozen=True):
+class WirePerformance(Struct, frozen=True):
     """Stated performance."""
 
     exec_time: float
@@ -145,7 +145,7 @@ class Performance(Struct, frozen=True):
 # --------------------------------------------------------------------------------------------------------------- calls
 
 
-class Call(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
+class ClientCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
     """A call from the client. method: its HAL name. forms: the levels that have a form of it, "" for nnhal's own."""
 
     method: ClassVar[str] = ""
@@ -153,33 +153,33 @@ class Call(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"
     since: ClassVar[dict[str, Level]] = {}  # fields that later forms added
 
 
-class Hello(Call, tag=0, frozen=True):
+class Hello(ClientCall, tag=0, frozen=True):
     """The first message of a connection."""
 
     version: U32
     cpus: U64
 
 
-class AttachLane(Call, tag=1, frozen=True):
+class AttachLane(ClientCall, tag=1, frozen=True):
     """One more lane for calls; its descriptor comes along. callbacks: the service calls on it, and the client answers."""
 
     callbacks: bool
 
 
-class Release(Call, tag=2, frozen=True):
+class Release(ClientCall, tag=2, frozen=True):
     """The client holds these objects no longer. No reply."""
 
     objects: Annotated[tuple[tuple[Id, U32], ...], Meta(max_length=1 << 16)]  # (object, references given back)
     pools: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
-class Announce(Call, tag=3, frozen=True):
+class Announce(ClientCall, tag=3, frozen=True):
     """Pools whose descriptors come along, before a message that has more than fit."""
 
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
 
-class GetCapabilities(Call, tag=10, frozen=True):
+class GetCapabilities(ClientCall, tag=10, frozen=True):
     """`form` (in every versioned call): the HAL level whose form of the method is meant."""
 
     method: ClassVar[str] = "getCapabilities"
@@ -187,47 +187,47 @@ class GetCapabilities(Call, tag=10, frozen=True):
     form: U32
 
 
-class GetStatus(Call, tag=11, frozen=True):
+class GetStatus(ClientCall, tag=11, frozen=True):
     """What the device is busy with."""
 
     method: ClassVar[str] = "getStatus"
 
 
-class GetVersionString(Call, tag=12, frozen=True):
+class GetVersionString(ClientCall, tag=12, frozen=True):
     """The driver's version."""
 
     method: ClassVar[str] = "getVersionString"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
-class GetType(Call, tag=13, frozen=True):
+class GetType(ClientCall, tag=13, frozen=True):
     """What kind of device it is."""
 
     method: ClassVar[str] = "getType"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
-class GetSupportedExtensions(Call, tag=14, frozen=True):
+class GetSupportedExtensions(ClientCall, tag=14, frozen=True):
     """Names of vendor extensions."""
 
     method: ClassVar[str] = "getSupportedExtensions"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
-class GetRelaxations(Call, tag=34, frozen=True):
+class GetRelaxations(ClientCall, tag=34, frozen=True):
     """Names of what the device's results may do besides what the definitions say; nnhal's own, at every level."""
 
 
-class GetSupportedOperations(Call, tag=15, frozen=True):
+class GetSupportedOperations(ClientCall, tag=15, frozen=True):
     """A verdict for each operation of the main subgraph."""
 
     method: ClassVar[str] = "getSupportedOperations"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
     form: U32
-    model: Model
+    model: WireModel
 
 
-class PrepareModel(Call, tag=16, frozen=True):
+class PrepareModel(ClientCall, tag=16, frozen=True):
     """Compile; `NotifyPrepared` with the number `call` follows on the callback lane, exactly once.
 
     options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none.
@@ -238,7 +238,7 @@ class PrepareModel(Call, tag=16, frozen=True):
     since: ClassVar[dict[str, Level]] = {"preference": V1_1, "priority": V1_3, "deadline": V1_3}
     form: U32
     call: Id
-    model: Model
+    model: WireModel
     preference: U32 | None = None
     priority: U32 | None = None
     deadline: U64 = 0
@@ -246,7 +246,7 @@ class PrepareModel(Call, tag=16, frozen=True):
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
 
 
-class Execute(Call, tag=20, frozen=True):
+class Execute(ClientCall, tag=20, frozen=True):
     """Execute in the background; `NotifyExecuted` follows on the callback lane, exactly once."""
 
     method: ClassVar[str] = "execute"
@@ -255,13 +255,13 @@ class Execute(Call, tag=20, frozen=True):
     form: U32
     call: Id
     prepared: Id
-    request: Request
+    request: WireRequest
     measure: bool = False
     deadline: U64 = 0
     loop_timeout: U64 = 0
 
 
-class ExecuteSynchronously(Call, tag=21, frozen=True):
+class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
     """Execute and reply when it is done."""
 
     method: ClassVar[str] = "executeSynchronously"
@@ -269,19 +269,19 @@ class ExecuteSynchronously(Call, tag=21, frozen=True):
     since: ClassVar[dict[str, Level]] = {"deadline": V1_3, "loop_timeout": V1_3}
     form: U32
     prepared: Id
-    request: Request
+    request: WireRequest
     measure: bool = False
     deadline: U64 = 0
     loop_timeout: U64 = 0
 
 
-class ExecuteFenced(Call, tag=22, frozen=True):
+class ExecuteFenced(ClientCall, tag=22, frozen=True):
     """Execute once the fences are signalled, whose descriptors come first among those of the message."""
 
     method: ClassVar[str] = "executeFenced"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     prepared: Id
-    request: Request
+    request: WireRequest
     fences: Annotated[int, Meta(ge=0, le=MAX_DESCRIPTORS)]
     measure: bool = False
     deadline: U64 = 0
@@ -289,7 +289,7 @@ class ExecuteFenced(Call, tag=22, frozen=True):
     after: U64 = 0
 
 
-class GetExecutionInfo(Call, tag=23, frozen=True):
+class GetExecutionInfo(ClientCall, tag=23, frozen=True):
     """What became of a fenced execution."""
 
     method: ClassVar[str] = "getExecutionInfo"
@@ -297,7 +297,7 @@ class GetExecutionInfo(Call, tag=23, frozen=True):
     execution: Id
 
 
-class ConfigureExecutionBurst(Call, tag=24, frozen=True):
+class ConfigureExecutionBurst(ClientCall, tag=24, frozen=True):
     """Open a burst over the queues whose descriptor comes along."""
 
     method: ClassVar[str] = "configureExecutionBurst"
@@ -305,7 +305,7 @@ class ConfigureExecutionBurst(Call, tag=24, frozen=True):
     prepared: Id
 
 
-class FreeMemory(Call, tag=25, frozen=True):
+class FreeMemory(ClientCall, tag=25, frozen=True):
     """The client will not use a memory slot of a burst again."""
 
     method: ClassVar[str] = "freeMemory"
@@ -314,13 +314,13 @@ class FreeMemory(Call, tag=25, frozen=True):
     slot: I32
 
 
-class ExplainBurst(Call, tag=26, frozen=True):
+class ExplainBurst(ClientCall, tag=26, frozen=True):
     """What went wrong in the last execution of a burst whose result was an error; its packets hold a status only."""
 
     burst: Id
 
 
-class Allocate(Call, tag=30, frozen=True):
+class Allocate(ClientCall, tag=30, frozen=True):
     """Allocate a driver buffer. roles: prepared model, index, whether output, frequency."""
 
     method: ClassVar[str] = "allocate"
@@ -329,7 +329,7 @@ class Allocate(Call, tag=30, frozen=True):
     roles: Annotated[tuple[tuple[Id, U32, bool, float], ...], Meta(max_length=1024)]
 
 
-class CopyTo(Call, tag=31, frozen=True):
+class CopyTo(ClientCall, tag=31, frozen=True):
     """Copy a driver buffer to a memory."""
 
     method: ClassVar[str] = "copyTo"
@@ -338,7 +338,7 @@ class CopyTo(Call, tag=31, frozen=True):
     pool: Pool
 
 
-class CopyFrom(Call, tag=32, frozen=True):
+class CopyFrom(ClientCall, tag=32, frozen=True):
     """Copy a memory to a driver buffer."""
 
     method: ClassVar[str] = "copyFrom"
@@ -348,7 +348,7 @@ class CopyFrom(Call, tag=32, frozen=True):
     dimensions: Dims
 
 
-class GetShape(Call, tag=33, frozen=True):
+class GetShape(ClientCall, tag=33, frozen=True):
     """The shape of a driver buffer's contents."""
 
     buffer: Id
@@ -361,7 +361,7 @@ class Reply(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t
     """A reply from the service."""
 
 
-class Done(Reply, tag=0, frozen=True):
+class Acknowledged(Reply, tag=0, frozen=True):
     """Done, with nothing to say."""
 
 
@@ -392,11 +392,11 @@ class Welcome(Reply, tag=2, frozen=True):
 class Stated(Reply, tag=3, frozen=True):
     """Capabilities: a table since 1.2; float32, quant8 and (1.1) relaxed float32 before."""
 
-    operands: Annotated[dict[U32, Performance], Meta(max_length=4096)]
-    others: Annotated[tuple[Performance, ...], Meta(max_length=4)]
+    operands: Annotated[dict[U32, WirePerformance], Meta(max_length=4096)]
+    others: Annotated[tuple[WirePerformance, ...], Meta(max_length=4)]
 
 
-class Value(Reply, tag=4, frozen=True):
+class Word(Reply, tag=4, frozen=True):
     """One word."""
 
     value: Text | U64
@@ -427,7 +427,7 @@ class Executed(Reply, tag=8, frozen=True):
 
     shapes: Annotated[tuple[Dims, ...], Meta(max_length=4096)] = ()
     sufficient: Annotated[tuple[bool, ...], Meta(max_length=4096)] = ()
-    timing: Timing = Timing()
+    timing: WireTiming = WireTiming()
     provided: Annotated[tuple[U32, ...], Meta(max_length=4096)] = ()
     data: Bytes = b""
 
@@ -447,32 +447,32 @@ class Launched(Reply, tag=9, frozen=True):
 class Info(Reply, tag=10, frozen=True):
     """Timing of a fenced execution."""
 
-    launched: Timing
-    fenced: Timing
+    launched: WireTiming
+    fenced: WireTiming
 
 
 # ----------------------------------------------------------------------------------------------------------- callbacks
 
 
-class Callback(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
+class ServiceCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_field="t"):
     """A call from the service, on the callback lane."""
 
 
-class NotifyPrepared(Callback, tag=0, frozen=True):
+class NotifyPrepared(ServiceCall, tag=0, frozen=True):
     """The end of a PrepareModel: an Object or a Failed."""
 
     call: Id
     result: Object | Failed
 
 
-class NotifyExecuted(Callback, tag=1, frozen=True):
+class NotifyExecuted(ServiceCall, tag=1, frozen=True):
     """The end of an Execute; where the driver provided outputs by descriptor, it comes along."""
 
     call: Id
     result: Executed | Failed
 
 
-class GetMemories(Callback, tag=2, frozen=True):
+class GetMemories(ServiceCall, tag=2, frozen=True):
     """Which memories do these slots of a burst stand for? The client answers with `Memories` on the same lane."""
 
     burst: Id
@@ -485,16 +485,28 @@ class Memories(Reply, tag=11, frozen=True):
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
 
-Calls = (
+ClientCalls = (
     Hello | AttachLane | Release | Announce | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Execute | ExecuteSynchronously | ExecuteFenced
     | GetExecutionInfo | ConfigureExecutionBurst | FreeMemory | ExplainBurst | Allocate | CopyTo | CopyFrom | GetShape
     | GetRelaxations
 )  # fmt: skip
 Replies = (
-    Done | Failed | Welcome | Stated | Value | Names | Verdicts | Object | Executed | Launched | Info | Memories | Shape
+    Acknowledged
+    | Failed
+    | Welcome
+    | Stated
+    | Word
+    | Names
+    | Verdicts
+    | Object
+    | Executed
+    | Launched
+    | Info
+    | Memories
+    | Shape
 )
-Callbacks = NotifyPrepared | NotifyExecuted | GetMemories
+ServiceCalls = NotifyPrepared | NotifyExecuted | GetMemories
 
 encode = msgspec.msgpack.Encoder().encode
 WireError = msgspec.DecodeError
@@ -513,17 +525,17 @@ def _decoder(kind: Any) -> Callable[[bytes], Any]:
     return decode
 
 
-decode_call: Callable[[bytes], Calls] = _decoder(Calls)
+decode_call: Callable[[bytes], ClientCalls] = _decoder(ClientCalls)
 decode_reply: Callable[[bytes], Replies] = _decoder(Replies)
-decode_callback: Callable[[bytes], Callbacks] = _decoder(Callbacks)
+decode_callback: Callable[[bytes], ServiceCalls] = _decoder(ServiceCalls)
 
 
-def form_for(call: type[Call], level: Level) -> Level | None:
+def form_for(call: type[ClientCall], level: Level) -> Level | None:
     """The newest form of a method that a service of this level has; None where it has none."""
     return max((f for f in call.forms if f <= level), default=None)
 
 
-def hal_name(call: Call) -> str:
+def hal_name(call: ClientCall) -> str:
     """The HAL's name of what is called: `prepareModel_1_1`; nnhal's own messages by their class."""
     form = getattr(call, "form", call.forms[0])
     if not call.method:
@@ -531,7 +543,7 @@ def hal_name(call: Call) -> str:
     return call.method if form == call.forms[0] else f"{call.method}_1_{form - 1}"
 
 
-def refusal(call: Call, level: Level) -> str:
+def refusal(call: ClientCall, level: Level) -> str:
     """Why a service of this level does not take the call: a later method, form or field; "" where it does."""
     form = getattr(call, "form", call.forms[0])
     if form not in call.forms:
@@ -544,7 +556,7 @@ def refusal(call: Call, level: Level) -> str:
     return ""
 
 
-def _default(call: Call, name: str) -> object:
+def _default(call: ClientCall, name: str) -> object:
     """What a field is where it is left out."""
     defaults = type(call).__struct_defaults__
     return defaults[type(call).__struct_fields__.index(name) - len(type(call).__struct_fields__) + len(defaults)]

@@ -105,8 +105,8 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
 
 def _adapted(driver: object, name: str, origin: str) -> Device:
     """The device over a driver that is written against the HAL's own methods."""
-    from nnhal.hal.adapters import adapt
-    from nnhal.hal.interfaces import hal_level
+    from nnhal.hal.hidl.adapters import adapt
+    from nnhal.hal.hidl.interfaces import hal_level
 
     if hal_level(driver) is None:
         kind = type(driver).__name__

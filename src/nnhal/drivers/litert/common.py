@@ -3,7 +3,7 @@
 from nnhal.base.codes import Activation
 from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Unknown
-from nnhal.drivers.litert.graph import Tensor
+from nnhal.drivers.litert.graph import EngineTensor
 from nnhal.drivers.litert.task import Task
 from nnhal.ops.common import padding
 from nnhal.ops.schema import Bound
@@ -52,7 +52,7 @@ def same(a: Bound, axis: str) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def padded(task: Task, x: Tensor, fill: float | None = None) -> tuple[Tensor, int]:
+def padded(task: Task, x: EngineTensor, fill: float | None = None) -> tuple[EngineTensor, int]:
     """An NHWC tensor ready for a window, and the scheme to use: explicit paddings become a PAD operator where they must.
 
     fill: the stored value of the padding, None for a real zero.
@@ -64,7 +64,7 @@ def padded(task: Task, x: Tensor, fill: float | None = None) -> tuple[Tensor, in
     return pad(task, x, pads, fill), VALID
 
 
-def pad(task: Task, x: Tensor, pads: tuple[tuple[int, int], ...], fill: float | None = None) -> Tensor:
+def pad(task: Task, x: EngineTensor, pads: tuple[tuple[int, int], ...], fill: float | None = None) -> EngineTensor:
     """A tensor with (before, after) elements more in each dimension; `fill` as of `padded`."""
     sizes = x.value.shape
     shape = (

@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.drivers.litert.common import ACTIVATIONS, activation, require_bound
-from nnhal.drivers.litert.graph import FLOATS, QUANTS, Tensor
+from nnhal.drivers.litert.graph import FLOATS, QUANTS, EngineTensor
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
 from nnhal.ops.common import decode
 from nnhal.ops.schema import B8, F16, F32, I32, Q8PC, Q8SYMM
@@ -18,7 +18,7 @@ FAR = 1024.0  # beyond it LOGISTIC is 0 or 1
 GREAT = 2.0**125  # from about here on some of XNNPACK's functions fail
 
 
-def pair(t: Task, first: str = "input1", second: str = "input2") -> list[Tensor]:
+def pair(t: Task, first: str = "input1", second: str = "input2") -> list[EngineTensor]:
     """Two tensors; LiteRT broadcasts them against each other as NNAPI does, but gives a result with one element of more
     dimensions those of the other.
     """
@@ -74,14 +74,14 @@ def extreme(t: Task) -> None:
     t.emit("SELECT_V2", [missing(t, first), first, chosen], t.out)
 
 
-def missing(t: Task, x: Tensor) -> Tensor:
+def missing(t: Task, x: EngineTensor) -> EngineTensor:
     """Where the elements of a tensor are NaN."""
     y = t.temporary(x.value, type=B8)
     t.emit("NOT_EQUAL", [x, x], y)
     return y
 
 
-def without_nan(t: Task, x: Tensor, instead: float) -> Tensor:
+def without_nan(t: Task, x: EngineTensor, instead: float) -> EngineTensor:
     """A tensor of real numbers with another number for NaN."""
     y = t.temporary(x.value)
     t.emit("SELECT_V2", [missing(t, x), t.constant(instead, np.float32), x], y)
@@ -276,8 +276,8 @@ def quantise(t: Task) -> None:
         halved(t, exact, t.out)
 
 
-def halved(t: Task, x: Tensor, out: Tensor) -> None:
+def halved(t: Task, x: EngineTensor, out: EngineTensor) -> None:
     """Numbers as float16 holds them, in a tensor of it: float16 is float32 here, and only the model's edges round."""
-    half = Tensor(t.graph.writer.tensor("FLOAT16", out.value.shape), out.value)
+    half = EngineTensor(t.graph.writer.tensor("FLOAT16", out.value.shape), out.value)
     t.emit("CAST", [x], half)
     t.emit("DEQUANTIZE", [half], out)

@@ -70,7 +70,7 @@ class Recipe:
     settings: Settings
 
 
-class Interpreter:
+class EngineInstance:
     """One LiteRT interpreter with arrays over the memory of its inputs, outputs and states. For one thread at a time."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -169,7 +169,7 @@ class Interpreter:
         return spent
 
 
-_alive: "weakref.WeakSet[Interpreter]" = weakref.WeakSet()
+_alive: "weakref.WeakSet[EngineInstance]" = weakref.WeakSet()
 
 
 def _keep_for_ever() -> None:
@@ -186,19 +186,19 @@ class Team:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._idle = [Interpreter(recipe)]  # the last given back is taken first; appends and pops are atomic
+        self._idle = [EngineInstance(recipe)]  # the last given back is taken first; appends and pops are atomic
         self._made = 1
         self._waiting = 0
         self._changed = threading.Condition()
 
-    def take(self, control: Control) -> Interpreter:
+    def take(self, control: Control) -> EngineInstance:
         """An idle interpreter; where there is none a new one, or the next that is given back."""
         try:
             return self._idle.pop()
         except IndexError:
             return self._wait(control)
 
-    def give(self, interpreter: Interpreter) -> None:
+    def give(self, interpreter: EngineInstance) -> None:
         """Give an interpreter back."""
         if self._made > 1:
             interpreter.used = time.monotonic()
@@ -220,7 +220,7 @@ class Team:
         if dropped:
             _log.debug("litert: %d interpreters not used for %g s dropped", len(dropped), KEPT_SECONDS)
 
-    def _wait(self, control: Control) -> Interpreter:
+    def _wait(self, control: Control) -> EngineInstance:
         with self._changed:
             with suppress(IndexError):  # one was given back meanwhile
                 return self._idle.pop()
@@ -231,7 +231,7 @@ class Team:
                 self._waiting += 1
         if more:
             try:
-                return Interpreter(self._recipe)
+                return EngineInstance(self._recipe)
             except BaseException:
                 with self._changed:
                     self._made -= 1

@@ -38,7 +38,7 @@ def unavailable(error: ImportError) -> DeviceUnavailable:
     )
 
 
-class Writer:
+class FlatbufferWriter:
     """One model with one subgraph, written tensor by tensor and operator by operator."""
 
     def __init__(self) -> None:

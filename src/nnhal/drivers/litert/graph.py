@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
 from nnhal.drivers.litert.content import Content
-from nnhal.drivers.litert.flatbuffer import Writer
+from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.model.graph import CONSTANTS, Model, consumers
 from nnhal.model.validate import validate
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S, show
@@ -45,7 +45,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class EngineTensor:
     """A tensor of the TFLite model, and what NNAPI says of it."""
 
     index: int
@@ -85,12 +85,12 @@ class Graph:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.writer = Writer()
+        self.writer = FlatbufferWriter()
         self.values = list(validate(model).subgraphs[0].values)
         self.readers = consumers(model.main)
         self.feeds: list[tuple[int, int]] = []
         self.resets: list[tuple[int, Array]] = []
-        self._tensors: dict[int, Tensor | None] = {}
+        self._tensors: dict[int, EngineTensor | None] = {}
         self._given: set[int] = set()  # tensors whose values the model does not compute
         self._places = {operand: number for number, operand in enumerate(model.main.inputs)}
         self._inputs: list[int] = []
@@ -122,7 +122,7 @@ class Graph:
         values = tuple(self.values[operand] for operand in main.outputs)
         return Lowered(content, tuple(self.feeds), tuple(outputs), values, tuple(self.resets))
 
-    def operand(self, index: int) -> Tensor | None:
+    def operand(self, index: int) -> EngineTensor | None:
         """The tensor of an operand; None for one that has no value."""
         if index not in self._tensors:
             tensor = self._tensors[index] = self._make(index)
@@ -130,7 +130,7 @@ class Graph:
                 self._given.add(tensor.index)
         return self._tensors[index]
 
-    def _make(self, index: int) -> Tensor | None:
+    def _make(self, index: int) -> EngineTensor | None:
         value, operand = self.values[index], self.model.main.operands[index]
         if value is None:
             return None
@@ -139,7 +139,7 @@ class Graph:
             raise Refused(f"LiteRT needs elements, and a tensor of shape {show(value.dims)} has none")
         return self.add(value, data)
 
-    def add(self, value: Value, data: Array | None = None, *, variable: bool = False) -> Tensor:
+    def add(self, value: Value, data: Array | None = None, *, variable: bool = False) -> EngineTensor:
         """A new tensor of the given type, shape and quantisation; constant where `data` is given."""
         kind = TENSOR_TYPES.get(value.type)
         if kind is None:
@@ -158,12 +158,12 @@ class Graph:
             index = self.writer.tensor(kind, value.shape, name=value.name)
             self.writer.operator("DEQUANTIZE", [half], [index])
             self.folded.add(index)
-            return Tensor(index, value)
-        return Tensor(
+            return EngineTensor(index, value)
+        return EngineTensor(
             self.writer.tensor(kind, value.shape, *quant, data=data, variable=variable, name=value.name), value
         )
 
-    def state(self, index: int) -> Tensor:
+    def state(self, index: int) -> EngineTensor:
         """A variable tensor that holds what state operand `index` is given, before every run."""
         value, operand = self.values[index], self.model.main.operands[index]
         if value is None:
@@ -177,7 +177,7 @@ class Graph:
             raise Refused("a state is computed within the model; LiteRT keeps states in tensors of its own")
         return tensor
 
-    def read_state(self, index: int, tensor: Tensor) -> None:
+    def read_state(self, index: int, tensor: EngineTensor) -> None:
         """Output operand `index` is read from variable tensor `tensor` after every run."""
         if self.readers[index]:
             raise Refused("a state is used within the model; LiteRT keeps states in tensors of its own")
@@ -189,10 +189,10 @@ class Graph:
         if value is not None and fixed(value.shape) is None:
             self.values[index] = replace(value, shape=shape)
 
-    def given(self, tensor: Tensor) -> bool:
+    def given(self, tensor: EngineTensor) -> bool:
         """Whether a tensor's value is not computed by the model; a float16 constant is, by its DEQUANTIZE."""
         return tensor.index in self._given and tensor.index not in self.folded
 
-    def alias(self, index: int, tensor: Tensor) -> None:
+    def alias(self, index: int, tensor: EngineTensor) -> None:
         """Operand `index`, not met before, is this very tensor."""
         self._tensors[index] = tensor

@@ -9,7 +9,7 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Array, ChannelQuant, Shape, Value
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
-from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, Tensor, require_scales
+from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, Q8, Q8PC, Q8S, Bound
@@ -48,13 +48,13 @@ def pool(t: Task) -> None:
     t.emit("MUL", [mean, factor], out, "Mul", fusedActivationFunction=activation(t))
 
 
-def root_of_squares(t: Task, x: Tensor, out: Tensor, window: dict[str, int]) -> None:
+def root_of_squares(t: Task, x: EngineTensor, out: EngineTensor, window: dict[str, int]) -> None:
     """L2_POOL_2D of the numbers, and of far smaller ones where squares of the numbers would overflow."""
     a, how = t.a, scheme(t.a)
     factor = None if how is not None else t.constant(1 / np.sqrt(shares(a)), np.float32)
     x, how = padded(t, x)
 
-    def pooled(numbers: Tensor) -> Tensor:
+    def pooled(numbers: EngineTensor) -> EngineTensor:
         root, whole = t.temporary(out.value), t.temporary(out.value)
         t.emit(t.name, [numbers], root, "Pool2D", padding=how, **window)
         if factor is None:
@@ -91,10 +91,10 @@ def counted(a: Bound, axis: str) -> Array:
 class Weighted:
     """The tensors of a layer with weights, pictures as NHWC."""
 
-    x: Tensor
-    weights: Tensor
-    bias: Tensor
-    out: Tensor
+    x: EngineTensor
+    weights: EngineTensor
+    bias: EngineTensor
+    out: EngineTensor
 
     @property
     def constant(self) -> bool:
@@ -102,7 +102,7 @@ class Weighted:
         return self.weights.value.data is not None and self.bias.value.data is not None
 
 
-def sizes(x: Tensor) -> Shape:
+def sizes(x: EngineTensor) -> Shape:
     """The dimensions of a tensor of rank 4, as far as they are known."""
     return (None,) * 4 if x.value.shape is None else x.value.shape
 
@@ -144,7 +144,7 @@ def require_packed(t: Task, weights: Value, axis: int) -> None:
     t.require_room((lanes, math.prod(weights.known) // channels), weights.dtype.itemsize, "for its weights")
 
 
-def bias(t: Task, products: Array, per_channel: bool) -> Tensor:
+def bias(t: Task, products: Array, per_channel: bool) -> EngineTensor:
     """The bias of a quantised layer; a constant one has the scales of the products."""
     value, scales = t.a.bias, tuple(products.astype(np.float32).tolist())
     if value.data is None:
@@ -241,7 +241,7 @@ def batch_matmul(t: Task) -> None:
 # ------------------------------------------------------------------------------------------------------- normalisations
 
 
-def axis_last(t: Task) -> tuple[Tensor, Tensor]:
+def axis_last(t: Task) -> tuple[EngineTensor, EngineTensor]:
     """Input and output with dimension `axis` moved to the end, where LiteRT's kernels work."""
     x, rank = t.x("input"), t.a.input.rank
     axis = t.a.axis % rank
@@ -260,7 +260,7 @@ def softmax(t: Task) -> None:
     t.emit(t.name, [x], out, "Softmax", beta=t.a.beta)
 
 
-def flattened(t: Task, x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+def flattened(t: Task, x: EngineTensor, out: EngineTensor) -> tuple[EngineTensor, EngineTensor]:
     """Input and output with all dimensions but the last made one."""
     shape = math.prod(x.value.known[:-1]), x.value.known[-1]
     flat, made = t.temporary(x.value, shape=shape), t.temporary(out.value, shape=shape)
@@ -298,7 +298,7 @@ def local_response(t: Task) -> None:
     x = t.temporary(given.value, shape=(math.prod(shape[:-1]), size))
     t.reshape(given, x)
 
-    def normalised(factor: float) -> tuple[Tensor, Tensor]:
+    def normalised(factor: float) -> tuple[EngineTensor, EngineTensor]:
         """The sums of squares of the numbers times a factor, and what becomes of the numbers by them."""
         small, squares, weighed, base, power, made = (t.temporary(x.value) for _ in range(6))
         t.emit("MUL", [x, t.constant(factor, np.float32)], small, "Mul")
@@ -318,7 +318,7 @@ def local_response(t: Task) -> None:
     t.reshape(chosen, out)
 
 
-def shifted_sum(t: Task, x: Tensor, radius: int) -> Tensor:
+def shifted_sum(t: Task, x: EngineTensor, radius: int) -> EngineTensor:
     """The sum of the elements up to `radius` away, along the last of two dimensions."""
     around = pad(t, x, ((0, 0), (radius, radius)))
     total = x

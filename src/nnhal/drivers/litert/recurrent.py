@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.litert.graph import FLOATS, Tensor
+from nnhal.drivers.litert.graph import FLOATS, EngineTensor
 from nnhal.drivers.litert.task import Task, entry
 from nnhal.ops.lstm import room
 from nnhal.ops.recurrent import size
@@ -28,7 +28,7 @@ def activation(t: Task) -> int:
     return ACTIVATIONS[kind]
 
 
-def state(t: Task, name: str) -> Tensor:
+def state(t: Task, name: str) -> EngineTensor:
     """The variable tensor of a state argument, read back as the output of its name where the operation has it."""
     tensor = t.graph.state(t.place(name))
     names = [argument.name for argument in t.a.op.outputs]
@@ -41,7 +41,7 @@ def state(t: Task, name: str) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- sequences
 
 
-def joined(t: Task, *names: str) -> Tensor:
+def joined(t: Task, *names: str) -> EngineTensor:
     """Arguments one after the other along the last dimension; constant where they are."""
     values = [getattr(t.a, name) for name in names]
     if all(value.data is not None for value in values):
@@ -49,7 +49,7 @@ def joined(t: Task, *names: str) -> Tensor:
     return concatenated(t, [t.x(name) for name in names])
 
 
-def concatenated(t: Task, parts: Sequence[Tensor], y: Tensor | None = None) -> Tensor:
+def concatenated(t: Task, parts: Sequence[EngineTensor], y: EngineTensor | None = None) -> EngineTensor:
     """Write tensors one after the other along the last dimension to `y`, a tensor of its own where that is left out."""
     first, sizes = parts[0].value, [part.value.dims[-1] for part in parts]
     total = None if None in sizes else sum(n for n in sizes if n)
@@ -58,14 +58,14 @@ def concatenated(t: Task, parts: Sequence[Tensor], y: Tensor | None = None) -> T
     return y
 
 
-def reversed_in_time(t: Task, x: Tensor, y: Tensor | None = None) -> Tensor:
+def reversed_in_time(t: Task, x: EngineTensor, y: EngineTensor | None = None) -> EngineTensor:
     """Write a sequence last step first to `y`, a tensor of its own where that is left out."""
     y = y or t.temporary(x.value)
     t.emit("REVERSE_V2", [x, t.constant([0 if t.a.time_major else 1])], y, "ReverseV2")
     return y
 
 
-Kernel = Callable[[Task, Tensor, Tensor, str, bool], None]  # see `lstm_kernel`
+Kernel = Callable[[Task, EngineTensor, EngineTensor, str, bool], None]  # see `lstm_kernel`
 
 
 def two_ways(t: Task, kernel: Kernel, features: str, aux_weights: str) -> None:
@@ -77,7 +77,7 @@ def two_ways(t: Task, kernel: Kernel, features: str, aux_weights: str) -> None:
     ahead = joined(t, "input", "aux_input") if crossed else t.x("input")
     back = ahead if crossed else t.maybe("aux_input") or ahead  # parallel linking: its own input
 
-    def part(way: str) -> Tensor:
+    def part(way: str) -> EngineTensor:
         return t.temporary(ahead.value, shape=(*ahead.value.dims[:2], size(t.a, way + features)))
 
     forwards, backwards = (part("fw_"), part("bw_")) if t.a.merge_outputs else (t.output(0), t.output(1))
@@ -92,7 +92,7 @@ def two_ways(t: Task, kernel: Kernel, features: str, aux_weights: str) -> None:
 # ------------------------------------------------------------------------------------------------------------------ LSTM
 
 
-def lstm_inputs(t: Task, x: Tensor, way: str = "", crossed: bool = False) -> list[Tensor | None]:
+def lstm_inputs(t: Task, x: EngineTensor, way: str = "", crossed: bool = False) -> list[EngineTensor | None]:
     """The inputs of both LSTM kernels; NNAPI has the 17 weights in TFLite's order.
 
     way: the prefix of the cell's arguments. crossed: `x` goes on with the auxiliary input, whose weights follow its own.
@@ -134,7 +134,7 @@ def lstm(t: Task) -> None:
     t.undefined(0, (size(t.a, "batch"), None if units is None else room(t.a, t.maybe("input_to_input") is not None)))
 
 
-def lstm_kernel(t: Task, x: Tensor, y: Tensor, way: str = "", crossed: bool = False) -> None:
+def lstm_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crossed: bool = False) -> None:
     """Run a cell over sequence `x`, to `y`; `way` and `crossed` as of `lstm_inputs`."""
     options = settings(t) | {"timeMajor": t.a.time_major}
     inputs = lstm_inputs(t, x, way, crossed)
@@ -156,7 +156,7 @@ def two_way_lstm(t: Task) -> None:
 # ------------------------------------------------------------------------------------------------------------------- RNN
 
 
-def rnn_kernel(t: Task, x: Tensor, y: Tensor, way: str = "", crossed: bool = False) -> None:
+def rnn_kernel(t: Task, x: EngineTensor, y: EngineTensor, way: str = "", crossed: bool = False) -> None:
     """Run a cell over sequence `x`, to `y`; `way` and `crossed` as of `lstm_inputs`."""
     own, aux = f"{way}weights", f"{way}aux_weights"
     weights = joined(t, own, aux) if crossed else t.x(own)
@@ -188,7 +188,7 @@ def rnn(t: Task) -> None:
     t.alias(0, t.output(1))
 
 
-def add_activated(t: Task, x: Tensor, y: Tensor, out: Tensor) -> None:
+def add_activated(t: Task, x: EngineTensor, y: EngineTensor, out: EngineTensor) -> None:
     """The sum of two tensors under the operation's activation."""
     kind = t.a.activation_kind
     if kind not in (Kind.TANH, Kind.SIGMOID):
@@ -202,7 +202,7 @@ def add_activated(t: Task, x: Tensor, y: Tensor, out: Tensor) -> None:
         sigmoid(t, total, out)
 
 
-def sigmoid(t: Task, x: Tensor, out: Tensor) -> None:
+def sigmoid(t: Task, x: EngineTensor, out: EngineTensor) -> None:
     """By way of the hyperbolic tangent: XNNPACK's LOGISTIC gives NaN beyond 1e26."""
     half = t.constant([0.5], np.float32)
     less, bent, most = (t.temporary(out.value) for _ in range(3))
@@ -222,7 +222,7 @@ def svdf(t: Task) -> None:
     batch, filters, memory = a.batch, a.filters, a.memory_size
     places = a.state_size // filters  # as many as the memory has, or one less: without a place for the newest
 
-    def part(*shape: int) -> Tensor:
+    def part(*shape: int) -> EngineTensor:
         return t.temporary(x, shape=shape)
 
     newest, column, state = part(batch, filters), part(batch, filters, 1), part(batch, filters, places)

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.drivers.litert.graph import MOST, Tensor
+from nnhal.drivers.litert.graph import MOST, EngineTensor
 from nnhal.drivers.litert.task import Task
 from nnhal.ops.common import type_range
 
@@ -42,7 +42,7 @@ def greatest(numbers: Array) -> int:
     return max(int(numbers.max(initial=0)), -int(numbers.min(initial=0)))
 
 
-def within(t: Task, x: Value, weights: Value, axis: int, bias: Tensor, ratios: Array) -> Tensor:
+def within(t: Task, x: Value, weights: Value, axis: int, bias: EngineTensor, ratios: Array) -> EngineTensor:
     """The bias of a layer none of whose sums wrap around; refused where there is none. ratios: of the products' scales, one
     or for each channel, to the output's.
 
@@ -65,7 +65,7 @@ def within(t: Task, x: Value, weights: Value, axis: int, bias: Tensor, ratios: A
     return clipped(t, bias, np.broadcast_to(held - sums, channels))
 
 
-def clipped(t: Task, x: Tensor, most: Array) -> Tensor:
+def clipped(t: Task, x: EngineTensor, most: Array) -> EngineTensor:
     """An integer tensor with its elements clipped to -most and most."""
     for kind, bound in (("MINIMUM", most), ("MAXIMUM", -most)):
         y = t.temporary(x.value)

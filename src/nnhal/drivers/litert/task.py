@@ -9,7 +9,7 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Shape, Value
-from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, Graph, Refused, Tensor, require_scales
+from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, Refused, require_scales
 from nnhal.model.graph import Operation
 from nnhal.ops.schema import B8, F32, I32, Q8S, Bound, perhaps_omitted
 
@@ -82,21 +82,21 @@ class Task:
 
     # ---------------------------------------------------------------------------------------------------- arguments
 
-    def x(self, name: str) -> Tensor:
+    def x(self, name: str) -> EngineTensor:
         """The tensor of an argument that is there."""
         tensor = self.maybe(name)
         if tensor is None:
             raise Refused(f"{name} is omitted")
         return tensor
 
-    def maybe(self, name: str) -> Tensor | None:
+    def maybe(self, name: str) -> EngineTensor | None:
         """The tensor of an argument, None where it is omitted (also for an input that is declared to be perhaps)."""
         places = self._places.get(name, ())
         if not places or (name in self._optional and perhaps_omitted(getattr(self.a, name))):
             return None
         return self.graph.operand(places[0])
 
-    def many(self, name: str) -> list[Tensor]:
+    def many(self, name: str) -> list[EngineTensor]:
         """The tensors of a variadic argument."""
         tensors = [self.graph.operand(index) for index in self._places[name]]
         return [tensor for tensor in tensors if tensor is not None]
@@ -113,11 +113,11 @@ class Task:
         return np.asarray(value.data)
 
     @property
-    def out(self) -> Tensor:
+    def out(self) -> EngineTensor:
         """The first output."""
         return self.output(0)
 
-    def output(self, number: int) -> Tensor:
+    def output(self, number: int) -> EngineTensor:
         """The tensor of an output."""
         tensor = self.graph.operand(self.operation.outputs[number])
         if tensor is None:
@@ -125,13 +125,13 @@ class Task:
         return tensor
 
     @property
-    def outs(self) -> list[Tensor]:
+    def outs(self) -> list[EngineTensor]:
         """The tensors of all outputs."""
         return [self.output(number) for number in range(len(self.operation.outputs))]
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def constant(self, array: Any, dtype: Any = np.int32, value: Value | None = None) -> Tensor:
+    def constant(self, array: Any, dtype: Any = np.int32, value: Value | None = None) -> EngineTensor:
         """A constant tensor; int32 unless `dtype` or a Value that describes it is given."""
         kind = value.dtype if value else np.dtype(dtype)
         if value is None and kind == np.int32:
@@ -141,14 +141,14 @@ class Task:
         value = replace(value or Value(kinds[data.dtype.kind]), shape=data.shape, data=data, name="")
         return self.graph.add(value, data)
 
-    def temporary(self, value: Value, **changes: Any) -> Tensor:
+    def temporary(self, value: Value, **changes: Any) -> EngineTensor:
         """A tensor between two operators, described by `value` with changes (`shape=`, `type=`, ...)."""
         value = replace(value, **changes, data=None, name="")
         if value.shape is not None:
             self.require_room(value.shape, value.dtype.itemsize, "between its operators")
         return self.graph.add(value)
 
-    def along(self, value: Value, axes: Sequence[int]) -> Tensor:
+    def along(self, value: Value, axes: Sequence[int]) -> EngineTensor:
         """A tensor between two operators of the shape that is left after reducing along some axes, which stay as 1."""
         rank = value.rank
         gone = {axis % rank for axis in axes}
@@ -157,19 +157,19 @@ class Task:
     def emit(
         self,
         kind: str,
-        inputs: Sequence[Tensor | None],
-        outputs: Tensor | Sequence[Tensor],
+        inputs: Sequence[EngineTensor | None],
+        outputs: EngineTensor | Sequence[EngineTensor],
         options: str = "",
         **fields: Any,
     ) -> None:
         """Write an operator; see `Writer.operator`."""
-        results = [outputs] if isinstance(outputs, Tensor) else outputs
+        results = [outputs] if isinstance(outputs, EngineTensor) else outputs
         given = [-1 if tensor is None else tensor.index for tensor in inputs]
         self.graph.writer.operator(kind, given, [tensor.index for tensor in results], options, **fields)
         if kind == "DEQUANTIZE" and inputs[0] is not None and inputs[0].value.data is not None:
             self.graph.folded.add(results[0].index)
 
-    def alias(self, number: int, tensor: Tensor) -> None:
+    def alias(self, number: int, tensor: EngineTensor) -> None:
         """Output `number` is this very tensor."""
         self.graph.alias(self.operation.outputs[number], tensor)
 
@@ -177,24 +177,24 @@ class Task:
         """Output `number` has this shape unless it is known, and contents that are undefined."""
         self.graph.undefined(self.operation.outputs[number], shape)
 
-    def reshape(self, x: Tensor, y: Tensor) -> None:
+    def reshape(self, x: EngineTensor, y: EngineTensor) -> None:
         """Write the elements of `x` in the shape of `y`."""
         self.emit(
             "RESHAPE", [x, self.constant(y.value.known)], y, "Reshape", newShape=np.array(y.value.known, np.int32)
         )
 
-    def slice(self, x: Tensor, begin: Sequence[int], y: Tensor) -> None:
+    def slice(self, x: EngineTensor, begin: Sequence[int], y: EngineTensor) -> None:
         """Write the part of `x` that begins at `begin` and has the shape of `y`."""
         self.emit("SLICE", [x, self.constant(begin), self.constant(y.value.known)], y)
 
-    def transposed(self, x: Tensor, order: Sequence[int]) -> Tensor:
+    def transposed(self, x: EngineTensor, order: Sequence[int]) -> EngineTensor:
         """A tensor with its dimensions in another order."""
         shape = None if x.value.shape is None else tuple(x.value.shape[i] for i in order)
         y = self.temporary(x.value, shape=shape)
         self.emit("TRANSPOSE", [x, self.constant(order)], y)
         return y
 
-    def transposed_out(self, order: Sequence[int], number: int = 0) -> Tensor:
+    def transposed_out(self, order: Sequence[int], number: int = 0) -> EngineTensor:
         """A tensor whose dimensions, put in this order, are output `number`; written when the operation is."""
         out = self.output(number)
         inverse = [int(i) for i in np.argsort(order)]
@@ -203,14 +203,14 @@ class Task:
         self._after.append(lambda: self.emit("TRANSPOSE", [y, self.constant(order)], out))
         return y
 
-    def copy(self, x: Tensor, number: int) -> None:
+    def copy(self, x: EngineTensor, number: int) -> None:
         """Output `number` has the elements of `x`: it becomes the same tensor, unless that is an input of the model."""
         if self.enters(x):
             self.reshape(x, self.output(number))
         else:
             self.alias(number, x)
 
-    def enters(self, x: Tensor) -> bool:
+    def enters(self, x: EngineTensor) -> bool:
         """Whether a tensor is an input of the model, or constant."""
         return self.graph.given(x)
 
@@ -252,7 +252,7 @@ class Task:
         known = [v for v in values if v is not None and v.shape is not None and None not in v.shape]
         return max((math.prod(v.known) * v.dtype.itemsize for v in known), default=0)
 
-    def requantised(self, x: Tensor, like: Value) -> Tensor:
+    def requantised(self, x: EngineTensor, like: Value) -> EngineTensor:
         """A quantised tensor brought to the scale and zero point of another; others as they are."""
         if not x.value.quantised or (x.value.scale, x.value.zero_point) == (like.scale, like.zero_point):
             return x
@@ -261,7 +261,7 @@ class Task:
         self.emit("QUANTIZE", [x], y)
         return y
 
-    def dequantised(self, x: Tensor) -> Tensor:
+    def dequantised(self, x: EngineTensor) -> EngineTensor:
         """The real values of a quantised tensor; others as they are."""
         if not x.value.quantised:
             return x
@@ -269,7 +269,7 @@ class Task:
         self.emit("DEQUANTIZE", [x], y)
         return y
 
-    def dequantised_out(self, out: Tensor) -> Tensor:
+    def dequantised_out(self, out: EngineTensor) -> EngineTensor:
         """A tensor of real values that becomes the quantised `out` when the operation is written; others as they are."""
         if not out.value.quantised:
             return out
@@ -277,7 +277,7 @@ class Task:
         self._after.append(lambda: self.quantise(y, out))
         return y
 
-    def quantise(self, x: Tensor, out: Tensor) -> None:
+    def quantise(self, x: EngineTensor, out: EngineTensor) -> None:
         """Write real values as the quantised `out`, flat where they have too many dimensions for XNNPACK: LiteRT's own
         kernel does not saturate what is 2**31 steps away.
         """
@@ -290,13 +290,13 @@ class Task:
         self.emit("QUANTIZE", [flat], steps)
         self.reshape(steps, out)
 
-    def cast(self, x: Tensor, type: OperandType) -> Tensor:
+    def cast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
         """A tensor's stored values in another type."""
         y = self.temporary(x.value, type=type, scale=0.0, zero_point=0)
         self.emit("CAST", [x], y)
         return y
 
-    def out_of_rank(self, rank: int) -> Tensor:
+    def out_of_rank(self, rank: int) -> EngineTensor:
         """The first output, to be written with a rank of 0 where that is TFLite's; NNAPI's shape is [1] then."""
         if rank:
             return self.out
@@ -304,15 +304,15 @@ class Task:
         self._after.append(lambda: self.reshape(y, self.out))
         return y
 
-    def image(self, name: str) -> Tensor:
+    def image(self, name: str) -> EngineTensor:
         """A picture argument as NHWC."""
         return self.transposed(self.x(name), (0, 2, 3, 1)) if self.a.nchw else self.x(name)
 
-    def image_out(self) -> Tensor:
+    def image_out(self) -> EngineTensor:
         """The first output, to be written as NHWC."""
         return self.transposed_out((0, 3, 1, 2)) if self.a.nchw else self.out
 
-    def recast(self, x: Tensor, type: OperandType) -> Tensor:
+    def recast(self, x: EngineTensor, type: OperandType) -> EngineTensor:
         """An 8-bit tensor as the other asymmetric type, with the same real values; one of this type as it is."""
         if x.value.type == type:
             return x
@@ -324,7 +324,7 @@ class Task:
         self.emit("QUANTIZE", [x], y)
         return y
 
-    def recast_out(self, out: Tensor, type: OperandType) -> Tensor:
+    def recast_out(self, out: EngineTensor, type: OperandType) -> EngineTensor:
         """A tensor of the given 8-bit type that becomes `out`, of the other one, when the operation is written."""
         if out.value.type == type:
             return out

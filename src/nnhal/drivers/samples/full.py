@@ -12,9 +12,9 @@ from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus, Preference
 from nnhal.base.errors import NnhalError
 from nnhal.base.levels import V1_3
 from nnhal.drivers.reference import Interpreter, Reference
-from nnhal.hal.arguments import HalRequest, HalTiming, OutputShape, output_shapes, to_arrays
 from nnhal.hal.device import Capabilities, Device, Performance
-from nnhal.hal.interfaces import ExecutionCallback, InlinedModel, PreparedModelCallback
+from nnhal.hal.hidl.arguments import HalRequest, HalTiming, OutputShape, output_shapes, to_arrays
+from nnhal.hal.hidl.interfaces import ExecutionCallback, InlinedModel, PreparedModelCallback
 from nnhal.hal.request import Control, Request
 from nnhal.hal.utilities import OldCapabilities
 

@@ -20,12 +20,12 @@ from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Value
 from nnhal.base.sealed import Store
-from nnhal.frontends.tflite.file import File, Signature, Subgraph
-from nnhal.frontends.tflite.graph import UNTYPED, Context, Refused, typed
+from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
+from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, Inexpressible, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.state import settle
-from nnhal.frontends.tflite.write import Writer
+from nnhal.frontends.tflite.write import ModelWriter
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
@@ -51,14 +51,14 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
         raise BadFile(f"{label}: subgraph {subgraph.index}: has no outputs, must have at least one")
     names = _names(subgraph, subgraph.inputs, entries[0])
     wanted = _shapes(subgraph, names, shapes)
-    context = Context(file, lower, reshaped=wanted != [subgraph.tensors[i].shape for i in subgraph.inputs])
+    context = ImportContext(file, lower, reshaped=wanted != [subgraph.tensors[i].shape for i in subgraph.inputs])
     graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
     states = [] if context.problems else settle(graph)
     if context.problems:
         raise unsupported(context)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    model = Writer(memory, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
+    model = ModelWriter(memory, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
     validate(model)
     return model
 
@@ -84,7 +84,7 @@ def _open(source: Source) -> tuple[str, Memory]:
     return label, store.seal()
 
 
-def _signature(file: File, key: str | None) -> Signature | None:
+def _signature(file: File, key: str | None) -> SignatureDef | None:
     if key is None:
         return next((s for s in file.signatures), None)
     for signature in file.signatures:
@@ -94,7 +94,7 @@ def _signature(file: File, key: str | None) -> Signature | None:
     raise InvalidArgument(f"{file.label}: signature is {key!r}, must be one of {there}")
 
 
-def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, Subgraph]:
+def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, FileSubgraph]:
     """The file and a subgraph of it, which gives a tensor once for each name that the signature has for it."""
     subgraph, left = file.subgraphs[number], [index for _, index in entries]
     for index in subgraph.outputs:
@@ -105,7 +105,7 @@ def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) ->
     return replace(file, subgraphs=graphs), subgraph
 
 
-def _names(subgraph: Subgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
+def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
     """The name of each input or output: the signature's, else the tensor's. One that is listed twice has two."""
     left = list(entries)
     names = []
@@ -117,7 +117,7 @@ def _names(subgraph: Subgraph, tensors: Sequence[int], entries: Sequence[tuple[s
     return names
 
 
-def _shapes(subgraph: Subgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:
+def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:
     """The shape of each input, the caller's where given."""
     found = [subgraph.tensors[index].shape for index in subgraph.inputs]
     if shapes is None:
@@ -141,14 +141,14 @@ def _shapes(subgraph: Subgraph, names: Sequence[str], shapes: Shapes | None) -> 
 
 
 def _values(
-    context: Context, subgraph: Subgraph, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+    context: ImportContext, subgraph: FileSubgraph, names: Sequence[str], shapes: Sequence[tuple[int, ...]]
 ) -> list[Value]:
     """What is known of the inputs."""
     values = []
     for index, name, shape in zip(subgraph.inputs, names, shapes, strict=True):
         try:
             value = typed(subgraph.tensors[index])
-        except Refused as error:
+        except Inexpressible as error:
             context.problems[f"input {error}", ""] = []
             value = Value(UNTYPED)
         dims = tuple(None if d in OPEN else d for d in shape) or (1,)

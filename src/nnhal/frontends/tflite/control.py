@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
-from nnhal.frontends.tflite.graph import Graph, Refused, Term
-from nnhal.frontends.tflite.task import Task, entry
+from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term
+from nnhal.frontends.tflite.task import OperatorTask, entry
 
 
-def called(t: Task, number: int, given: Sequence[Value]) -> Graph:
+def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
     """A subgraph for these inputs; Refused without a reason where its own operators were."""
     context, count = t.graph.context, len(t.graph.file.subgraphs)
     if 0 <= number < count:
@@ -22,23 +22,23 @@ def called(t: Task, number: int, given: Sequence[Value]) -> Graph:
             t.require(inner == outer, f"input {place} of subgraph {number} is {inner}, must be {outer}")
     graph = context.import_subgraph(number, given, t.label)
     if graph.failed:
-        raise Refused
+        raise Inexpressible
     return graph
 
 
-def reference(graph: Graph) -> Term:
+def reference(graph: ImportGraph) -> Term:
     """A subgraph as an operand."""
     return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
 
 
-def truth(t: Task, term: Term) -> Term:
+def truth(t: OperatorTask, term: Term) -> Term:
     """A condition of shape [1]."""
     t.require(term.value.shape == (1,), f"the condition has shape {term.value.shape}, must be one element")
     return term
 
 
 @entry("IF", inputs=(1, None), outputs=(1, None))
-def branch(t: Task) -> None:
+def branch(t: OperatorTask) -> None:
     """Both branches take the same operands."""
     o, condition = t.options("IfOptions"), truth(t, t.x(0))
     operands = t.xs(1)
@@ -48,7 +48,7 @@ def branch(t: Task) -> None:
 
 
 @entry("WHILE", inputs=(1, None), outputs=(1, None))
-def loop(t: Task) -> None:
+def loop(t: OperatorTask) -> None:
     """A dimension that the body changes is unknown from the start."""
     o, operands = t.options("WhileOptions"), t.xs()
     t.require(len(operands) == len(t.operator.outputs), "must have as many outputs as inputs")

@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.graph import PLAIN_SCALE, Term, constant, stored
-from nnhal.frontends.tflite.task import ASYMMETRIC, MOST_DIMENSIONS, TANH, Task, entry, number
+from nnhal.frontends.tflite.task import ASYMMETRIC, MOST_DIMENSIONS, TANH, OperatorTask, entry, number
 from nnhal.ops.schema import B8, F16, F32, I32, Q8S
 
 FLOATS = (F32, F16)
@@ -18,21 +18,21 @@ SMALL = 4096  # elements of a constant that is repeated at import rather than at
 
 
 @entry("ADD", "SUB", "MUL", inputs=2, real=True)
-def arithmetic(t: Task) -> None:
+def arithmetic(t: OperatorTask) -> None:
     """With a fused activation."""
     code = t.options(f"{t.name.title()}Options")("FusedActivationFunction")
     binary(t, code, t.x(0), t.x(1))
 
 
 @entry("DIV", inputs=2, real=True)
-def divide(t: Task) -> None:
+def divide(t: OperatorTask) -> None:
     """NNAPI rounds integer quotients down, TFLite towards 0."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type != I32, "of integers rounds towards 0, NNAPI's rounds down")
     binary(t, t.options("DivOptions")("FusedActivationFunction"), x, y)
 
 
-def binary(t: Task, code: int, x: Term, y: Term) -> None:
+def binary(t: OperatorTask, code: int, x: Term, y: Term) -> None:
     """With a fused activation. Of more than four dimensions, those that lie together and broadcast alike become one."""
     shapes = [t.shape(x), t.shape(y)]
     if max(map(len, shapes)) <= MOST_DIMENSIONS or code >= TANH:
@@ -66,7 +66,7 @@ def merged(shapes: Sequence[tuple[int, ...]], whole: Sequence[int]) -> list[list
 
 
 @entry("FLOOR_DIV", inputs=2)
-def floor_divide(t: Task) -> None:
+def floor_divide(t: OperatorTask) -> None:
     """What NNAPI's DIV is for integers."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
@@ -76,7 +76,7 @@ def floor_divide(t: Task) -> None:
 
 
 @entry("FLOOR_MOD", inputs=2)
-def floor_modulo(t: Task) -> None:
+def floor_modulo(t: OperatorTask) -> None:
     """x - floor(x / y) * y, exact for integers only."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type == I32, f"of {x.kind} rounds differently when it is composed")
@@ -85,7 +85,7 @@ def floor_modulo(t: Task) -> None:
 
 
 @entry("ADD_N", inputs=(1, None))
-def add_many(t: Task) -> None:
+def add_many(t: OperatorTask) -> None:
     """From the first to the last."""
     total, *others = t.xs()
     if not others:
@@ -97,13 +97,13 @@ def add_many(t: Task) -> None:
 
 
 @entry("SQUARE", real=True)
-def square(t: Task) -> None:
+def square(t: OperatorTask) -> None:
     """The product with itself."""
     t.give("MUL", t.x(0), t.x(0), activation=0)
 
 
 @entry("SQUARED_DIFFERENCE", inputs=2, real=True)
-def squared_difference(t: Task) -> None:
+def squared_difference(t: OperatorTask) -> None:
     """Quantised, the difference would be rounded too: that takes real values."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
@@ -113,20 +113,20 @@ def squared_difference(t: Task) -> None:
 
 @entry("MAXIMUM", "MINIMUM", "POW", "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", inputs=2)
 @entry("LOGICAL_AND", "LOGICAL_OR", inputs=2)
-def pair(t: Task) -> None:
+def pair(t: OperatorTask) -> None:
     """Two tensors that broadcast as NNAPI's do."""
     t.give(t.name, t.x(0), t.x(1))
 
 
 @entry("ABS", "EXP", "FLOOR", "LOG", "LOGISTIC", "NEG", "RSQRT", "SIN", "SQRT", "TANH", real=True)
 @entry("HARD_SWISH", "LOGICAL_NOT")
-def unary(t: Task) -> None:
+def unary(t: OperatorTask) -> None:
     """One tensor, no options."""
     t.flattened(t.name, t.x(0))
 
 
 @entry("RELU", "RELU6", "RELU_N1_TO_1")
-def relu(t: Task) -> None:
+def relu(t: OperatorTask) -> None:
     """NNAPI's keep the scale; where the file has another one, a fused activation of `x + 0` says the same."""
     name, x, value = SAME_NAME.get(t.name, t.name), t.x(0), t.out()
     if x.value.type in ASYMMETRIC and (x.value.scale, x.value.zero_point) != (value.scale, value.zero_point):
@@ -137,7 +137,7 @@ def relu(t: Task) -> None:
 
 
 @entry("RELU_0_TO_1", real=True)
-def relu_to_one(t: Task) -> None:
+def relu_to_one(t: OperatorTask) -> None:
     """At least 0, at most 1."""
     x = t.x(0)
     t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
@@ -145,25 +145,25 @@ def relu_to_one(t: Task) -> None:
 
 
 @entry("CEIL")
-def ceil(t: Task) -> None:
+def ceil(t: OperatorTask) -> None:
     """-floor(-x)."""
     t.give("NEG", t.make("FLOOR", t.make("NEG", t.x(0))))
 
 
 @entry("ELU", real=True)
-def elu(t: Task) -> None:
+def elu(t: OperatorTask) -> None:
     """TFLite's alpha is 1."""
     t.give("ELU", t.x(0), 1.0)
 
 
 @entry("PRELU", inputs=2)
-def prelu(t: Task) -> None:
+def prelu(t: OperatorTask) -> None:
     """Alpha broadcasts."""
     t.give("PRELU", t.x(0), t.real(t.x(1)) if t.x(0).value.type == F32 else t.x(1))
 
 
 @entry("LEAKY_RELU")
-def leaky_relu(t: Task) -> None:
+def leaky_relu(t: OperatorTask) -> None:
     """PRELU with a constant: a quantised one holds alpha exactly, as one step of its own scale."""
     x, alpha = t.x(0), t.options("LeakyReluOptions")("Alpha")
     t.require(math.isfinite(alpha), f"alpha is {alpha}, must be finite")
@@ -180,7 +180,7 @@ def leaky_relu(t: Task) -> None:
 
 
 @entry("CAST")
-def cast(t: Task) -> None:
+def cast(t: OperatorTask) -> None:
     """Stored values in another type. What NNAPI's does not take is said by comparing, choosing, or a scale of 1."""
     x, value = t.raw(0), t.declared()
     if not x.narrow:
@@ -199,21 +199,21 @@ def cast(t: Task) -> None:
 
 
 @entry("DEQUANTIZE")
-def dequantise(t: Task) -> None:
+def dequantise(t: OperatorTask) -> None:
     """float16 is converted: NNAPI calls that CAST."""
     x = t.x(0)
     t.give("CAST" if x.value.type in FLOATS else "DEQUANTIZE", x)
 
 
 @entry("DENSIFY")
-def densify(t: Task) -> None:
+def densify(t: OperatorTask) -> None:
     """Sparse constants are expanded where they are read."""
     t.require(t.raw(0).data is not None, "of a tensor that is computed at execution is not in NNAPI")
     t.same(t.x(0))
 
 
 @entry("QUANTIZE")
-def quantise(t: Task) -> None:
+def quantise(t: OperatorTask) -> None:
     """NNAPI quantises real values only, so that one scale becomes another by way of them."""
     t.give("QUANTIZE", t.real(t.x(0)))
 
@@ -222,7 +222,7 @@ def quantise(t: Task) -> None:
 
 
 @entry("SELECT", "SELECT_V2", inputs=3)
-def select(t: Task) -> None:
+def select(t: OperatorTask) -> None:
     """NNAPI's takes equal shapes, so that smaller tensors are repeated first."""
     terms = [t.x(place) for place in range(3)]
     shapes = [term.value.shape for term in terms]
@@ -240,14 +240,14 @@ def select(t: Task) -> None:
     t.give("SELECT", *[repeated(t, term, shape) for term in terms])
 
 
-def condition_of_rank(t: Task, term: Term, shape: Sequence[int]) -> Term:
+def condition_of_rank(t: OperatorTask, term: Term, shape: Sequence[int]) -> Term:
     """Booleans in another shape; NNAPI reshapes numbers only."""
     numbers = t.make("SELECT", term, *[t.filled(t.known(term), n, I32) for n in (1, 0)], like=Value(I32))
     numbers = t.reshaped(numbers, shape)
     return t.make("NOT_EQUAL", numbers, t.scalar(0, numbers), like=Value(B8))
 
 
-def repeated(t: Task, term: Term, shape: Sequence[int]) -> Term:
+def repeated(t: OperatorTask, term: Term, shape: Sequence[int]) -> Term:
     """A term broadcast to a shape."""
     sizes, wanted = t.known(term), tuple(int(n) for n in shape)
     if sizes == wanted:
@@ -263,7 +263,7 @@ def repeated(t: Task, term: Term, shape: Sequence[int]) -> Term:
 
 
 @entry("BROADCAST_TO", inputs=2)
-def broadcast_to(t: Task) -> None:
+def broadcast_to(t: OperatorTask) -> None:
     """Repeats along dimensions of 1."""
     x, shape = t.x(0), t.ints(1, "shape")
     sizes = (1,) * (len(shape) - len(t.known(x))) + t.known(x)
@@ -273,7 +273,7 @@ def broadcast_to(t: Task) -> None:
 
 
 @entry("FILL", inputs=2)
-def fill(t: Task) -> None:
+def fill(t: OperatorTask) -> None:
     """Of one constant."""
     value, kind = t.number(1, "value"), t.out().type
     t.require(kind in (*FLOATS, I32), "NNAPI fills with float and int32 only")
@@ -281,7 +281,7 @@ def fill(t: Task) -> None:
 
 
 @entry("ZEROS_LIKE")
-def zeros_like(t: Task) -> None:
+def zeros_like(t: OperatorTask) -> None:
     """A constant where it is small."""
     x = t.x(0)
     shape, value = t.known(x), t.out()
@@ -293,7 +293,7 @@ def zeros_like(t: Task) -> None:
 
 
 @entry("ONE_HOT", inputs=4)
-def one_hot(t: Task) -> None:
+def one_hot(t: OperatorTask) -> None:
     """SELECT(index == 0, 1, .. depth - 1; on; off)."""
     indices, depth = t.index(0, "indices"), t.integer(1, "depth")
     on, off, value = t.number(2, "on_value"), t.number(3, "off_value"), t.out()

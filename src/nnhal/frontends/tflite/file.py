@@ -22,7 +22,7 @@ class Blob:
 
 
 @dataclass(frozen=True, slots=True)
-class Quant:
+class TensorQuant:
     """Quantisation of a tensor: one scale and zero point, or one for each index along dimension `axis`."""
 
     scales: tuple[float, ...]
@@ -31,14 +31,14 @@ class Quant:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class FileTensor:
     """A tensor of the file. open: its dimensions that the file leaves to the caller (-1 in its signature)."""
 
     name: str
     type: str
     shape: tuple[int, ...]
     open: frozenset[int] = frozenset()
-    quant: Quant | None = None
+    quant: TensorQuant | None = None
     variable: bool = False
     blob: Blob | None = None
     sparsity: Sparsity | None = None
@@ -64,18 +64,18 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class Subgraph:
+class FileSubgraph:
     """A subgraph of the file."""
 
     index: int
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[FileTensor, ...]
     operators: tuple[Operator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class SignatureDef:
     """An entry point: a subgraph, and names for its inputs and outputs by tensor."""
 
     key: str
@@ -90,8 +90,8 @@ class File:
 
     label: str
     data: Array
-    subgraphs: tuple[Subgraph, ...]
-    signatures: tuple[Signature, ...]
+    subgraphs: tuple[FileSubgraph, ...]
+    signatures: tuple[SignatureDef, ...]
 
     def bytes_of(self, blob: Blob) -> Array:
         """Bytes of the file where they lie."""

@@ -19,14 +19,14 @@ KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 
 
-class Unknown(Exception):
+class Unfoldable(Exception):
     """This call has to be left to execution."""
 
 
 def must(condition: Any) -> None:
     """Leave it to execution unless the condition holds."""
     if not condition:
-        raise Unknown
+        raise Unfoldable
 
 
 def fold(name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[str]) -> list[Array] | None:
@@ -42,7 +42,7 @@ def fold(name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[s
             results = results if isinstance(results, list) else [results]
             must(len(results) == len(kinds))
             return [_stored(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
-    except (*FAILURES, Unknown):
+    except (*FAILURES, Unfoldable):
         return None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value
-from nnhal.frontends.tflite.file import DTYPES, Blob, File, Subgraph, Tensor
+from nnhal.frontends.tflite.file import DTYPES, Blob, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.validate import MAX_DEPTH
 from nnhal.ops import OPS
@@ -21,7 +21,7 @@ UNTYPED = -1  # the type of a Value that NNAPI has no type for
 PLAIN_SCALE = 1.0  # of 8-bit integers that stand for themselves
 
 
-class Refused(Exception):
+class Inexpressible(Exception):
     """An operator that NNAPI cannot express; the message is the reason. Without one, it follows from another's."""
 
 
@@ -44,7 +44,7 @@ class Term:
     narrow: bool = False
     doubtful: bool = False
     variable: "Variable | None" = None
-    graph: "Graph | None" = None
+    graph: "ImportGraph | None" = None
 
     @property
     def partly(self) -> bool:
@@ -74,18 +74,20 @@ class Emitted:
 
 
 @dataclass(eq=False)
-class Context:
+class ImportContext:
     """What the subgraphs of one import share. reshaped: the caller changed input shapes, so the file's are out of date."""
 
     file: File
-    lower: "Callable[[Graph], None]"
+    lower: "Callable[[ImportGraph], None]"
     reshaped: bool = False
     problems: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     variables: dict[Any, Variable] = field(default_factory=dict)
     _open: list[int] = field(default_factory=list)
-    _done: dict[Any, "Graph"] = field(default_factory=dict)
+    _done: dict[Any, "ImportGraph"] = field(default_factory=dict)
 
-    def import_subgraph(self, number: int, given: Sequence[Value], where: str, *, starts: bool = False) -> "Graph":
+    def import_subgraph(
+        self, number: int, given: Sequence[Value], where: str, *, starts: bool = False
+    ) -> "ImportGraph":
         """A subgraph for inputs as given; each kind of call is imported once. starts: it gives variables their values."""
         limit = len(self.file.subgraphs)
         if not 0 <= number < limit:
@@ -98,18 +100,24 @@ class Context:
         if key not in self._done:
             self._open.append(number)
             inner = len(self._open) > 1 and not starts
-            graph = Graph(self, self.file.subgraphs[number], given, inner=inner, starts=starts)
+            graph = ImportGraph(self, self.file.subgraphs[number], given, inner=inner, starts=starts)
             self.lower(graph)
             self._done[key] = graph
             self._open.pop()
         return self._done[key]
 
 
-class Graph:
+class ImportGraph:
     """One subgraph: terms by tensor, and the operations in order."""
 
     def __init__(
-        self, context: Context, source: Subgraph, given: Sequence[Value], *, inner: bool = False, starts: bool = False
+        self,
+        context: ImportContext,
+        source: FileSubgraph,
+        given: Sequence[Value],
+        *,
+        inner: bool = False,
+        starts: bool = False,
     ) -> None:
         self.context, self.source, self.inner, self.starts = context, source, inner, starts
         self.file = context.file
@@ -167,14 +175,14 @@ class Graph:
                 data = np.zeros(tensor.shape, dtype)
         try:
             value = self.declared(index)
-        except Refused:
+        except Inexpressible:
             return Term(Value(UNTYPED, tensor.shape), tensor.type, data)
         return constant(value, data, tensor.type, blob)
 
     def variable(self, key: Any, name: str) -> Variable:
         """A variable of the model, by a key of its own."""
         if self.inner:
-            raise Refused("states within IF and WHILE are not carried from run to run in NNAPI")
+            raise Inexpressible("states within IF and WHILE are not carried from run to run in NNAPI")
         return self.context.variables.setdefault(key, Variable(name))
 
     def emit_copy(self, term: Term) -> Term:
@@ -220,21 +228,21 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
     return Term(replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0)
 
 
-def typed(tensor: Tensor) -> Value:
+def typed(tensor: FileTensor) -> Value:
     """A tensor's type and quantisation for NNAPI; Refused where it has none."""
     if tensor.type in PLAIN:
         return Value(PLAIN[tensor.type], None)
     if tensor.type not in QUANTISED:
-        raise Refused(f"{tensor.name!r} is {tensor.type}, which NNAPI has no type for")
+        raise Inexpressible(f"{tensor.name!r} is {tensor.type}, which NNAPI has no type for")
     quant = tensor.quant
     if quant is None:
         return Value(QUANTISED[tensor.type], None, PLAIN_SCALE)
     if len(quant.scales) > 1:
         if tensor.type != "INT8" or any(quant.zero_points):
-            raise Refused(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 with zero points of 0")
+            raise Inexpressible(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 with zero points of 0")
         return Value(Q8PC, None, channel=ChannelQuant(quant.scales, quant.axis))
     if tensor.type == "INT16" and quant.zero_points[0]:
-        raise Refused(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")
+        raise Inexpressible(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")
     return Value(QUANTISED[tensor.type], None, quant.scales[0], quant.zero_points[0])
 
 

@@ -9,7 +9,7 @@ from nnhal.base.codes import Padding
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.task import ASYMMETRIC, Task, entry, viewed
+from nnhal.frontends.tflite.task import ASYMMETRIC, OperatorTask, entry, viewed
 from nnhal.ops.schema import F32, I32, Q8PC
 
 SCHEMES = {0: Padding.SAME, 1: Padding.VALID}
@@ -18,14 +18,14 @@ MOST_UNITS = 1 << 20  # whose bias is written as zeros where the file has none
 LSH_TYPES = {1: 3, 2: 2}  # sparse with offsets, and dense; NNAPI's 1 has no offsets
 
 
-def scheme(t: Task, o: Fields) -> Padding:
+def scheme(t: OperatorTask, o: Fields) -> Padding:
     """The padding scheme of a layer."""
     code = o("Padding")
     t.require(code in SCHEMES, f"padding is {code}, must be 0 (SAME) or 1 (VALID)")
     return SCHEMES[code]
 
 
-def weights_of(t: Task, place: int, x: Term) -> Term:
+def weights_of(t: OperatorTask, place: int, x: Term) -> Term:
     """Weights for an input: integers beside a float input (dynamic-range quantisation) are made real, since what such a
     file asks for is the layer on real values; TFLite's own kernels approximate it.
     """
@@ -33,7 +33,7 @@ def weights_of(t: Task, place: int, x: Term) -> Term:
     return t.real(weights) if x.value.type == F32 else weights
 
 
-def bias_of(t: Task, place: int, x: Term, weights: Term, units: int) -> Term:
+def bias_of(t: OperatorTask, place: int, x: Term, weights: Term, units: int) -> Term:
     """The bias, zeros where the file has none; an int32 one with the scale that NNAPI asks for."""
     t.require(units <= MOST_UNITS or t.given(place), f"has {units} units and no bias, must be {MOST_UNITS} at most")
     if x.value.type not in ASYMMETRIC:
@@ -62,7 +62,7 @@ def bias_of(t: Task, place: int, x: Term, weights: Term, units: int) -> Term:
 
 
 @entry("CONV_2D", inputs=(2, 3))
-def convolution(t: Task) -> None:
+def convolution(t: OperatorTask) -> None:
     """TFLite sees groups by the depth of the filter."""
     o, x = t.options("Conv2DOptions"), t.x(0)
     w = weights_of(t, 1, x)
@@ -81,7 +81,7 @@ def convolution(t: Task) -> None:
 
 
 @entry("DEPTHWISE_CONV_2D", inputs=(2, 3))
-def depthwise(t: Task) -> None:
+def depthwise(t: OperatorTask) -> None:
     """The multiplier follows from the shapes, as in TFLite's kernels."""
     o, x = t.options("DepthwiseConv2DOptions"), t.x(0)
     w = weights_of(t, 1, x)
@@ -98,14 +98,14 @@ def dilation(o: Fields) -> dict[str, int | bool]:
     return {} if (width, height) == (1, 1) else {"dilation_w": width, "dilation_h": height}
 
 
-def four(t: Task, shape: tuple[int, ...], what: str) -> tuple[int, int, int, int]:
+def four(t: OperatorTask, shape: tuple[int, ...], what: str) -> tuple[int, int, int, int]:
     """A shape of four dimensions."""
     t.require(len(shape) == 4, f"{what} has shape {list(shape)}, must have four dimensions")
     return shape[0], shape[1], shape[2], shape[3]
 
 
 @entry("TRANSPOSE_CONV", inputs=(3, 4))
-def transposed_convolution(t: Task) -> None:
+def transposed_convolution(t: OperatorTask) -> None:
     """NNAPI has the shape after the bias."""
     o, x = t.options("TransposeConvOptions"), t.x(2)
     w = weights_of(t, 1, x)
@@ -116,7 +116,7 @@ def transposed_convolution(t: Task) -> None:
 
 
 @entry("FULLY_CONNECTED", inputs=(2, 3), outputs=(1, 2))
-def fully_connected(t: Task) -> None:
+def fully_connected(t: OperatorTask) -> None:
     """The input is rows of `input_size` elements, whatever its rank."""
     o, x = t.options("FullyConnectedOptions"), t.x(0)
     t.require(
@@ -140,7 +140,7 @@ def fully_connected(t: Task) -> None:
         t.fused(code, "FULLY_CONNECTED", x, w, bias)
 
 
-def rows_of(t: Task, x: Term, bias: Term, w: Term, code: int) -> Term:
+def rows_of(t: OperatorTask, x: Term, bias: Term, w: Term, code: int) -> Term:
     """A fully connected layer whose result is used by another operation; with scales per channel, as a convolution."""
     t.require(code < 4, "with this activation NNAPI fuses nothing")
     if w.value.type != Q8PC:
@@ -158,7 +158,7 @@ def rows_of(t: Task, x: Term, bias: Term, w: Term, code: int) -> Term:
 
 
 @entry("BATCH_MATMUL", inputs=2)
-def batch_matmul(t: Task) -> None:
+def batch_matmul(t: OperatorTask) -> None:
     """NNAPI's has equal batches; one matrix for all of them is a product of all rows with it."""
     o, x = t.options("BatchMatMulOptions"), t.x(0)
     adjoint = {"adj_x": o("AdjX"), "adj_y": o("AdjY")}
@@ -185,7 +185,7 @@ def batch_matmul(t: Task) -> None:
 
 
 @entry("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D", real=True)
-def pool(t: Task) -> None:
+def pool(t: OperatorTask) -> None:
     """Padding does not count in TFLite's means either."""
     o = t.options("Pool2DOptions")
     how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH")}
@@ -194,19 +194,19 @@ def pool(t: Task) -> None:
 
 
 @entry("SOFTMAX", real=True)
-def softmax(t: Task) -> None:
+def softmax(t: OperatorTask) -> None:
     """Along the last dimension."""
     t.flattened("SOFTMAX", t.x(0), t.options("SoftmaxOptions")("Beta"))
 
 
 @entry("LOG_SOFTMAX", real=True)
-def log_softmax(t: Task) -> None:
+def log_softmax(t: OperatorTask) -> None:
     """Along the last dimension, without beta."""
     t.give("LOG_SOFTMAX", t.x(0), 1.0, -1)
 
 
 @entry("L2_NORMALIZATION", real=True)
-def l2_normalisation(t: Task) -> None:
+def l2_normalisation(t: OperatorTask) -> None:
     """Along the last dimension."""
     code = t.options("L2NormOptions")("FusedActivationFunction")
     if code:
@@ -216,7 +216,7 @@ def l2_normalisation(t: Task) -> None:
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION")
-def local_response(t: Task) -> None:
+def local_response(t: OperatorTask) -> None:
     """Along the last dimension."""
     o = t.options("LocalResponseNormalizationOptions")
     t.give(t.name, t.x(0), o("Radius"), o("Bias"), o("Alpha"), o("Beta"))
@@ -226,7 +226,7 @@ def local_response(t: Task) -> None:
 
 
 @entry("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", inputs=2, real=True)
-def resize(t: Task) -> None:
+def resize(t: OperatorTask) -> None:
     """To a size that is constant."""
     bilinear = t.name == "RESIZE_BILINEAR"
     o = t.options("ResizeBilinearOptions" if bilinear else "ResizeNearestNeighborOptions")
@@ -238,14 +238,14 @@ def resize(t: Task) -> None:
 
 
 @entry("EMBEDDING_LOOKUP", inputs=2)
-def embedding(t: Task) -> None:
+def embedding(t: OperatorTask) -> None:
     """Rows by number."""
     values = t.real(t.x(1)) if t.out().type == F32 else t.x(1)
     t.give(t.name, t.index(0, "lookups"), values)
 
 
 @entry("HASHTABLE_LOOKUP", inputs=3, outputs=2)
-def hashtable(t: Task) -> None:
+def hashtable(t: OperatorTask) -> None:
     """Rows by key; hits are bytes that stand for themselves."""
     values, hits = t.run(t.name, t.index(0, "lookups"), t.index(1, "keys"), t.x(2), outs=[t.out(0), t.out(1)])
     t.result(0, values)
@@ -253,7 +253,7 @@ def hashtable(t: Task) -> None:
 
 
 @entry("LSH_PROJECTION", inputs=(2, 3))
-def lsh(t: Task) -> None:
+def lsh(t: OperatorTask) -> None:
     """NNAPI's sparse projection has offsets since 1.2, as TFLite's."""
     code = t.options("LSHProjectionOptions")("Type")
     t.require(code in LSH_TYPES, f"type is {code}, must be 1 (SPARSE) or 2 (DENSE)")

@@ -5,13 +5,13 @@ from nnhal.base.operands import Value
 from nnhal.frontends.tflite import control, elementwise, layers, movement, recurrent, state
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import fold
-from nnhal.frontends.tflite.graph import UNTYPED, Context, Graph, Refused, Term
-from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, Entry, Task
+from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
+from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, OperatorEntry, OperatorTask
 
 FAMILIES = (control, elementwise, layers, movement, recurrent, state)  # importing them fills the table
 
 
-def lower(graph: Graph) -> None:
+def lower(graph: ImportGraph) -> None:
     """Lower every operator of a subgraph; what cannot be is noted in its context."""
     for operator in graph.source.operators:
         if not _folded(graph, operator):
@@ -19,7 +19,7 @@ def lower(graph: Graph) -> None:
     graph.finish()
 
 
-def unsupported(context: Context) -> UnsupportedModel:
+def unsupported(context: ImportContext) -> UnsupportedModel:
     """The one error that lists everything that cannot be expressed."""
     parts = []
     for (name, reason), places in context.problems.items():
@@ -28,7 +28,7 @@ def unsupported(context: Context) -> UnsupportedModel:
     return UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
 
 
-def _folded(graph: Graph, operator: Operator) -> bool:
+def _folded(graph: ImportGraph, operator: Operator) -> bool:
     terms = [graph.term(index) for index in operator.inputs if index >= 0]
     data = [term.data for term in terms if term.data is not None and term.kind not in ("INT8", "UINT8", "INT16")]
     if not operator.builtin or len(data) != len(operator.inputs) or not data:
@@ -37,44 +37,44 @@ def _folded(graph: Graph, operator: Operator) -> bool:
     results = fold(operator.name, operator.options, data, kinds)
     if results is None:
         return False
-    task = Task(graph, operator)
+    task = OperatorTask(graph, operator)
     for number, array in enumerate(results):
         task.known_result(array, number)
     task.commit()
     return True
 
 
-def _lower(graph: Graph, operator: Operator) -> None:
+def _lower(graph: ImportGraph, operator: Operator) -> None:
     entry = ENTRIES.get(operator.name) if operator.builtin else None
     if entry is None:
         reason = "NNAPI has no operation for it" if operator.builtin else ""
         _give_up(graph, operator, reason, report=True)
         return
     _check_counts(graph, operator, entry)
-    found = _attempt(Task(graph, operator), entry)
+    found = _attempt(OperatorTask(graph, operator), entry)
     if found is not None and entry.real and _quantised(graph, operator):
-        again = _attempt(Task(graph, operator, reals=True), entry)
+        again = _attempt(OperatorTask(graph, operator, reals=True), entry)
         found = None if again is None else found
     if found is not None:
         _give_up(graph, operator, found, report=bool(found))
 
 
-def _attempt(task: Task, entry: Entry) -> str | None:
+def _attempt(task: OperatorTask, entry: OperatorEntry) -> str | None:
     """Lower one operator; the reason why it cannot be, "" where that is another operator's, None for success."""
     try:
         entry.lower(task)
         task.commit()
-    except (Refused, InvalidModel) as error:
+    except (Inexpressible, InvalidModel) as error:
         return str(error).removeprefix(f"{task.name}: ")
     return None
 
 
-def _quantised(graph: Graph, operator: Operator) -> bool:
+def _quantised(graph: ImportGraph, operator: Operator) -> bool:
     terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
     return any(term.value.type in ASYMMETRIC for term in terms)
 
 
-def _check_counts(graph: Graph, operator: Operator, entry: Entry) -> None:
+def _check_counts(graph: ImportGraph, operator: Operator, entry: OperatorEntry) -> None:
     for kind, count, (least, most) in (
         ("inputs", len(operator.inputs), entry.inputs),
         ("outputs", len(operator.outputs), entry.outputs),
@@ -85,7 +85,7 @@ def _check_counts(graph: Graph, operator: Operator, entry: Entry) -> None:
             raise BadFile(f"{place}: has {count} {kind}, must have {must}")
 
 
-def _give_up(graph: Graph, operator: Operator, reason: str, *, report: bool) -> None:
+def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: bool) -> None:
     """Note a refused operator; its outputs get what the file says of them, so that the rest can be looked at."""
     graph.failed = True
     if report:
@@ -94,7 +94,7 @@ def _give_up(graph: Graph, operator: Operator, reason: str, *, report: bool) -> 
         tensor = graph.source.tensors[index]
         try:
             value = graph.declared(index)
-        except Refused:
+        except Inexpressible:
             value = Value(UNTYPED)
         shape = tensor.shape if tensor.shape and not graph.context.reshaped else None
         doubtful = value.type == UNTYPED or shape is None or bool(tensor.open)

@@ -10,14 +10,14 @@ import numpy as np
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.task import MOST_DIMENSIONS, Task, entry
+from nnhal.frontends.tflite.task import MOST_DIMENSIONS, OperatorTask, entry
 from nnhal.ops.schema import I32
 
 # ---------------------------------------------------------------------------------------------------------------- shapes
 
 
 @entry("RESHAPE", inputs=(1, 2))
-def reshape(t: Task) -> None:
+def reshape(t: OperatorTask) -> None:
     """To a shape that is an input, or an option; one dimension may be left open (-1), or be known only at execution."""
     x = t.x(0)
     if t.given(1) and t.raw(1).data is None:
@@ -30,7 +30,7 @@ def reshape(t: Task) -> None:
 
 
 @entry("SQUEEZE")
-def squeeze(t: Task) -> None:
+def squeeze(t: OperatorTask) -> None:
     """All dimensions of 1, or those named."""
     x = t.x(0)
     shape = t.shape(x)[: t.rank(x)]
@@ -48,7 +48,7 @@ def squeeze(t: Task) -> None:
 
 
 @entry("EXPAND_DIMS", inputs=2)
-def expand_dims(t: Task) -> None:
+def expand_dims(t: OperatorTask) -> None:
     """A new dimension of 1."""
     x, axis = t.x(0), t.integer(1, "axis")
     if x.scalar:
@@ -58,7 +58,7 @@ def expand_dims(t: Task) -> None:
 
 
 @entry("SHAPE")
-def shape_of(t: Task) -> None:
+def shape_of(t: OperatorTask) -> None:
     """Known at import, as far as the shape is."""
     x = t.raw(0)
     shape = t.shape(x)[: t.rank(x)]
@@ -66,13 +66,13 @@ def shape_of(t: Task) -> None:
 
 
 @entry("RANK")
-def rank_of(t: Task) -> None:
+def rank_of(t: OperatorTask) -> None:
     """Known at import."""
     t.known_result(np.array(t.rank(t.raw(0))))
 
 
 @entry("TRANSPOSE", inputs=2)
-def transpose(t: Task) -> None:
+def transpose(t: OperatorTask) -> None:
     """Of more than four dimensions, those that stay together become one."""
     x = t.x(0)
     if t.rank(x) <= MOST_DIMENSIONS:
@@ -108,7 +108,7 @@ def together(order: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
 
 
 @entry("CONCATENATION", inputs=(1, None))
-def concatenate(t: Task) -> None:
+def concatenate(t: OperatorTask) -> None:
     """Quantised inputs may have scales of their own."""
     o, terms = t.options("ConcatenationOptions"), t.xs()
     axis, code = o("Axis"), o("FusedActivationFunction")
@@ -121,7 +121,7 @@ def concatenate(t: Task) -> None:
         t.give("CONCATENATION", *terms, axis)
 
 
-def joined_flat(t: Task, terms: Sequence[Term], axis: int) -> None:
+def joined_flat(t: OperatorTask, terms: Sequence[Term], axis: int) -> None:
     """Of more than four dimensions: those before and those behind the axis become one each."""
     shapes = [t.known(term) for term in terms]
     first = shapes[0]
@@ -134,7 +134,7 @@ def joined_flat(t: Task, terms: Sequence[Term], axis: int) -> None:
 
 
 @entry("PACK", inputs=(1, None))
-def pack(t: Task) -> None:
+def pack(t: OperatorTask) -> None:
     """Along a new dimension."""
     terms = t.xs()
     rank = t.rank(terms[0])
@@ -146,7 +146,7 @@ def pack(t: Task) -> None:
 
 
 @entry("UNPACK", outputs=(1, None))
-def unpack(t: Task) -> None:
+def unpack(t: OperatorTask) -> None:
     """Parts of size 1, without that dimension."""
     x = t.x(0)
     shape, count = t.shape(x), len(t.operator.outputs)
@@ -164,14 +164,14 @@ def unpack(t: Task) -> None:
 
 
 @entry("SPLIT", inputs=2, outputs=(1, None))
-def split(t: Task) -> None:
+def split(t: OperatorTask) -> None:
     """Into equal parts; TFLite has the axis first."""
     x, count = t.x(1), len(t.operator.outputs)
     t.give("SPLIT", x, t.axis(t.integer(0, "axis"), t.rank(x)), count)
 
 
 @entry("SPLIT_V", inputs=3, outputs=(1, None))
-def split_sizes(t: Task) -> None:
+def split_sizes(t: OperatorTask) -> None:
     """Into parts of given sizes, one of which may be what is left."""
     x, sizes = t.x(0), t.ints(1, "size_splits")
     axis, count = t.axis(t.integer(2, "axis"), t.rank(x)), len(t.operator.outputs)
@@ -195,7 +195,7 @@ def split_sizes(t: Task) -> None:
 
 
 @entry("SLICE", inputs=3)
-def slice_(t: Task) -> None:
+def slice_(t: OperatorTask) -> None:
     """-1 as size is the rest."""
     t.give("SLICE", t.x(0), t.index(1, "begin"), t.index(2, "size"))
 
@@ -213,7 +213,7 @@ class Range:
 
 
 @entry("STRIDED_SLICE", inputs=4)
-def strided_slice(t: Task) -> None:
+def strided_slice(t: OperatorTask) -> None:
     """NNAPI has no ellipsis and no new axes: an ellipsis is written out, new axes follow."""
     x, o = t.x(0), t.options("StridedSliceOptions")
     if any(t.raw(place).data is None for place in (1, 2, 3)):
@@ -239,7 +239,7 @@ def strided_slice(t: Task) -> None:
     t.give("EXPAND_DIMS", part, added[-1])
 
 
-def written_out(t: Task, o: Fields, rank: int) -> tuple[list[Range], list[int]]:
+def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], list[int]]:
     """A range for each dimension of the input, and the places of new axes in the result."""
     rows = [t.ints(place, what) for place, what in ((1, "begin"), (2, "end"), (3, "strides"))]
     count = len(rows[0])
@@ -268,7 +268,7 @@ def written_out(t: Task, o: Fields, rank: int) -> tuple[list[Range], list[int]]:
 
 
 @entry("GATHER", inputs=2)
-def gather(t: Task) -> None:
+def gather(t: OperatorTask) -> None:
     """One index takes a dimension away."""
     x, o = t.x(0), t.options("GatherOptions")
     t.require(o("BatchDims") == 0, f"has {o('BatchDims')} batch dimensions, which NNAPI does not have")
@@ -282,13 +282,13 @@ def gather(t: Task) -> None:
 
 
 @entry("TILE", inputs=2)
-def tile(t: Task) -> None:
+def tile(t: OperatorTask) -> None:
     """Repeats."""
     t.give("TILE", t.x(0), t.index(1, "multiples"))
 
 
 @entry("REVERSE_V2", inputs=2)
-def reverse(t: Task) -> None:
+def reverse(t: OperatorTask) -> None:
     """One dimension after the other."""
     x, axes = t.x(0), t.ints(1, "axis")
     t.require(axes, "names no axis")
@@ -302,13 +302,13 @@ def reverse(t: Task) -> None:
 
 
 @entry("PAD", inputs=2)
-def pad(t: Task) -> None:
+def pad(t: OperatorTask) -> None:
     """With real 0."""
     t.give("PAD", t.x(0), t.index(1, "paddings"))
 
 
 @entry("PADV2", inputs=3)
-def pad_value(t: Task) -> None:
+def pad_value(t: OperatorTask) -> None:
     """With a constant, which has the quantisation of the input."""
     x, value = t.x(0), t.x(2)
     scales = [(v.scale, v.zero_point) for v in (x.value, value.value)]
@@ -317,7 +317,7 @@ def pad_value(t: Task) -> None:
 
 
 @entry("MIRROR_PAD", inputs=2)
-def mirror_pad(t: Task) -> None:
+def mirror_pad(t: OperatorTask) -> None:
     """TFLite's modes are NNAPI's."""
     t.give("MIRROR_PAD", t.x(0), t.index(1, "paddings"), t.options("MirrorPadOptions")("Mode"))
 
@@ -326,20 +326,20 @@ def mirror_pad(t: Task) -> None:
 
 
 @entry("SPACE_TO_DEPTH", "DEPTH_TO_SPACE")
-def blocks(t: Task) -> None:
+def blocks(t: OperatorTask) -> None:
     """Squares of pixels."""
     kind = "SpaceToDepthOptions" if t.name == "SPACE_TO_DEPTH" else "DepthToSpaceOptions"
     t.give(t.name, t.x(0), t.options(kind)("BlockSize"))
 
 
 @entry("SPACE_TO_BATCH_ND", inputs=3)
-def space_to_batch(t: Task) -> None:
+def space_to_batch(t: OperatorTask) -> None:
     """NNAPI has four dimensions."""
     t.give(t.name, t.x(0), t.index(1, "block_shape"), t.index(2, "paddings"))
 
 
 @entry("BATCH_TO_SPACE_ND", inputs=3)
-def batch_to_space(t: Task) -> None:
+def batch_to_space(t: OperatorTask) -> None:
     """NNAPI does not crop: that is a slice of the result."""
     x, block, crops = t.x(0), t.index(1, "block_shape"), t.ints(2, "crops")
     if not any(crops):
@@ -359,7 +359,7 @@ def batch_to_space(t: Task) -> None:
 
 @entry("SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN", "MEAN", inputs=2, real=True)
 @entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
-def reduce(t: Task) -> None:
+def reduce(t: OperatorTask) -> None:
     """Over some axes."""
     x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
     if t.raw(1).data is not None and not t.ints(1, "axes"):
@@ -368,7 +368,7 @@ def reduce(t: Task) -> None:
 
 
 @entry("ARG_MAX", "ARG_MIN", inputs=2)
-def arg_extreme(t: Task) -> None:
+def arg_extreme(t: OperatorTask) -> None:
     """64-bit positions fit into 32 bits."""
     x = t.x(0)
     axis = t.axis(t.integer(1, "axis"), t.rank(x))
@@ -378,7 +378,7 @@ def arg_extreme(t: Task) -> None:
 
 
 @entry("TOPK_V2", inputs=2, outputs=2)
-def topk(t: Task) -> None:
+def topk(t: OperatorTask) -> None:
     """Among equals TFLite has the lower index first, NNAPI the higher: where indices count, it sees the row reversed."""
     x, k = t.x(0), t.integer(1, "k")
     if not t.reads(1):

@@ -17,8 +17,18 @@ import numpy as np
 from nnhal.base.codes import MAX_OPERAND_BYTES, MAX_RANK
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.file import DTYPES, OMITTED, Blob, File, Operator, Quant, Signature, Subgraph, Tensor
-from nnhal.frontends.tflite.sparse import Level, Sparsity
+from nnhal.frontends.tflite.file import (
+    DTYPES,
+    OMITTED,
+    Blob,
+    File,
+    FileSubgraph,
+    FileTensor,
+    Operator,
+    SignatureDef,
+    TensorQuant,
+)
+from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
 IDENTIFIER = b"TFL3"
 VERSION = 3
@@ -200,7 +210,7 @@ class Reader:
             self.must(end <= self.size, f"lies at bytes {start} to {end}, must lie within the file's {self.size}")
         return Blob(start, length) if length else None
 
-    def _subgraph(self, graph: Any, index: int, codes: Sequence[Any], blobs: Sequence[Blob | None]) -> Subgraph:
+    def _subgraph(self, graph: Any, index: int, codes: Sequence[Any], blobs: Sequence[Blob | None]) -> FileSubgraph:
         place = f"subgraph {index}"
         with self.at(place):
             tensors = []
@@ -214,7 +224,7 @@ class Reader:
             inputs = self._indices(graph, "Inputs", len(tensors))
             outputs = self._indices(graph, "Outputs", len(tensors))
             self.must(len(set(inputs)) == len(inputs), f"inputs are {list(inputs)}, must be different tensors")
-            found = Subgraph(index, tuple(tensors), tuple(operators), inputs, outputs)
+            found = FileSubgraph(index, tuple(tensors), tuple(operators), inputs, outputs)
             self._check_order(found, place)
         return found
 
@@ -225,7 +235,7 @@ class Reader:
             self.must(least <= index < count, f"{kind} {place} is tensor {index}, must be {least} to {count - 1}")
         return found
 
-    def _tensor(self, tensor: Any, blobs: Sequence[Blob | None]) -> Tensor:
+    def _tensor(self, tensor: Any, blobs: Sequence[Blob | None]) -> FileTensor:
         code, number = tensor.Type(), tensor.Buffer()
         kinds = _names("TensorType")
         self.must(code in kinds, f"type is {code}, must be 0 to {max(kinds)}")
@@ -242,7 +252,7 @@ class Reader:
         if blob and not sparse and kind in DTYPES:
             self.must(blob.length == size, f"has {blob.length} bytes in buffer {number}, must have {size}")
         table = tensor.Quantization()
-        return Tensor(
+        return FileTensor(
             self.text(tensor, NAME_SLOT["Tensor"]),
             kind,
             shape,
@@ -253,7 +263,7 @@ class Reader:
             self._sparsity(sparse) if sparse else None,
         )
 
-    def _quant(self, table: Any, kind: str, shape: tuple[int, ...]) -> Quant | None:
+    def _quant(self, table: Any, kind: str, shape: tuple[int, ...]) -> TensorQuant | None:
         scales, axis = tuple(self.vector(table, "Scale").tolist()), table.QuantizedDimension()
         zeros = tuple(self.vector(table, "ZeroPoint").tolist()) or (0,) * len(scales)
         if not scales or kind not in (*QUANTISED, "INT32"):
@@ -261,7 +271,7 @@ class Reader:
         wrong = next((s for s in scales if not (math.isfinite(s) and s >= 0)), None)
         self.must(wrong is None, f"has scale {wrong}, must be a finite number greater than 0")
         if kind == "INT32":  # of a bias: follows from those of input and weights
-            return Quant(scales, (0,) * len(scales), 0)
+            return TensorQuant(scales, (0,) * len(scales), 0)
         self.must(min(scales) > 0, "has scale 0, must be a finite number greater than 0")
         low, high = QUANTISED[kind]
         if len(zeros) == 1:
@@ -274,14 +284,14 @@ class Reader:
             self.must(
                 len(scales) == shape[axis], f"has {len(scales)} scales, must be {shape[axis]}, one for each channel"
             )
-        return Quant(scales, zeros, axis)
+        return TensorQuant(scales, zeros, axis)
 
     def _sparsity(self, table: Any) -> Sparsity:
         order, blocks = (tuple(self.vector(table, f).tolist()) for f in ("TraversalOrder", "BlockMap"))
         levels = []
         for level in self.tables(table, "DimMetadata"):
             parts = (self._sparse_vector(level, f) for f in ("ArraySegments", "ArrayIndices"))
-            levels.append(Level(level.Format() == 0, level.DenseSize(), *parts))
+            levels.append(SparseLevel(level.Format() == 0, level.DenseSize(), *parts))
         return Sparsity(order, blocks, tuple(levels))
 
     def _sparse_vector(self, level: Any, field: str) -> Array:
@@ -302,7 +312,7 @@ class Reader:
         options = Table(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
         return Operator(index, name, builtin, inputs, outputs, options)
 
-    def _check_order(self, graph: Subgraph, place: str) -> None:
+    def _check_order(self, graph: FileSubgraph, place: str) -> None:
         """Every tensor has one writer, and stands written before it is read."""
         ready = [t.blob is not None or t.variable or 0 in t.shape for t in graph.tensors]
         given = {i for i, t in enumerate(graph.tensors) if t.blob is not None} | set(graph.inputs)
@@ -323,7 +333,7 @@ class Reader:
         for index in graph.outputs:
             self.must(ready[index], f"output tensor {index} has no value, must be written by an operator")
 
-    def _signature(self, table: Any, index: int, graphs: Sequence[Subgraph]) -> Signature:
+    def _signature(self, table: Any, index: int, graphs: Sequence[FileSubgraph]) -> SignatureDef:
         with self.at(f"signature {index}"):
             number = table.SubgraphIndex()
             self.must(number < len(graphs), f"subgraph is {number}, must be 0 to {len(graphs) - 1}")
@@ -333,7 +343,7 @@ class Reader:
                 for name, tensor in entries:
                     must = f"must be an {kind} of subgraph {number}: {', '.join(map(str, among))}"
                     self.must(tensor in among, f"{kind} {name!r} is tensor {tensor}, {must}")
-            return Signature(self.text(table, NAME_SLOT["SignatureDef"]), number, inputs, outputs)
+            return SignatureDef(self.text(table, NAME_SLOT["SignatureDef"]), number, inputs, outputs)
 
     def _entries(self, table: Any, field: str) -> tuple[tuple[str, int], ...]:
         entries = self.tables(table, field)

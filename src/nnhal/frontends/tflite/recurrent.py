@@ -8,7 +8,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.tflite.graph import Term
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, write_tensor
-from nnhal.frontends.tflite.task import Task, entry
+from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32
 
 WEIGHTS = 17  # of an LSTM cell: 8 matrices, 3 peepholes, 4 biases, projection with bias
@@ -16,27 +16,29 @@ NORMS = 4
 KINDS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}  # whose codes are NNAPI's too
 
 
-def activation(t: Task, o: Fields) -> int:
+def activation(t: OperatorTask, o: Fields) -> int:
     """The activation of a cell."""
     code = int(o("FusedActivationFunction"))
     t.require(code in KINDS, f"activation is {code}, must be one of {', '.join(map(str, KINDS))}")
     return code
 
 
-def weights(t: Task, start: int, count: int) -> list[Term | None]:
+def weights(t: OperatorTask, start: int, count: int) -> list[Term | None]:
     """Weights, made real where they are integers beside real inputs."""
     found = [t.maybe(place) for place in range(start, start + count)]
     return [None if term is None else t.real(term) for term in found]
 
 
-def floating(t: Task) -> Term:
+def floating(t: OperatorTask) -> Term:
     """The input, of floats: NNAPI's quantised LSTMs are other operations than TFLite's."""
     x = t.x(0)
     t.require(x.value.type == F32, f"of {x.kind} computes in another way than NNAPI's quantised LSTMs")
     return x
 
 
-def stepped(t: Task, name: str, given: Sequence[Any], places: Sequence[int], outs: Sequence[int | None]) -> None:
+def stepped(
+    t: OperatorTask, name: str, given: Sequence[Any], places: Sequence[int], outs: Sequence[int | None]
+) -> None:
     """Write an operation; `places` are the inputs that are states, `outs` the order of its outputs: the number of an
     output of the operator, or None for the next state.
     """
@@ -61,7 +63,7 @@ def bare(term: Term) -> Value:
 # ------------------------------------------------------------------------------------------------------------------ LSTM
 
 
-def lstm_arguments(t: Task, o: Fields, *, time_major: bool | None) -> list[Any]:
+def lstm_arguments(t: OperatorTask, o: Fields, *, time_major: bool | None) -> list[Any]:
     """The arguments of both LSTM operations."""
     x = floating(t)
     states = [read_tensor(t, place) for place in (18, 19)]
@@ -72,7 +74,7 @@ def lstm_arguments(t: Task, o: Fields, *, time_major: bool | None) -> list[Any]:
 
 
 @entry("LSTM", inputs=(20, 24))
-def lstm(t: Task) -> None:
+def lstm(t: OperatorTask) -> None:
     """One step, in float."""
     o = t.options("LSTMOptions")
     t.require(o("KernelType") == 0, "of the basic kernel has other arguments than NNAPI's, must be of the full one")
@@ -89,7 +91,7 @@ def lstm(t: Task) -> None:
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs=(20, 24))
-def sequence_lstm(t: Task) -> None:
+def sequence_lstm(t: OperatorTask) -> None:
     """A sequence, in float."""
     o = t.options("UnidirectionalSequenceLSTMOptions")
     t.require(not o("DiagonalRecurrentTensors"), "has diagonal recurrent weights, which NNAPI does not have")
@@ -97,7 +99,7 @@ def sequence_lstm(t: Task) -> None:
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", inputs=48, outputs=(1, 2))
-def two_way_lstm(t: Task) -> None:
+def two_way_lstm(t: OperatorTask) -> None:
     """NNAPI has settings behind the weights, and no layer normalisation is left to state."""
     o, places = t.options("BidirectionalSequenceLSTMOptions"), (35, 36, 37, 38)
     given = [floating(t), *weights(t, 1, 2 * WEIGHTS), *(read_tensor(t, place) for place in places), *weights(t, 39, 9)]
@@ -111,14 +113,14 @@ def two_way_lstm(t: Task) -> None:
 
 
 @entry("RNN", inputs=5)
-def rnn(t: Task) -> None:
+def rnn(t: OperatorTask) -> None:
     """One step; NNAPI gives the state first."""
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, t.options("RNNOptions"))]
     stepped(t, t.name, given, (4,), (None, 0))
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_RNN", inputs=5)
-def sequence_rnn(t: Task) -> None:
+def sequence_rnn(t: OperatorTask) -> None:
     """A sequence."""
     o = t.options("SequenceRNNOptions")
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), activation(t, o), bool(o("TimeMajor"))]
@@ -126,7 +128,7 @@ def sequence_rnn(t: Task) -> None:
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_RNN", inputs=12, outputs=(1, 2))
-def two_way_rnn(t: Task) -> None:
+def two_way_rnn(t: OperatorTask) -> None:
     """A sequence in both directions."""
     o = t.options("BidirectionalSequenceRNNOptions")
     merged = bool(o("MergeOutputs"))
@@ -136,7 +138,7 @@ def two_way_rnn(t: Task) -> None:
 
 
 @entry("SVDF", inputs=5)
-def svdf(t: Task) -> None:
+def svdf(t: OperatorTask) -> None:
     """Float; the state starts at zero in both, so that it does not matter where each keeps its newest entry."""
     o = t.options("SVDFOptions")
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), o("Rank"), activation(t, o)]

@@ -17,7 +17,7 @@ GROWTH, ROOM = 256, 1 << 24  # a dense form has at most so many times the bytes 
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class SparseLevel:
     """One level, in the order of traversal."""
 
     dense: bool
@@ -32,7 +32,7 @@ class Sparsity:
 
     order: tuple[int, ...]
     blocks: tuple[int, ...]
-    levels: tuple[Level, ...]
+    levels: tuple[SparseLevel, ...]
 
 
 def densify(sparsity: Sparsity, shape: tuple[int, ...], values: Array, place: str) -> Array:

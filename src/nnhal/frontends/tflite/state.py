@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.tflite.graph import UNTYPED, Graph, Refused, Term, Variable, stored
+from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable, stored
 from nnhal.frontends.tflite.reader import CONTAINER_SLOT, SHARED_NAME_SLOT
-from nnhal.frontends.tflite.task import Task, entry
+from nnhal.frontends.tflite.task import OperatorTask, entry
 
 MOST_STATE = 1 << 30  # bytes of a state, which is kept as an array
 
 # ---------------------------------------------------------------------------------------------------- variable tensors
 
 
-def variable_of(t: Task, place: int) -> Variable:
+def variable_of(t: OperatorTask, place: int) -> Variable:
     """The variable of a variable tensor."""
     t.require(t.given(place), f"input {place} is omitted, must be a state")
     index = t.operator.inputs[place]
@@ -27,12 +27,12 @@ def variable_of(t: Task, place: int) -> Variable:
     return variable
 
 
-def read_tensor(t: Task, place: int) -> Term:
+def read_tensor(t: OperatorTask, place: int) -> Term:
     """The present value of a variable tensor."""
     return read(variable_of(t, place))
 
 
-def write_tensor(t: Task, place: int, term: Term) -> None:
+def write_tensor(t: OperatorTask, place: int, term: Term) -> None:
     """A variable tensor has this value from now on."""
     variable = variable_of(t, place)
     t.later.append(lambda: setattr(variable, "current", term))
@@ -42,7 +42,7 @@ def read(variable: Variable) -> Term:
     """What a variable stands for now: before it was written, a state input."""
     if variable.current is None:
         if variable.value is None:
-            raise Refused(f"variable {variable.name!r} has no type")
+            raise Inexpressible(f"variable {variable.name!r} has no type")
         variable.input = variable.current = Term(replace(variable.value, name=variable.name))
     return variable.current
 
@@ -51,7 +51,7 @@ def read(variable: Variable) -> Term:
 
 
 @entry("CALL_ONCE", inputs=(0, None), outputs=(0, None))
-def call_once(t: Task) -> None:
+def call_once(t: OperatorTask) -> None:
     """A subgraph that gives variables their first values."""
     number = t.options("CallOnceOptions")("InitSubgraphIndex")
     t.require(not t.graph.inner, "within a subgraph is not run once")
@@ -59,7 +59,7 @@ def call_once(t: Task) -> None:
 
 
 @entry("VAR_HANDLE", inputs=(0, None))
-def handle(t: Task) -> None:
+def handle(t: OperatorTask) -> None:
     """A name for a variable."""
     o = t.options("VarHandleOptions")
     key = o.text(CONTAINER_SLOT), o.text(SHARED_NAME_SLOT)
@@ -67,7 +67,7 @@ def handle(t: Task) -> None:
     t.same(Term(Value(UNTYPED, ()), "RESOURCE", variable=variable))
 
 
-def named(t: Task) -> Variable:
+def named(t: OperatorTask) -> Variable:
     """The variable that input 0 names."""
     variable = t.raw(0).variable
     if variable is None:
@@ -76,7 +76,7 @@ def named(t: Task) -> Variable:
 
 
 @entry("READ_VARIABLE")
-def read_variable(t: Task) -> None:
+def read_variable(t: OperatorTask) -> None:
     """The present value."""
     variable, value = named(t), t.declared()
     if variable.value is None:
@@ -90,7 +90,7 @@ def read_variable(t: Task) -> None:
 
 
 @entry("ASSIGN_VARIABLE", inputs=2, outputs=0)
-def assign_variable(t: Task) -> None:
+def assign_variable(t: OperatorTask) -> None:
     """A new value; in an initialising subgraph the first one, which has to be constant."""
     variable, term = named(t), t.x(1)
     if t.graph.starts:
@@ -112,7 +112,7 @@ def assign_variable(t: Task) -> None:
 # ------------------------------------------------------------------------------------------------------------------ states
 
 
-def settle(graph: Graph) -> list[tuple[Term, Term, Array]]:
+def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
     """Of every variable that is read and then written: what it is read from, what it becomes, its first value.
 
     One that is never written is constant, one that is never read before it is written needs no state.

@@ -10,7 +10,7 @@ import numpy as np
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.frontends.tflite.file import OMITTED, Operator
-from nnhal.frontends.tflite.graph import UNTYPED, Emitted, Graph, Refused, Term, constant
+from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.ops import OPS
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
@@ -24,41 +24,41 @@ INT32_RANGE = np.iinfo(np.int32)
 
 
 @dataclass(frozen=True)
-class Entry:
+class OperatorEntry:
     """How to lower an operator. inputs, outputs: the least and greatest number; None: any.
 
     real: what it computes is a function of real values alone, so where NNAPI's quantised form does not take the file's
     scales the same can be said by dequantising, computing in float32 and quantising, which rounds once too.
     """
 
-    lower: Callable[["Task"], None]
+    lower: Callable[["OperatorTask"], None]
     inputs: tuple[int, int | None]
     outputs: tuple[int, int | None]
     real: bool
 
 
-ENTRIES: dict[str, Entry] = {}
+ENTRIES: dict[str, OperatorEntry] = {}
 Count = int | tuple[int, int | None]
 
 
 def entry(
     *names: str, inputs: Count = 1, outputs: Count = 1, real: bool = False
-) -> Callable[[Callable[["Task"], None]], Callable[["Task"], None]]:
+) -> Callable[[Callable[["OperatorTask"], None]], Callable[["OperatorTask"], None]]:
     """Make a function the entry of the named operators."""
     counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
 
-    def add(function: Callable[["Task"], None]) -> Callable[["Task"], None]:
+    def add(function: Callable[["OperatorTask"], None]) -> Callable[["OperatorTask"], None]:
         for name in names:
-            ENTRIES[name] = Entry(function, counts[0], counts[1], real)
+            ENTRIES[name] = OperatorEntry(function, counts[0], counts[1], real)
         return function
 
     return add
 
 
-class Task:
-    """One operator to lower. Nothing is written to the graph before `commit`. reals: see `Entry.real`."""
+class OperatorTask:
+    """One operator to lower. Nothing is written to the graph before `commit`. reals: see `OperatorEntry.real`."""
 
-    def __init__(self, graph: Graph, operator: Operator, *, reals: bool = False) -> None:
+    def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
         self.graph, self.operator, self.reals, self.name = graph, operator, reals, operator.name
         self.emitted: list[Emitted] = []
         self.results: dict[int, Term] = {}
@@ -72,12 +72,12 @@ class Task:
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the operator."""
-        raise Refused(reason)
+        raise Inexpressible(reason)
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operator unless the condition holds."""
         if not condition:
-            raise Refused(reason)
+            raise Inexpressible(reason)
 
     def commit(self) -> None:
         """Hand results and operations to the graph."""
@@ -112,11 +112,11 @@ class Task:
         term = self.raw(place)
         if term.value.type == UNTYPED or term.narrow:
             if term.doubtful:
-                raise Refused
+                raise Inexpressible
             try:
                 self.graph.declared(self.operator.inputs[place])
-            except Refused as error:
-                raise Refused(f"input {place}, {error}") from error
+            except Inexpressible as error:
+                raise Inexpressible(f"input {place}, {error}") from error
             self.refuse(f"input {place} is {term.kind}, which NNAPI has no type for")
         self.require(
             not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
@@ -132,7 +132,7 @@ class Task:
         term = self.raw(place)
         if term.data is None:
             if term.doubtful:
-                raise Refused
+                raise Inexpressible
             self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
         return term.data
 
@@ -210,8 +210,8 @@ class Task:
         """Type and quantisation of output `number` in the file."""
         try:
             return self.graph.declared(self.operator.outputs[number])
-        except Refused as error:
-            raise Refused(f"output {number}, {error}") from error
+        except Inexpressible as error:
+            raise Inexpressible(f"output {number}, {error}") from error
 
     def out(self, number: int = 0) -> Value:
         """Type and quantisation of output `number` as this task has to write it."""
@@ -239,7 +239,7 @@ class Task:
         kind = self.graph.source.tensors[index].type
         try:
             value = self.graph.declared(index)
-        except Refused:
+        except Inexpressible:
             value = Value(UNTYPED)
         self.results[number] = constant(value, data, kind)
 
@@ -371,7 +371,7 @@ def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tu
         ]
         if len(given) <= len(form) and all(_fits(a, value) for a, value in pairs):
             return pairs
-    raise Refused(f"{record.name} needs an input that is omitted")
+    raise Inexpressible(f"{record.name} needs an input that is omitted")
 
 
 def _fits(argument: Arg, value: Any) -> bool:

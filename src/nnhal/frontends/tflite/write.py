@@ -7,12 +7,12 @@ import numpy as np
 from nnhal.base.codes import MAX_COPIED_CONSTANT, OperandType
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.graph import Graph, Term
+from nnhal.frontends.tflite.graph import ImportGraph, Term
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, State
 
 
-class Writer:
+class ModelWriter:
     """Writes one model over the memory of a file."""
 
     def __init__(self, memory: Memory, name: str) -> None:
@@ -20,7 +20,7 @@ class Writer:
         self._pool: int | None = None
         self._subgraphs: dict[int, int] = {}
 
-    def model(self, graph: Graph, states: Sequence[tuple[Term, Term, Array]]) -> Model:
+    def model(self, graph: ImportGraph, states: Sequence[tuple[Term, Term, Array]]) -> Model:
         """The whole model; states come after the ordinary inputs and outputs."""
         inputs = [*graph.inputs, *(source for source, _, _ in states)]
         outputs = [*graph.outputs, *(last for _, last, _ in states)]
@@ -31,7 +31,7 @@ class Writer:
             [places[id(term)] for term in inputs], [places[id(term)] for term in outputs], states=carried
         )
 
-    def _body(self, builder: ModelBuilder, graph: Graph, inputs: Sequence[Term]) -> dict[int, int]:
+    def _body(self, builder: ModelBuilder, graph: ImportGraph, inputs: Sequence[Term]) -> dict[int, int]:
         """Write the operations of a graph; the operand of each term."""
         places: dict[int, int] = {}
         shared: dict[bytes, int] = {}
@@ -75,7 +75,7 @@ class Writer:
             value.type, data.shape, *at, value.scale, value.zero_point, channel=value.channel, name=value.name
         )
 
-    def _subgraph(self, graph: Graph) -> int:
+    def _subgraph(self, graph: ImportGraph) -> int:
         if id(graph) not in self._subgraphs:
             builder = self.builder.subgraph()
             places = self._body(builder, graph, graph.inputs)

@@ -10,7 +10,7 @@ from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, OperationFa
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.time import patience
-from nnhal.hal.interfaces import newest
+from nnhal.hal.hidl.interfaces import newest
 
 Trace = Callable[[str], None]
 _log = logger("driver")

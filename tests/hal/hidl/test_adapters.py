@@ -19,16 +19,16 @@ from nnhal.base.levels import V1_0, V1_1, V1_2
 from nnhal.conformance.suite import run_vector
 from nnhal.conformance.vectors import index, read
 from nnhal.drivers.samples import full
-from nnhal.hal.adapters import adapt
 from nnhal.hal.device import Capabilities, Performance
-from nnhal.hal.interfaces import SINCE, hal_level
+from nnhal.hal.hidl.adapters import adapt
+from nnhal.hal.hidl.interfaces import SINCE, hal_level
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.ipc import wire
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
-from tests.hal.old_drivers import FAILED, NONE, Plain, X, added, prepared, preparing, reshaped, run, soon
+from tests.hal.hidl.old_drivers import FAILED, NONE, Plain, X, added, prepared, preparing, reshaped, run, soon
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "my_hal_driver.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "my_hal_driver.py"
 # ---------------------------------------------------------------------------------------------- under the runtime
 
 
@@ -106,7 +106,7 @@ def test_all_published_vectors_pass_at_each_level(vectors, level):
 def test_methods_have_the_levels_that_the_wire_form_has():
     forms = {
         method.method if form == method.forms[0] else f"{method.method}_1_{form - 1}": form
-        for method in wire.Calls.__args__
+        for method in wire.ClientCalls.__args__
         for form in method.forms
         if method.method
     }

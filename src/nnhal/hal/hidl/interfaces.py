@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus, Preference, Priority
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
-from nnhal.hal.arguments import HalRequest, HalTiming, OutputShape
 from nnhal.hal.device import Capabilities
+from nnhal.hal.hidl.arguments import HalRequest, HalTiming, OutputShape
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import Model, Operand, Operation
 

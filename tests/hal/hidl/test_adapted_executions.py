@@ -16,12 +16,24 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
 )
 from nnhal.drivers.samples import full
-from nnhal.hal.adapters import adapt
-from nnhal.hal.arguments import NOT_MEASURED, HalTiming, OutputShape
 from nnhal.hal.device import Hints
+from nnhal.hal.hidl.adapters import adapt
+from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape
 from nnhal.hal.request import Control, Timing
 from tests import requests
-from tests.hal.old_drivers import FAILED, NONE, X, added, answering, executing, prepared, reshaped, run, soon, tiled
+from tests.hal.hidl.old_drivers import (
+    FAILED,
+    NONE,
+    X,
+    added,
+    answering,
+    executing,
+    prepared,
+    reshaped,
+    run,
+    soon,
+    tiled,
+)
 
 # ---------------------------------------------------------------------------------------------- executing
 

@@ -10,8 +10,8 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
 from nnhal.drivers.samples import full
-from nnhal.hal.adapters import adapt
 from nnhal.hal.device import Hints
+from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
-from nnhal.hal.arguments import (
+from nnhal.hal.hidl.arguments import (
     HalRequest,
     RequestArgument,
     Room,
@@ -16,7 +16,7 @@ from nnhal.hal.arguments import (
     output_shapes,
     to_arrays,
 )
-from tests.hal.old_drivers import X, added, reshaped
+from tests.hal.hidl.old_drivers import X, added, reshaped
 from tests.requests import request_of
 
 F32 = np.dtype(np.float32)

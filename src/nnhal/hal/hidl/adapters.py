@@ -1,6 +1,6 @@
 """Makes a device out of a driver that was written against NN HAL 1.0, 1.1 or 1.2 (or 1.3, in the HAL's names).
 
-The runtime knows `hal.device.Device` only; `adapt` gives it one over an object with the HAL's methods (`hal.interfaces`).
+The runtime knows `hal.device.Device` only; `adapt` gives it one over an object with the HAL's methods (`interfaces`).
 """
 
 import math
@@ -18,11 +18,11 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
-from nnhal.hal.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
 from nnhal.hal.background import asynchronous
-from nnhal.hal.calls import Callback, Calls, Trace
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
-from nnhal.hal.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
+from nnhal.hal.hidl.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
+from nnhal.hal.hidl.calls import Callback, Calls, Trace
+from nnhal.hal.hidl.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
 from nnhal.hal.lowering import lowered, refusals, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
