@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.ipc import confine as subject
-from nnhal.ipc.confine import Instruction
+from nnhal.ipc.confine import Bpf
 
 HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
 
@@ -65,11 +65,11 @@ def test_filter_judges_calls_by_architecture_number_and_arguments(machine: str, 
 
 
 def test_assembler_refuses_a_jump_that_does_not_fit() -> None:
-    far: list[Instruction | str] = [
-        Instruction(0x15, 1, yes="end"),
-        *[Instruction(0x20, 0)] * 256,
+    far: list[Bpf | str] = [
+        Bpf(0x15, 1, yes="end"),
+        *[Bpf(0x20, 0)] * 256,
         "end",
-        Instruction(0x06, 0),
+        Bpf(0x06, 0),
     ]
     with pytest.raises(struct.error):
         subject.assemble(far)
