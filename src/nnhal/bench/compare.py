@@ -78,7 +78,7 @@ def difference(model: Model, operation: int, index: int, actual: Array, expected
     """How far `actual` is from `expected`."""
     operand = model.main.operands[index]
     a, e = actual.astype(np.float64), expected.astype(np.float64)
-    label = operation_label(model.main.operations[operation], operation)
+    label = operation_label(model.main.operations[operation].type, operation)
     if a.shape != e.shape:
         worst, differing = float("inf"), e.size
     else:

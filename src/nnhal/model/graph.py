@@ -124,6 +124,6 @@ def describe(model: Model, subgraph: Subgraph, index: int) -> str:
     return f"%{index}{label} {type_name(operand.type)}{shape}"
 
 
-def operation_label(operation: Operation, index: int) -> str:
+def operation_label(type: int, index: int) -> str:
     """An operation for messages: `CONV_2D #3`."""
-    return f"{operation_name(operation.type)} #{index}"
+    return f"{operation_name(type)} #{index}"

@@ -208,7 +208,7 @@ def _check_structure(model: Model, subgraph: Subgraph, where: str) -> None:
         try:
             _check_operation(model, subgraph, operation, ready)
         except InvalidArgument as error:
-            raise InvalidModel(f"{where}: {operation_label(operation, number)}: {error}") from error
+            raise InvalidModel(f"{where}: {operation_label(operation.type, number)}: {error}") from error
     if not all(ready):
         name = describe(model, subgraph, ready.index(False))
         raise InvalidModel(f"{where}: operand {name} is never written, must be by one operation")
@@ -313,7 +313,7 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
         if record is None:
             bounds.append(None)
             continue
-        label = operation_label(operation, index) + (f" of subgraph {number - 1}" if number else "")
+        label = operation_label(operation.type, index) + (f" of subgraph {number - 1}" if number else "")
         a = bind(record, [values[i] for i in operation.inputs], [values[i] for i in operation.outputs], label)
         _check_ranks(a, (*operation.inputs, *operation.outputs), values)
         bounds.append(a)

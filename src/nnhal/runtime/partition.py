@@ -4,17 +4,21 @@ Each operation goes to the device that states the best performance for it among 
 that are ready together on one device become one step, so that a model crosses between devices as seldom as that allows.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any, NamedTuple
 
 from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
-from nnhal.hal.device import Capabilities, Verdict
-from nnhal.model.graph import Model, operation_label
+from nnhal.hal.device import Capabilities, Performance, Verdict
+from nnhal.model.graph import Model, Operation, operation_label
 from nnhal.model.validate import validate
+
+LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments beside the data
 
 
 @dataclass(frozen=True)
@@ -32,31 +36,34 @@ class Offer:
     excluded: frozenset[int] = frozenset()  # operations taken from it after it failed to prepare them
     excluded_why: str = ""
 
-    def verdict(self, model: Model, index: int) -> Verdict:
-        """The device's verdict on an operation, levels and exclusions counted."""
+    def refusal(self, index: int, operation: Operation, extension: str, level: Level | None) -> str:
+        """Why the device does not take an operation of that extension and level, exclusions counted; "" where it does."""
         if index in self.excluded:
-            return Verdict(False, self.excluded_why)
-        extension = extension_name(model.main.operations[index].type, model.extensions)
+            return self.excluded_why or "is excluded"
         if extension and extension not in self.extensions:
-            return Verdict(False, f"does not support the extension {extension}")
-        bound = validate(model).subgraphs[0].operations[index]
-        if bound is not None and bound.level > self.level:
-            return Verdict(False, f"needs level {bound.level}, the device is at {self.level}")
-        return self.verdicts[index]
+            return f"does not support the extension {extension}"
+        if level is not None and level > self.level:
+            return f"needs level {level}, the device is at {self.level}"
+        verdict = self.verdicts[index]
+        return "" if verdict.ok else verdict.reason or f"does not support {operation_name(operation.type)}"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Where one operation runs and why, and why not on each other device."""
 
     operation: int
-    label: str
+    type: int  # the operation's
     device: str
     reason: str
-    others: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """The operation for messages."""
+        return operation_label(self.type, self.operation)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """Operations that run together on one device."""
 
@@ -80,52 +87,74 @@ def partition(
     labels = [offer.device for offer in offers]
     if len(set(labels)) < len(labels):
         raise InvalidArgument(f"offers: devices are {', '.join(labels)}, must have labels that differ")
-    choices = [_choose(model, offers, index, preference) for index in range(len(model.main.operations))]
+    choices = _choices(model, offers, preference)
     lost = [choice for choice in choices if not choice.device]
     if lost:
         listing = "; ".join(f"{c.label}: {', '.join(f'{d}: {why}' for d, why in c.others.items())}" for c in lost)
         raise UnsupportedModel(f"no device takes {len(lost)} of {len(choices)} operations: {listing}")
-    steps = _group(model, [c.device for c in choices])
-    return Partition(steps, tuple(choices), _transfers(model, [c.device for c in choices]))
+    devices = [choice.device for choice in choices]
+    return Partition(_group(model, devices), tuple(choices), _transfers(model, devices))
 
 
-def _choose(model: Model, offers: Sequence[Offer], index: int, preference: Preference) -> Choice:
+def _choices(model: Model, offers: Sequence[Offer], preference: Preference) -> list[Choice]:
+    """A choice for each operation. Those of which all devices say the same share what is made of it."""
+    made: dict[tuple[Any, ...], tuple[str, str, Mapping[str, str]]] = {}
+    bound = validate(model).subgraphs[0].operations
+    choices = []
+    for index, operation in enumerate(model.main.operations):
+        known, type = bound[index], _type(model, operation)
+        level = None if known is None else known.level
+        said = [None if index in offer.excluded else offer.verdicts[index] for offer in offers]
+        what = (operation.type, type, level, *said)
+        if what not in made:
+            made[what] = _best(model, offers, index, type, level, preference)
+        choices.append(Choice(index, operation.type, *made[what]))
+    return choices
+
+
+def _type(model: Model, operation: Operation) -> int:
+    """The type of the operation's first operand of a type that carries weight, or of its first."""
+    operands = model.main.operands
+    places = (*operation.inputs, *operation.outputs)
+    for place in places:
+        if operands[place].type not in LIGHT:
+            return operands[place].type
+    return operands[places[0]].type
+
+
+def _best(
+    model: Model, offers: Sequence[Offer], index: int, type: int, level: Level | None, preference: Preference
+) -> tuple[str, str, Mapping[str, str]]:
+    """The device that takes an operation, "" for none; why; and why not each of the others."""
     operation = model.main.operations[index]
-    label = operation_label(operation, index)
+    extension = extension_name(operation.type, model.extensions)
+    refusals = {offer.device: offer.refusal(index, operation, extension, level) for offer in offers}
+    others = {device: why for device, why in refusals.items() if why}
+    power = preference == Preference.LOW_POWER
     costs: dict[str, float] = {}
-    others: dict[str, str] = {}
     for offer in offers:
-        verdict = offer.verdict(model, index)
-        if verdict.ok:
-            costs[offer.device] = _cost(model, offer.capabilities, index, preference)
-        else:
-            others[offer.device] = verdict.reason or f"does not support {operation_name(operation.type)}"
+        if not refusals[offer.device]:
+            stated = _stated(offer.capabilities, operation, type, model.relaxed)
+            costs[offer.device] = math.inf if stated is None else stated.power_usage if power else stated.exec_time
     if not costs:
-        return Choice(index, label, "", "", others)
+        return "", "", others
     best = min(costs, key=costs.__getitem__)  # the first named wins a tie
-    unit = "power" if preference == Preference.LOW_POWER else "time"
-    for device, cost in costs.items():
-        if device != best:
-            others[device] = f"states {cost:g} of the CPU's {unit}"
-    why = f"states {costs[best]:g} of the CPU's {unit}, the best" if len(costs) > 1 else "the only device that takes it"
-    return Choice(index, label, best, why, others)
+    unit = "of the CPU's power" if power else "of the CPU's time"
+    others |= {device: f"states {cost:g} {unit}" for device, cost in costs.items() if device != best}
+    return (
+        best,
+        f"states {costs[best]:g} {unit}, the best" if len(costs) > 1 else "the only device that takes it",
+        others,
+    )
 
 
-def _cost(model: Model, capabilities: Capabilities, index: int, preference: Preference) -> float:
-    """Stated performance for the type of the operation's first tensor of a type that carries weight."""
-    operation = model.main.operations[index]
+def _stated(capabilities: Capabilities, operation: Operation, type: int, relaxed: bool) -> Performance | None:
+    """Stated performance for an operation of that type; None where none is stated."""
     if operation.type == OperationType.IF:
-        performance = capabilities.if_performance
-    elif operation.type == OperationType.WHILE:
-        performance = capabilities.while_performance
-    else:
-        types = [model.main.operands[i].type for i in (*operation.inputs, *operation.outputs)]
-        weighty = [t for t in types if t not in (OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32)]
-        stated = capabilities.of(weighty[0] if weighty else types[0], relaxed=model.relaxed)
-        if stated is None:
-            return float("inf")
-        performance = stated
-    return performance.power_usage if preference == Preference.LOW_POWER else performance.exec_time
+        return capabilities.if_performance
+    if operation.type == OperationType.WHILE:
+        return capabilities.while_performance
+    return capabilities.of(type, relaxed=relaxed)
 
 
 def _group(model: Model, devices: Sequence[str]) -> tuple[StepPlan, ...]:
