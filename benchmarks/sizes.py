@@ -1,11 +1,10 @@
 """What each step costs as models grow: load, build, validate, partition, cut, compile and run 1,000 to 16,000 operations.
 
-A chain; a fan (one input, operations beside each other, as many outputs); beams (an input for each of them too). Figures
-are processor seconds, the least of several calls, with Python's collector of cycles off, as `timeit` has it: it passes
-over all that lives every so often, which makes growth come in jumps. What LiteRT takes to prepare the same bytes by itself
-is measured, taken off "compile litert", and not judged. Neither is "run litert": most of it is moving four floats in and out
-of thousands of tensors, which takes longer for each once they are more than a cache holds. Exits with 1 where four times the
-operations take more than 4.6 times as long in any other step.
+On a chain, a fan and beams (`nnhal.bench.graphs`). Figures are processor seconds, the least of several calls, with Python's
+collector of cycles off, as `timeit` has it: it passes over all that lives every so often, which makes growth come in jumps.
+What LiteRT takes to prepare the same bytes by itself is measured, taken off "compile litert", and not judged. Neither is
+"run litert": most of it is moving four floats in and out of thousands of tensors, which takes longer for each once they are
+more than a cache holds. Exits with 1 where four times the operations take more than 4.6 times as long in any other step.
 
     python benchmarks/sizes.py [--sizes 1000,4000,16000] [--json]
 """
@@ -25,6 +24,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.levels import FL8
+from nnhal.bench.graphs import GRAPHS
 from nnhal.bench.peers import LiteRT
 from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.null import Null
@@ -41,29 +41,6 @@ UNJUDGED = ENGINE, RUN
 ENOUGH = 0.3  # seconds of one step, after which it is not repeated
 LEAST, GREATEST = 3, 50  # calls of a step
 ROUNDS = 3
-
-
-def chain(n: int) -> Model:
-    b = nnhal.Builder()
-    x = first = b.input((4,))
-    for place in range(n):
-        x = b.relu(x) if place % 2 else b.add(x, first)
-    return b.finish([first], [x])
-
-
-def fan(n: int) -> Model:
-    b = nnhal.Builder()
-    x = b.input((4,))
-    return b.finish([x], [b.relu(x) for _ in range(n)])
-
-
-def beams(n: int) -> Model:
-    b = nnhal.Builder()
-    inputs = [b.input((4,)) for _ in range(n)]
-    return b.finish(inputs, [b.relu(x) for x in inputs])
-
-
-GRAPHS = {"chain": chain, "fan": fan, "beams": beams}
 
 
 def seconds(call: Callable[[], Any]) -> float:

@@ -17,6 +17,7 @@ import pytest
 import nnhal
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.levels import V1_1, V1_3
+from nnhal.bench.graphs import GRAPHS, chain
 from nnhal.drivers.litert.lowering import lower, verdicts
 from nnhal.drivers.null import Null
 from nnhal.drivers.reference import Interpreter
@@ -74,29 +75,7 @@ def grows_with_the_model(prepare: Callable[[int], Callable[[], Any]]) -> None:
     assert large <= MOST * small, f"{small} bytecodes for {SMALL} operations, {large} for {LARGE}"
 
 
-def chain(n: int) -> Model:
-    b = nnhal.Builder()
-    x = first = b.input((4,))
-    for place in range(n):
-        x = b.relu(x) if place % 2 else b.add(x, first)
-    return b.finish([first], [x])
-
-
-def fan(n: int) -> Model:
-    """One input, n operations beside each other, n outputs."""
-    b = nnhal.Builder()
-    x = b.input((4,))
-    return b.finish([x], [b.relu(x) for _ in range(n)])
-
-
-def beams(n: int) -> Model:
-    """n inputs, each with an operation and an output of its own."""
-    b = nnhal.Builder()
-    inputs = [b.input((4,)) for _ in range(n)]
-    return b.finish(inputs, [b.relu(x) for x in inputs])
-
-
-graphs = pytest.mark.parametrize("make", [chain, fan, beams])
+graphs = pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
 
 
 def counted(model: Model) -> Model:
