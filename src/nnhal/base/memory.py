@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nnhal.base._mapping import Mapping
 from nnhal.base.errors import Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
@@ -82,7 +83,7 @@ class Memory:
         size: int,
         fd: int,
         offset: int,
-        source: "mmap.mmap | Array | None",
+        source: "Mapping | Array | None",
         readonly: bool,
         layout: Layout | None = None,
         dma_buf: int = -1,
@@ -128,8 +129,10 @@ class Memory:
         return cls("hardware_buffer", size, os.dup(fd) if fd >= 0 else -1, 0, None, False, layout)
 
     @classmethod
-    def from_fd(cls, fd: int, size: int, offset: int = 0, *, readonly: bool = True) -> "Memory":
-        """Map `size` bytes at `offset` of a file, memfd or dma-buf. It is duplicated; the caller keeps its own descriptor.
+    def from_fd(cls, fd: int, size: int, offset: int = 0, *, readonly: bool = True, kept: bool = True) -> "Memory":
+        """Map `size` bytes at `offset` of a file, memfd or dma-buf. kept: it is duplicated; else it is mapped and no more.
+
+        The caller keeps its own descriptor.
 
         Unmappable for any other kind of descriptor; InvalidArgument for one that is closed, not open for what is asked, or
         too small.
@@ -138,10 +141,9 @@ class Memory:
         if size < 1 or offset < 0 or offset + size > length:
             raise InvalidArgument(f"memory: bytes {offset} to {offset + size} must lie inside the file's {length}")
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
-        access = mmap.ACCESS_READ if readonly else mmap.ACCESS_WRITE
         try:
-            region = mmap.mmap(fd, offset + size - start, access=access, offset=start)
-            own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0)
+            region = Mapping(fd, offset + size - start, start, not readonly)
+            own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0) if kept else -1
         except (OSError, ValueError) as error:
             raise Unmappable(f"memory: descriptor {fd} cannot be mapped: {error}") from error
         _log.debug("%d bytes at %d of descriptor %d mapped", size, offset, fd)
@@ -202,9 +204,9 @@ class Memory:
             raise Closed("memory: used after close")
         if self._source is None:
             raise Unmappable(f"memory: a {self.kind} cannot be mapped here, must be ashmem, mmap_fd or a blob")
-        if not isinstance(self._source, mmap.mmap):
+        if not isinstance(self._source, Mapping):
             return self._source
-        root = np.frombuffer(self._source, np.uint8, self.size, self.offset % mmap.ALLOCATIONGRANULARITY)
+        root = np.frombuffer(memoryview(self._source), np.uint8, self.size, self.offset % mmap.ALLOCATIONGRANULARITY)
         key = id(root)
         self._root = weakref.ref(root)
         _by_root[key] = self, address(root), weakref.ref(root, lambda _: _by_root.pop(key, None))
@@ -233,6 +235,10 @@ class Memory:
         """Give the descriptors back; the mapping goes when the last array over it does."""
         self._source = None
         self._closed = True
+        self.close_descriptors()
+
+    def close_descriptors(self) -> None:
+        """Give the descriptors back and keep the mapping: nobody else will be given the memory any more."""
         for finalizer in self._finalizers:
             finalizer()
         self.fd = self.dma_buf = -1
@@ -258,7 +264,7 @@ def address(array: Array) -> int:
     return ctypes.c_void_p.from_address(at + _DATA).value or 0
 
 
-def _memfd(size: int, length: int, name: str) -> tuple[int, mmap.mmap]:
+def _memfd(size: int, length: int, name: str) -> tuple[int, Mapping]:
     """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
     if size < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
@@ -269,7 +275,7 @@ def _memfd(size: int, length: int, name: str) -> tuple[int, mmap.mmap]:
     try:
         os.ftruncate(fd, length)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-        mapping = mmap.mmap(fd, size)
+        mapping = Mapping(fd, size, 0, True)
     except OSError as error:
         os.close(fd)
         raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error.strerror}") from error

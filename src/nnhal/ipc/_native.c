@@ -205,10 +205,95 @@ claim(char *busy, const char *name)
     return true;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- Lane */
+/* ------------------------------------------------------------------------------------------------------ Descriptors
+ * Closing may take as long as the sender wished (SO_LINGER), so it is done without the GIL. */
+
+#define LANE_DESCRIPTORS 64
+
+typedef struct {
+    PyObject_HEAD
+    int count; /* descriptors are fds[taken] to fds[count - 1] */
+    int taken;
+    int fds[LANE_DESCRIPTORS];
+} Descriptors;
+
+static void
+close_all(const int *fds, int count)
+{
+    if (count > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        for (int i = 0; i < count; i++) {
+            close(fds[i]);
+        }
+        Py_END_ALLOW_THREADS
+    }
+}
+
+static PyObject *
+descriptors_close(Descriptors *self, PyObject *Py_UNUSED(none))
+{
+    int first = self->taken;
+    self->taken = self->count; /* before the GIL goes: they have one end */
+    close_all(self->fds + first, self->count - first);
+    Py_RETURN_NONE;
+}
+
+static void
+descriptors_free(Descriptors *self)
+{
+    close_all(self->fds + self->taken, self->count - self->taken);
+    free_object((PyObject *)self);
+}
+
+static PyObject *
+descriptors_take(Descriptors *self, PyObject *Py_UNUSED(none))
+{
+    return PyLong_FromLong(self->taken < self->count ? self->fds[self->taken++] : -1);
+}
+
+static Py_ssize_t
+descriptors_length(PyObject *self)
+{
+    return ((Descriptors *)self)->count - ((Descriptors *)self)->taken;
+}
+
+/* An owner for open descriptors; where there is no memory for one, they are closed. */
+static PyObject *
+descriptors_of(PyTypeObject *type, const int *fds, int count)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Descriptors *self = (Descriptors *)allocate(type, 0);
+    if (self == NULL) {
+        close_all(fds, count);
+        return NULL;
+    }
+    if (count > 0) {
+        memcpy(self->fds, fds, (size_t)count * sizeof(int));
+    }
+    self->count = count;
+    return (PyObject *)self;
+}
+
+static PyMethodDef descriptors_methods[] = {
+    {"take", (PyCFunction)descriptors_take, METH_NOARGS, NULL},
+    {"close", (PyCFunction)descriptors_close, METH_NOARGS, NULL},
+    {NULL},
+};
+
+static PyType_Slot descriptors_slots[] = {
+    {Py_tp_dealloc, descriptors_free}, {Py_tp_methods, descriptors_methods}, {Py_sq_length, descriptors_length}, {0, NULL},
+};
+
+static PyType_Spec descriptors_spec = {"nnhal.ipc._native.Descriptors", sizeof(Descriptors), 0,
+                                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
+                                           Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                                       descriptors_slots};
+
+/* ------------------------------------------------------------------------------------------------------------- Lane
+ * A message on the wire is its number, 8 bytes, and its bytes. A call's is 1 and more and grows by one, its answer bears
+ * the same, and what wants no answer bears 0. A lane whose call was given up has an answer to come: it takes no more calls. */
 
 #define LANE_BYTES (64 * 1024 + 4 * 1024)
-#define LANE_DESCRIPTORS 64
 #define SEND_TIMEOUT_NS 5000000000LL
 #define LANE_HOLD_NS 5000
 
@@ -226,6 +311,11 @@ typedef struct {
     char busy;
     unsigned long long spins;
     unsigned long long blocks;
+    uint64_t called;   /* number of the last call sent */
+    uint64_t awaited;  /* of the call whose answer is to come, 0: none */
+    uint64_t asked;    /* of the message received last, until it is answered */
+    uint64_t number;   /* of the message in `data` */
+    PyObject *none; /* an owner of no descriptors */
     size_t length; /* of the message in `data` */
     int flags;     /* msg_flags of it */
     size_t controls;
@@ -238,20 +328,18 @@ typedef struct {
 static int
 lane_receive_now(Lane *self, int flags)
 {
-    struct iovec part = {.iov_base = self->data, .iov_len = sizeof(self->data)};
-    struct msghdr message = {.msg_iov = &part,
-                             .msg_iovlen = 1,
+    struct iovec parts[2] = {{.iov_base = &self->number, .iov_len = sizeof(self->number)},
+                             {.iov_base = self->data, .iov_len = sizeof(self->data)}};
+    struct msghdr message = {.msg_iov = parts,
+                             .msg_iovlen = 2,
                              .msg_control = &self->control,
                              .msg_controllen = sizeof(self->control)};
     ssize_t got = recvmsg(self->fd, &message, flags | MSG_CMSG_CLOEXEC);
-    if (got > 0) {
+    if (got >= 0) {
         self->length = (size_t)got;
         self->flags = message.msg_flags;
         self->controls = message.msg_controllen;
-        return 0;
-    }
-    if (got == 0) {
-        return DEAD;
+        return got == 0 && self->controls == 0 ? DEAD : 0;
     }
     return errno == EAGAIN || errno == EINTR ? AGAIN : errno == EBADF || errno == ENOTSOCK ? CLOSED : DEAD;
 }
@@ -375,48 +463,33 @@ lane_descriptors(Lane *self, int *fds)
     return count;
 }
 
-static void
-close_all(const int *fds, int count)
-{
-    for (int i = 0; i < count; i++) {
-        close(fds[i]);
-    }
-}
-
-static PyObject *
-tuple_of_ints(const int *values, int count)
-{
-    PyObject *tuple = PyTuple_New(count);
-    for (int i = 0; tuple != NULL && i < count; i++) {
-        PyObject *value = PyLong_FromLong(values[i]);
-        if (value == NULL || PyTuple_SetItem(tuple, i, value) < 0) {
-            Py_CLEAR(tuple);
-        }
-    }
-    return tuple;
-}
-
-/* The message in `self` as (bytes, descriptors). */
+/* The message in `self` as (bytes, owner of its descriptors), or a status. */
 static PyObject *
 lane_message(Lane *self)
 {
     int fds[LANE_DESCRIPTORS];
     int count = lane_descriptors(self, fds);
-    if (self->flags & (MSG_TRUNC | MSG_CTRUNC)) {
+    int status = self->length <= sizeof(self->number)          ? CORRUPT
+                 : self->flags & (MSG_TRUNC | MSG_CTRUNC)      ? TOO_LARGE
+                                                               : 0;
+    if (status < 0) {
         close_all(fds, count);
-        return PyLong_FromLong(TOO_LARGE);
+        return PyLong_FromLong(status);
     }
-    PyObject *data = PyBytes_FromStringAndSize(self->data, (Py_ssize_t)self->length);
-    PyObject *numbers = tuple_of_ints(fds, count);
-    PyObject *pair = data != NULL && numbers != NULL ? PyTuple_Pack(2, data, numbers) : NULL;
+    PyObject *owner = self->none;
+    if (count > 0) {
+        owner = descriptors_of(Py_TYPE(self->none), fds, count);
+    } else {
+        Py_INCREF(owner);
+    }
+    PyObject *data = PyBytes_FromStringAndSize(self->data, (Py_ssize_t)(self->length - sizeof(self->number)));
+    PyObject *pair = data != NULL && owner != NULL ? PyTuple_Pack(2, data, owner) : NULL;
     Py_XDECREF(data);
-    Py_XDECREF(numbers);
-    if (pair == NULL) {
-        close_all(fds, count);
-    }
+    Py_XDECREF(owner);
     return pair;
 }
 
+/* Wait for a message, which may be the answer to the call at hand. */
 static PyObject *
 lane_receive_by(Lane *self, int64_t deadline)
 {
@@ -424,6 +497,17 @@ lane_receive_by(Lane *self, int64_t deadline)
         return NULL;
     }
     int status = lane_wait(self, deadline);
+    if (status == 0 && self->awaited != 0) {
+        status = self->number == self->awaited ? 0 : CORRUPT;
+        self->awaited = status == 0 ? 0 : self->awaited;
+        self->asked = 0;
+        if (status < 0) {
+            int fds[LANE_DESCRIPTORS];
+            close_all(fds, lane_descriptors(self, fds));
+        }
+    } else if (status == 0) {
+        self->asked = self->length > sizeof(self->number) ? self->number : 0;
+    }
     PyObject *result = status == 0 ? lane_message(self) : status_or_raise(status);
     self->busy = 0;
     return result;
@@ -453,10 +537,11 @@ lane_send_failure(Lane *self, int error)
 }
 
 static int
-lane_send_by(Lane *self, const Py_buffer *data, const int *fds, int count, int64_t deadline)
+lane_send_by(Lane *self, uint64_t number, const Py_buffer *data, const int *fds, int count, int64_t deadline)
 {
-    struct iovec part = {.iov_base = data->buf, .iov_len = (size_t)data->len};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    struct iovec parts[2] = {{.iov_base = &number, .iov_len = sizeof(number)},
+                             {.iov_base = data->buf, .iov_len = (size_t)data->len}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
     Control control;
     if (count > 0) {
         size_t size = (size_t)count * sizeof(int);
@@ -508,7 +593,7 @@ descriptors_argument(PyObject *given, int *fds, int *count)
 }
 
 static int
-lane_send_checked(Lane *self, PyObject *const *args, Py_ssize_t given, int64_t deadline)
+lane_send_checked(Lane *self, uint64_t number, PyObject *const *args, Py_ssize_t given, int64_t deadline)
 {
     int fds[LANE_DESCRIPTORS];
     int count = 0;
@@ -526,7 +611,7 @@ lane_send_checked(Lane *self, PyObject *const *args, Py_ssize_t given, int64_t d
     } else if (data.len > LANE_BYTES) {
         status = TOO_LARGE;
     } else {
-        status = lane_send_by(self, &data, fds, count, deadline);
+        status = lane_send_by(self, number, &data, fds, count, deadline);
     }
     PyBuffer_Release(&data);
     return status;
@@ -539,7 +624,50 @@ lane_send(Lane *self, PyObject *const *args, Py_ssize_t count)
     if (!count_arguments("Lane.send", count, 1, 3) || !integer_argument(args, count, 2, SEND_TIMEOUT_NS, &timeout)) {
         return NULL;
     }
-    return status_or_raise(lane_send_checked(self, args, count, deadline_of(timeout)));
+    return status_or_raise(lane_send_checked(self, 0, args, count, deadline_of(timeout)));
+}
+
+static PyObject *
+lane_answer(Lane *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Lane.answer", count, 1, 3) || !integer_argument(args, count, 2, SEND_TIMEOUT_NS, &timeout)) {
+        return NULL;
+    }
+    if (self->asked == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "Lane: nothing was asked, must be before an answer is sent");
+        return NULL;
+    }
+    int status = lane_send_checked(self, self->asked, args, count, deadline_of(timeout));
+    if (status == 0) {
+        self->asked = 0; /* what was too large is still to be answered */
+    }
+    return status_or_raise(status);
+}
+
+/* Send a call, whose answer is what the next wait takes. */
+static int
+lane_ask(Lane *self, PyObject *const *args, Py_ssize_t count, int64_t deadline)
+{
+    if (self->awaited != 0) {
+        return CORRUPT; /* the answer to an earlier call is to come */
+    }
+    self->awaited = ++self->called; /* before it is sent: an interrupt may come at any time */
+    int status = lane_send_checked(self, self->awaited, args, count, deadline);
+    if (status < 0) {
+        self->awaited = 0; /* nothing was sent, or the exception of a signal handler came before it */
+    }
+    return status;
+}
+
+static PyObject *
+lane_call_without_waiting(Lane *self, PyObject *const *args, Py_ssize_t count)
+{
+    long long timeout;
+    if (!count_arguments("Lane.ask", count, 1, 3) || !integer_argument(args, count, 2, SEND_TIMEOUT_NS, &timeout)) {
+        return NULL;
+    }
+    return status_or_raise(lane_ask(self, args, count, deadline_of(timeout)));
 }
 
 static PyObject *
@@ -560,7 +688,7 @@ lane_call(Lane *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     int64_t deadline = deadline_of(timeout);
-    int status = lane_send_checked(self, args, count, deadline);
+    int status = lane_ask(self, args, count, deadline);
     return status < 0 ? status_or_raise(status) : lane_receive_by(self, deadline);
 }
 
@@ -589,6 +717,12 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *names)
     if (self != NULL) {
         self->fd = fd;
         self->watch = watch;
+        PyObject *owner = PyType_GetModule(type);
+        self->none = owner == NULL ? NULL : PyObject_GetAttrString(owner, "NONE");
+        if (self->none == NULL) {
+            Py_DECREF(self);
+            return NULL;
+        }
         struct timeval slice = {0};
         socklen_t size = sizeof(slice);
         self->sleeps = getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &slice, &size) == 0 && (slice.tv_sec | slice.tv_usec) != 0;
@@ -603,6 +737,8 @@ lane_new(PyTypeObject *type, PyObject *args, PyObject *names)
 static PyMethodDef lane_methods[] = {
     {"send", FAST(lane_send), NULL},
     {"receive", FAST(lane_receive), NULL},
+    {"answer", FAST(lane_answer), NULL},
+    {"ask", FAST(lane_call_without_waiting), NULL},
     {"call", FAST(lane_call), NULL},
     {"stats", PLAIN(lane_stats), NULL},
     {NULL},
@@ -611,6 +747,8 @@ static PyMethodDef lane_methods[] = {
 static PyMemberDef lane_members[] = {
     {"fd", T_INT, offsetof(Lane, fd), READONLY, NULL},
     {"watch", T_INT, offsetof(Lane, watch), 0, NULL},
+    {"asked", T_ULONGLONG, offsetof(Lane, asked), READONLY, NULL},
+    {"awaited", T_ULONGLONG, offsetof(Lane, awaited), READONLY, NULL},
     {"peer_cpus", T_ULONGLONG, offsetof(Lane, peer_cpus), 0, NULL},
     {"spin", T_BOOL, offsetof(Lane, pace.spin), 0, NULL},
     {"hold_ns", T_LONGLONG, offsetof(Lane, pace.hold_ns), 0, NULL},
@@ -622,8 +760,15 @@ static PyGetSetDef lane_properties[] = {
     {NULL},
 };
 
+static void
+lane_free(Lane *self)
+{
+    Py_XDECREF(self->none);
+    free_object((PyObject *)self);
+}
+
 static PyType_Slot lane_slots[] = {
-    {Py_tp_new, lane_new},         {Py_tp_dealloc, free_object},    {Py_tp_methods, lane_methods},
+    {Py_tp_new, lane_new},         {Py_tp_dealloc, lane_free},    {Py_tp_methods, lane_methods},
     {Py_tp_members, lane_members}, {Py_tp_getset, lane_properties}, {0, NULL},
 };
 
@@ -1974,10 +2119,16 @@ module_exec(PyObject *module)
             return -1;
         }
     }
-    if (add_type(module, &queues_spec) < 0) {
+    if (add_type(module, &descriptors_spec) < 0 || add_type(module, &queues_spec) < 0 ||
+        add_type(module, &lane_spec) < 0) {
         return -1;
     }
-    return add_type(module, &lane_spec);
+    PyObject *type = PyObject_GetAttrString(module, "Descriptors");
+    PyObject *none = type == NULL ? NULL : descriptors_of((PyTypeObject *)type, NULL, 0);
+    int failed = none == NULL ? -1 : PyModule_AddObjectRef(module, "NONE", none);
+    Py_XDECREF(type);
+    Py_XDECREF(none);
+    return failed;
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}};

@@ -3,8 +3,8 @@
 Durations are integer nanoseconds on the monotonic clock; a negative time-out waits without limit, 0 does not wait. Affinity
 masks have a bit for each of the first 64 CPUs; 0 is "not known". Statuses are negative ints and no exceptions, as the way of
 an execution leads through here; exceptions are for mistakes of the caller, for what a signal handler raises out of a wait
-(Ctrl-C), and for a lack of memory. What a wait left behind may still arrive: after an exception or TIMEOUT out of `call` or
-`exchange`, close the lane or the queues.
+(Ctrl-C), and for a lack of memory. What a wait left behind may still arrive: after an exception or TIMEOUT out of `call` a
+lane takes no more calls, and the queues want to be closed after one out of `exchange`.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ DEAD: Final = -2
 CLOSED: Final = -3
 """The queues were closed by either side, or the socket by this one."""
 CORRUPT: Final = -4
-"""The peer broke the protocol of the queues; they stay of no use to this object."""
+"""The peer broke the protocol of queues or lane, which stay of no use; or the answer to an earlier call is to come."""
 TOO_LARGE: Final = -5
 """A message has more than 69,632 bytes or 64 descriptors, or its descriptors found no room; it is lost, none stay open."""
 FULL: Final = -6
@@ -30,7 +30,7 @@ CLIENT: Final = 0
 SERVICE: Final = 1
 """The side that receives requests and sends results."""
 
-_Message: TypeAlias = tuple[bytes, tuple[int, ...]]
+_Message: TypeAlias = tuple[bytes, "Descriptors"]
 _Operand: TypeAlias = tuple[int, int, int, Sequence[int]] | None
 _DecodedOperand: TypeAlias = tuple[int, int, int, tuple[int, ...]] | None
 
@@ -38,8 +38,27 @@ def cpus() -> int:
     """The affinity mask of the calling thread."""
 
 @final
+class Descriptors:
+    """Open descriptors that came with a message, closed on exec. It closes those that nobody took when it goes."""
+
+    def __len__(self) -> int:
+        """How many are left."""
+
+    def take(self) -> int:
+        """The next one, which is the caller's from now on; -1 where none is left."""
+
+    def close(self) -> None:
+        """Close those that are left. May take as long as the sender wished; the GIL is free meanwhile."""
+
+NONE: Final[Descriptors]
+"""No descriptors."""
+
+@final
 class Lane:
     """Messages with descriptors over a connected AF_UNIX SOCK_SEQPACKET socket.
+
+    A call has a number, and its answer has the same; what wants no answer has none. An answer with another number is
+    CORRUPT, and so is a call while the answer to an earlier one is to come: that cannot be mistaken for any other.
 
     Owns no descriptor: socket and pidfd stay the caller's, who keeps them open while the lane is used. One thread may
     wait for a message at a time (RuntimeError otherwise), another may send meanwhile.
@@ -66,17 +85,31 @@ class Lane:
     def budget_ns(self) -> int:
         """How long the next wait would spin."""
 
-    def send(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = 5_000_000_000, /) -> int:
-        """Send one message of 1 byte or more, with copies of descriptors: 0, TIMEOUT, DEAD, CLOSED or TOO_LARGE.
+    @property
+    def asked(self) -> int:
+        """Number of the message received last where it is a call that is not answered yet, else 0."""
+    @property
+    def awaited(self) -> int:
+        """Number of the call whose answer is to come, else 0."""
 
-        Waits while the socket's buffer is full. OSError where a descriptor is not open. Never raises SIGPIPE.
+    def send(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = 5_000_000_000, /) -> int:
+        """Send one message of 1 byte or more that wants no answer, with copies of descriptors.
+
+        0, TIMEOUT, DEAD, CLOSED or TOO_LARGE. Waits while the socket's buffer is full. OSError where a descriptor is not
+        open. Never raises SIGPIPE.
         """
 
+    def answer(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = 5_000_000_000, /) -> int:
+        """Answer the call received last; as `send`. RuntimeError where nothing is `asked`."""
+
+    def ask(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = 5_000_000_000, /) -> int:
+        """Send a call; as `send`, and CORRUPT while an answer is `awaited`. The next `receive` is for its answer."""
+
     def receive(self, timeout_ns: int = -1, /) -> _Message | int:
-        """The next message and its descriptors, which are the caller's from now on, closed on exec; or a status."""
+        """The next message and its descriptors, or a status. Where an answer is `awaited`, CORRUPT for anything else."""
 
     def call(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = -1, /) -> _Message | int:
-        """`send` and `receive`, both within one time-out."""
+        """`ask` and `receive`, both within one time-out."""
 
     def stats(self) -> dict[str, int]:
         """Counters of waits: spins were satisfied while spinning, blocks had to block."""

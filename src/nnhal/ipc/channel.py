@@ -1,28 +1,27 @@
 """One lane of a connection: whole messages with their descriptors, long ones by a sealed memfd, statuses as errors."""
 
+import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.memory import SEALS, seals
 from nnhal.ipc import _native
+from nnhal.ipc._native import Descriptors
 from nnhal.ipc.wire import INLINE, MAX_MESSAGE
+
+Message: TypeAlias = tuple[bytes, Descriptors]
 
 _SPILLED = struct.Struct("<BQ")  # a byte that MessagePack never starts with, the length
 MARK = 0xC1
 _LOOK_UP = struct.pack("ll", 1, 0)  # a receive that sleeps looks at signals once a second
 _SEALS = SEALS | fcntl.F_SEAL_WRITE
-
-
-def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors that nobody took over."""
-    for fd in fds:
-        os.close(fd)
 
 
 class Channel:
@@ -40,47 +39,67 @@ class Channel:
         self.lane = _native.Lane(sock.fileno(), watch)
         self.lane.peer_cpus = peer_cpus
 
-    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send one message; DeadObject where the peer is gone or does not read any more."""
-        if len(data) > INLINE:
-            memory = _spill(data)
-            try:
-                status = self.lane.send(_SPILLED.pack(MARK, len(data)), (memory, *fds))
-            finally:
-                os.close(memory)
-        else:
-            status = self.lane.send(data, tuple(fds))
-        if status < 0:
-            raise failure(status)
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the answer to a call that was given up is still to come: the lane is of no use for another."""
+        return self.lane.awaited != 0
 
-    def receive(self, timeout_ns: int = -1) -> tuple[bytes, tuple[int, ...]]:
-        """The next message and its descriptors, which are the caller's from now on."""
+    def send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send one message that wants no answer; DeadObject where the peer is gone or does not read any more."""
+        _send(self.lane.send, data, fds)
+
+    def ask(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a call; `receive` takes its answer."""
+        _send(self.lane.ask, data, fds)
+
+    def answer(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Answer the call received last, where it was one."""
+        if self.lane.asked:
+            _send(self.lane.answer, data, fds)
+
+    def receive(self, timeout_ns: int = -1) -> Message:
+        """The next message and the owner of its descriptors."""
         return whole(self.lane.receive(timeout_ns))
 
-    def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> tuple[bytes, tuple[int, ...]]:
+    def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Message:
         """Send and wait for the reply."""
-        if len(data) > INLINE:
-            self.send(data, fds)
-            return self.receive(timeout_ns)
-        return whole(self.lane.call(data, tuple(fds), timeout_ns))
-
-    def quick_call(self, data: bytes) -> tuple[bytes, tuple[int, ...]]:
-        """As `call`, for a message without descriptors and without a limit of time."""
         if len(data) <= INLINE:
-            got = self.lane.call(data)
-            return got if not isinstance(got, int) and got[0][0] != MARK else whole(got)
-        return self.call(data)
+            return whole(self.lane.call(data, tuple(fds), timeout_ns))
+        self.ask(data, fds)
+        return self.receive(timeout_ns)
+
+    def hang_up(self) -> None:
+        """Tell the peer that nothing more will come; what it still sends can be received."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the socket; the peer sees a hang-up."""
         self.socket.close()
 
+    def __del__(self) -> None:
+        self.socket.close()
 
-def whole(got: tuple[bytes, tuple[int, ...]] | int) -> tuple[bytes, tuple[int, ...]]:
+
+def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence[int]) -> None:
+    """Send one message, a long one by a memory."""
+    if len(data) > INLINE:
+        memory = _spill(data)
+        try:
+            status = how(_SPILLED.pack(MARK, len(data)), (memory, *fds))
+        finally:
+            os.close(memory)
+    else:
+        status = how(data, tuple(fds))
+    if status < 0:
+        raise failure(status)
+
+
+def whole(got: Message | int) -> Message:
     """A message as the native lane gave it, long ones read in; raises what a status stands for."""
     if isinstance(got, int):
         raise failure(got)
-    return unspill(got) if got[0][0] == MARK else got
+    return got if got[0][0] != MARK else (_unspill(*got), got[1])
 
 
 def failure(status: int) -> NnhalError:
@@ -91,6 +110,8 @@ def failure(status: int) -> NnhalError:
         if _no_descriptors():
             return ResourceExhausted("message: its descriptors were lost: this process may open no more; close some")
         return InvalidArgument("message is larger than the transport takes, or carries too many descriptors")
+    if status == _native.CORRUPT:
+        return DeadObject("driver process: it broke the protocol")
     return DeadObject("driver process: it died or closed the connection")
 
 
@@ -122,23 +143,20 @@ def _spill(data: bytes) -> int:
     return memory
 
 
-def unspill(got: tuple[bytes, tuple[int, ...]]) -> tuple[bytes, tuple[int, ...]]:
+def _unspill(head: bytes, fds: Descriptors) -> bytes:
     """A message that came by a memfd. InvalidArgument where that is not sealed, or not as long as announced."""
-    head, fds = got
+    if len(head) != _SPILLED.size or not fds:
+        raise InvalidArgument("long message: has no memory or length, must have both")
+    length = _SPILLED.unpack(head)[1]
+    memory = fds.take()
     try:
-        if len(head) != _SPILLED.size or not fds:
-            raise InvalidArgument("long message: has no memory or length, must have both")
-        length = _SPILLED.unpack(head)[1]
-        if (seals(fds[0]) or 0) & _SEALS != _SEALS:
+        if (seals(memory) or 0) & _SEALS != _SEALS:
             raise InvalidArgument("long message: its memory is not sealed against writing and shrinking, must be")
-        if not 0 < length <= MAX_MESSAGE or os.fstat(fds[0]).st_size != length:
+        if not 0 < length <= MAX_MESSAGE or os.fstat(memory).st_size != length:
             raise InvalidArgument(
                 f"long message: {length} bytes are announced, must be its memory's size, at most 1 GiB"
             )
-        with mmap.mmap(fds[0], length, access=mmap.ACCESS_READ) as region:
-            data = region[:]
-    except BaseException:
-        close_all(fds)
-        raise
-    os.close(fds[0])
-    return data, fds[1:]
+        with mmap.mmap(memory, length, access=mmap.ACCESS_READ) as region:
+            return region[:]
+    finally:
+        os.close(memory)

@@ -17,7 +17,6 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.lowering import ask_about, lowered
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc import wire
-from nnhal.ipc.channel import close_all
 from nnhal.ipc.client_buffer import RemoteBuffer
 from nnhal.ipc.client_prepared import RemotePrepared
 from nnhal.ipc.convert import capabilities_from_wire, model_to_wire
@@ -26,7 +25,6 @@ from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
 
 QUERY_NS = 30_000_000_000  # a driver that has not answered a query by then hangs
-_PLACED = 60  # descriptors that go along with a model; more are announced first
 
 
 class RemoteDevice(Device):
@@ -81,24 +79,15 @@ class RemoteDevice(Device):
             return [Verdict(False, why)] * len(model.main.operations)
 
         def ask(part: Model) -> list[Verdict]:
-            packing = self.session.packing()
-            message = wire.GetSupportedOperations(form, self._model(part, packing))
-            return [Verdict(ok, why) for ok, why in self._query(message, wire.Verdicts, packing).verdicts]
+            with self.session.carrying(part.pools) as packing:
+                message = wire.GetSupportedOperations(form, model_to_wire(part, packing.pool))
+                return [Verdict(ok, why) for ok, why in self._query(message, wire.Verdicts, packing).verdicts]
 
         return ask_about(model, self.level, ask) if self.level < V1_3 else ask(model)
-
-    def _model(self, model: Model, packing: Packing) -> wire.WireModel:
-        for start in range(0, len(model.pools), _PLACED) if len(model.pools) > _PLACED else ():
-            some = self.session.packing()
-            pools = tuple(some.pool(memory) for memory in model.pools[start : start + _PLACED])
-            self.session.call(wire.Announce(tuple(p for p in pools if p.sent)), wire.Acknowledged, some)
-        return model_to_wire(model, packing.pool)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile in the driver's process; the wait ends at the hints' deadline."""
         form = self._form(wire.PrepareModel)
-        packing = self.session.packing()
-        whole = self._model(lowered(model, self.level), packing)
         try:
             options = json.dumps(dict(hints.options)).encode() if hints.options else b""
         except (TypeError, ValueError) as error:
@@ -107,18 +96,21 @@ class RemoteDevice(Device):
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
 
-        def message(number: int) -> wire.ClientCall:
-            return wire.PrepareModel(form, number, whole, preference, priority, deadline, hints.threads, options)
-
         pending = None
-        try:
-            _, pending = self.session.notified(message, packing, hints.deadline)
-            result, fds = pending.wait(hints.deadline)
-        except MissedDeadline:
-            if pending is not None:
-                self.session.suspect(pending)
-            raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
-        close_all(fds)
+        low = lowered(model, self.level)
+        with self.session.carrying(low.pools) as packing:
+            whole = model_to_wire(low, packing.pool)
+
+            def message(number: int) -> wire.ClientCall:
+                return wire.PrepareModel(form, number, whole, preference, priority, deadline, hints.threads, options)
+
+            try:
+                pending = self.session.notified(message, packing, hints.deadline)[1]
+                result, _ = pending.wait(hints.deadline)
+            except MissedDeadline:
+                if pending is not None:
+                    self.session.suspect(pending)
+                raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
         return RemotePrepared(self.session, result.object, model)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted
+from nnhal.base.log import logger
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Signature
 from nnhal.model.graph import Model
 
 MAX_OBJECTS = 1 << 16
+_log = logger("driver")
 T = TypeVar("T")
 
 
@@ -51,21 +53,25 @@ class Export:
 
 
 class Exports:
-    """Objects by number. Each time a number is sent to the client counts; the client gives the counts back."""
+    """Objects by number, until the client lets go of them or is gone; what is added after that is ended at once."""
 
     def __init__(self) -> None:
-        self._objects: dict[int, list[Any]] = {}  # number: object, count, what to do at the end
+        self._objects: dict[int, tuple[Any, Callable[[], None]]] = {}  # number: object, what to do at the end
         self._next = 1
+        self._closed = False
         self._lock = threading.Lock()
 
     def add(self, item: Any, end: Callable[[], None]) -> int:
-        """The number of a new object, counted once. end: called when the client holds it no longer."""
+        """The number of a new object. end: called, exactly once, when the client holds it no longer."""
         with self._lock:
-            if len(self._objects) >= MAX_OBJECTS:
-                raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
-            number, self._next = self._next, self._next + 1
-            self._objects[number] = [item, 1, end]
-            return number
+            if not self._closed and len(self._objects) < MAX_OBJECTS:
+                number, self._next = self._next, self._next + 1
+                self._objects[number] = item, end
+                return number
+        end()
+        if self._closed:
+            raise Closed("connection: has ended")
+        raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
 
     def get(self, number: int, kind: type[T], what: str) -> T:
         """The object; InvalidArgument where the number is none of this connection's, or stands for something else."""
@@ -75,24 +81,22 @@ class Exports:
         item: T = found[0]
         return item
 
-    def release(self, number: int, count: int) -> None:
-        """Take counts back; the last one ends the object."""
-        with self._lock:
-            found = self._objects.get(number)
-            if found is None:
-                return
-            found[1] -= count
-            if found[1] > 0:
-                return
-            del self._objects[number]
-        found[2]()
+    def release(self, number: int) -> None:
+        """End an object; nothing happens where there is none."""
+        found = self._objects.pop(number, None)
+        if found is not None:
+            found[1]()
 
     def close(self) -> None:
         """End all objects, newest first."""
         with self._lock:
+            self._closed = True
             left, self._objects = list(self._objects.values()), {}
-        for _, _, end in reversed(left):
-            end()
+        for _, end in reversed(left):
+            try:
+                end()
+            except BaseException:
+                _log.exception("an object of a client that is gone failed to end")
 
     def __len__(self) -> int:
         return len(self._objects)

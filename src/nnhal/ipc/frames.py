@@ -1,10 +1,12 @@
-"""Frames: shared memory with room for the arguments of one execution, laid out once and used again.
+"""Frames: shared memory with room for the arguments of one execution, laid out and bound once and used again.
 
 An execution of the same shapes takes a frame that is free, fills in its inputs, and takes the outputs out. Arrays that lie
 in a pool already are not copied: the frame refers to the pool. Each output is followed by guard bytes: a driver that writes
-past its output is found out, and its results are dropped.
+past its output is found out, and its results are dropped. A frame goes when it is not kept for another execution, when a
+pool that it refers to goes, or when a driver may still be at work in it; what the service has bound to it goes with it.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from nnhal.ops.schema import agree
 
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
+_SETS = 16  # of shapes, for which frames are kept
 _PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
@@ -29,7 +32,10 @@ def key_of(request: Request, apart: bool = False) -> Key:
     """What two requests must share to use the same frame. apart: as of `Frame`."""
     inputs = [None if x is None else (x.shape, x.dtype) if x.base is None else _key(x) for x in request.given]
     rooms = [_room_key(request, n, apart) for n in range(len(request.shapes))]
-    return (*inputs, *rooms, *request.output_buffers)
+    if not (request.input_buffers or request.output_buffers):
+        return (*inputs, *rooms)
+    buffers = [(n, b.token) for held in (request.input_buffers, request.output_buffers) for n, b in held.items()]
+    return (*inputs, *rooms, *buffers)
 
 
 def _key(array: Array) -> Key:
@@ -49,18 +55,21 @@ def _room_key(request: Request, index: int, apart: bool) -> Key | None:
 class Frame:
     """Room for one request. inputs, outputs: where each argument lies; -1 as a pool: the driver provides the memory.
 
+    pools: the memories, until the frame is bound. direct: the driver writes an output where the caller wants it.
+
     apart: outputs lie in the frame's own memory always, not in a pool of the caller's: the driver may go on with them after
     the caller has given up.
     """
 
     def __init__(self, request: Request, apart: bool = False) -> None:
+        self.memory: Memory | None = None  # its own
         self.pools: list[Memory] = []
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
-        self.notes: dict[Any, Any] = {}  # what users of the frame keep with it: encoded messages, last replies
+        self.binding: Any = None
         self._in: list[tuple[int, Array]] = []
         self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it is of the output's type and shape
-        self._direct: list[int] = []  # outputs that the driver writes to where the caller wants them
+        self.direct: list[int] = []
         self._guards: list[memoryview] = []
         self._end = 0
         own = []
@@ -80,7 +89,7 @@ class Frame:
                 )
                 at = self._shared(room, room.shape if alike else (), True)
                 if at is not None:
-                    self._direct.append(index)
+                    self.direct.append(index)
                     self.outputs[index] = at
                     continue
             if fixed is not None:
@@ -97,6 +106,12 @@ class Frame:
             self._lay_out(own)
         self._plain = len(self._in) == self._count and len(self._out) == len(request.shapes)
         self._plain = self._plain and all(known for _, _, known in self._out)
+
+    def bound(self, binding: object) -> None:
+        """The service has its memories now: the caller's are not kept from going, the frame's own needs no descriptor."""
+        self.binding, self.pools = binding, []
+        if self.memory is not None:
+            self.memory.close_descriptors()
 
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
         """Where an array lies in a pool that the driver may map; None where it does not."""
@@ -167,7 +182,7 @@ class Frame:
                 request.write(index, _reported(request, index, view, tuple(shapes[index])))
             else:
                 request.write(index, view)
-        for index in self._direct:
+        for index in self.direct:
             fixed = request.signature.outputs[index].fixed
             request.filled(index, tuple(shapes[index]) if shapes else fixed or ())
 
@@ -188,6 +203,7 @@ class Frames:
     def __init__(self) -> None:
         self._free: dict[Key, deque[Frame]] = {}
         self._last: tuple[Key, deque[Frame]] | None = None
+        self._in_pools: weakref.WeakKeyDictionary[Memory, set[Key]] = weakref.WeakKeyDictionary()
 
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
         """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
@@ -202,13 +218,45 @@ class Frames:
                     return frame, last[1]
                 last[1].append(frame)
         key = key_of(request, apart)
-        if len(self._free) >= 4 * _KEPT and key not in self._free:
-            self._free.clear()
-        free = self._free.setdefault(key, deque(maxlen=_KEPT))
+        free = self._free.get(key)
+        if free is None:
+            if len(self._free) >= _SETS:
+                self._free.pop(next(iter(list(self._free)), ()), None)  # the oldest
+            free = self._free[key] = deque(maxlen=_KEPT)
         self._last = key, free
         try:
             frame = free.pop()
         except IndexError:
             frame = Frame(request, apart)
+            for memory in frame.pools:
+                if memory is not frame.memory:
+                    self._note(memory, key)
         frame.fill(request)
         return frame, free
+
+    def _note(self, memory: Memory, key: Key) -> None:
+        """Frames of that key refer to a pool of the caller's: they go when it does."""
+        keys = self._in_pools.get(memory)
+        if keys is None:
+            keys = self._in_pools[memory] = set()
+            weakref.finalize(memory, _forget, weakref.ref(self), keys).atexit = False
+        if len(keys) >= 4 * _SETS:
+            keys &= {*list(self._free)}
+        keys.add(key)
+
+    def forget(self, keys: "set[Key]") -> None:
+        """Let the free frames of some keys go."""
+        self._last = None
+        for key in keys:
+            self._free.pop(key, None)
+
+    def forget_pool(self, memory: Memory) -> None:
+        """Let the free frames go that refer to a pool of the caller's."""
+        self.forget(self._in_pools.pop(memory, set()))
+
+
+def _forget(frames: "weakref.ref[Frames]", keys: "set[Key]") -> None:
+    """A pool may outlive many prepared models, and must not keep them."""
+    there = frames()
+    if there is not None:
+        there.forget(keys)

@@ -7,7 +7,7 @@ from typing import Any
 
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
 from nnhal.ipc import wire
-from nnhal.ipc.channel import close_all
+from nnhal.ipc._native import NONE, Descriptors
 from nnhal.ipc.convert import error_from_wire
 
 GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
@@ -20,9 +20,9 @@ class Pending:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._result: Any = None
-        self._fds: tuple[int, ...] = ()
+        self._fds = NONE
 
-    def set(self, result: Any, fds: tuple[int, ...] = ()) -> None:
+    def set(self, result: Any, fds: Descriptors = NONE) -> None:
         """It came; result: a reply, or the error why it never will."""
         self._result, self._fds = result, fds
         self._event.set()
@@ -32,7 +32,7 @@ class Pending:
         """Whether it came."""
         return self._event.is_set()
 
-    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, tuple[int, ...]]:
+    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, Descriptors]:
         """Wait for it; MissedDeadline, Cancelled, or what the service answered."""
         while not self._event.wait(_left(deadline, cancelled)):
             if cancelled is not None and cancelled.is_set():
@@ -43,11 +43,7 @@ class Pending:
             raise again(self._result)
         if isinstance(self._result, wire.Failed):
             raise error_from_wire(self._result)
-        fds, self._fds = self._fds, ()
-        return self._result, fds
-
-    def __del__(self) -> None:
-        close_all(self._fds)  # nobody took them
+        return self._result, self._fds
 
 
 def again(error: NnhalError) -> NnhalError:

@@ -12,19 +12,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
-from nnhal.base.memory import Memory
 from nnhal.hal.device import Device
 from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import MARK, Channel, close_all, failure, whole
+from nnhal.ipc._native import Descriptors
+from nnhal.ipc.channel import Channel
 from nnhal.ipc.convert import error_to_wire
-from nnhal.ipc.pools import MAX_POOL_BYTES, MAX_POOLS
-from nnhal.ipc.service_calls import Again, CallHandler, Work
+from nnhal.ipc.service_binding import DONE, Answer
+from nnhal.ipc.service_calls import CallHandler, Work
 
 MAX_LANES = 64
 MAX_CLIENTS = 64
@@ -37,7 +37,13 @@ _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that 
 _BREATH = 0.05  # seconds
 _log = logger("driver")
 
-Reply = wire.Reply | bytes | None
+_DONE = wire.encode(DONE)
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Close descriptors that were sent."""
+    for fd in fds:
+        os.close(fd)
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
@@ -90,8 +96,7 @@ class Connection:
     def serve(self) -> None:
         """Greet, then answer the control lane until the client is gone; then end everything."""
         try:
-            data, fds = self._control.receive(HELLO_TIMEOUT_NS)
-            close_all(fds)
+            data, _ = self._control.receive(HELLO_TIMEOUT_NS)
             if self._greet(data):
                 self._answer_lane(self._control)
         except NnhalError as error:
@@ -107,7 +112,7 @@ class Connection:
             if hello.version != wire.VERSION:
                 raise InvalidArgument(f"client speaks version {hello.version}, must be {wire.VERSION}")
         except (wire.WireError, InvalidArgument) as error:
-            self._control.send(wire.encode(error_to_wire(error)))
+            self._control.answer(wire.encode(error_to_wire(error)))
             return False
         self._peer_cpus = self._control.lane.peer_cpus = hello.cpus
         welcome = wire.Welcome(
@@ -118,41 +123,28 @@ class Connection:
             _native.cpus(),
             self._shared,
             dict(self._confinement),
-            MAX_POOLS,
-            MAX_POOL_BYTES,
         )
-        self._control.send(wire.encode(welcome))
+        self._control.answer(wire.encode(welcome))
         return True
 
     def _answer_lane(self, channel: Channel) -> None:
-        """Answer calls until the lane is closed; a call that comes again byte for byte is not decoded again."""
-        last, again = b"", None
-        receive, send = channel.lane.receive, channel.lane.send
+        """Answer calls until the lane is closed; what comes without a number is not answered."""
         while True:
             try:
-                got = receive()
-                data, fds = got if not isinstance(got, int) and got[0][0] != MARK else whole(got)
+                data, fds = channel.receive()
             except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
-                channel.send(wire.encode(error_to_wire(error)))
+                channel.answer(wire.encode(error_to_wire(error)))
                 continue
-            if data == last and again is not None and not fds:
-                reply, given = again()
-                if isinstance(reply, bytes) and not given and len(reply) <= wire.INLINE:
-                    status = send(reply)
-                    if status < 0:
-                        raise failure(status)
-                    continue
-            else:
-                reply, given, again = self._answer(data, fds)
-                last = data
+            reply, given = self._answer(data, fds)
             try:
-                if reply is not None:
-                    channel.send(reply if isinstance(reply, bytes) else _encoded(reply), given)
+                if reply is DONE:
+                    channel.answer(_DONE)
+                else:
+                    channel.answer(_encoded(reply), given)
             finally:
                 close_all(given)
 
-    def _answer(self, data: bytes, fds: tuple[int, ...]) -> tuple[Reply, Sequence[int], Again | None]:
-        left = iter(fds)
+    def _answer(self, data: bytes, fds: Descriptors) -> Answer:
         try:
             call = wire.decode_call(data)
             why = wire.refusal(call, self._level)
@@ -160,15 +152,15 @@ class Connection:
                 raise InvalidArgument(why)
             _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
-                return self._attach(call, left)
-            return self._calls.answer(call, left)
+                return self._attach(call, fds)
+            return self._calls.answer(call, fds)
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
-            return error_to_wire(error), (), None
+            return error_to_wire(error), ()
         finally:
-            close_all(list(left))
+            fds.close()
 
-    def _attach(self, call: wire.AttachLane, fds: Iterator[int]) -> tuple[wire.Reply, Sequence[int], None]:
-        fd = next(fds, -1)
+    def _attach(self, call: wire.AttachLane, fds: Descriptors) -> Answer:
+        fd = fds.take()
         if fd < 0:
             raise InvalidArgument("AttachLane: no descriptor came along, must be one end of a socket pair")
         try:
@@ -180,19 +172,21 @@ class Connection:
             sock.close()
             raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
         channel = Channel(sock, -1, self._peer_cpus)
-        if call.callbacks:
-            if self._callbacks is not None:
-                channel.close()
-                raise InvalidArgument("AttachLane: there is a callback lane already, must be one")
+        why: NnhalError | None = None
+        if call.callbacks and self._callbacks is not None:
+            why = InvalidArgument("AttachLane: there is a callback lane already, must be one")
+        elif call.callbacks:
             self._callbacks = channel
         elif len(self._lanes) >= MAX_LANES:
-            channel.close()
-            raise ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
+            why = ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
         else:
             thread = threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True)
             self._lanes[channel] = thread
             thread.start()
-        return wire.Acknowledged(), (), None
+        if why is not None:
+            channel.close()
+            raise why
+        return DONE, ()
 
     def _lane(self, channel: Channel) -> None:
         try:
@@ -261,25 +255,6 @@ class Connection:
             raise DeadObject("connection: is ending")
         return self._callbacks
 
-    def memories(self, burst: int, slots: Sequence[int]) -> list[Memory]:
-        """The memories of slots of a burst, asked of the client."""
-        if self._callbacks is None:
-            raise InvalidArgument("connection: has no callback lane, must be attached before a burst")
-        with self._callback_lock:
-            data, fds = self._open_callbacks().call(
-                wire.encode(wire.GetMemories(burst, tuple(slots))), (), CALLBACK_TIMEOUT_NS
-            )
-        left = iter(fds)
-        try:
-            reply = wire.decode_reply(data)
-            if not isinstance(reply, wire.Memories) or len(reply.pools) != len(slots):
-                raise InvalidArgument("GetMemories: the client did not answer with one memory for each slot")
-            return [self._calls.accept(pool, left) for pool in reply.pools]
-        except wire.WireError as error:
-            raise InvalidArgument(f"GetMemories: {error}") from None
-        finally:
-            close_all(list(left))
-
 
 def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str]) -> None:
     """Serve the one client of a driver process that was started for it."""
@@ -290,8 +265,8 @@ def refuse(sock: socket.socket, error: Exception) -> None:
     """Answer the greeting of a client whose driver does not load with the reason."""
     channel = Channel(sock)
     try:
-        close_all(channel.receive(HELLO_TIMEOUT_NS)[1])
-        channel.send(wire.encode(error_to_wire(error)))
+        channel.receive(HELLO_TIMEOUT_NS)
+        channel.answer(wire.encode(error_to_wire(error)))
     finally:
         channel.close()
 

@@ -2,8 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
@@ -11,23 +10,20 @@ from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
-from nnhal.hal.binding import BoundRequest, Place, bind_request, flat_bytes
+from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import Device, Hints, prepared_by, verdicts_by
 from nnhal.hal.fence import Fence
-from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.request import Control, Request, Timing, plausible
+from nnhal.hal.request import Control
 from nnhal.ipc import wire
+from nnhal.ipc._native import Descriptors
 from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools
+from nnhal.ipc.service_binding import DONE, Answer, Binding, Held
 from nnhal.ipc.service_burst import ServiceBurst
 from nnhal.model.validate import validate
 
-_INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
-
-Answer = tuple[wire.Reply | bytes | None, Sequence[int]]  # a reply, encoded or not, None for none; descriptors to send
-Again = Callable[[], Answer]  # the same call once more
 Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
 
 
@@ -39,9 +35,6 @@ class Client(Protocol):
     def in_background(self, work: Work) -> None:
         """Do work on another thread and send its notification, exactly once."""
 
-    def memories(self, burst: int, slots: Sequence[int]) -> list[Memory]:
-        """Ask the client for the memories of a burst's slots."""
-
 
 class Gone:
     """The client of a connection that has ended."""
@@ -49,10 +42,6 @@ class Gone:
     watch = -1
 
     def in_background(self, work: Work) -> None:
-        """DeadObject."""
-        raise DeadObject("connection: is ending")
-
-    def memories(self, burst: int, slots: Sequence[int]) -> list[Memory]:
         """DeadObject."""
         raise DeadObject("connection: is ending")
 
@@ -64,68 +53,55 @@ class CallHandler:
         self._device = device
         self._client: Client = client
         self._exports = Exports()
-        self._pools = ServicePools(shared=shared)
+        self._pools = ServicePools(lambda number: self._exports.get(number, Held, "Hold").memories, shared=shared)
 
-    def answer(
-        self, call: wire.ClientCall, fds: Iterator[int]
-    ) -> tuple[wire.Reply | bytes | None, Sequence[int], Again | None]:
-        """The reply to a call, and, where that is worth it, how to answer the same call the next time."""
-        if isinstance(call, wire.ExecuteSynchronously):
-            return self._execute_synchronously(call, fds)
-        reply, given = _HANDLERS[type(call)](self, call, fds)
-        return reply, given, None
-
-    def accept(self, pool: wire.Pool, fds: Iterator[int]) -> Memory:
-        """A memory of the client's, mapped once."""
-        return self._pools.accept(pool, fds)
+    def answer(self, call: wire.ClientCall, fds: Descriptors) -> Answer:
+        """The reply to a call."""
+        return _HANDLERS[type(call)](self, call, fds)
 
     def close(self) -> None:
         """End everything that the client holds."""
         self._exports.close()
-        self._pools.close()
         self._client = Gone()  # a cycle would keep all of it until the collector comes by
 
     # ------------------------------------------------------------------------------------------------------- queries
 
-    def _capabilities(self, call: wire.GetCapabilities, _: Iterator[int]) -> Answer:
+    def _capabilities(self, call: wire.GetCapabilities, _: Descriptors) -> Answer:
         return capabilities_to_wire(self._device.capabilities(), Level(call.form)), ()
 
-    def _status(self, _: wire.GetStatus, __: Iterator[int]) -> Answer:
+    def _status(self, _: wire.GetStatus, __: Descriptors) -> Answer:
         return wire.Word(int(self._device.status())), ()
 
-    def _version(self, _: wire.GetVersionString, __: Iterator[int]) -> Answer:
+    def _version(self, _: wire.GetVersionString, __: Descriptors) -> Answer:
         return wire.Word(self._device.version), ()
 
-    def _type(self, _: wire.GetType, __: Iterator[int]) -> Answer:
+    def _type(self, _: wire.GetType, __: Descriptors) -> Answer:
         return wire.Word(int(self._device.type)), ()
 
-    def _relaxations(self, _: wire.GetRelaxations, __: Iterator[int]) -> Answer:
+    def _relaxations(self, _: wire.GetRelaxations, __: Descriptors) -> Answer:
         return wire.Names(tuple(self._device.relaxations)), ()
 
-    def _extensions(self, _: wire.GetSupportedExtensions, __: Iterator[int]) -> Answer:
+    def _extensions(self, _: wire.GetSupportedExtensions, __: Descriptors) -> Answer:
         return wire.Names(tuple(self._device.extensions)), ()
 
-    def _supported(self, call: wire.GetSupportedOperations, fds: Iterator[int]) -> Answer:
+    def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         validate(model)
         verdicts = tuple((v.ok, clipped(v.reason)) for v in verdicts_by(self._device, model))
         return wire.Verdicts(verdicts), ()
 
-    def _announce(self, call: wire.Announce, fds: Iterator[int]) -> Answer:
-        for pool in call.pools:
-            self._pools.accept(pool, fds)
-        return wire.Acknowledged(), ()
+    def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
+        memories = [self._pools.accept(pool, fds) for pool in call.pools]
+        return wire.Object(self._exports.add(Held(memories), lambda: None)), ()
 
-    def _release(self, call: wire.Release, _: Iterator[int]) -> tuple[None, Sequence[int]]:
-        for number, count in call.objects:
-            self._exports.release(number, count)
-        for pool in call.pools:
-            self._pools.release(pool)
-        return None, ()
+    def _release(self, call: wire.Release, _: Descriptors) -> Answer:
+        for number in call.objects:
+            self._exports.release(number)
+        return DONE, ()
 
     # --------------------------------------------------------------------------------------------------- compilation
 
-    def _prepare(self, call: wire.PrepareModel, fds: Iterator[int]) -> Answer:
+    def _prepare(self, call: wire.PrepareModel, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         hints = _hints(call)
 
@@ -139,11 +115,12 @@ class CallHandler:
             return wire.NotifyPrepared(call.call, result), ()
 
         self._client.in_background(work)
-        return wire.Acknowledged(), ()
+        return DONE, ()
 
     # ----------------------------------------------------------------------------------------------------- execution
 
-    def _bind(self, entry: Export, request: wire.WireRequest, fds: Iterator[int]) -> BoundRequest:
+    def _bind(self, call: wire.Bind, fds: Descriptors) -> Answer:
+        entry, request = self._entry(call.prepared), call.request
         places: list[Place] = []
         for place in request.pools:
             if isinstance(place, wire.BufferPool):
@@ -152,80 +129,49 @@ class CallHandler:
                 places.append(self._pools.accept(place.memory, fds))
         inputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.inputs]
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
-        return bind_request(entry.model, inputs, outputs, places, entry.signature)
+        bound = bind_request(entry.model, inputs, outputs, places, entry.signature)
+        memories = tuple(place for place in places if isinstance(place, Memory))
+        binding = Binding(entry, bound, memories)
+        return wire.Object(self._exports.add(binding, binding.release)), ()
 
     def _entry(self, number: int) -> Export:
         return self._exports.get(number, Export, "prepared model")
 
-    def _execute_synchronously(
-        self, call: wire.ExecuteSynchronously, fds: Iterator[int]
-    ) -> tuple[Any, Sequence[int], Any]:
-        entry = self._entry(call.prepared)
-        bound = self._bind(entry, call.request, fds)
-        control = control_of(call)
-        simple = bound.simple and not control.measure
-        direct = simple and not bound.unaligned and not bound.input_buffers
-        run, signature = entry.prepared.run, bound.signature
-        last: tuple[Any, Any, bytes] | None = (
-            None  # shapes, sufficiency, the encoded reply: most often all the same again
-        )
+    def binding(self, number: int) -> Binding:
+        """A binding of this client's."""
+        return self._exports.get(number, Binding, "binding")
 
-        def execute() -> tuple[bytes | wire.Reply, Sequence[int]]:
-            nonlocal last
-            try:
-                with entry:
-                    if direct:
-                        request = signature.make(signature, bound.inputs, bound.outputs)
-                        timing = request.execute(run, control)
-                    else:
-                        request = bound.request()
-                        timing = request.execute(partial(run_resolved, entry.prepared), control)
-                if simple and last is not None and request.shapes == last[0] and request.small == last[1]:
-                    return last[2], ()
-                reply, given = executed(bound, request, timing if control.measure else None)
-            except BaseException as error:  # whatever a driver raises is an answer
-                return error_to_wire(error), ()
-            if not simple:
-                return reply, given
-            last = request.shapes, request.small, wire.encode(reply)
-            return last[2], ()
+    def _execute_synchronously(self, call: wire.ExecuteSynchronously, _: Descriptors) -> Answer:
+        return self.binding(call.binding).run(control_of(call))
 
-        reply, given = execute()
-        repeatable = not control.deadline and not any(
-            isinstance(p, wire.BufferPool) or p.memory.sent for p in call.request.pools
-        )
-        return reply, given, execute if repeatable else None
-
-    def _execute(self, call: wire.Execute, fds: Iterator[int]) -> Answer:
-        entry = self._entry(call.prepared)
-        bound = self._bind(entry, call.request, fds)
-        control = control_of(call)
+    def _execute(self, call: wire.Execute, _: Descriptors) -> Answer:
+        binding, control = self.binding(call.binding), control_of(call)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             given: Sequence[int] = ()
             try:
-                result: wire.Executed | wire.Failed
-                result, given = run_bound(entry, bound, control)
-                if call.form < Level.V1_2:  # a status is all that such a driver reports
+                result, given = binding.run(control)
+                if call.form < Level.V1_2 or not isinstance(
+                    result, wire.Executed
+                ):  # a status is all that there is to tell
                     result = wire.Executed()
+                return wire.NotifyExecuted(call.call, result), given
             except BaseException as error:
-                result = error_to_wire(error)
-            return wire.NotifyExecuted(call.call, result), given
+                return wire.NotifyExecuted(call.call, error_to_wire(error)), given
 
         self._client.in_background(work)
-        return wire.Acknowledged(), ()
+        return DONE, ()
 
-    def _execute_fenced(self, call: wire.ExecuteFenced, fds: Iterator[int]) -> Answer:
-        fences = [_fence(fd) for _, fd in zip(range(call.fences), fds, strict=False)]
-        if len(fences) != call.fences:
-            raise InvalidArgument(
-                f"executeFenced: {len(fences)} descriptors came along, must be {call.fences} fences first"
-            )
-        entry = self._entry(call.prepared)
-        bound = self._bind(entry, call.request, fds)
+    def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
+        if len(fds) != call.fences:
+            raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
+        fences = [_fence(fds.take()) for _ in range(call.fences)]
+        binding, control = self.binding(call.binding), control_of(call)
+        entry = binding.entry
         entry.__enter__()
         try:
-            execution = entry.prepared.execute_fenced(bound.request(), control_of(call), fences, call.after or None)
+            request = binding.request()
+            execution = entry.prepared.execute_fenced(request, control, fences, call.after or None)
         except BaseException:
             entry.__exit__()
             raise
@@ -233,32 +179,25 @@ class CallHandler:
         number = self._exports.add(execution, lambda: None)
         return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
-    def _execution_info(self, call: wire.GetExecutionInfo, _: Iterator[int]) -> Answer:
+    def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
         info = self._exports.get(call.execution, FencedExecution, "fenced execution").get_execution_info()
         return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced)), ()
 
-    def _burst(self, call: wire.ConfigureExecutionBurst, fds: Iterator[int]) -> Answer:
-        fd = next(fds, -1)
+    def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
+        fd = fds.take()
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            burst = ServiceBurst(self._entry(call.prepared), fd, self._client.memories, self._client.watch)
+            burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._client.watch)
         finally:
             os.close(fd)
         number = self._exports.add(burst, burst.close)
         burst.start(number)
         return wire.Object(number), ()
 
-    def _free_memory(self, call: wire.FreeMemory, _: Iterator[int]) -> Answer:
-        self._exports.get(call.burst, ServiceBurst, "burst").free(call.slot)
-        return wire.Acknowledged(), ()
-
-    def _explain(self, call: wire.ExplainBurst, _: Iterator[int]) -> Answer:
-        return self._exports.get(call.burst, ServiceBurst, "burst").failed or wire.Acknowledged(), ()
-
     # ------------------------------------------------------------------------------------------------ memory domains
 
-    def _allocate(self, call: wire.Allocate, _: Iterator[int]) -> Answer:
+    def _allocate(self, call: wire.Allocate, _: Descriptors) -> Answer:
         roles = [BufferRole(self._entry(p).prepared, index, out, often) for p, index, out, often in call.roles]
         try:
             buffer = self._device.allocate(BufferDesc(tuple(call.dimensions)), roles)
@@ -266,25 +205,25 @@ class CallHandler:
             raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
         return wire.Object(self._exports.add(buffer, buffer.close)), ()
 
-    def _copy_to(self, call: wire.CopyTo, fds: Iterator[int]) -> Answer:
+    def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
         buffer.copy_to(memory)
         return wire.Shape(tuple(buffer.shape or ())), ()
 
-    def _copy_from(self, call: wire.CopyFrom, fds: Iterator[int]) -> Answer:
+    def _copy_from(self, call: wire.CopyFrom, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         self._exports.get(call.buffer, Buffer, "buffer").copy_from(memory, tuple(call.dimensions))  # type: ignore[type-abstract]
-        return wire.Acknowledged(), ()
+        return DONE, ()
 
-    def _shape(self, call: wire.GetShape, _: Iterator[int]) -> Answer:
+    def _shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
         shape = self._exports.get(call.buffer, Buffer, "buffer").shape  # type: ignore[type-abstract]
         return wire.Shape(shape), ()
 
 
-_HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Iterator[int]], Any]] = {
+_HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] = {
     wire.Release: CallHandler._release,
-    wire.Announce: CallHandler._announce,
+    wire.Hold: CallHandler._hold,
     wire.GetCapabilities: CallHandler._capabilities,
     wire.GetStatus: CallHandler._status,
     wire.GetVersionString: CallHandler._version,
@@ -293,12 +232,12 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Iterator[int]], Any]]
     wire.GetRelaxations: CallHandler._relaxations,
     wire.GetSupportedOperations: CallHandler._supported,
     wire.PrepareModel: CallHandler._prepare,
+    wire.Bind: CallHandler._bind,
     wire.Execute: CallHandler._execute,
+    wire.ExecuteSynchronously: CallHandler._execute_synchronously,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,
     wire.ConfigureExecutionBurst: CallHandler._burst,
-    wire.FreeMemory: CallHandler._free_memory,
-    wire.ExplainBurst: CallHandler._explain,
     wire.Allocate: CallHandler._allocate,
     wire.CopyTo: CallHandler._copy_to,
     wire.CopyFrom: CallHandler._copy_from,
@@ -336,32 +275,3 @@ def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenc
     if loop > LOOP_TIMEOUT_MAXIMUM_NS:
         raise InvalidArgument(f"loop_timeout is {loop} ns, must be at most {LOOP_TIMEOUT_MAXIMUM_NS}")
     return Control(call.deadline or None, loop, call.measure)
-
-
-def run_bound(entry: Export, bound: BoundRequest, control: Control) -> tuple[wire.Executed, Sequence[int]]:
-    """Run once and tell what came of it."""
-    with entry:
-        request = bound.request()
-        timing = request.execute(partial(run_resolved, entry.prepared), control)
-    return executed(bound, request, timing if control.measure else None)
-
-
-def executed(bound: BoundRequest, request: Request, timing: Timing | None) -> tuple[wire.Executed, Sequence[int]]:
-    """The reply to an execution; outputs that the driver provided lie in it, or in a sealed memory that comes along."""
-    shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
-    spent = timing_to_wire(plausible(timing, request.signature.where))
-    provided = tuple(n for n, x in enumerate(bound.outputs) if x is None and n not in bound.output_buffers)
-    if not provided or request.small:
-        return wire.Executed(shapes, sufficient, spent), ()
-    parts = [flat_bytes(request.results[n]) for n in provided]
-    total = sum(part.size for part in parts)
-    if total <= _INLINE_OUTPUTS:
-        return wire.Executed(shapes, sufficient, spent, provided, b"".join(part.tobytes() for part in parts)), ()
-    memory = Memory.allocate(total, "nnhal-outputs")
-    offset = 0
-    for part in parts:
-        memory.bytes()[offset : offset + part.size] = part
-        offset += part.size
-    fd = os.dup(memory.fd)
-    memory.close()
-    return wire.Executed(shapes, sufficient, spent, provided), (fd,)

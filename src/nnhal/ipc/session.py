@@ -1,7 +1,9 @@
 """A client's connection to a service: lanes for calls, notifications, releases, and the news that the service died.
 
-A call takes a lane that is free, or opens one, so any number of threads may call at once. One thread a session keeps house:
-it takes notifications, answers the service's questions, sends releases in batches, watches the process.
+A call takes a lane that is free, or opens one, so any number of threads may call at once. A lane whose call was given up, by
+its deadline or an interrupt, is never used again: it is hung up and watched until the service has seen the end of that call.
+After the greeting the first lane carries only what wants no answer, so that nothing ever waits on it. One thread a session
+keeps house: it takes notifications, sends releases in batches, watches the process and the lanes that were given up.
 
 Longer than other files: what callers, that thread and a death do to one another has to be read together.
 """
@@ -16,16 +18,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     Cancelled,
     Closed,
     DeadObject,
     DeviceUnavailable,
-    InvalidArgument,
     MissedDeadline,
     NnhalError,
     ResourceExhausted,
@@ -34,7 +34,8 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import Channel, close_all
+from nnhal.ipc._native import Descriptors
+from nnhal.ipc.channel import Channel, Message
 from nnhal.ipc.convert import error_from_wire
 from nnhal.ipc.fate import DYING_MS, ended, fate_of, pidfd
 from nnhal.ipc.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
@@ -42,17 +43,17 @@ from nnhal.ipc.pools import ClientPools, Packing
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
-MAX_LANES = 32
+MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
+_PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
 _log = logger("driver")
+DONE = wire.Acknowledged()
+ACKNOWLEDGED = wire.encode(DONE)
 T = TypeVar("T", bound=wire.Reply)
 
 
 class OpenBurst(Protocol):
     """What a session needs of a burst."""
-
-    def memory_of(self, slot: int) -> Memory | None:
-        """The memory that a slot stands for."""
 
     def session_died(self) -> None:
         """Wake whoever waits."""
@@ -70,15 +71,17 @@ class Session:
         self.dead: NnhalError | None = None
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
-        self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
+        self._death_lock = threading.Lock()
         self._free: deque[Channel] = deque()
-        self._lanes: list[Channel] = []
-        self._stuck: deque[tuple[Channel, int, bool]] = deque()
+        self._lanes: weakref.WeakSet[Channel] = (
+            weakref.WeakSet()
+        )  # all but those given up; one that nobody holds is closed
+        self._given_up: deque[tuple[Channel, int, bool]] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
         self._late: deque[tuple[Pending, int]] = deque()
-        self._released: deque[tuple[bool, int]] = deque()
+        self._released: deque[int] = deque()
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
         try:
@@ -93,9 +96,7 @@ class Session:
         self.welcome = self._greet()
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
-        self.pools = ClientPools(
-            shared=self.welcome.shared, limit=self.welcome.max_pools - 16, release=self.release_pool
-        )
+        self.pools = ClientPools(shared=self.welcome.shared)
         self.watch = pidfd(self.welcome.pid)
         self._control.lane.watch = self.watch
         self._control.lane.peer_cpus = self.welcome.cpus
@@ -120,8 +121,7 @@ class Session:
 
     def _greet(self) -> wire.Welcome:
         try:
-            data, fds = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), GREETING_NS)
-            close_all(fds)
+            data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), GREETING_NS)
             reply = wire.decode_reply(data)
         except (DeadObject, MissedDeadline) as error:
             raise DeviceUnavailable(
@@ -137,9 +137,27 @@ class Session:
 
     # --------------------------------------------------------------------------------------------------------- calls
 
-    def packing(self) -> Packing:
-        """For the memories of one message."""
-        return Packing(self.pools)
+    def packing(self, held: "dict[Memory, tuple[int, int]] | None" = None) -> Packing:
+        """For the memories of one message. held: those that were sent ahead, by object and place."""
+        return Packing(self.pools, held)
+
+    @contextlib.contextmanager
+    def carrying(self, memories: Sequence[Memory]) -> Iterator[Packing]:
+        """For a message with these memories; where they are more than go with one message, they are sent ahead."""
+        held: dict[Memory, tuple[int, int]] = {}
+        numbers: list[int] = []
+        try:
+            if len(memories) > _PLACED:
+                apart = list(dict.fromkeys(map(self.pools.shareable, memories)))
+                for start in range(0, len(apart), _PLACED):
+                    some, packing = apart[start : start + _PLACED], self.packing()
+                    message = wire.Hold(tuple(packing.pool(memory) for memory in some))
+                    numbers.append(self.call(message, wire.Object, packing)[0].object)
+                    held.update({memory: (numbers[-1], place) for place, memory in enumerate(some)})
+            yield self.packing(held)
+        finally:
+            for number in numbers:
+                self.release(number)
 
     def call(
         self,
@@ -150,35 +168,40 @@ class Session:
         fds: Sequence[int] = (),
         deadline: int | None = None,
         cancelled: threading.Event | None = None,
-    ) -> tuple[T, tuple[int, ...]]:
+    ) -> tuple[T, Descriptors]:
         """Call and wait; the reply and its descriptors. Raises what the service reports, DeadObject, MissedDeadline."""
-        name = wire.hal_name(message)
-        self.calls[name] = self.calls.get(name, 0) + 1
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
-        data, received = self.transact(wire.encode(message), given, deadline, cancelled)
-        try:
-            reply = wire.decode_reply(data)
-            if isinstance(reply, wire.Failed):
-                raise self.error(reply)
-            if not isinstance(reply, expect):
-                raise self._died(DeadObject(f"{self.where}: answered {name} with {type(reply).__name__}"))
-        except wire.WireError as error:
-            close_all(received)
-            raise self._died(DeadObject(f"{self.where}: answered {name} with what is no message: {error}")) from None
-        except NnhalError:
-            close_all(received)
-            raise
-        if packing is not None:
-            packing.delivered()
+        reply, received = self.answer_to(
+            wire.hal_name(message), wire.encode(message), wire.Reply, given, deadline, cancelled
+        )
+        if isinstance(reply, wire.Failed):
+            raise self.error(reply)
+        if not isinstance(reply, expect):
+            raise self._died(DeadObject(f"{self.where}: answered {wire.hal_name(message)} with {type(reply).__name__}"))
         return reply, received
 
-    def transact(
+    def answer_to(
         self,
+        name: str,
         data: bytes,
+        expect: type[T],
         fds: Sequence[int] = (),
         deadline: int | None = None,
         cancelled: threading.Event | None = None,
-    ) -> tuple[bytes, tuple[int, ...]]:
+    ) -> tuple[wire.Reply, Descriptors]:
+        """As `call`, with a call that is encoded already, and with an answer of any kind. name: the HAL's, of the method."""
+        self.calls[name] = self.calls.get(name, 0) + 1
+        answer, received = self._transact(data, fds, deadline, cancelled)
+        if answer == ACKNOWLEDGED:
+            return DONE, received
+        try:
+            return wire.decode_reply(answer), received
+        except wire.WireError as error:
+            raise self._died(DeadObject(f"{self.where}: answered {name} with what is no message: {error}")) from None
+
+    def _transact(
+        self, data: bytes, fds: Sequence[int], deadline: int | None, cancelled: threading.Event | None
+    ) -> Message:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
@@ -186,27 +209,21 @@ class Session:
             channel = self._free.pop()
         except IndexError:
             channel = self._lane(deadline)
+        blamed = False
         try:
             if deadline is None and cancelled is None:
-                got = channel.call(data, fds) if fds else channel.quick_call(data)
-            else:
-                got = self._patient_call(channel, data, fds, deadline, cancelled)
-        except (MissedDeadline, Cancelled) as error:
-            self._stuck.append((channel, time.monotonic_ns(), isinstance(error, MissedDeadline)))
-            self._rouse()
+                return channel.call(data, fds)
+            return self._patient_call(channel, data, fds, deadline, cancelled)
+        except MissedDeadline:
+            blamed = True
             raise
         except DeadObject as error:
-            self._free.append(channel)  # for the end of the session to close
             raise self._died(error) from None
-        except (NnhalError, OSError):  # it could not be sent, or the answer not be taken: the lane is sound
-            self._free.append(channel)
-            raise
-        except BaseException:  # interrupted: the answer is still to come
-            self._stuck.append((channel, time.monotonic_ns(), False))
-            self._rouse()
-            raise
-        self._free.append(channel)
-        return got
+        finally:
+            if channel.in_doubt:
+                self._give_up(channel, blamed)
+            else:
+                self._free.append(channel)
 
     def _patient_call(
         self,
@@ -215,8 +232,8 @@ class Session:
         fds: Sequence[int],
         deadline: int | None,
         cancelled: threading.Event | None,
-    ) -> tuple[bytes, tuple[int, ...]]:
-        channel.send(data, fds)
+    ) -> Message:
+        channel.ask(data, fds)
         while True:
             left = -1 if deadline is None else max(0, deadline + GRACE_NS - time.monotonic_ns())
             slice_ = left if cancelled is None else CANCEL_SLICE_NS if left < 0 else min(left, CANCEL_SLICE_NS)
@@ -252,58 +269,53 @@ class Session:
 
     def _lane(self, deadline: int | None) -> Channel:
         """A new lane; past the limit, the next that is free. MissedDeadline, and ResourceExhausted where none will be."""
-        if len(self._lanes) >= MAX_LANES:
-            while self.dead is None:
-                try:
-                    return self._free.pop()
-                except IndexError:
-                    time.sleep(0.0005)
-                if len(self._stuck) >= MAX_LANES:
-                    raise ResourceExhausted(f"{self.where}: all {MAX_LANES} lanes wait for calls that were given up")
-                if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
-                    raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
-            raise again(self.dead)
-        channel = self._attach(False)
-        self._lanes.append(channel)
-        return channel
+        while len(self._lanes) >= MAX_LANES:
+            if self.dead is not None:
+                raise again(self.dead)
+            try:
+                return self._free.pop()
+            except IndexError:
+                time.sleep(0.0005)
+            if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
+                raise MissedDeadline(f"{self.where}: no lane was free by the deadline")
+        if len(self._given_up) >= MAX_LANES:
+            if self.process is not None:
+                raise self._died(
+                    DeadObject(f"{self.where}: {MAX_LANES} calls were given up and do not end; it is replaced")
+                )
+            raise ResourceExhausted(f"{self.where}: {MAX_LANES} calls were given up and have not ended, must be fewer")
+        return self._attach(False)
 
     def _attach(self, callbacks: bool) -> Channel:
+        """A new lane, of use at once: the service takes it when it comes to it, or ends it with the reason."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise ResourceExhausted(f"{self.where}: no lane can be opened: {error.strerror}") from None
-        with theirs, self._control_lock:
+        channel = Channel(ours, -1, self.welcome.cpus)
+        with theirs:
             if self.dead is not None:
-                ours.close()
                 raise again(self.dead)
             try:
-                data, fds = self._control.call(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),), GREETING_NS)
-                close_all(fds)
+                self._control.send(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),))
             except NnhalError as error:
-                ours.close()
                 raise self._died(error) from None
-        try:
-            reply = wire.decode_reply(data)
-        except wire.WireError as error:
-            ours.close()
-            raise self._died(
-                DeadObject(f"{self.where}: answered AttachLane with what is no message: {error}")
-            ) from None
-        if isinstance(reply, wire.Failed):
-            ours.close()
-            raise error_from_wire(reply)
-        return Channel(ours, -1, self.welcome.cpus)
+        if not callbacks:
+            self._lanes.add(channel)
+        return channel
+
+    def _give_up(self, channel: Channel, blamed: bool) -> None:
+        """Nobody waits for the answer on this lane any more. blamed: it has missed its deadline."""
+        self._lanes.discard(channel)
+        channel.hang_up()
+        self._given_up.append((channel, time.monotonic_ns(), blamed))
+        self._rouse()
 
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
     def release(self, number: int) -> None:
         """Give back an object; sent with others in a moment. Safe in finalizers."""
-        self._released.append((False, number))
-        self._rouse()
-
-    def release_pool(self, number: int) -> None:
-        """Have the service forget a memory."""
-        self._released.append((True, number))
+        self._released.append(number)
         self._rouse()
 
     def _rouse(self) -> None:
@@ -325,7 +337,7 @@ class Session:
                 poll.register(fd, select.POLLIN)
         try:
             while self.dead is None:
-                ready = dict(poll.poll(250 if self._stuck or self._late else None))
+                ready = dict(poll.poll(250 if self._given_up or self._late else None))
                 if self._callbacks.socket.fileno() in ready:
                     self._take_callback()
                 if self._wake in ready:
@@ -333,8 +345,8 @@ class Session:
                     if self._released:
                         time.sleep(_BATCH_SECONDS)
                         self._send_releases()
-                if self._stuck or self._late:
-                    self._look_at_stuck()
+                if self._given_up or self._late:
+                    self._look_at_late()
                 if self.watch in ready:
                     self._died(DeadObject(f"{self.where}: {self._fate() or 'the driver process died'}"))
         except NnhalError as error:
@@ -349,80 +361,50 @@ class Session:
         try:
             message = wire.decode_callback(data)
         except wire.WireError as error:
-            close_all(fds)
             raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
-        if isinstance(message, wire.GetMemories):
-            close_all(fds)
-            self._tell_memories(message)
-            return
         pending = self._pending.pop(message.call, None)
         if pending is None:  # nobody waits any more, or it came twice
-            close_all(fds)
             if isinstance(message, wire.NotifyPrepared) and isinstance(message.result, wire.Object):
                 self.release(message.result.object)
-            return
-        if isinstance(message.result, wire.Failed):
+        elif isinstance(message.result, wire.Failed):
             pending.set(self.error(message.result))
         else:
             pending.set(message.result, fds)
 
-    def _tell_memories(self, message: wire.GetMemories) -> None:
-        packing = self.packing()
-        source = self.bursts.get(message.burst)
-        memories: list[Memory | None] = [None if source is None else source.memory_of(s) for s in message.slots]
-        if any(m is None for m in memories):
-            reply: wire.Reply = wire.Failed(
-                ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", f"burst {message.burst}: a slot is not known"
-            )
-            self._callbacks.send(wire.encode(reply))
-            return
-        reply = wire.Memories(tuple(packing.pool(m) for m in memories if m is not None))
-        self._callbacks.send(wire.encode(reply), packing.fds)
-        packing.delivered()
-
     def _send_releases(self) -> None:
-        objects: dict[int, int] = {}
-        pools: list[int] = []
-        while self._released and len(objects) + len(pools) < 1 << 15:
-            pool, number = self._released.popleft()
-            if pool:
-                pools.append(number)
-            else:
-                objects[number] = objects.get(number, 0) + 1
-        with self._control_lock:
-            self._control.send(wire.encode(wire.Release(tuple(objects.items()), tuple(pools))))
+        numbers: list[int] = []
+        while self._released and len(numbers) < 1 << 15:
+            numbers.append(self._released.popleft())
+        self._control.send(wire.encode(wire.Release(tuple(numbers))))
 
-    def _look_at_stuck(self) -> None:
-        """Lanes whose caller did not wait for the answer: free again when it comes; a process that never answers hangs."""
+    def _look_at_late(self) -> None:
+        """What was given up: it ends when the service has seen to it; a process that never does hangs."""
         now = time.monotonic_ns()
         for _ in range(len(self._late)):
             pending, since = self._late.popleft()
             if pending.came:
                 self._give_back(pending)
                 continue
-            if self.process is not None and now - since > HUNG_NS:
-                self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
+            if now - since > HUNG_NS:
+                self._hangs()
             self._late.append((pending, since))
-        for _ in range(len(self._stuck)):
-            channel, since, blamed = self._stuck.popleft()
-            try:
-                close_all(channel.receive(0)[1])
-                self._free.append(channel)
-            except (InvalidArgument, ResourceExhausted):  # an answer that is refused
-                self._free.append(channel)
-            except DeadObject:
+        for _ in range(len(self._given_up)):
+            channel, since, blamed = self._given_up.popleft()
+            if _has_ended(channel):
                 channel.close()
-                raise
-            except MissedDeadline:
-                if blamed and self.process is not None and now - since > HUNG_NS:
-                    self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
-                self._stuck.append((channel, since, blamed))
+                continue
+            if blamed and now - since > HUNG_NS:
+                self._hangs()
+            self._given_up.append((channel, since, blamed))
+
+    def _hangs(self) -> None:
+        if self.process is not None:
+            self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
 
     def _give_back(self, pending: Pending) -> None:
         """What came for a call that was given up."""
         with contextlib.suppress(NnhalError):
-            result, fds = pending.wait(None)
-            close_all(fds)
+            result, _ = pending.wait(None)
             if isinstance(result, wire.Object):
                 self.release(result.object)
 
@@ -482,17 +464,16 @@ class Session:
             self._thread.join(5)
 
     def _tidy(self) -> None:
-        for channel in (self._control, self._callbacks, *self._lanes):
+        for channel in (self._control, self._callbacks, *list(self._lanes)):
             with contextlib.suppress(OSError):
                 channel.socket.shutdown(socket.SHUT_RDWR)
         while self._free:
             self._free.pop().close()
-        while self._stuck:
-            self._stuck.pop()[0].close()
+        while self._given_up:
+            self._given_up.pop()[0].close()
         while self._pending:
             self._pending.popitem()[1].set(self.dead)
-        with self._control_lock:
-            self._control.close()
+        self._control.close()
         self._callbacks.close()
         if self.process is not None:
             try:
@@ -507,8 +488,8 @@ class Session:
     def _forked(self) -> None:
         """In a forked child: the connection is the parent's."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
-        self._control_lock, self._death_lock = threading.Lock(), threading.Lock()
-        for channel in (self._control, self._callbacks, *self._lanes):
+        self._death_lock = threading.Lock()
+        for channel in (self._control, self._callbacks, *list(self._lanes)):
             channel.close()
         if self.watch >= 0:
             os.close(self.watch)
@@ -520,6 +501,19 @@ def _close_left(wake: int, lanes: deque[Channel]) -> None:
     os.close(wake)
     for channel in lanes:
         channel.close()
+
+
+def _has_ended(channel: Channel) -> bool:
+    """Whether the service has ended a lane that was given up; the answer that nobody waits for is dropped."""
+    while True:
+        try:
+            channel.receive(0)
+        except MissedDeadline:
+            return False
+        except DeadObject:
+            return True
+        except NnhalError:  # an answer that is refused
+            continue
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

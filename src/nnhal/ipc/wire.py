@@ -15,10 +15,10 @@ from msgspec import Meta
 
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 
-VERSION = 1
+VERSION = 2
 INLINE = 64 << 10  # bytes that travel in the message itself; what is longer goes by a sealed memfd
 MAX_MESSAGE = 1 << 30  # bytes of a message in a memfd
-MAX_DESCRIPTORS = 64  # that travel with one message; models with more pools announce the rest first
+MAX_DESCRIPTORS = 64  # that travel with one message; those of models with more pools go ahead of it
 NOT_MEASURED = 2**64 - 1
 
 U32 = Annotated[int, Meta(ge=0, lt=2**32)]
@@ -72,14 +72,14 @@ class WireSubgraph(Struct, frozen=True):
 
 
 class Pool(Struct, frozen=True):
-    """A memory of the client's. id: its number in this connection. sent: its descriptor comes with this message."""
+    """A memory of the client's. Its descriptor comes along, or came with the `Hold` whose object and place these are."""
 
-    id: Id
     kind: Text
     size: U64
     offset: U64
     readonly: bool
-    sent: bool
+    held: Id = 0
+    place: U32 = 0
 
 
 class WireModel(Struct, frozen=True):
@@ -167,14 +167,13 @@ class AttachLane(ClientCall, tag=1, frozen=True):
 
 
 class Release(ClientCall, tag=2, frozen=True):
-    """The client holds these objects no longer. No reply."""
+    """The client holds these objects no longer."""
 
-    objects: Annotated[tuple[tuple[Id, U32], ...], Meta(max_length=1 << 16)]  # (object, references given back)
-    pools: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
+    objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
-class Announce(ClientCall, tag=3, frozen=True):
-    """Pools whose descriptors come along, before a message that has more than fit."""
+class Hold(ClientCall, tag=3, frozen=True):
+    """Hold pools whose descriptors come along, for messages that have more than fit one; an object until it is released."""
 
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
@@ -246,6 +245,13 @@ class PrepareModel(ClientCall, tag=16, frozen=True):
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
 
 
+class Bind(ClientCall, tag=19, frozen=True):
+    """Check a request against a prepared model and map its memories; what it gives is executed any number of times."""
+
+    prepared: Id
+    request: WireRequest
+
+
 class Execute(ClientCall, tag=20, frozen=True):
     """Execute in the background; `NotifyExecuted` follows on the callback lane, exactly once."""
 
@@ -254,34 +260,35 @@ class Execute(ClientCall, tag=20, frozen=True):
     since: ClassVar[dict[str, Level]] = {"measure": V1_2, "deadline": V1_3, "loop_timeout": V1_3}
     form: U32
     call: Id
-    prepared: Id
-    request: WireRequest
+    binding: Id
     measure: bool = False
     deadline: U64 = 0
     loop_timeout: U64 = 0
 
 
 class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
-    """Execute and reply when it is done."""
+    """Execute and reply when it is done, on a lane or over the queues of a burst.
+
+    The reply is `Acknowledged` where all outputs were written in the client's memory, in the shapes that the model declares,
+    and nothing was measured; else `Executed` or `Failed`.
+    """
 
     method: ClassVar[str] = "executeSynchronously"
     forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
     since: ClassVar[dict[str, Level]] = {"deadline": V1_3, "loop_timeout": V1_3}
     form: U32
-    prepared: Id
-    request: WireRequest
+    binding: Id
     measure: bool = False
     deadline: U64 = 0
     loop_timeout: U64 = 0
 
 
 class ExecuteFenced(ClientCall, tag=22, frozen=True):
-    """Execute once the fences are signalled, whose descriptors come first among those of the message."""
+    """Execute once the fences are signalled, whose descriptors come along."""
 
     method: ClassVar[str] = "executeFenced"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
-    prepared: Id
-    request: WireRequest
+    binding: Id
     fences: Annotated[int, Meta(ge=0, le=MAX_DESCRIPTORS)]
     measure: bool = False
     deadline: U64 = 0
@@ -303,21 +310,6 @@ class ConfigureExecutionBurst(ClientCall, tag=24, frozen=True):
     method: ClassVar[str] = "configureExecutionBurst"
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
     prepared: Id
-
-
-class FreeMemory(ClientCall, tag=25, frozen=True):
-    """The client will not use a memory slot of a burst again."""
-
-    method: ClassVar[str] = "freeMemory"
-    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
-    burst: Id
-    slot: I32
-
-
-class ExplainBurst(ClientCall, tag=26, frozen=True):
-    """What went wrong in the last execution of a burst whose result was an error; its packets hold a status only."""
-
-    burst: Id
 
 
 class Allocate(ClientCall, tag=30, frozen=True):
@@ -385,8 +377,6 @@ class Welcome(Reply, tag=2, frozen=True):
     cpus: U64
     shared: bool
     confinement: Annotated[dict[Text, Text], Meta(max_length=64)]
-    max_pools: U32
-    max_pool_bytes: U64
 
 
 class Stated(Reply, tag=3, frozen=True):
@@ -472,41 +462,16 @@ class NotifyExecuted(ServiceCall, tag=1, frozen=True):
     result: Executed | Failed
 
 
-class GetMemories(ServiceCall, tag=2, frozen=True):
-    """Which memories do these slots of a burst stand for? The client answers with `Memories` on the same lane."""
-
-    burst: Id
-    slots: Annotated[tuple[I32, ...], Meta(max_length=MAX_DESCRIPTORS)]
-
-
-class Memories(Reply, tag=11, frozen=True):
-    """Pools for the slots asked for."""
-
-    pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
-
-
 ClientCalls = (
-    Hello | AttachLane | Release | Announce | GetCapabilities | GetStatus | GetVersionString | GetType
-    | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Execute | ExecuteSynchronously | ExecuteFenced
-    | GetExecutionInfo | ConfigureExecutionBurst | FreeMemory | ExplainBurst | Allocate | CopyTo | CopyFrom | GetShape
+    Hello | AttachLane | Release | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
+    | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
+    | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
     | GetRelaxations
 )  # fmt: skip
 Replies = (
-    Acknowledged
-    | Failed
-    | Welcome
-    | Stated
-    | Word
-    | Names
-    | Verdicts
-    | Object
-    | Executed
-    | Launched
-    | Info
-    | Memories
-    | Shape
+    Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Object | Executed | Launched | Info | Shape
 )
-ServiceCalls = NotifyPrepared | NotifyExecuted | GetMemories
+ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode
 WireError = msgspec.DecodeError

@@ -1,0 +1,24 @@
+"""Packets of a burst: the messages of a lane as elements of 24 bytes.
+
+The first element has kind 0, the number of elements and the number of bytes; the message begins in it.
+"""
+
+import struct
+
+ELEMENT = 24
+_HEAD = struct.Struct("<III")
+
+
+def pack(message: bytes) -> bytes:
+    """A message as a packet."""
+    length = _HEAD.size + len(message)
+    count = -(-length // ELEMENT)
+    return _HEAD.pack(0, count, len(message)) + message + bytes(count * ELEMENT - length)
+
+
+def unpack(packet: bytes) -> bytes:
+    """The message in a packet; ValueError where its length is none that fits."""
+    kind, count, length = _HEAD.unpack_from(packet)
+    if kind or count * ELEMENT != len(packet) or not 0 <= count * ELEMENT - _HEAD.size - length < ELEMENT:
+        raise ValueError(f"burst packet: {length} bytes are announced, must fill its {count} elements")
+    return packet[_HEAD.size : _HEAD.size + length]

@@ -1,0 +1,83 @@
+"""What a service keeps of a request: bound once, executed any number of times, by a call or a burst."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.memory import Memory
+from nnhal.hal.binding import BoundRequest, flat_bytes
+from nnhal.hal.host import run_resolved
+from nnhal.hal.request import Control, Request, Run, Timing, plausible
+from nnhal.ipc import wire
+from nnhal.ipc.convert import timing_to_wire
+from nnhal.ipc.exports import Export
+
+_INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
+DONE = wire.Acknowledged()
+
+Answer = tuple[wire.Reply, Sequence[int]]  # a reply, and descriptors to send, which are closed afterwards
+
+
+class Held:
+    """Memories that a client has sent ahead of the message that needs them."""
+
+    def __init__(self, memories: Sequence[Memory]) -> None:
+        self.memories = memories
+
+
+class Binding:
+    """A request that may run, any number of times, until it is released. memories: those that its arguments lie in."""
+
+    def __init__(self, entry: Export, bound: BoundRequest, memories: Sequence[Memory]) -> None:
+        self.entry, self.memories = entry, memories
+        self._bound: BoundRequest | None = bound
+        self._declared = [argument.fixed for argument in bound.signature.outputs]
+        self._provided = tuple(n for n, x in enumerate(bound.outputs) if x is None and n not in bound.output_buffers)
+        buffers = bound.input_buffers or bound.output_buffers
+        self._run: Run = partial(run_resolved, entry.prepared) if buffers else entry.prepared.run
+
+    @property
+    def provides(self) -> bool:
+        """Whether an output has no memory of the client's."""
+        return bool(self._provided)
+
+    def release(self) -> None:
+        """The client let go; an execution that runs goes on."""
+        self._bound, self.memories = None, ()
+
+    def request(self) -> Request:
+        """A request for one execution; InvalidArgument after the release."""
+        bound = self._bound
+        if bound is None:
+            raise InvalidArgument("binding: was released, must be held")
+        return bound.request()
+
+    def run(self, control: Control, by: Run | None = None) -> Answer:
+        """Execute once and tell what came of it. by: what executes it instead of the prepared model's `run`."""
+        with self.entry:
+            request = self.request()
+            timing = request.execute(by or self._run, control)
+        return self._told(request, timing if control.measure else None)
+
+    def _told(self, request: Request, timing: Timing | None) -> Answer:
+        """The reply to an execution; outputs that the driver provided lie in it, or in a sealed memory that comes along."""
+        if timing is None and not self._provided and not request.small and request.shapes == self._declared:
+            return DONE, ()
+        shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
+        spent = timing_to_wire(plausible(timing, request.signature.where))
+        if not self._provided or request.small:
+            return wire.Executed(shapes, sufficient, spent), ()
+        parts = [flat_bytes(request.results[n]) for n in self._provided]
+        total = sum(part.size for part in parts)
+        if total <= _INLINE_OUTPUTS:
+            data = b"".join(part.tobytes() for part in parts)
+            return wire.Executed(shapes, sufficient, spent, self._provided, data), ()
+        memory = Memory.allocate(total, "nnhal-outputs")
+        offset = 0
+        for part in parts:
+            memory.bytes()[offset : offset + part.size] = part
+            offset += part.size
+        fd = os.dup(memory.fd)
+        memory.close()
+        return wire.Executed(shapes, sufficient, spent, self._provided), (fd,)
