@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import ErrorStatus
 from nnhal.frontends.python import Builder
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED, Run
-from nnhal.ipc import _native
+from nnhal.ipc import _native, wire
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.client_burst import RemoteBurst
+from nnhal.ipc.packets import pack, unpack
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -29,7 +29,7 @@ from transport_peers.peer import FOLDER, Peer, Placement, PythonPeer, Server, re
 
 SIZE = 4  # floats of the input
 ELEMENTS = 1024  # of each queue
-OPERAND = (0, 0, 4 * SIZE, (SIZE,))  # pool, offset, length, dimensions
+CALL, REPLY = wire.ExecuteSynchronously(4, 1), wire.Acknowledged()  # as those of an execution
 ENGINE_THREADS = 1
 
 
@@ -125,7 +125,7 @@ class Ring(PythonPeer):
         self.name = "nnhal bare ring and codec" if codec else "nnhal bare ring"
         self.waiting, self._codec = waiting, codec
         self._server: Server | None = None
-        self._packet = _native.encode_request((OPERAND,), (OPERAND,), (1,), False)
+        self._packet = pack(wire.encode(CALL))
 
     def start(self, placement: Placement) -> None:  # noqa: D102
         fd = _native.create_queues(ELEMENTS, ELEMENTS)
@@ -139,9 +139,8 @@ class Ring(PythonPeer):
 
     def round_trip(self) -> None:  # noqa: D102
         if self._codec:
-            packet = _native.encode_request((OPERAND,), (OPERAND,), (1,), False)
-            reply = self._queues.exchange(packet)
-            assert isinstance(reply, bytes) and _native.decode_result(reply)[0] == ErrorStatus.NONE
+            reply = self._queues.exchange(pack(wire.encode(CALL)))
+            assert isinstance(reply, bytes) and wire.decode_reply(unpack(reply)) == REPLY
         else:
             assert isinstance(self._queues.exchange(self._packet), bytes)
 
@@ -162,11 +161,11 @@ def run(_: Path, arguments: list[str]) -> None:
     queues.spin = waiting == "spin"
     queues.hold()
     ready()
-    result = _native.encode_result(ErrorStatus.NONE, ((True, (SIZE,)),), None, None)
+    result = pack(wire.encode(REPLY))
     while isinstance(packet := queues.receive(), bytes):
         if mode == "codec":
-            _native.decode_request(packet)
-            result = _native.encode_result(ErrorStatus.NONE, ((True, (SIZE,)),), None, None)
+            wire.decode_call(unpack(packet))
+            result = pack(wire.encode(REPLY))
         if queues.send(result) < 0:
             break
     signal.pause()  # the parent ends this process

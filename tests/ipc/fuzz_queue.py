@@ -1,30 +1,37 @@
-"""Fuzz what a hostile peer can send through the queues of a burst: packets, and everything in the shared memory.
+"""Fuzz what a hostile peer can send: packets of a burst, everything in the memory of its queues, messages of a lane.
 
     python tests/ipc/fuzz_queue.py --inputs 10000000 --seed 1
 
-Half of the inputs are mutated packets for the decoders. What a decoder accepts must encode to the same bytes again, what
-it refuses must be a ValueError. The other half are calls of two well-behaved sides in whose shared memory somebody writes:
-whatever a side then returns must be a packet within the queue or a known status, and it must return. Outcomes are counted
-by class, so that one sees that all were reached; a crash, a hang, or any other outcome ends the run with a failure.
+A third of the inputs are mutated packets. What is taken for a message must be the bytes that the packet announces, what the
+decoder makes of those must encode and decode to the same again, and what is refused must be a ValueError or WireError. A
+third are calls of two well-behaved sides in whose shared memory somebody writes: whatever a side then returns must be a
+packet within the queue or a known status, and it must return. A third are datagrams on the socket of a lane, of any number,
+length and count of descriptors: the lane gives the message or the status that its contract says, and no descriptor stays
+open. Outcomes are counted by class, so that one sees that all were reached; a crash, a hang, or any other outcome ends the
+run with a failure.
 """
 
 import argparse
+import array
 import faulthandler
 import mmap
 import os
 import random
 import re
+import socket
 import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from nnhal.ipc import _native
+from nnhal.ipc import _native, wire
+from nnhal.ipc.packets import pack, unpack
 
 HANG_SECONDS = 60
 _BATCH = 1000
 _ELEMENT = 24
 _CAPACITY = 16
+_LONGEST, _MOST = 64 * 1024 + 4 * 1024, 64  # bytes and descriptors of a message on a lane
 # Shared memory: words of 8 and of 4 bytes that the peer can write, then the elements of both queues.
 _INDICES = (64, 128, 320, 384)
 _WORDS = (192, 256, 448, 512, 576, 640, 704, 768, 832)
@@ -36,31 +43,28 @@ _STATUS = {
     _native.CLOSED: "CLOSED",
     _native.CORRUPT: "CORRUPT",
     _native.FULL: "FULL",
+    _native.TOO_LARGE: "TOO_LARGE",
 }
 _REASON = re.compile(r"\d+|\([^()]*\)")
 
 
 def request(rng: random.Random) -> bytes:
-    """A valid request packet."""
-    pools = rng.randint(1, 3)
-
-    def operand() -> tuple[int, int, int, tuple[int, ...]] | None:
-        if rng.random() < 0.2:
-            return None
-        dims = tuple(rng.randint(0, 300) for _ in range(rng.randint(0, 4)))
-        return rng.randrange(pools), rng.randint(0, 2**32 - 1), rng.randint(0, 4096), dims
-
-    inputs, outputs = ([operand() for _ in range(rng.randint(0, 3))] for _ in "io")
-    slots = [rng.randint(-(2**31), 2**31 - 1) for _ in range(pools)]
-    return _native.encode_request(inputs, outputs, slots, rng.random() < 0.5)
+    """The packet of a call."""
+    form, binding = rng.choice((3, 4)), rng.choice((0, 1, 127, 128, 2**32, 2**64 - 1))
+    limits = (rng.getrandbits(64), rng.getrandbits(34)) if rng.random() < 0.3 else (0, 0)
+    return pack(wire.encode(wire.ExecuteSynchronously(form, binding, rng.random() < 0.5, *limits)))
 
 
 def result(rng: random.Random) -> bytes:
-    """A valid result packet."""
-    outputs = [(rng.random() < 0.9, tuple(range(rng.randint(0, 4)))) for _ in range(rng.randint(0, 3))]
-    on_device = rng.choice((None, rng.randint(0, 2**40)))
-    in_driver = rng.choice((None, (on_device or 0) + rng.randint(0, 2**40)))
-    return _native.encode_result(rng.randint(0, 8), outputs, on_device, in_driver)
+    """The packet of a reply."""
+    shapes = tuple(tuple(rng.randint(0, 300) for _ in range(rng.randint(0, 4))) for _ in range(rng.randint(0, 3)))
+    timing = wire.WireTiming(rng.getrandbits(40), wire.NOT_MEASURED)
+    replies = (
+        wire.Acknowledged(),
+        wire.Failed(rng.randint(0, 9), "InvalidArgument", "x" * rng.randint(0, 60), shapes),
+        wire.Executed(shapes, tuple(rng.random() < 0.9 for _ in shapes), timing),
+    )
+    return pack(wire.encode(rng.choice(replies)))
 
 
 def mutated(rng: random.Random, packet: bytes) -> bytes:
@@ -90,30 +94,41 @@ def _correct_size(rng: random.Random, data: bytearray) -> None:
         struct.pack_into("<I", data, 4, len(data) // _ELEMENT)
 
 
-def reason(error: ValueError) -> str:
-    """The class of a message: its words without the numbers."""
-    return re.sub(r"\s+", " ", _REASON.sub("", str(error))).replace(" ,", ",").strip()
+def reason(error: Exception) -> str:
+    """The class of a message: its words without the numbers and paths."""
+    text = "text is not UTF-8" if "codec" in str(error) else str(error).split(" - at ")[0]
+    return re.sub(r"\s+", " ", _REASON.sub("", text)).replace(" ,", ",").strip()
 
 
-def fuzz_codec(rng: random.Random, count: int, seen: Counter[str]) -> None:
-    """Decode `count` mutated packets."""
-    decoders: tuple[tuple[str, Callable[[bytes], tuple[object, ...]], Callable[..., bytes]], ...] = (
-        ("request", _native.decode_request, _native.encode_request),
-        ("result", _native.decode_result, _native.encode_result),
+def fuzz_packets(rng: random.Random, count: int, seen: Counter[str]) -> None:
+    """Unpack and decode `count` mutated packets that the queues would carry."""
+    decoders: tuple[tuple[str, Callable[[bytes], object]], ...] = (
+        ("call", wire.decode_call),
+        ("reply", wire.decode_reply),
     )
     seeds = ([request(rng) for _ in range(50)], [result(rng) for _ in range(50)])
     for i in range(count):
-        which = i % 2
-        name, decode, encode = decoders[which]
-        packet = mutated(rng, rng.choice(seeds[which]))
-        try:
-            parts = decode(packet)
-        except ValueError as error:
-            seen[f"codec: {reason(error)}"] += 1
+        name, decode = decoders[i % 2]
+        packet = mutated(rng, rng.choice(seeds[i % 2]))
+        if not packet or len(packet) % _ELEMENT or struct.unpack_from("<2I", packet) != (0, len(packet) // _ELEMENT):
+            seen["packets: none that the queues carry"] += 1
             continue
-        seen[f"codec: {name} accepted"] += 1
-        if encode(*parts) != packet:
-            raise AssertionError(f"{name}: {packet.hex()} was accepted as {parts}, which is another packet")
+        try:
+            message = unpack(packet)
+        except ValueError as error:
+            seen[f"packets: {reason(error)}"] += 1
+            continue
+        (announced,) = struct.unpack_from("<I", packet, 8)
+        if message != packet[12 : 12 + announced] or len(message) != announced:
+            raise AssertionError(f"packets: {packet.hex()} was taken for {message.hex()}")
+        try:
+            made = wire.encode(decode(message))
+        except wire.WireError as error:
+            seen[f"packets: {name}: {reason(error)}"] += 1
+            continue
+        seen[f"packets: {name} accepted"] += 1
+        if wire.encode(decode(made)) != made or unpack(pack(made)) != made:
+            raise AssertionError(f"packets: {name} {message.hex()} does not come back as it was")
 
 
 def _spoil(rng: random.Random, memory: mmap.mmap) -> None:
@@ -183,14 +198,70 @@ def fuzz_ring(rng: random.Random, count: int, seen: Counter[str]) -> None:
         ring.memory.close()
 
 
+class Socket:
+    """A lane, and a peer that sends what it likes."""
+
+    def __init__(self) -> None:
+        self._ours, self.peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.lane = _native.Lane(self._ours.fileno())
+
+    def close(self) -> None:
+        """End it."""
+        self._ours.close()
+        self.peer.close()
+
+    def step(self, rng: random.Random) -> str:
+        """What the lane makes of one datagram, which must be what its contract says."""
+        if rng.random() < 0.5 and self.lane.awaited == 0 and self.lane.ask(b"question") == 0:
+            self.peer.recv(64)
+        awaited = self.lane.awaited
+        number = rng.choice((awaited, awaited, awaited + 1, 0, 1, rng.getrandbits(64)))
+        body = rng.randbytes(rng.choice((0, 1, 2, 200))) + bytes(rng.choice((0, 0, 0, _LONGEST - 1, _LONGEST)))
+        datagram = struct.pack("<Q", number)[: 8 if body else rng.randint(0, 8)] + body
+        count = rng.choice((0, 0, 0, 1, 3, 64, 65, 253))
+        if not datagram and not count:
+            return "nothing sent"  # which is what a hang-up looks like
+        fds = array.array("i", [self.peer.fileno()] * count)
+        self.peer.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if count else [])
+        got = self.lane.receive(0)
+        lost = len(body) > _LONGEST or count > _MOST
+        if len(datagram) <= 8 or (awaited and number != awaited):
+            wanted: object = _native.CORRUPT
+        else:
+            wanted = _native.TOO_LARGE if lost else (body, count)
+        found = got if isinstance(got, int) else (got[0], len(got[1]))
+        asked = 0 if awaited or len(datagram) <= 8 else number
+        if found != wanted or self.lane.asked != asked or (self.lane.awaited and found != _native.CORRUPT):
+            raise AssertionError(f"lane: number {number}, {len(datagram)} bytes, {count} descriptors gave {found}")
+        if isinstance(got, int):
+            return _STATUS[got]
+        for _ in range(rng.randint(0, count)):
+            os.close(got[1].take())
+        return f"{'answer' if awaited else 'call' if number else 'message'} with {'descriptors' if count else 'none'}"
+
+
+def fuzz_lanes(rng: random.Random, count: int, seen: Counter[str]) -> None:
+    """Send `count` datagrams to lanes."""
+    done, before = 0, len(os.listdir("/proc/self/fd"))
+    while done < count:
+        pair = Socket()
+        for _ in range(rng.randint(1, 50)):
+            seen[f"lanes: {pair.step(rng)}"] += 1
+            done += 1
+        pair.close()
+    if (after := len(os.listdir("/proc/self/fd"))) != before:
+        raise AssertionError(f"lanes: {after} descriptors are open, must be {before}")
+
+
 def fuzz(inputs: int, seed: int, progress: Callable[[int], None] = lambda _: None) -> Counter[str]:
-    """Run at least `inputs` inputs, half on each target; counts by outcome. AssertionError where an invariant breaks."""
+    """Run at least `inputs` inputs, a third on each target; counts by outcome. AssertionError where an invariant breaks."""
     rng = random.Random(seed)
     seen: Counter[str] = Counter()
     while (done := seen.total()) < inputs:
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-        batch = min(_BATCH, (inputs - done + 1) // 2)
-        fuzz_codec(rng, batch, seen)
+        batch = min(_BATCH, -(-(inputs - done) // 3))
+        fuzz_packets(rng, batch, seen)
+        fuzz_lanes(rng, batch, seen)
         fuzz_ring(rng, batch, seen)
         progress(seen.total())
     faulthandler.cancel_dump_traceback_later()

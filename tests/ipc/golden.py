@@ -10,8 +10,10 @@ from nnhal.ipc import wire
 
 HALF, ONE, TWO = "cb 3fe0000000000000", "cb 3ff0000000000000", "cb 4000000000000000"
 
-_POOL = wire.Pool(7, "ashmem", 4096, 0, False, True)
-_POOL_HEX = "96 07 a6 6173686d656d cd 1000 00 c2 c3"
+_POOL = wire.Pool("ashmem", 4096, 0, False)
+_POOL_HEX = "96 a6 6173686d656d cd 1000 00 c2 00 00"
+_HELD = wire.Pool("ashmem", 4096, 64, True, 9, 2)
+_HELD_HEX = "96 a6 6173686d656d cd 1000 40 c3 09 02"
 
 _OPERAND = wire.WireOperand(3, (2, 0), 0.5, -1, 0, (0, 0, 0))
 _OPERAND_HEX = f"9a 03 92 02 00 {HALF} ff 00 93 00 00 00 90 00 c0 a0"
@@ -27,15 +29,15 @@ _MODEL_HEX = f"96 91 {_GRAPH_HEX} c4 02 0001 91 {_POOL_HEX} c3 91 92 a8 76656e64
 _REQUEST = wire.WireRequest(
     (wire.WireArgument(0, 64, 16, (4,)), None),
     (wire.WireArgument(-1, 0, 0, ()),),
-    (wire.MemoryPool(_POOL), wire.BufferPool(3)),
+    (wire.MemoryPool(_POOL), wire.BufferPool(3), wire.MemoryPool(_HELD)),
 )
-_REQUEST_HEX = f"93 92 94 00 40 10 91 04 c0 91 94 ff 00 00 90 92 92 00 {_POOL_HEX} 92 01 03"
+_REQUEST_HEX = f"93 92 94 00 40 10 91 04 c0 91 94 ff 00 00 90 93 92 00 {_POOL_HEX} 92 01 03 92 00 {_HELD_HEX}"
 
 CALLS: list[tuple[Any, str]] = [
-    (wire.Hello(1, 3), "93 00 01 03"),
+    (wire.Hello(2, 3), "93 00 02 03"),
     (wire.AttachLane(True), "92 01 c3"),
-    (wire.Release(((5, 2),), (7,)), "93 02 91 92 05 02 91 07"),
-    (wire.Announce((_POOL,)), f"92 03 91 {_POOL_HEX}"),
+    (wire.Release((5, 7)), "92 02 92 05 07"),
+    (wire.Hold((_POOL,)), f"92 03 91 {_POOL_HEX}"),
     (wire.GetCapabilities(4), "92 0a 04"),
     (wire.GetStatus(), "91 0b"),
     (wire.GetVersionString(), "91 0c"),
@@ -47,13 +49,12 @@ CALLS: list[tuple[Any, str]] = [
         wire.PrepareModel(4, 9, _MODEL, 1, 100, 2**40, 2, b"{}"),
         f"99 10 04 09 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d",
     ),
-    (wire.Execute(3, 1, 2, _REQUEST, True, 0, 500), f"98 14 03 01 02 {_REQUEST_HEX} c3 00 cd 01f4"),
-    (wire.ExecuteSynchronously(4, 2, _REQUEST), f"97 15 04 02 {_REQUEST_HEX} c2 00 00"),
-    (wire.ExecuteFenced(2, _REQUEST, 1, False, 0, 0, 1000), f"98 16 02 {_REQUEST_HEX} 01 c2 00 00 cd 03e8"),
+    (wire.Bind(2, _REQUEST), f"93 13 02 {_REQUEST_HEX}"),
+    (wire.Execute(3, 1, 2, True, 0, 500), "97 14 03 01 02 c3 00 cd 01f4"),
+    (wire.ExecuteSynchronously(4, 2), "96 15 04 02 c2 00 00"),
+    (wire.ExecuteFenced(2, 1, False, 0, 0, 1000), "97 16 02 01 c2 00 00 cd 03e8"),
     (wire.GetExecutionInfo(8), "92 17 08"),
     (wire.ConfigureExecutionBurst(2), "92 18 02"),
-    (wire.FreeMemory(3, -1), "93 19 03 ff"),
-    (wire.ExplainBurst(3), "92 1a 03"),
     (wire.Allocate((4,), ((2, 0, False, 1.0),)), f"93 1e 91 04 91 94 02 00 c2 {ONE}"),
     (wire.CopyTo(3, _POOL), f"93 1f 03 {_POOL_HEX}"),
     (wire.CopyFrom(3, _POOL, (4,)), f"94 20 03 {_POOL_HEX} 91 04"),
@@ -67,9 +68,8 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Acknowledged(), "91 00"),
     (_FAILED, _FAILED_HEX),
     (
-        wire.Welcome(1, 8, "reference", 300, 3, False, {"seccomp": "applied"}, 1024, 2**40),
-        "9a 02 01 08 a9 7265666572656e6365 cd 012c 03 c2 81 a7 736563636f6d70 a7 6170706c696564 cd 0400 "
-        "cf 0000010000000000",
+        wire.Welcome(2, 8, "reference", 300, 3, False, {"seccomp": "applied"}),
+        "98 02 02 08 a9 7265666572656e6365 cd 012c 03 c2 81 a7 736563636f6d70 a7 6170706c696564",
     ),
     (
         wire.Stated({3: wire.WirePerformance(0.5, 1.0)}, (wire.WirePerformance(1.0, 2.0),)),
@@ -87,7 +87,6 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Executed(), "96 08 90 90 92 cf ffffffffffffffff cf ffffffffffffffff 90 c4 00"),
     (wire.Launched(8), "92 09 08"),
     (wire.Info(wire.WireTiming(1, 2), wire.WireTiming(3, 4)), "93 0a 92 01 02 92 03 04"),
-    (wire.Memories((_POOL,)), f"92 0b 91 {_POOL_HEX}"),
     (wire.Shape((4,)), "92 0c 91 04"),
     (wire.Shape(None), "92 0c c0"),
 ]
@@ -100,5 +99,4 @@ CALLBACKS: list[tuple[Any, str]] = [
         wire.NotifyExecuted(1, wire.Executed()),
         "93 01 01 96 08 90 90 92 cf ffffffffffffffff cf ffffffffffffffff 90 c4 00",
     ),
-    (wire.GetMemories(3, (1, 2)), "93 02 03 92 01 02"),
 ]

@@ -5,6 +5,7 @@ a process of their own.
 """
 
 import array
+import contextlib
 import ctypes
 import mmap
 import os
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,12 @@ def ended(process: subprocess.Popen[str]) -> str:
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     return rest
+
+
+def push(sock: socket.socket, number: int, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send what a lane would, by hand: a number and bytes."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([struct.pack("<Q", number) + data], rights)
 
 
 def descriptors() -> int:
@@ -133,17 +140,18 @@ def test_message_arrives_whole_with_its_descriptors(lanes):
         assert a.send(bytearray(b"two")) == 0
         data, fds = b.receive(HANG_NS)
         assert data == b"one" and len(fds) == 1
-        assert os.fstat(fds[0]).st_ino == os.fstat(file.fileno()).st_ino
-        assert not os.get_inheritable(fds[0])
-        os.close(fds[0])
-        assert b.receive(HANG_NS) == (b"two", ())
+        fd = fds.take()
+        assert os.fstat(fd).st_ino == os.fstat(file.fileno()).st_ino
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+        assert b.receive(HANG_NS) == (b"two", _native.NONE)
 
 
 def test_call_brings_the_answer_of_another_process():
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     code = """
 l = n.Lane(fd); print('ready', flush=True)
-while not isinstance(m := l.receive(), int): l.send(m[0][::-1])
+while not isinstance(m := l.receive(), int): l.answer(m[0][::-1])
 """
     with a:
         with b:
@@ -153,7 +161,7 @@ while not isinstance(m := l.receive(), int): l.send(m[0][::-1])
             lane.spin = spin
             for size in (1, 200, 65536):
                 data = random.Random(size).randbytes(size)
-                assert lane.call(data, (), HANG_NS) == (data[::-1], ())
+                assert lane.call(data, (), HANG_NS) == (data[::-1], _native.NONE)
         assert lane.stats()["blocks"] >= 3
     ended(process)
 
@@ -165,14 +173,17 @@ def test_64_descriptors_pass_and_more_are_refused_without_a_leak(lanes):
         assert a.send(b"x", (file.fileno(),) * 65) == _native.TOO_LARGE
         assert a.send(b"x", (file.fileno(),) * 1000) == _native.TOO_LARGE
         assert b.receive(0) == _native.TIMEOUT
-        sock.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.fileno()] * 100))])
+        push(sock, 0, b"x", [file.fileno()] * 100)
         assert b.receive(HANG_NS) == _native.TOO_LARGE
         assert descriptors() == before
         assert a.send(b"x", [file.fileno()] * 64) == 0
         _, fds = b.receive(HANG_NS)
-        assert len(set(fds)) == 64 and descriptors() == before + 64
-        for fd in fds:
+        assert len(fds) == 64 and descriptors() == before + 64
+        taken = [fds.take() for _ in range(64)]
+        assert len(set(taken)) == 64 and len(fds) == 0 and fds.take() == -1
+        for fd in taken:
             os.close(fd)
+        assert descriptors() == before
 
 
 def test_too_long_messages_are_refused_and_their_descriptors_closed(lanes):
@@ -180,11 +191,11 @@ def test_too_long_messages_are_refused_and_their_descriptors_closed(lanes):
     before = descriptors()
     longest = 64 * 1024 + 4 * 1024
     assert a.send(bytes(longest + 1)) == _native.TOO_LARGE
-    sock.sendmsg([bytes(longest + 1)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1]))])
+    push(sock, 0, bytes(longest + 1), [0, 1])
     assert b.receive(HANG_NS) == _native.TOO_LARGE
     assert descriptors() == before
     assert a.send(bytes(longest)) == 0
-    assert b.receive(HANG_NS) == (bytes(longest), ())
+    assert b.receive(HANG_NS) == (bytes(longest), _native.NONE)
 
 
 def test_descriptors_that_find_no_room_are_all_closed(lanes):
@@ -216,7 +227,7 @@ def test_hang_up_is_dead_after_what_was_sent_before(lanes):
     a, b, sock, other = lanes
     assert a.send(b"last") == 0
     sock.close()
-    assert b.receive(HANG_NS) == (b"last", ())
+    assert b.receive(HANG_NS) == (b"last", _native.NONE)
     assert b.receive(HANG_NS) == _native.DEAD
     assert b.send(b"x") == _native.DEAD
     assert b.call(b"x", (), HANG_NS) == _native.DEAD
@@ -250,6 +261,246 @@ def test_full_socket_waits_for_the_reader_up_to_the_timeout(lanes):
     assert sent > 0 and a.send(bytes(60_000), (), 1_000_000) == _native.TIMEOUT
     threading.Timer(0.05, lambda: [b.receive(HANG_NS) for _ in range(sent)]).start()
     assert a.send(bytes(60_000), (), HANG_NS) == 0
+
+
+def test_a_call_and_its_answer_bear_the_same_number_and_a_message_bears_none(lanes):
+    a, b, sock, other = lanes
+    for number in (1, 2, 3):
+        assert a.ask(b"call") == 0 and a.awaited == number
+        assert other.recv(64) == struct.pack("<Q", number) + b"call"
+        push(other, number, b"answer")
+        assert a.receive(HANG_NS) == (b"answer", _native.NONE) and a.awaited == 0
+    assert a.send(b"message") == 0
+    assert other.recv(64) == bytes(8) + b"message"
+    push(sock, 2**64 - 1, b"call")
+    assert b.receive(HANG_NS) == (b"call", _native.NONE) and b.asked == 2**64 - 1
+    assert b.answer(b"answer") == 0 and b.asked == 0
+    assert sock.recv(64) == b"\xff" * 8 + b"answer"
+
+
+def test_what_wants_no_answer_cannot_be_answered(lanes):
+    a, b, _, _ = lanes
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="nothing was asked"):
+            b.answer(b"x")
+        assert a.send(b"message") == 0
+        assert b.receive(HANG_NS) == (b"message", _native.NONE) and b.asked == 0
+
+
+def test_a_call_is_answered_once(lanes):
+    a, b, _, _ = lanes
+    assert a.ask(b"call") == 0
+    b.receive(HANG_NS)
+    assert b.answer(b"one") == 0
+    with pytest.raises(RuntimeError, match="nothing was asked"):
+        b.answer(b"two")
+    assert a.receive(HANG_NS) == (b"one", _native.NONE)
+
+
+def test_an_answer_that_is_too_large_may_be_replaced_by_a_shorter_one(lanes):
+    a, b, _, _ = lanes
+    assert a.ask(b"call") == 0
+    b.receive(HANG_NS)
+    assert b.answer(bytes(1 << 17)) == _native.TOO_LARGE and b.asked == 1
+    assert b.answer(b"too long") == 0
+    assert a.receive(HANG_NS) == (b"too long", _native.NONE)
+
+
+def test_while_an_answer_is_to_come_no_call_is_taken_and_the_late_one_is_not_the_next_ones(lanes):
+    a, b, _, _ = lanes
+    assert a.call(b"first", (), 1_000_000) == _native.TIMEOUT and a.awaited == 1
+    assert a.call(b"second", (), HANG_NS) == a.ask(b"second") == _native.CORRUPT
+    assert b.receive(HANG_NS) == (b"first", _native.NONE) and b.receive(0) == _native.TIMEOUT
+    assert b.answer(b"late") == 0
+    assert a.call(b"second", (), HANG_NS) == _native.CORRUPT
+    assert a.receive(HANG_NS) == (b"late", _native.NONE) and a.awaited == 0
+    assert a.ask(b"second") == 0 and a.awaited == 2
+
+
+@pytest.mark.parametrize("number", (0, 1, 3, 2**32 + 2, 2**64 - 1))
+def test_an_answer_of_another_number_is_corrupt_and_its_descriptors_are_closed(lanes, number):
+    a, _, _, other = lanes
+    push(other, 1, b"answer")
+    assert a.call(b"call", (), HANG_NS) == (b"answer", _native.NONE)
+    assert a.ask(b"call") == 0
+    before = descriptors()
+    for _ in range(3):
+        push(other, number, b"answer", [0, 1, 2])
+        assert a.receive(HANG_NS) == _native.CORRUPT and a.awaited == 2
+    assert descriptors() == before
+    push(other, 2, b"right")
+    assert a.receive(HANG_NS) == (b"right", _native.NONE)
+
+
+@pytest.mark.parametrize("awaited", (False, True))
+@pytest.mark.parametrize("length", range(9))
+def test_a_message_without_bytes_after_its_number_is_corrupt_and_its_descriptors_are_closed(lanes, length, awaited):
+    a, _, _, other = lanes
+    assert not awaited or a.ask(b"call") == 0
+    before = descriptors()
+    datagram = struct.pack("<Q", int(awaited))[:length]
+    for fds in ([0], [0, 1, 2], [0] * 64, [0] * 65):
+        other.sendmsg([datagram], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+        assert a.receive(HANG_NS) == _native.CORRUPT
+    assert a.asked == 0 and descriptors() == before
+    if length:
+        other.send(datagram)
+        assert a.receive(HANG_NS) == _native.CORRUPT
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_a_message_without_bytes_is_not_the_answer_though_its_number_may_be(lanes, length):
+    a, _, _, other = lanes
+    push(other, 1, b"answer")
+    assert a.call(b"call", (), HANG_NS) == (b"answer", _native.NONE)
+    assert a.ask(b"call") == 0
+    other.send(struct.pack("<Q", 2)[:length])
+    assert a.receive(HANG_NS) == _native.CORRUPT and a.awaited == 2
+    assert a.ask(b"call") == _native.CORRUPT
+
+
+def test_a_call_that_was_not_sent_has_no_answer_to_come(lanes):
+    a, _, sock, other = lanes
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        a.ask(b"x", (2**30,))
+    assert a.ask(bytes(1 << 17)) == _native.TOO_LARGE and a.awaited == 0
+    while a.send(bytes(60_000), (), 0) == 0:
+        pass
+    assert a.call(bytes(60_000), (), 1_000_000) == _native.TIMEOUT and a.awaited == 0
+    other.close()
+    assert a.ask(b"x") == _native.DEAD and a.awaited == 0
+    sock.close()
+
+
+@pytest.mark.parametrize("spin", (True, False))
+def test_a_call_that_was_interrupted_has_an_answer_to_come(lanes, alarm, spin):
+    a, b, _, _ = lanes
+    a.spin = spin
+    with pytest.raises(Alarm):
+        alarm()
+        a.call(b"call")
+    assert a.awaited == 1 and a.call(b"next") == _native.CORRUPT
+    b.receive(HANG_NS)
+    b.answer(b"late")
+    assert a.receive(HANG_NS) == (b"late", _native.NONE) and a.awaited == 0
+
+
+def test_a_call_that_was_interrupted_before_it_was_sent_has_none(lanes, alarm):
+    a, b, _, _ = lanes
+    sent = 0
+    while a.send(bytes(60_000), (), 0) == 0:
+        sent += 1
+    with pytest.raises(Alarm):
+        alarm()
+        a.call(bytes(60_000))
+    assert a.awaited == 0
+    assert [len(b.receive(0)[0]) for _ in range(sent)] == [60_000] * sent
+    assert b.receive(0) == _native.TIMEOUT
+
+
+# ------------------------------------------------------------------------------------------------------------ Descriptors
+
+
+def received(lanes, count: int) -> _native.Descriptors:
+    """The owner of so many descriptors that came with a message."""
+    a, b, sock, _ = lanes
+    assert a.send(b"x", [sock.fileno()] * count) == 0
+    return b.receive(HANG_NS)[1]
+
+
+def test_descriptors_that_nobody_took_are_closed_with_their_owner(lanes):
+    before = descriptors()
+    for taken in (0, 1, 3):
+        owner = received(lanes, 3)
+        mine = [owner.take() for _ in range(taken)]
+        assert len(owner) == 3 - taken and descriptors() == before + 3
+        del owner
+        assert descriptors() == before + taken
+        for fd in mine:
+            os.close(fd)
+
+
+def test_descriptors_are_closed_once(lanes):
+    before = descriptors()
+    owner = received(lanes, 3)
+    first = owner.take()
+    owner.close()
+    assert (len(owner), owner.take(), descriptors()) == (0, -1, before + 1)
+    again = os.dup(0)  # one of the numbers that were closed
+    owner.close()
+    del owner
+    os.fstat(again)
+    os.close(again)
+    os.close(first)
+
+
+def test_descriptors_are_closed_where_an_exception_passes_their_owner(lanes):
+    before = descriptors()
+
+    def fails() -> None:
+        owner = received(lanes, 5)
+        os.close(owner.take())
+        raise ZeroDivisionError
+
+    for _ in range(3):
+        with contextlib.suppress(ZeroDivisionError):
+            fails()
+        assert descriptors() == before
+
+
+def test_nobody_makes_an_owner_of_descriptors_but_a_lane():
+    with pytest.raises(TypeError):
+        _native.Descriptors()
+    assert len(_native.NONE) == 0 and _native.NONE.take() == -1
+    _native.NONE.close()
+
+
+def lingering() -> socket.socket:
+    """A socket whose last close takes a second: its sender wished so, and the peer does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
+    sock.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 16))
+    sock.setblocking(True)
+    _peers.append(peer)
+    return sock
+
+
+_peers: list[socket.socket] = []
+
+
+@pytest.mark.parametrize("how", ("closed", "forgotten", "refused"))
+def test_other_threads_run_while_descriptors_are_closed_that_take_long(lanes, how):
+    a, b, sock, _ = lanes
+    long = lingering()
+    if how == "refused":
+        sock.sendmsg([b"short"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [long.fileno()]))])
+    else:
+        assert a.send(b"x", (long.fileno(),)) == 0
+    os.close(long.detach())
+    spent: list[float] = []
+
+    def end() -> None:
+        got = b.receive(HANG_NS)
+        start = time.monotonic()
+        if how == "closed":
+            got[1].close()
+        del got
+        spent.append(time.monotonic() - start)
+
+    thread = threading.Thread(target=end)
+    longest, last = 0.0, time.monotonic()
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.001)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    _peers.pop().close()
+    assert how == "refused" or spent[0] > 0.5, "closing was quick, so nothing was tried"
+    assert longest < 0.5
 
 
 @pytest.mark.parametrize("spin", (True, False))
@@ -310,11 +561,11 @@ def test_budget_follows_the_waits_and_falls_where_they_are_long(lanes):
 
     for _ in range(30):
         threading.Timer(0.003, a.send, (b"x",)).start()  # longer than any spin
-        assert b.receive(HANG_NS) == (b"x", ())
+        assert b.receive(HANG_NS) == (b"x", _native.NONE)
     assert b.budget_ns == 5_000
     for _ in range(60):
         assert a.send(b"x") == 0
-        assert b.receive(HANG_NS) == (b"x", ())
+        assert b.receive(HANG_NS) == (b"x", _native.NONE)
     assert b.budget_ns == 50_000
     b.spin = False
     assert b.budget_ns == 0
@@ -578,9 +829,13 @@ def test_200000_hostile_inputs_end_in_a_packet_or_a_status():
     assert seen.total() >= 200_000
     reached = "\n".join(seen)
     for outcome in (
-        "request accepted",
-        "result accepted",
-        "padding",
+        "call accepted",
+        "reply accepted",
+        "bytes are announced",
+        "Input data was truncated",
+        "answer with descriptors",
+        "message with none",
+        "TOO_LARGE",
         "receive: received",
         "CORRUPT",
         "FULL",

@@ -1,4 +1,4 @@
-"""The native extension: lanes over sockets, the fast message queues of a burst, and the codec of their packets.
+"""The native extension: lanes over sockets, and the fast message queues of a burst.
 
 Durations are integer nanoseconds on the monotonic clock; a negative time-out waits without limit, 0 does not wait. Affinity
 masks have a bit for each of the first 64 CPUs; 0 is "not known". Statuses are negative ints and no exceptions, as the way of
@@ -31,8 +31,6 @@ SERVICE: Final = 1
 """The side that receives requests and sends results."""
 
 _Message: TypeAlias = tuple[bytes, "Descriptors"]
-_Operand: TypeAlias = tuple[int, int, int, Sequence[int]] | None
-_DecodedOperand: TypeAlias = tuple[int, int, int, tuple[int, ...]] | None
 
 def cpus() -> int:
     """The affinity mask of the calling thread."""
@@ -179,31 +177,3 @@ class Queues:
         blocked; packets sent with (wakes) and without (wakes_saved) a system call to wake the peer; lost_wakes, packets
         that a blocked wait found only when it was cut after a second: anything but 0 is a fault of the peer.
         """
-
-def encode_request(
-    inputs: Sequence[_Operand], outputs: Sequence[_Operand], pools: Sequence[int], measure: bool, /
-) -> bytes:
-    """The request packet of NN HAL 1.2 for one execution.
-
-    An operand is None (no value) or (index into pools, offset, length, dimensions); pools are slots, int32. At most 4096
-    operands of each kind, 4096 pools and 32 dimensions; ValueError names what breaks a limit.
-    """
-
-def decode_request(
-    packet: Buffer, /
-) -> tuple[tuple[_DecodedOperand, ...], tuple[_DecodedOperand, ...], tuple[int, ...], bool]:
-    """Inputs, outputs, pools and measure of a request packet. ValueError names the element that breaks the format.
-
-    Everything is checked: kinds and their order, counts, limits, pool indices, padding, and that nothing is left over.
-    """
-
-def encode_result(
-    status: int, outputs: Sequence[tuple[bool, Sequence[int]]], on_device: int | None, in_driver: int | None, /
-) -> bytes:
-    """The result packet of NN HAL 1.2: ErrorStatus, (sufficient, dimensions) of each output, times in ns.
-
-    None or 2^64-1 is "not measured". ValueError where in_driver is less than on_device, or a limit is broken.
-    """
-
-def decode_result(packet: Buffer, /) -> tuple[int, tuple[tuple[bool, tuple[int, ...]], ...], int | None, int | None]:
-    """Status, outputs, on_device and in_driver of a result packet; checked like a request. Any int32 is a status."""
