@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnhal.base import sealed as subject
 from nnhal.base.errors import BadFile
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import Store
@@ -58,7 +57,7 @@ def test_no_holder_of_its_descriptor_writes_grows_or_shrinks_it(memory: Memory) 
 def test_where_the_kernel_knows_no_seal_against_writing_it_is_still_for_reading_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(subject, "FUTURE_WRITE", 1 << 20)  # a seal that does not exist
+    monkeypatch.setattr("nnhal.base.memory.FUTURE_WRITE", 1 << 20)  # a seal that does not exist
     store = Store("test")
     store.add(WRITTEN)
     memory = store.seal()

@@ -13,6 +13,7 @@ import os
 import stat
 import struct
 import weakref
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from nnhal.base.operands import Array
 
 _log = logger("memory")
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: no new writable mapping, no write; `fcntl` names it from 3.13 on
 ALIGNMENT = 64  # bytes; where arguments and constants begin in a pool that holds several
 BLOB = 0x21  # AHARDWAREBUFFER_FORMAT_BLOB
 _UDMABUF = "/dev/udmabuf"
@@ -35,6 +37,14 @@ _UDMABUF_CLOEXEC = 1
 def aligned(size: int, step: int = ALIGNMENT) -> int:
     """The next multiple of `step`, or the size itself where it is one."""
     return -(-size // step) * step
+
+
+def seal(fd: int, *, one_way: bool) -> None:
+    """Seal a memfd for good. one_way: against new writers too, where the kernel knows how."""
+    if one_way:
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, FUTURE_WRITE)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
 
 
 def seals(fd: int) -> int | None:
@@ -59,7 +69,7 @@ class Memory:
 
     kind: "ashmem", "mmap_fd", "hardware_buffer_blob", "hardware_buffer" or "host". size: bytes. fd: descriptor of the
     region, -1 for "host". layout: of hardware buffers, None for others. dma_buf: a descriptor of the same bytes for devices
-    that import dma-bufs, -1 where there is none.
+    that import dma-bufs, -1 where there is none. one_way: written by this process alone.
     """
 
     __slots__ = (
@@ -73,6 +83,7 @@ class Memory:
         "kind",
         "layout",
         "offset",
+        "one_way",
         "readonly",
         "size",
     )
@@ -90,17 +101,22 @@ class Memory:
     ) -> None:
         """Take over descriptors and a mapping, which begins at a page; source: None where nobody can map it."""
         self.kind, self.size, self.fd, self.offset, self.readonly = kind, size, fd, offset, readonly
-        self.layout, self.dma_buf = layout, dma_buf
+        self.layout, self.dma_buf, self.one_way = layout, dma_buf, False
         self._source, self._closed = source, False
         self._root: weakref.ref[Array] | None = None
         owned = [descriptor for descriptor in (fd, dma_buf) if descriptor >= 0]
         self._finalizers = [weakref.finalize(self, os.close, descriptor) for descriptor in owned]
 
     @classmethod
-    def allocate(cls, size: int, name: str = "nnhal") -> "Memory":
-        """A new zeroed ashmem pool of `size` bytes, sealed against shrinking and growing."""
-        fd, mapping = _memfd(size, size, name)
-        return cls("ashmem", size, fd, 0, mapping, readonly=False)
+    def allocate(cls, size: int, name: str = "nnhal", *, one_way: bool = False) -> "Memory":
+        """A new zeroed ashmem pool of `size` bytes, sealed against shrinking and growing.
+
+        one_way: only this process can write to it, whoever else gets its descriptor (on Linux 5.1 and later).
+        """
+        fd, mapping = _memfd(size, size, name, one_way=one_way)
+        memory = cls("ashmem", size, fd, 0, mapping, readonly=False)
+        memory.one_way = one_way
+        return memory
 
     @classmethod
     def from_array(cls, array: Array) -> "Memory":
@@ -264,7 +280,7 @@ def address(array: Array) -> int:
     return ctypes.c_void_p.from_address(at + _DATA).value or 0
 
 
-def _memfd(size: int, length: int, name: str) -> tuple[int, Mapping]:
+def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[int, Mapping]:
     """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
     if size < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
@@ -274,8 +290,8 @@ def _memfd(size: int, length: int, name: str) -> tuple[int, Mapping]:
         raise OutOfMemory(f"memory: no descriptor for {size} bytes: {error.strerror}") from error
     try:
         os.ftruncate(fd, length)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         mapping = Mapping(fd, size, 0, True)
+        seal(fd, one_way=one_way)
     except OSError as error:
         os.close(fd)
         raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error.strerror}") from error

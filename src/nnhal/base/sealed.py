@@ -1,16 +1,13 @@
 """Constants on their way into a memory: written once, then sealed, and from then on the same for everybody."""
 
-import fcntl
 import os
 import weakref
 
 import numpy as np
 
 from nnhal.base.errors import BadFile, OutOfMemory
-from nnhal.base.memory import SEALS, Memory, aligned
+from nnhal.base.memory import Memory, aligned, seal
 from nnhal.base.operands import Array
-
-FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE, Linux 5.1: no new writable mapping, no write; `fcntl` names it from 3.13 on
 
 
 class Store:
@@ -51,10 +48,7 @@ class Store:
         """The memory, for reading only: neither this process nor one that gets its descriptor can change it any more."""
         if not self.size:
             return Memory.wrap(np.frombuffer(b"", np.uint8))
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS | FUTURE_WRITE)
-        except OSError:  # a kernel before 5.1
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
+        seal(self._fd, one_way=True)
         memory = Memory.from_fd(self._fd, self.size)
         memory.kind = "ashmem"
         return memory

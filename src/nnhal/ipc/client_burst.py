@@ -43,6 +43,7 @@ class RemoteBurst(Burst):
 
     def session_died(self) -> None:
         """Wake whoever waits, where the kernel could not."""
+        self.ended = True
         self._queues.close()
 
     def run(self, request: Request, control: Control) -> Timing | None:

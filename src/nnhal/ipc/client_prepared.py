@@ -59,13 +59,19 @@ class RemotePrepared(Prepared):
         """Let go of it; the service closes it when no execution uses it any more."""
         if not self._released:
             self._released = True
+            self.frames.close()
             self.session.release(self.number)
 
     # ----------------------------------------------------------------------------------------------------- execution
 
-    def bound(self, request: Request, control: Control) -> tuple[Frame, deque[Frame], "RemoteBinding"]:
-        """A frame for this request alone, filled and bound in the service, and where to append it afterwards."""
-        frame, home = self.frames.take(request, control.bounded)
+    def bound(
+        self, request: Request, control: Control, *, apart: bool = False
+    ) -> tuple[Frame, deque[Frame], "RemoteBinding"]:
+        """A frame for this request alone, filled and bound in the service, and where to append it afterwards.
+
+        apart: as of `Frame`, as where the execution may have to end early.
+        """
+        frame, home = self.frames.take(request, apart or control.bounded)
         binding: RemoteBinding | None = frame.binding
         if binding is None:
             with self.session.carrying(frame.pools) as packing:
@@ -196,7 +202,7 @@ class RemotePrepared(Prepared):
         if wire.form_for(wire.ExecuteFenced, self.session.methods) is None:
             return super().execute_fenced(request, control, wait_for, after)
         check_fenced(request, wait_for)
-        frame, home, binding = self.bound(request, control)
+        frame, home, binding = self.bound(request, control, apart=after is not None)
         message = wire.ExecuteFenced(
             binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after or 0
         )

@@ -53,9 +53,13 @@ class Export:
 
 
 class Exports:
-    """Objects by number, until the client lets go of them or is gone; what is added after that is ended at once."""
+    """Objects by number, until the client lets go of them or is gone; what is added after that is ended at once.
 
-    def __init__(self) -> None:
+    ends: has an object's end done, elsewhere.
+    """
+
+    def __init__(self, ends: Callable[[Callable[[], object]], object]) -> None:
+        self._ends = ends
         self._objects: dict[int, tuple[Any, Callable[[], None]]] = {}  # number: object, what to do at the end
         self._next = 1
         self._closed = False
@@ -68,7 +72,7 @@ class Exports:
                 number, self._next = self._next, self._next + 1
                 self._objects[number] = item, end
                 return number
-        end()
+        self._ends(end)
         if self._closed:
             raise Closed("connection: has ended")
         raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
@@ -85,7 +89,7 @@ class Exports:
         """End an object; nothing happens where there is none."""
         found = self._objects.pop(number, None)
         if found is not None:
-            found[1]()
+            self._ends(found[1])
 
     def close(self) -> None:
         """End all objects, newest first."""
@@ -93,10 +97,7 @@ class Exports:
             self._closed = True
             left, self._objects = list(self._objects.values()), {}
         for _, end in reversed(left):
-            try:
-                end()
-            except BaseException:
-                _log.exception("an object of a client that is gone failed to end")
+            self._ends(end)
 
     def __len__(self) -> int:
         return len(self._objects)

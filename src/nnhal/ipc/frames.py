@@ -9,6 +9,7 @@ pool that it refers to goes, or when a driver may still be at work in it; what t
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ _SETS = 16  # of shapes, for which frames are kept
 _PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
+_Own = tuple[bool, int, int, tuple[int, ...], np.dtype[Any], tuple[int, ...]]  # input or not, place, bytes, dims, view
 
 
 def key_of(request: Request, apart: bool = False) -> Key:
@@ -62,7 +64,7 @@ class Frame:
     """
 
     def __init__(self, request: Request, apart: bool = False) -> None:
-        self.memory: Memory | None = None  # its own
+        self.memories: list[Memory] = []  # its own: of inputs, which only this process writes, and of outputs
         self.pools: list[Memory] = []
         self.inputs: list[Where | None] = []
         self.outputs: list[Where | None] = []
@@ -71,13 +73,12 @@ class Frame:
         self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it is of the output's type and shape
         self.direct: list[int] = []
         self._guards: list[memoryview] = []
-        self._end = 0
         own = []
         for index, array in enumerate(request.given):
             place = None if array is None else self._shared(array, array.shape, False)
             self.inputs.append(place)
             if array is not None and place is None:
-                own.append((self.inputs, index, self._take(array.nbytes, array.shape, 0), array.dtype, array.shape))
+                own.append((True, index, array.nbytes, array.shape, array.dtype, array.shape))
         for index, argument in enumerate(request.signature.outputs):
             room, fixed = request.room(index), argument.fixed
             self.outputs.append(None)
@@ -94,24 +95,24 @@ class Frame:
                     continue
             if fixed is not None:
                 size = int(np.prod(fixed)) * argument.dtype.itemsize
-                own.append((self.outputs, index, self._take(size, fixed, ALIGNMENT), argument.dtype, fixed))
+                own.append((False, index, size, fixed, argument.dtype, fixed))
             elif room is not None:
                 size = room.nbytes
-                own.append((self.outputs, index, self._take(size, (), ALIGNMENT), np.dtype(np.uint8), (size,)))
+                own.append((False, index, size, (), np.dtype(np.uint8), (size,)))
             else:
                 self.outputs[index] = _PROVIDED
         self._count = len(request.given)
-        self._plain = len(self._in) == self._count
-        if own:
-            self._lay_out(own)
+        for inputs in (True, False):
+            self._lay_out([each for each in own if each[0] == inputs], inputs)
+        self._intact = [bytes(guard) for guard in self._guards]
         self._plain = len(self._in) == self._count and len(self._out) == len(request.shapes)
         self._plain = self._plain and all(known for _, _, known in self._out)
 
     def bound(self, binding: object) -> None:
         """The service has its memories now: the caller's are not kept from going, the frame's own needs no descriptor."""
         self.binding, self.pools = binding, []
-        if self.memory is not None:
-            self.memory.close_descriptors()
+        for memory in self.memories:
+            memory.close_descriptors()
 
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
         """Where an array lies in a pool that the driver may map; None where it does not."""
@@ -123,28 +124,28 @@ class Frame:
             self.pools.append(at[0])
         return number, at[1], array.nbytes, dims
 
-    def _take(self, size: int, dims: tuple[int, ...], guard: int) -> Where:
-        start, self._end = self._end, self._end + aligned(max(1, size)) + guard
-        return -2, start, size, dims
-
-    def _lay_out(self, own: Sequence[tuple[list[Where | None], int, Where, np.dtype[Any], tuple[int, ...]]]) -> None:
-        """Make the frame's own memory, whose number comes last, and the views into it."""
-        self.memory = Memory.allocate(self._end, "nnhal-frame")
+    def _lay_out(self, own: "Sequence[_Own]", inputs: bool) -> None:
+        """Make a memory of the frame's own, and the views into it."""
+        guard = 0 if inputs else ALIGNMENT
+        ends = list(accumulate(aligned(max(1, size)) + guard for _, _, size, *_ in own))
+        if not own:
+            return
+        memory = Memory.allocate(ends[-1], "nnhal-frame", one_way=inputs)
         number = len(self.pools)
-        self.pools.append(self.memory)
-        whole = memoryview(self.memory.bytes().data)
-        for places, index, (_, offset, length, dims), dtype, shape in own:
-            places[index] = (number, offset, length, dims)
-            view = self.memory.view(offset, length, dtype, shape)
-            if places is self.inputs:
+        self.pools.append(memory)
+        self.memories.append(memory)
+        whole = memoryview(memory.bytes().data)
+        for start, end, (_, index, size, dims, dtype, shape) in zip([0, *ends], ends, own, strict=False):
+            view = memory.view(start, size, dtype, shape)
+            if inputs:
+                self.inputs[index] = number, start, size, dims
                 self._in.append((index, view))
                 continue
+            self.outputs[index] = number, start, size, dims
             self._out.append((index, view, bool(dims) or shape == ()))
-            limit = offset + aligned(max(1, length)) + ALIGNMENT
-            guard = whole[offset + length : limit]
-            guard[:] = (GUARD * 2)[: len(guard)]
-            self._guards.append(guard)
-        self._intact = [bytes(guard) for guard in self._guards]
+            behind = whole[start + size : end]
+            behind[:] = (GUARD * 2)[: len(behind)]
+            self._guards.append(behind)
 
     def try_fill(self, request: Request) -> bool:
         """Copy the inputs in where the request is all of ordinary arrays that fit this frame; else False, in a moment."""
@@ -229,7 +230,7 @@ class Frames:
         except IndexError:
             frame = Frame(request, apart)
             for memory in frame.pools:
-                if memory is not frame.memory:
+                if memory not in frame.memories:
                     self._note(memory, key)
         frame.fill(request)
         return frame, free
@@ -243,6 +244,10 @@ class Frames:
         if len(keys) >= 4 * _SETS:
             keys &= {*list(self._free)}
         keys.add(key)
+
+    def close(self) -> None:
+        """Let all free frames go."""
+        self._last, self._free = None, {}
 
     def forget(self, keys: "set[Key]") -> None:
         """Let the free frames of some keys go."""

@@ -18,8 +18,9 @@ from nnhal.base.memory import Memory, seals
 from nnhal.ipc import wire
 from nnhal.ipc._native import Descriptors
 
-MAX_POOLS = 400  # mapped at once for one connection; each keeps two descriptors open
+MAX_POOLS = 16_384  # mapped at once for one connection
 MAX_POOL_BYTES = 1 << 40  # address space, not memory
+_IMPORTED = "hardware_buffer_blob", "hardware_buffer"  # whose descriptors drivers may want
 _Identity = tuple[int, int, int, int, bool]  # device and inode, offset, size, for reading only
 
 
@@ -31,8 +32,8 @@ class ServicePools:
         self._mapped: weakref.WeakValueDictionary[_Identity, Memory] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def accept(self, pool: wire.Pool, fds: Descriptors) -> Memory:
-        """The memory that a message refers to.
+    def accept(self, pool: wire.Pool, fds: Descriptors, *, written: bool = True) -> Memory:
+        """The memory that a message refers to. written: whether it is for writing, as far as the client lets it be.
 
         InvalidArgument where its descriptor did not come along or may not be mapped, ResourceExhausted past the limits of a
         connection.
@@ -47,16 +48,17 @@ class ServicePools:
             raise InvalidArgument("pool: its descriptor did not come along, must be sent")
         try:
             found = os.fstat(fd)
-            key = found.st_dev, found.st_ino, pool.offset, pool.size, pool.readonly
+            readonly = pool.readonly or not written
+            key = found.st_dev, found.st_ino, pool.offset, pool.size, readonly
             with self._lock:
                 known = self._mapped.get(key)
                 if known is None:
-                    known = self._mapped[key] = self._map(pool, fd, found.st_mode)
+                    known = self._mapped[key] = self._map(pool, fd, found.st_mode, readonly)
                 return known
         finally:
             os.close(fd)
 
-    def _map(self, pool: wire.Pool, fd: int, mode: int) -> Memory:
+    def _map(self, pool: wire.Pool, fd: int, mode: int, readonly: bool) -> Memory:
         there = list(self._mapped.values())
         if len(there) >= MAX_POOLS or sum(m.size for m in there) + pool.size > MAX_POOL_BYTES:
             raise ResourceExhausted(f"pool: {len(there)} memories are in use, must be at most {MAX_POOLS}; let some go")
@@ -68,7 +70,7 @@ class ServicePools:
                 raise InvalidArgument("pool: a file cannot be sealed, must be a sealed memfd for this service")
         elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
-        memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=pool.readonly)
+        memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=pool.kind in _IMPORTED)
         memory.kind = pool.kind
         return memory
 
@@ -110,4 +112,5 @@ class Packing:
         held = self._held.get(memory)
         if held is None:
             self.fds.append(memory.fd)
-        return wire.Pool(memory.kind, memory.size, memory.offset, memory.readonly, *(held or ()))
+        readonly = memory.readonly or memory.one_way
+        return wire.Pool(memory.kind, memory.size, memory.offset, readonly, *(held or ()))

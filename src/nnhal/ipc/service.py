@@ -23,6 +23,7 @@ from nnhal.ipc import _native, wire
 from nnhal.ipc._native import Descriptors
 from nnhal.ipc.channel import Channel
 from nnhal.ipc.convert import error_to_wire
+from nnhal.ipc.scope import Ends, Wanted
 from nnhal.ipc.service_binding import DONE, Answer
 from nnhal.ipc.service_calls import CallHandler, Work
 
@@ -31,7 +32,7 @@ MAX_CLIENTS = 64
 WORKERS = 8  # threads of a connection for what it does in the background
 QUEUED = 256  # background work that may wait
 HELLO_TIMEOUT_NS = 10_000_000_000
-CALLBACK_TIMEOUT_NS = 10_000_000_000
+END_SECONDS = 5  # for a driver to close what a client had
 _SO_PEERPIDFD = 77
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
@@ -82,10 +83,12 @@ class Connection:
         self._level = min(device.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
+        self._wanted, self.ends = Wanted(), Ends()
+        self.gone = self._wanted.gone
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
-        self._callback_lock = threading.Lock()
-        self._lanes: dict[Channel, threading.Thread] = {}
+        self._lock, self._callback_lock = threading.Lock(), threading.Lock()
+        self._lanes: set[Channel] = set()
         self._peer_cpus = 0
         self._background = ThreadPoolExecutor(WORKERS, "nnhal-background")
         self._queued = threading.BoundedSemaphore(QUEUED)
@@ -98,7 +101,7 @@ class Connection:
         try:
             data, _ = self._control.receive(HELLO_TIMEOUT_NS)
             if self._greet(data):
-                self._answer_lane(self._control)
+                self._answer_lane(self._control, self.gone)
         except NnhalError as error:
             _log.debug("connection ends: %s", error)
         finally:
@@ -127,7 +130,7 @@ class Connection:
         self._control.answer(wire.encode(welcome))
         return True
 
-    def _answer_lane(self, channel: Channel) -> None:
+    def _answer_lane(self, channel: Channel, unwanted: threading.Event) -> None:
         """Answer calls until the lane is closed; what comes without a number is not answered."""
         while True:
             try:
@@ -135,7 +138,7 @@ class Connection:
             except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
                 channel.answer(wire.encode(error_to_wire(error)))
                 continue
-            reply, given = self._answer(data, fds)
+            reply, given = self._answer(data, fds, unwanted)
             try:
                 if reply is DONE:
                     channel.answer(_DONE)
@@ -144,7 +147,7 @@ class Connection:
             finally:
                 close_all(given)
 
-    def _answer(self, data: bytes, fds: Descriptors) -> Answer:
+    def _answer(self, data: bytes, fds: Descriptors, unwanted: threading.Event) -> Answer:
         try:
             call = wire.decode_call(data)
             why = wire.refusal(call, self._level)
@@ -153,7 +156,7 @@ class Connection:
             _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
-            return self._calls.answer(call, fds)
+            return self._calls.answer(call, fds, unwanted)
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
             return error_to_wire(error), ()
         finally:
@@ -172,29 +175,37 @@ class Connection:
             sock.close()
             raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
         channel = Channel(sock, -1, self._peer_cpus)
-        why: NnhalError | None = None
-        if call.callbacks and self._callbacks is not None:
-            why = InvalidArgument("AttachLane: there is a callback lane already, must be one")
-        elif call.callbacks:
-            self._callbacks = channel
-        elif len(self._lanes) >= MAX_LANES:
-            why = ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
-        else:
-            thread = threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True)
-            self._lanes[channel] = thread
-            thread.start()
-        if why is not None:
+        try:
+            self._take_lane(channel, callbacks=call.callbacks)
+        except BaseException:
+            self._lanes.discard(channel)
             channel.close()
-            raise why
+            raise
         return DONE, ()
 
+    def _take_lane(self, channel: Channel, *, callbacks: bool) -> None:
+        with self._lock:
+            if self._ending:
+                raise DeadObject("connection: is ending")
+            if callbacks and self._callbacks is not None:
+                raise InvalidArgument("AttachLane: there is a callback lane already, must be one")
+            if callbacks:
+                self._callbacks = channel
+                return
+            if len(self._lanes) >= MAX_LANES:
+                raise ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
+            self._lanes.add(channel)
+        threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True).start()
+
     def _lane(self, channel: Channel) -> None:
+        number = channel.socket.fileno()
         try:
-            self._answer_lane(channel)
+            self._answer_lane(channel, self._wanted.of(number))
         except NnhalError as error:
             _log.debug("lane ends: %s", error)
         finally:
-            self._lanes.pop(channel, None)
+            self._wanted.forget(number)
+            self._lanes.discard(channel)
             channel.close()
 
     def _hang_up(self) -> None:
@@ -203,13 +214,18 @@ class Connection:
             self._control.socket.shutdown(socket.SHUT_RDWR)
 
     def _end(self) -> None:
-        self._ending = True
-        for channel in (*self._lanes, self._callbacks):
+        """End all that the client had; a driver's `close` that takes too long is left behind."""
+        with self._lock:
+            self._ending = True
+            lanes = [*self._lanes, *([] if self._callbacks is None else [self._callbacks])]
+        self._wanted.end()
+        for channel in lanes:
             with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up
-                if channel is not None:
-                    channel.socket.shutdown(socket.SHUT_RDWR)
+                channel.socket.shutdown(socket.SHUT_RDWR)
         self._background.shutdown(wait=False, cancel_futures=True)
         self._calls.close()
+        if not self.ends.finish(END_SECONDS):
+            _log.warning("a driver's close() takes more than %d s, and is not waited for", END_SECONDS)
         self._control.close()
         if self._callbacks is not None:
             with self._callback_lock:

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from nnhal.base.errors import InvalidArgument, OperationFailed
+from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
@@ -23,7 +23,6 @@ from nnhal.ipc.service_binding import DONE, Binding
 
 _log = logger("burst")
 _DONE = pack(wire.encode(DONE))
-_PLAIN, _MEASURED = Control(), Control(measure=True)
 _TOO_LONG = pack(wire.encode(error_to_wire(OperationFailed("burst: the result does not fit the queue"))))
 
 
@@ -39,6 +38,8 @@ class ServiceBurst:
         self._queues.watch = watch
         self._entry, self._binding = entry, binding
         self._held = threading.Event()
+        self._unwanted = threading.Event()
+        self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
         self._number = 0
         self._packet = b""  # the last one, and what it calls for
         self._call: tuple[Binding, Control] | None = None
@@ -49,20 +50,27 @@ class ServiceBurst:
     def start(self, number: int) -> None:
         """Start the listener; returns when its liveness can be waited on."""
         self._number = number
-        threading.Thread(target=self._listen, name=f"nnhal-burst-{number}", daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, name=f"nnhal-burst-{number}", daemon=True).start()
+        except RuntimeError:
+            self._entry.__exit__()
+            raise ResourceExhausted("burst: no thread for it; close some") from None
         self._held.wait()
 
     def close(self) -> None:
-        """End the burst; the listener ends after the execution at hand."""
+        """End the burst; the listener ends after the execution at hand, which is not wanted any more."""
+        self._unwanted.set()
         self._queues.close()
 
     # ------------------------------------------------------------------------------------------------------- listener
 
     def _listen(self) -> None:
         queues = self._queues
-        queues.hold()
-        self._held.set()
         try:
+            try:
+                queues.hold()
+            finally:
+                self._held.set()
             self._entry.prepared.burst_opened()
             while True:
                 packet = queues.receive(-1)
@@ -119,7 +127,7 @@ class ServiceBurst:
             raise InvalidArgument(f"burst packet: binding {call.binding} is of another model, must be the burst's")
         if binding.provides:
             raise InvalidArgument("burst packet: an output has no memory, must have; use a plain execution")
-        return binding, _MEASURED if call.measure else _PLAIN
+        return binding, self._measured if call.measure else self._plain
 
 
 class Slots:

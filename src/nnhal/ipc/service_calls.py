@@ -2,11 +2,12 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
-from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
+from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
@@ -20,6 +21,7 @@ from nnhal.ipc._native import Descriptors
 from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools
+from nnhal.ipc.scope import Ends
 from nnhal.ipc.service_binding import DONE, Answer, Binding, Held
 from nnhal.ipc.service_burst import ServiceBurst
 from nnhal.model.validate import validate
@@ -28,22 +30,17 @@ Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
 
 
 class Client(Protocol):
-    """What calls need of the connection that they came by. watch: a pidfd of the client's process, or -1."""
+    """What calls need of the connection that they came by.
+
+    watch: a pidfd of the client's process, or -1. gone: set when the client is. ends: has an object's end done, elsewhere.
+    """
 
     watch: int
+    gone: threading.Event
+    ends: Ends
 
     def in_background(self, work: Work) -> None:
         """Do work on another thread and send its notification, exactly once."""
-
-
-class Gone:
-    """The client of a connection that has ended."""
-
-    watch = -1
-
-    def in_background(self, work: Work) -> None:
-        """DeadObject."""
-        raise DeadObject("connection: is ending")
 
 
 class CallHandler:
@@ -52,17 +49,19 @@ class CallHandler:
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
         self._device = device
         self._client: Client = client
-        self._exports = Exports()
+        self._exports = Exports(client.ends)
+        self._gone = client.gone
         self._pools = ServicePools(lambda number: self._exports.get(number, Held, "Hold").memories, shared=shared)
 
-    def answer(self, call: wire.ClientCall, fds: Descriptors) -> Answer:
-        """The reply to a call."""
+    def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event) -> Answer:
+        """The reply to a call. unwanted: set when nobody waits for it any more."""
+        if isinstance(call, wire.ExecuteSynchronously):
+            return self.binding(call.binding).run(control_of(call, unwanted))
         return _HANDLERS[type(call)](self, call, fds)
 
     def close(self) -> None:
         """End everything that the client holds."""
         self._exports.close()
-        self._client = Gone()  # a cycle would keep all of it until the collector comes by
 
     # ------------------------------------------------------------------------------------------------------- queries
 
@@ -122,11 +121,12 @@ class CallHandler:
     def _bind(self, call: wire.Bind, fds: Descriptors) -> Answer:
         entry, request = self._entry(call.prepared), call.request
         places: list[Place] = []
+        written = {a.pool for a in request.outputs if a is not None}
         for place in request.pools:
             if isinstance(place, wire.BufferPool):
                 places.append(self._exports.get(place.buffer, Buffer, "buffer"))  # type: ignore[type-abstract]
             else:
-                places.append(self._pools.accept(place.memory, fds))
+                places.append(self._pools.accept(place.memory, fds, written=len(places) in written))
         inputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.inputs]
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
         bound = bind_request(entry.model, inputs, outputs, places, entry.signature)
@@ -141,11 +141,8 @@ class CallHandler:
         """A binding of this client's."""
         return self._exports.get(number, Binding, "binding")
 
-    def _execute_synchronously(self, call: wire.ExecuteSynchronously, _: Descriptors) -> Answer:
-        return self.binding(call.binding).run(control_of(call))
-
     def _execute(self, call: wire.Execute, _: Descriptors) -> Answer:
-        binding, control = self.binding(call.binding), control_of(call)
+        binding, control = self.binding(call.binding), control_of(call, self._gone)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             given: Sequence[int] = ()
@@ -166,7 +163,7 @@ class CallHandler:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [_fence(fds.take()) for _ in range(call.fences)]
-        binding, control = self.binding(call.binding), control_of(call)
+        binding, control = self.binding(call.binding), control_of(call, self._gone)
         entry = binding.entry
         entry.__enter__()
         try:
@@ -234,7 +231,6 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.PrepareModel: CallHandler._prepare,
     wire.Bind: CallHandler._bind,
     wire.Execute: CallHandler._execute,
-    wire.ExecuteSynchronously: CallHandler._execute_synchronously,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,
     wire.ConfigureExecutionBurst: CallHandler._burst,
@@ -269,9 +265,11 @@ def _hints(call: wire.PrepareModel) -> Hints:
     return Hints(Preference(preference), Priority(priority), call.threads, call.deadline or None, options)
 
 
-def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced) -> Control:
+def control_of(
+    call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, unwanted: threading.Event
+) -> Control:
     """The control that a call asks for; InvalidArgument for a loop time-out past the limit."""
     loop = call.loop_timeout or LOOP_TIMEOUT_DEFAULT_NS
     if loop > LOOP_TIMEOUT_MAXIMUM_NS:
         raise InvalidArgument(f"loop_timeout is {loop} ns, must be at most {LOOP_TIMEOUT_MAXIMUM_NS}")
-    return Control(call.deadline or None, loop, call.measure)
+    return Control(call.deadline or None, loop, call.measure, unwanted)

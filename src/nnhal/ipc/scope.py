@@ -1,0 +1,94 @@
+"""What a connection owns on the service's side, and how it comes to its end: wishes to stop, and the closing of objects."""
+
+import select
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from nnhal.base.log import logger
+
+_log = logger("driver")
+
+
+class Wanted:
+    """Tells who works for a lane that nobody waits for the answer any more: the client hung it up, or is gone.
+
+    One thread a connection, which a hang-up wakes and nothing else does.
+    """
+
+    def __init__(self) -> None:
+        self.gone = threading.Event()  # the client is
+        self._poll = select.epoll()
+        self._lanes: dict[int, threading.Event] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def of(self, lane: int) -> threading.Event:
+        """Set when the peer of a socket hangs up. The socket is to be closed after `forget`."""
+        with self._lock:
+            event = self._lanes[lane] = threading.Event()
+            if self.gone.is_set():
+                event.set()
+                return event
+            self._poll.register(lane, select.EPOLLRDHUP | select.EPOLLONESHOT)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="nnhal-wanted", daemon=True)
+                self._thread.start()
+            return event
+
+    def forget(self, lane: int) -> None:
+        """The lane has ended."""
+        with self._lock:
+            if self._lanes.pop(lane, None) is not None and not self.gone.is_set():
+                self._poll.unregister(lane)
+
+    def _watch(self) -> None:
+        while not self.gone.is_set():
+            for lane, _ in self._poll.poll():
+                with self._lock:
+                    event = self._lanes.get(lane)
+                if event is not None:
+                    event.set()
+        self._poll.close()
+
+    def end(self) -> None:
+        """The client is gone: nothing is wanted any more."""
+        with self._lock:
+            self.gone.set()
+            lanes, self._lanes = self._lanes, {}
+            if self._thread is None:
+                self._poll.close()
+        for event in lanes.values():
+            event.set()
+
+
+class Ends:
+    """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, end: Callable[[], object]) -> None:
+        """Have this done in a moment; what it raises is logged."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="nnhal-ends", daemon=True)
+                self._thread.start()
+        self._queue.put(end)
+
+    def finish(self, seconds: float) -> bool:
+        """End the thread after what is to be done; whether that took no longer."""
+        if self._thread is None:
+            return True
+        self._queue.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (end := self._queue.get()) is not None:
+            try:
+                end()
+            except BaseException:
+                _log.exception("an object of a client failed to end")
