@@ -19,7 +19,7 @@ from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, Operation
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Device
+from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import _native, wire
 from nnhal.ipc.channel import MARK, Channel, close_all, failure, whole
 from nnhal.ipc.convert import error_to_wire
@@ -73,7 +73,8 @@ class Connection:
 
     def __init__(self, device: Device, sock: socket.socket, *, shared: bool, confinement: Mapping[str, str]) -> None:
         self._device, self._shared, self._confinement = device, shared, confinement
-        self._level = min(device.level, V1_3)
+        self._own = identity_of(device)
+        self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
         self._calls = CallHandler(device, self, shared=shared)
@@ -112,8 +113,8 @@ class Connection:
         self._peer_cpus = self._control.lane.peer_cpus = hello.cpus
         welcome = wire.Welcome(
             wire.VERSION,
-            int(self._device.level),
-            self._device.name,
+            int(self._own.level),
+            self._own.name,
             os.getpid(),
             _native.cpus(),
             self._shared,

@@ -8,11 +8,13 @@ next one is taken as if nothing had been.
 import threading
 from collections.abc import Callable, Sequence
 
+from nnhal.base.answers import answering, let_go
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.binding import BoundRequest, bind_request
+from nnhal.hal.device import executor_by
 from nnhal.hal.request import Control, Request, Timing, plausible
 from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_to_wire
@@ -46,8 +48,14 @@ class ServiceBurst:
         self._again: _Again | None = None  # the last request, to be run again as it is bound
         self._results: dict[tuple[object, ...], bytes] = {}
         self.failed: wire.Failed | None = None
-        self._executor = entry.prepared.burst_executor()
+        self._executor = executor_by(entry.prepared, entry.signature.where)
         entry.__enter__()
+        try:
+            with answering(entry.signature.where, "burst_opened()"):
+                entry.prepared.burst_opened()
+        except BaseException:
+            entry.__exit__()
+            raise
 
     def start(self, number: int) -> None:
         """Start the listener; returns when its liveness can be waited on."""
@@ -70,7 +78,6 @@ class ServiceBurst:
         queues.hold()
         self._held.set()
         try:
-            self._entry.prepared.burst_opened()
             while True:
                 packet = queues.receive(-1)
                 if isinstance(packet, int):
@@ -89,10 +96,7 @@ class ServiceBurst:
             self._finish()
 
     def _finish(self) -> None:
-        try:
-            self._entry.prepared.burst_closed()
-        except Exception:
-            _log.exception("burst %d: burst_closed() failed", self._number)
+        let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
         self._bound, self._again, self._slots = None, None, {}
         self._entry.__exit__()
 
