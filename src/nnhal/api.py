@@ -8,7 +8,7 @@ from typing import Any, get_args
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.time import nanoseconds, point_in_time
-from nnhal.hal.device import Device
+from nnhal.hal.device import Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -100,7 +100,7 @@ def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
 
 def _options(given: Mapping[str, Mapping[str, Any]] | None, chosen: Sequence[Device]) -> dict[str, dict[str, Any]]:
     """The options of each device that has some, as they are now; each name must be that of exactly one device."""
-    names = [device.name for device in chosen]
+    names = [identity_of(device).name for device in chosen]
     if not isinstance(given, Mapping | None):
         raise InvalidArgument(f"driver_options is {given!r}, must be a mapping for each device name")
     for name, options in (given or {}).items():

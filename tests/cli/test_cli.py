@@ -81,7 +81,10 @@ def test_run_warns_of_what_falls_back_in_one_line_on_stderr(fallback, warnings, 
     arguments = ["run", "add4", "--driver", str(tmp_path / "broken.py"), "--fallback", fallback]
     command = [sys.executable, "-m", "nnhal.cli.main", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    line = "broken failed to prepare operations #0: device broken: RuntimeError: out of order; placing them elsewhere"
+    line = (
+        "broken failed to prepare operations #0: device broken: prepare() raised RuntimeError: out of order; placing "
+    )
+    line += "them elsewhere"
     assert f"       {line}\n" in done.stdout
     assert done.stderr.count(f"nnhal: warning: {line}\n") == warnings and "Warning" not in done.stderr
 

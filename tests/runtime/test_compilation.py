@@ -174,7 +174,8 @@ def test_an_answer_that_is_none_keeps_the_device_out_with_the_reason(method, ans
 def test_a_question_that_raises_keeps_the_device_out_with_the_reason(method):
     device = saying("shy", **{method: failing_with(RuntimeError("no answer"))})
     compiled = nnhal.compile(sums(), devices=device, fallback="allow")
-    assert compiled.placement.choices[0].others["shy"] == "the driver failed to say: RuntimeError: no answer"
+    why = f"the driver failed to say: {method}() raised RuntimeError: no answer"
+    assert compiled.placement.choices[0].others["shy"] == why
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,9 @@ class Caching(Fake):
 def test_a_prepared_model_that_was_given_before_is_refused_and_stays_what_it_was():
     device = Caching()
     first = nnhal.compile(sums(), devices=device)
-    with pytest.raises(OperationFailed, match="fake: prepare gave a Prepared that it gave before, must give a new one"):
+    with pytest.raises(
+        OperationFailed, match=r"fake: prepare\(\) gave a Prepared that it gave before, must give a new one"
+    ):
         nnhal.compile(sums(2), devices=device)
     assert first.plan.steps[0].prepared.model is first.plan.model
     assert not device.prepared[0].closed and (first(X) == 2 * X).all()
@@ -321,7 +324,7 @@ def test_an_interrupt_while_a_part_is_prepared_closes_those_before():
 
 def test_a_close_that_fails_does_not_hide_why():
     device = Counting(2, RuntimeError("third"), in_close=failing(OSError("stuck")))
-    with pytest.raises(OperationFailed, match="device fake: RuntimeError: third"):
+    with pytest.raises(OperationFailed, match=r"device fake: prepare\(\) raised RuntimeError: third"):
         nnhal.compile(sums(5), devices=[device, "reference"])
     assert device.closes == [1, 1]
 

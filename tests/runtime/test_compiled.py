@@ -144,7 +144,7 @@ def test_a_part_that_does_not_prepare_goes_elsewhere_and_says_so(x):
 
 
 def test_named_devices_do_not_fall_back_unless_asked():
-    with pytest.raises(nnhal.OperationFailed, match="device fake: RuntimeError: no memory"):
+    with pytest.raises(nnhal.OperationFailed, match=r"device fake: prepare\(\) raised RuntimeError: no memory"):
         nnhal.compile(pooled(), devices=[Fake(on_prepare=failing(RuntimeError("no memory")))])
 
 

@@ -423,7 +423,7 @@ def test_a_launch_that_raises_what_it_likes_is_the_drivers_failure(callbacks):
     def execute(request: Request, notify: Any) -> None:
         raise ValueError("of its own")
 
-    with pytest.raises(OperationFailed, match="device own: ValueError: of its own"):
+    with pytest.raises(OperationFailed, match=r"device own: execute\(\) raised ValueError: of its own"):
         nnhal.compile(sums(), devices=[Background(execute)])(X, B)
 
 

@@ -19,14 +19,15 @@ def nanoseconds(seconds: Any, what: str) -> int | None:
     """A duration; None for no limit, which infinity is too. InvalidArgument for what is no number, NaN, or below 0."""
     if seconds is None:
         return None
-    if not _is_number(seconds):
+    if not is_number(seconds):
         raise InvalidArgument(f"{what} is {seconds!r}, must be a number of seconds, or None for no limit")
     if not seconds >= 0:
         raise InvalidArgument(f"{what} is {seconds} s, must be at least 0")
     return None if seconds >= _FOR_EVER else int(float(seconds) * NS)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Whether it is a real number; a boolean is none."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 

@@ -8,7 +8,7 @@ from nnhal import api
 from nnhal.base.codes import OperandType
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
-from nnhal.hal.device import RELAXATIONS, Device
+from nnhal.hal.device import RELAXATIONS, Device, capabilities_by, identity_of
 from nnhal.ipc.names import running
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined, confinement
@@ -51,7 +51,7 @@ def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -
     common.table(columns, rows)
     common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
     for entry in found:
-        for relaxation in entry.device.relaxations if entry.device is not None else ():
+        for relaxation in identity_of(entry.device).relaxations if entry.device is not None else ():
             common.console.print(f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}", markup=False)
     alike: dict[str, list[str]] = {}
     for name, report in confined.items():
@@ -70,14 +70,14 @@ def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -
 
 
 def _row(device: Device) -> list[str]:
-    stated = device.capabilities()
+    own, stated = identity_of(device), capabilities_by(device)
     figures = [stated.of(t) for t in SHOWN]
     figures.insert(1, stated.of(OperandType.TENSOR_FLOAT32, relaxed=True))
     cells = ["-" if f is None else f"{f.exec_time:g} / {f.power_usage:g}" for f in figures]
-    extensions = ", ".join(device.extensions) or "none"
+    extensions = ", ".join(own.extensions) or "none"
     verdicts = probe(device).values()
     taken = f"{sum(v.ok for v in verdicts)} of {len(verdicts)}"
-    return [device.name, device.type.name, device.version, str(device.level), taken, *cells, extensions]
+    return [own.name, own.type.name, own.version, str(own.level), taken, *cells, extensions]
 
 
 def _isolation(report: Confined) -> str:
@@ -88,20 +88,20 @@ def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
     device = entry.device
     if device is None:
         return {"name": entry.name, "origin": entry.origin, "loads": False, "problem": entry.problem}
-    stated = device.capabilities()
+    own, stated = identity_of(device), capabilities_by(device)
     performance = {
         OperandType(t).name: {"exec_time": p.exec_time, "power_usage": p.power_usage}
         for t, p in stated.operands.items()
     }
     return {
-        "name": device.name,
+        "name": own.name,
         "origin": entry.origin,
         "loads": True,
-        "type": device.type.name,
-        "version": device.version,
-        "level": str(device.level),
-        "extensions": list(device.extensions),
-        "relaxations": list(device.relaxations),
+        "type": own.type.name,
+        "version": own.version,
+        "level": str(own.level),
+        "extensions": list(own.extensions),
+        "relaxations": list(own.relaxations),
         "operations": {name: {"ok": v.ok, "reason": v.reason} for name, v in probe(device).items()},
         "performance": performance,
         "isolation": None if report is None else report.problem or dict(report.applied),

@@ -4,22 +4,27 @@ A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
-from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority
-from nnhal.base.errors import OperationFailed
+from nnhal.base.answers import answering, clipped, shown
+from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
+from nnhal.base.errors import ContractBroken, InvalidArgument, OperationFailed
 from nnhal.base.levels import FL8, Level
 from nnhal.base.operands import Array
-from nnhal.hal.background import FencedExecution, Notify, run_fenced, run_in_background
+from nnhal.base.time import is_number
+from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.hal.request import Control, Request, Signature, Timing
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
+from nnhal.hal.request import Control, Request, Signature, Timing, plausible
 from nnhal.model.graph import Model, Operation
 
+T = TypeVar("T")
 RELAXATIONS = {
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
@@ -184,31 +189,222 @@ class Device(ABC):
         """Give resources back."""
 
 
-def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
-    """What the device prepares, with its model noted; OperationFailed where that is none, or one that it gave before."""
-    prepared = device.prepare(model, hints)
-    if not isinstance(prepared, Prepared):
-        raise OperationFailed(f"device {device.name}: prepare gave {type(prepared).__name__}, must give a Prepared")
-    mark = object()
-    if vars(prepared).setdefault("_handed_out", mark) is not mark:
-        raise OperationFailed(f"device {device.name}: prepare gave a Prepared that it gave before, must give a new one")
-    prepared.model = model
-    return prepared
+# ------------------------------------------------------------------------------------------------------ what it answers
+#
+# Drivers are asked by these functions alone, in this process and in their own: each looks at the answer, gives it in plain
+# types, and raises nothing but NnhalErrors that name the device, whatever the driver does.
+
+MOST = 4096  # extensions, or types with a stated performance
+LONGEST = 256  # characters of a name
+
+
+class Identity(NamedTuple):
+    """What a device says that it is."""
+
+    name: str
+    version: str
+    type: DeviceType
+    level: Level
+    extensions: tuple[str, ...]
+    relaxations: tuple[str, ...]
+
+
+def identity_of(device: Device) -> Identity:
+    """What the device says that it is, asked once: it may not change. InvalidArgument names what cannot be."""
+    found: Identity | None = vars(device).get("_identity")
+    if found is None:
+        where = f"device {type(device).__module__}:{type(device).__qualname__}"
+        name = _attribute(device, "name", where, _text)
+        where = f"device {name}"
+        found = vars(device)["_identity"] = Identity(
+            name,
+            _attribute(device, "version", where, _text),
+            _attribute(device, "type", where, partial(_member, DeviceType)),
+            _attribute(device, "level", where, partial(_member, Level)),
+            _attribute(device, "extensions", where, _texts),
+            _attribute(device, "relaxations", where, _texts),
+        )
+    return found
+
+
+def where_of(device: Device) -> str:
+    """The device in messages."""
+    return f"device {identity_of(device).name}"
+
+
+def _attribute(device: Device, what: str, where: str, check: Callable[[Any, str], T]) -> T:
+    with answering(where, what):
+        return check(getattr(device, what), what)
+
+
+def _member(kind: type[T], value: Any, what: str) -> T:
+    if not isinstance(value, kind):
+        raise InvalidArgument(f"{what} is {shown(value)}, must be a {kind.__name__}")
+    return value
+
+
+def _text(value: Any, what: str) -> str:
+    """A name as a plain str; it is shown in one line, and travels."""
+    text = str.__str__(value) if isinstance(value, str) else ""
+    if not text.isprintable() or not 0 < len(text) <= LONGEST:
+        raise InvalidArgument(f"{what} is {shown(value)}, must be a str of 1 to {LONGEST} printable characters")
+    return text
+
+
+def _texts(values: Any, what: str) -> tuple[str, ...]:
+    several = isinstance(values, Collection) and not isinstance(values, str | bytes)
+    texts = list(islice(values, MOST + 1)) if several else None
+    if texts is None or len(texts) > MOST or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgument(f"{what} is {shown(values)}, must be several str, at most {MOST}")
+    return tuple(_text(text, f"{what}[{n}]") for n, text in enumerate(texts))
+
+
+def capabilities_by(device: Device) -> Capabilities:
+    """What the device states of its performance. OperationFailed where that is no Capabilities, InvalidArgument names the
+    figure that cannot be.
+    """
+    with answering(where_of(device), "capabilities()"):
+        stated = device.capabilities()
+        if not isinstance(stated, Capabilities):
+            raise OperationFailed(f"capabilities() gave {shown(stated)}, must be Capabilities")
+        return checked_capabilities(stated)
+
+
+def checked_capabilities(stated: Capabilities) -> Capabilities:
+    """The same in plain types; InvalidArgument where a figure is no positive number."""
+    table: Any = stated.operands
+    entries = list(islice(table.items(), MOST + 1)) if isinstance(table, Mapping) else None
+    if entries is None or len(entries) > MOST:
+        raise InvalidArgument(f"performance of operands is {shown(table)}, must be a mapping of at most {MOST} types")
+    for code, _ in entries:
+        if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code < 1 << 32:
+            raise InvalidArgument(f"performance of {shown(code)} is stated, must be of operand types")
+    return Capabilities(
+        {int(code): _figures(performance, type_name(code)) for code, performance in entries},
+        _figures(stated.relaxed_scalar, "relaxed scalars"),
+        _figures(stated.relaxed_tensor, "relaxed tensors"),
+        _figures(stated.if_performance, "IF"),
+        _figures(stated.while_performance, "WHILE"),
+    )
+
+
+def _figures(performance: Any, what: str) -> Performance:
+    if not isinstance(performance, Performance):
+        raise InvalidArgument(f"performance of {what} is {shown(performance)}, must be a Performance")
+    for value in performance:
+        if not is_number(value) or not value > 0:
+            raise InvalidArgument(f"performance of {what} is {shown(value)}, must be a number above 0")
+    return Performance(*map(float, performance))
+
+
+def status_by(device: Device) -> DeviceStatus:
+    """What the device says that it is busy with; OperationFailed where that is no status."""
+    with answering(where_of(device), "status()"):
+        status = device.status()
+        if not isinstance(status, DeviceStatus):
+            raise OperationFailed(f"status() gave {shown(status)}, must be a DeviceStatus")
+        return status
 
 
 def verdicts_by(device: Device, model: Model) -> list[Verdict]:
     """What the device says of each operation, a bool taken for a verdict; OperationFailed where that is anything else."""
-    answers = device.supports(model)
     count = len(model.main.operations)
-    if not isinstance(answers, Iterable):
-        raise OperationFailed(f"supports() gave {answers!r}, must be {count} verdicts, one an operation")
-    verdicts = [Verdict(answer) if isinstance(answer, bool) else answer for answer in answers]
-    for place, verdict in enumerate(verdicts):
-        if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
-            raise OperationFailed(f"supports() gave {verdict!r} for operation {place}, must be a Verdict or a bool")
-    if len(verdicts) != count:
-        raise OperationFailed(f"supports() gave {len(verdicts)} verdicts, must be {count}, one an operation")
+    with answering(where_of(device), "supports()"):
+        given = device.supports(model)
+        if not isinstance(given, Iterable):
+            raise OperationFailed(f"supports() gave {shown(given)}, must be {count} verdicts, one an operation")
+        verdicts = [_verdict(answer, place) for place, answer in enumerate(islice(given, count + 1))]
+        if len(verdicts) != count:
+            many = len(given if isinstance(given, list | tuple) else verdicts)
+            raise OperationFailed(f"supports() gave {many} verdicts, must be {count}, one an operation")
     return verdicts
+
+
+def _verdict(answer: Any, place: int) -> Verdict:
+    verdict = Verdict(answer) if isinstance(answer, bool) else answer
+    if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
+        raise OperationFailed(f"supports() gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
+    return Verdict(verdict.ok, clipped(str.__str__(verdict.reason)))
+
+
+def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
+    """What the device prepares, with its model noted; OperationFailed where that is none, or one that it gave before."""
+    with answering(where_of(device), "prepare()"):
+        prepared = device.prepare(model, hints)
+        if not isinstance(prepared, Prepared):
+            raise OperationFailed(f"prepare() gave {shown(prepared)}, must give a Prepared")
+        _given_once(prepared, "prepare() gave a Prepared")
+        prepared.model = model
+        return prepared
+
+
+def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+    """What the device allocates; OperationFailed where that is no buffer for these roles, or one that it gave before."""
+    with answering(where_of(device), "allocate()"):
+        buffer = device.allocate(desc, roles)
+        if not isinstance(buffer, Buffer):
+            raise OperationFailed(f"allocate() gave {shown(buffer)}, must give a Buffer")
+        wanted = merge(desc, roles)
+        if getattr(buffer, "facts", None) != wanted:
+            raise OperationFailed("allocate() gave a Buffer for something else, must be for what it was asked for")
+        _given_once(buffer, "allocate() gave a Buffer")
+        return buffer
+
+
+def burst_by(prepared: Prepared, where: str) -> Burst:
+    """A burst of a prepared model of the device `where`; OperationFailed where that is none, or one that it gave before."""
+    with answering(where, "burst()"):
+        burst = prepared.burst()
+        if not isinstance(burst, Burst):
+            raise ContractBroken(f"burst() gave {shown(burst)}, must give a Burst")
+        _given_once(burst, "burst() gave a Burst")
+        return burst
+
+
+def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
+    """The executor for a burst from another process, None for plain runs; OperationFailed where it is neither."""
+    with answering(where, "burst_executor()"):
+        executor = prepared.burst_executor()
+        if not isinstance(executor, BurstExecutor | None):
+            raise OperationFailed(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
+        return executor
+
+
+def fenced_by(
+    prepared: Prepared,
+    where: str,
+    request: Request,
+    control: Control,
+    wait_for: Sequence[Fence],
+    after: int | None = None,
+) -> FencedExecution:
+    """A fenced execution that was launched; OperationFailed where that is none; then nothing is taken any more."""
+    try:
+        with answering(where, "execute_fenced()"):
+            launched = prepared.execute_fenced(request, control, wait_for, after)
+            if not isinstance(launched, FencedExecution):
+                raise ContractBroken(f"execute_fenced() gave {shown(launched)}, must give a FencedExecution")
+            if not isinstance(launched.fence, Fence | None):
+                raise ContractBroken(f"execute_fenced() gave fence {shown(launched.fence)}, must be a Fence or None")
+            return launched
+    except BaseException:
+        request.abandon()
+        raise
+
+
+def info_by(execution: FencedExecution, where: str) -> ExecutionInfo:
+    """What became of a fenced execution: its times, as far as they can be true; raises what it raised."""
+    with answering(where, "get_execution_info()"):
+        info = execution.get_execution_info()
+        if not isinstance(info, ExecutionInfo):
+            raise ContractBroken(f"get_execution_info() gave {shown(info)}, must give an ExecutionInfo")
+        return ExecutionInfo(*(plausible(timing, where) or Timing() for timing in info))
+
+
+def _given_once(item: object, what: str) -> None:
+    mark = object()
+    if vars(item).setdefault("_handed_out", mark) is not mark:
+        raise OperationFailed(f"{what} that it gave before, must give a new one")
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:

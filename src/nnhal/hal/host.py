@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nnhal.base.answers import let_go
 from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidRequest, OperationFailed, OutOfMemory
-from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
 from nnhal.hal.request import Control, Request, Run, Runs, Timing
 from nnhal.ops.schema import agree, show
-
-_log = logger("burst")
 
 
 class HostBuffer(Buffer):
@@ -207,10 +205,7 @@ class LocalBurst(Burst):
         if self._turn.taken or self._told:
             return
         self._told = True
-        try:
-            self._prepared.burst_closed()
-        except Exception:
-            _log.exception("burst_closed() of a driver failed")
+        let_go("driver", "burst_closed()", self._prepared.burst_closed)
 
     def __del__(self) -> None:
         if hasattr(self, "_told"):

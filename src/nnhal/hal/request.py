@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from nnhal.base.answers import may_be_own, shown
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
 from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, MissedDeadline, NnhalError, as_error
 from nnhal.base.extensions import canonical
@@ -52,12 +53,14 @@ def plausible(timing: Any, where: str) -> Timing | None:
     """What a driver measured; None, and a line in the log, where it cannot be true."""
     if timing is None:
         return None
-    whole = isinstance(timing, tuple) and len(timing) == 2 and all(t is None or type(t) is int for t in timing)
+    whole = issubclass(type(timing), tuple) and len(timing) == 2 and all(t is None or type(t) is int for t in timing)
     if whole:
         device, driver = timing
         if (device or 0) >= 0 and (driver or 0) >= 0 and (device is None or driver is None or device <= driver):
             return Timing(device, driver)
-    _log.warning("%s: says that it took %r, must be a Timing whose part on the device is the smaller", where, timing)
+    _log.warning(
+        "%s: says that it took %s, must be a Timing whose part on the device is the smaller", where, shown(timing)
+    )
     return None
 
 
@@ -364,9 +367,7 @@ class Request:
                 self._take_own()
         except BaseException as error:
             self.abandon()
-            if isinstance(error, NnhalError) or (
-                isinstance(error, KeyboardInterrupt | SystemExit) and _interruptible()
-            ):
+            if isinstance(error, NnhalError) or may_be_own(error):
                 raise
             raise as_error(error, self.signature.where) from error
         if self._ended:
@@ -458,11 +459,6 @@ def _overwritten(array: Array) -> bool:
     while isinstance(data.base, np.ndarray):
         data = data.base
     return bool((data[-len(GUARD) :] != GUARD).any())
-
-
-def _interruptible() -> bool:
-    """Whether the application's own interrupts and exits can come here."""
-    return threading.current_thread() is threading.main_thread()
 
 
 class Checked(Request):

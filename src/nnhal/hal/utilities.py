@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, Lifetime, OperandType,
 from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
-from nnhal.hal.device import Capabilities, Performance
+from nnhal.hal.device import Capabilities, Performance, checked_capabilities
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
 from nnhal.model.parts import without_defaults
@@ -181,17 +180,7 @@ def validate_request(request: Request) -> None:
 
 def validate_capabilities(capabilities: Capabilities) -> None:
     """Check that every stated figure is a positive number; InvalidArgument names the one that is not."""
-    stated: Mapping[Any, Performance] = {
-        **{type_name(code): performance for code, performance in capabilities.operands.items()},
-        "relaxed scalars": capabilities.relaxed_scalar,
-        "relaxed tensors": capabilities.relaxed_tensor,
-        "IF": capabilities.if_performance,
-        "WHILE": capabilities.while_performance,
-    }
-    for what, performance in stated.items():
-        for value in performance:
-            if not value > 0:
-                raise InvalidArgument(f"performance of {what} is {value}, must be a number above 0")
+    checked_capabilities(capabilities)
 
 
 def validate_preference(preference: Any) -> Preference:

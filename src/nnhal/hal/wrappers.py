@@ -9,7 +9,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -22,8 +22,7 @@ class Wrapper(Device):
 
     def __init__(self, inner: Device) -> None:
         self.inner = inner
-        self.name, self.version, self.type, self.level = inner.name, inner.version, inner.type, inner.level
-        self.extensions, self.relaxations = inner.extensions, inner.relaxations
+        self.name, self.version, self.type, self.level, self.extensions, self.relaxations = identity_of(inner)
 
     def capabilities(self) -> Capabilities:
         """Those of the device itself."""

@@ -53,9 +53,12 @@ class RemoteDevice(Device):
 
     def _query(self, message: wire.ClientCall, expect: type[Any], packing: Packing | None = None) -> Any:
         """A question that no driver may take long to answer; one that does is given up."""
+        end = time.monotonic_ns() + QUERY_NS
         try:
-            return self.session.call(message, expect, packing, deadline=time.monotonic_ns() + QUERY_NS)[0]
+            return self.session.call(message, expect, packing, deadline=end)[0]
         except MissedDeadline:
+            if time.monotonic_ns() < end:  # an answer
+                raise
             seconds = QUERY_NS // 10**9
             text = f"device {self.name}: did not answer {wire.hal_name(message)} within {seconds} s; it is dropped"
             self.session.give_up(text)
@@ -108,6 +111,8 @@ class RemoteDevice(Device):
                 pending = self.session.notified(message, packing, hints.deadline)[1]
                 result, _ = pending.wait(hints.deadline)
             except MissedDeadline:
+                if pending is not None and pending.came:  # an answer
+                    raise
                 if pending is not None:
                     self.session.suspect(pending)
                 raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from nnhal.base import errors
+from nnhal.base.answers import clipped
 from nnhal.base.codes import ErrorStatus, Lifetime, OperandType
 from nnhal.base.errors import (
     InvalidModel,
@@ -163,12 +164,6 @@ def error_to_wire(error: BaseException) -> wire.Failed:
         shapes = error.shapes
     kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
     return wire.Failed(error.status, kind, clipped(str(error)), shapes)
-
-
-def clipped(text: str) -> str:
-    """Text that can travel: Unicode, of bounded length."""
-    text = text.encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
-    return text if len(text) <= 16000 else text[:16000] + " ..."
 
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from nnhal.base.answers import let_go
 from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.hal.device import Prepared
@@ -49,7 +50,7 @@ class Export:
             if self._users or self._closed:
                 return
             self._closed = True
-        self.prepared.close()
+        let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
 
 
 class Exports:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
-from nnhal.hal.device import Device
+from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import _native, wire
 from nnhal.ipc._native import Descriptors
 from nnhal.ipc.channel import Channel
@@ -80,7 +80,8 @@ class Connection:
 
     def __init__(self, device: Device, sock: socket.socket, *, shared: bool, confinement: Mapping[str, str]) -> None:
         self._device, self._shared, self._confinement = device, shared, confinement
-        self._level = min(device.level, V1_3)
+        self._own = identity_of(device)
+        self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
         self._wanted, self.ends = Wanted(), Ends()
@@ -120,8 +121,8 @@ class Connection:
         self._peer_cpus = self._control.lane.peer_cpus = hello.cpus
         welcome = wire.Welcome(
             wire.VERSION,
-            int(self._device.level),
-            self._device.name,
+            int(self._own.level),
+            self._own.name,
             os.getpid(),
             _native.cpus(),
             self._shared,

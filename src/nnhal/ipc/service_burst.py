@@ -10,10 +10,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
+from nnhal.hal.device import executor_by
 from nnhal.hal.request import Control, Run
 from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_to_wire
@@ -43,9 +45,15 @@ class ServiceBurst:
         self._number = 0
         self._packet = b""  # the last one, and what it calls for
         self._call: tuple[Binding, Control] | None = None
-        self._executor = entry.prepared.burst_executor()
+        self._executor = executor_by(entry.prepared, entry.signature.where)
         self._slots = Slots(self._executor) if self._executor is not None else None
         entry.__enter__()
+        try:
+            with answering(entry.signature.where, "burst_opened()"):
+                entry.prepared.burst_opened()
+        except BaseException:
+            entry.__exit__()
+            raise
 
     def start(self, number: int) -> None:
         """Start the listener; returns when its liveness can be waited on."""
@@ -71,7 +79,6 @@ class ServiceBurst:
                 queues.hold()
             finally:
                 self._held.set()
-            self._entry.prepared.burst_opened()
             while True:
                 packet = queues.receive(-1)
                 if isinstance(packet, int):
@@ -90,10 +97,7 @@ class ServiceBurst:
             self._finish()
 
     def _finish(self) -> None:
-        try:
-            self._entry.prepared.burst_closed()
-        except Exception:
-            _log.exception("burst %d: burst_closed() failed", self._number)
+        let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
         self._call = self._slots = None
         self._entry.__exit__()
 

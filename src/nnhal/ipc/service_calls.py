@@ -6,19 +6,32 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
-from nnhal.hal.device import Device, Hints, prepared_by, verdicts_by
+from nnhal.hal.device import (
+    Device,
+    Hints,
+    allocated_by,
+    capabilities_by,
+    fenced_by,
+    identity_of,
+    info_by,
+    prepared_by,
+    status_by,
+    verdicts_by,
+    where_of,
+)
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc import wire
 from nnhal.ipc._native import Descriptors
-from nnhal.ipc.convert import capabilities_to_wire, clipped, error_to_wire, model_from_wire, timing_to_wire
+from nnhal.ipc.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools
 from nnhal.ipc.scope import Ends
@@ -47,7 +60,7 @@ class CallHandler:
     """Answers the calls of one client. Objects, pools and buffers are private to it."""
 
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
-        self._device = device
+        self._device, self._own, self._where = device, identity_of(device), where_of(device)
         self._client: Client = client
         self._exports = Exports(client.ends)
         self._gone = client.gone
@@ -66,27 +79,27 @@ class CallHandler:
     # ------------------------------------------------------------------------------------------------------- queries
 
     def _capabilities(self, call: wire.GetCapabilities, _: Descriptors) -> Answer:
-        return capabilities_to_wire(self._device.capabilities(), Level(call.form)), ()
+        return capabilities_to_wire(capabilities_by(self._device), Level(call.form)), ()
 
     def _status(self, _: wire.GetStatus, __: Descriptors) -> Answer:
-        return wire.Word(int(self._device.status())), ()
+        return wire.Word(int(status_by(self._device))), ()
 
     def _version(self, _: wire.GetVersionString, __: Descriptors) -> Answer:
-        return wire.Word(self._device.version), ()
+        return wire.Word(self._own.version), ()
 
     def _type(self, _: wire.GetType, __: Descriptors) -> Answer:
-        return wire.Word(int(self._device.type)), ()
+        return wire.Word(int(self._own.type)), ()
 
     def _relaxations(self, _: wire.GetRelaxations, __: Descriptors) -> Answer:
-        return wire.Names(tuple(self._device.relaxations)), ()
+        return wire.Names(self._own.relaxations), ()
 
     def _extensions(self, _: wire.GetSupportedExtensions, __: Descriptors) -> Answer:
-        return wire.Names(tuple(self._device.extensions)), ()
+        return wire.Names(self._own.extensions), ()
 
     def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         validate(model)
-        verdicts = tuple((v.ok, clipped(v.reason)) for v in verdicts_by(self._device, model))
+        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model))
         return wire.Verdicts(verdicts), ()
 
     def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
@@ -107,7 +120,7 @@ class CallHandler:
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             try:
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints), model, f"device {self._device.name}")
+                entry = Export(prepared_by(self._device, model, hints), model, self._where)
                 result: wire.Object | wire.Failed = wire.Object(self._exports.add(entry, entry.release))
             except BaseException as error:
                 result = error_to_wire(error)
@@ -168,7 +181,7 @@ class CallHandler:
         entry.__enter__()
         try:
             request = binding.request()
-            execution = entry.prepared.execute_fenced(request, control, fences, call.after or None)
+            execution = fenced_by(entry.prepared, self._where, request, control, fences, call.after or None)
         except BaseException:
             entry.__exit__()
             raise
@@ -177,7 +190,7 @@ class CallHandler:
         return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
-        info = self._exports.get(call.execution, FencedExecution, "fenced execution").get_execution_info()
+        info = info_by(self._exports.get(call.execution, FencedExecution, "fenced execution"), self._where)
         return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced)), ()
 
     def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
@@ -197,10 +210,12 @@ class CallHandler:
     def _allocate(self, call: wire.Allocate, _: Descriptors) -> Answer:
         roles = [BufferRole(self._entry(p).prepared, index, out, often) for p, index, out, often in call.roles]
         try:
-            buffer = self._device.allocate(BufferDesc(tuple(call.dimensions)), roles)
+            buffer = allocated_by(self._device, BufferDesc(tuple(call.dimensions)), roles)
         except MemoryError as error:  # what was asked for is too much, the process is sound
             raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
-        return wire.Object(self._exports.add(buffer, buffer.close)), ()
+        return wire.Object(
+            self._exports.add(buffer, lambda: let_go(self._where, "close() of a buffer", buffer.close))
+        ), ()
 
     def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)

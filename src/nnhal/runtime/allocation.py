@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, OperationFailed, as_error
+from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.hal.device import allocated_by, identity_of
 from nnhal.hal.host import HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Of
@@ -154,14 +155,14 @@ def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> All
     if len(devices) == 1:
         (device,) = devices.values()
         try:
-            buffer = device.allocate(desc, parts)
-            if not isinstance(buffer, Buffer):
-                raise OperationFailed(f"allocate gave {type(buffer).__name__}, must give a Buffer")
-            return Allocation(buffer, whole, device.name, "")
-        except Exception as error:
-            reason = f"{device.name} refused: {as_error(error, 'allocate')}"
+            return Allocation(allocated_by(device, desc, parts), whole, identity_of(device).name, "")
+        except NnhalError as error:
+            name = identity_of(device).name
+            reason = f"{name} refused: {str(error).removeprefix(f'device {name}: ')}"
     elif devices:
-        reason = f"the roles lie on {' and '.join(d.name for d in devices.values())}, must be on one device"
+        reason = (
+            f"the roles lie on {' and '.join(identity_of(d).name for d in devices.values())}, must be on one device"
+        )
     else:
         reason = "no operation reads it"
     _log.info("buffer for %s in a shared pool: %s", ", ".join(map(str, whole)), reason)

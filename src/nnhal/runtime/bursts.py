@@ -1,11 +1,13 @@
 """A burst of a compiled model: each step runs in a burst of its driver."""
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from nnhal.base.errors import BadState, Closed, ContractBroken, OperationFailed, as_error
+from nnhal.base.answers import let_go
+from nnhal.base.errors import BadState, Closed, ContractBroken, DriverFailed, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import Burst
+from nnhal.hal.device import burst_by
 from nnhal.hal.host import Turn
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.execute import Line, Runner
@@ -21,7 +23,7 @@ class CompiledBurst(Caller):
     """
 
     def __init__(self, compiled: Caller) -> None:
-        self._compiled = compiled
+        self._compiled, self._closed = compiled, ""
         self._bursts: list[Burst] = []
         lines, ways = [], []
         for number, line in enumerate(compiled.lines):
@@ -34,18 +36,13 @@ class CompiledBurst(Caller):
 
     def _open(self, line: Line) -> tuple[Line, str]:
         try:
-            burst: Any = line.prepared.burst()
-        except OperationFailed as error:  # of a level that has none
-            _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)
-            return Line(line.step, line.label, line.prepared.run, line.lane), f"plain calls: {error}"
+            burst = burst_by(line.prepared, line.signature.where)
         except BaseException as error:
+            if isinstance(error, OperationFailed) and not isinstance(error, DriverFailed | ContractBroken):
+                _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
+                return Line(line.step, line.label, line.prepared.run, line.lane), f"plain calls: {error}"
             self.close()
-            if isinstance(error, Exception):
-                raise as_error(error, line.signature.where) from error
             raise
-        if not isinstance(burst, Burst):
-            self.close()
-            raise ContractBroken(f"{line.signature.where}: burst() gave {type(burst).__name__}, must give a Burst")
         self._bursts.append(burst)
         return Line(line.step, line.label, burst.run, line.lane), "burst"
 
@@ -62,7 +59,7 @@ class CompiledBurst(Caller):
         """End it for a reason that later calls are told."""
         self._closed = self._closed or why
         for burst in self._bursts:
-            burst.close()
+            let_go("driver", "close() of a burst", burst.close)
 
     def check_open(self) -> None:
         """Closed where the burst or the model was closed."""

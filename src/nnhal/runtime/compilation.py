@@ -10,21 +10,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from nnhal.base.answers import let_go
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import (
     DeviceUnavailable,
     InvalidArgument,
     InvalidModel,
     MissedDeadline,
-    OperationFailed,
     UnsupportedModel,
     as_error,
     told,
 )
 from nnhal.base.log import logger
 from nnhal.base.time import by
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, prepared_by, verdicts_by
-from nnhal.hal.utilities import is_extension, validate_capabilities
+from nnhal.hal.device import (
+    Capabilities,
+    Device,
+    Hints,
+    Prepared,
+    Verdict,
+    capabilities_by,
+    identity_of,
+    prepared_by,
+    verdicts_by,
+)
+from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.process import Resilient
 from nnhal.model.graph import Model
@@ -71,7 +81,7 @@ class Wishes:
     def hints(self, device: Device) -> Hints:
         """What the driver of a device is told; one that only takes over has no options."""
         chosen = any(each is device for each in self.devices)
-        options = self.driver_options.get(device.name, {}) if chosen else {}
+        options = self.driver_options.get(identity_of(device).name, {}) if chosen else {}
         return Hints(self.preference, self.priority, self.threads, self.deadline, options)
 
 
@@ -182,11 +192,7 @@ def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wis
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
 
     def ask() -> tuple[Capabilities, list[Verdict]]:
-        stated = device.capabilities()
-        if not isinstance(stated, Capabilities):
-            raise OperationFailed(f"capabilities() gave {stated!r}, must be Capabilities")
-        validate_capabilities(stated)
-        return stated, verdicts_by(device, model)
+        return capabilities_by(device), verdicts_by(device, model)
 
     unavailable = None
     try:
@@ -195,10 +201,11 @@ def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wis
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
         unavailable = error if isinstance(error, DeviceUnavailable) else None
-        why = str(unavailable or f"the driver failed to say: {told(error)}")
+        why = str(unavailable or f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}")
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
-    offer = Offer(label, device.level, stated, verdicts, tuple(device.extensions))
+    own = identity_of(device)
+    offer = Offer(label, own.level, stated, verdicts, own.extensions)
     return _Candidate(device, key, offer, unavailable)
 
 
@@ -254,15 +261,13 @@ def is_callers(error: Exception) -> bool:
 
 
 def _close(prepared: Prepared, device: str) -> None:
-    try:
-        prepared.close()
-    except Exception:
-        _log.exception("device %s failed to close a prepared model", device)
+    let_go(f"device {device}", "close() of a prepared model", prepared.close)
 
 
 def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes."""
-    what = f"compilation: device {device.name}: preparing its part"
+    name = identity_of(device).name
+    what = f"compilation: device {name}: preparing its part"
     hints = wishes.hints(device)
     start = time.monotonic_ns()
     if wishes.deadline is not None and start > wishes.deadline:
@@ -272,7 +277,7 @@ def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
         return prepared_by(device, part.model, hints)
 
     timely = isinstance(device, Resilient | RemoteDevice)
-    prepared = by(None if timely else wishes.deadline, what, work, late=lambda p: _close(p, device.name))
+    prepared = by(None if timely else wishes.deadline, what, work, late=lambda p: _close(p, name))
     spent = time.monotonic_ns() - start
-    _log.debug("%s prepared %d operations in %.1f ms", device.name, len(part.model.main.operations), spent / 1e6)
+    _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
     return Step(device, part, prepared, spent)

@@ -4,19 +4,17 @@ A driver loads when it is first asked for, once. No lock is held meanwhile: it m
 """
 
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnhal.base.codes import DeviceType
+from nnhal.base.answers import clipped, may_be_own
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
-from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.once import Once
-from nnhal.hal.device import Device
-from nnhal.hal.utilities import validate_capabilities
+from nnhal.hal.device import Device, capabilities_by, identity_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -96,11 +94,15 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
         made = load()()
         device = made if isinstance(made, Device) else _adapted(made, name, origin)
         check(device)
-    except Exception as error:
-        _log.debug("driver %s (%s) does not load: %s", name, origin, error)
-        return Found(name, origin, None, told(error))
-    _log.debug("driver %s (%s) loaded as device %s", name, origin, device.name)
-    return Found(device.name, origin, device)
+    except BaseException as error:
+        if may_be_own(error):
+            raise
+        problem = clipped(told(error))
+        _log.debug("driver %s (%s) does not load: %s", name, origin, problem)
+        return Found(name, origin, None, problem)
+    own = identity_of(device).name
+    _log.debug("driver %s (%s) loaded as device %s", name, origin, own)
+    return Found(own, origin, device)
 
 
 def _adapted(driver: object, name: str, origin: str) -> Device:
@@ -187,35 +189,11 @@ def load_driver(path: str | Path) -> Device:
 def register(device: Device, origin: str = "registered") -> None:
     """Make a device known to this process; it takes the place of one of the same name, but not that of the CPU."""
     check(device)
-    _registered[device.name] = Found(device.name, origin, device)
+    name = identity_of(device).name
+    _registered[name] = Found(name, origin, device)
 
 
 def check(device: Device) -> None:
-    """Refuse a device whose statements cannot be true: InvalidArgument names the statement."""
-    check_attributes(device)
-    try:
-        validate_capabilities(device.capabilities())
-    except InvalidArgument as error:
-        raise InvalidArgument(f"device {device.name}: {error}") from None
-
-
-def check_attributes(device: Device) -> None:
-    """Refuse a device whose name, version, type, level, extensions or relaxations are none: InvalidArgument says which."""
-    name = _attribute(device, "name")
-    label = f"device {name if isinstance(name, str) else _class_of(device)}"
-    for what, kind in (("name", str), ("version", str), ("type", DeviceType), ("level", Level)):
-        value = _attribute(device, what)
-        if not isinstance(value, kind) or value == "":
-            raise InvalidArgument(f"{label}: {what} is {value!r}, must be a {kind.__name__}")
-    for what in ("extensions", "relaxations"):
-        texts = _attribute(device, what)
-        if isinstance(texts, str) or not isinstance(texts, Collection) or not all(isinstance(t, str) for t in texts):
-            raise InvalidArgument(f"{label}: {what} is {texts!r}, must be several str")
-
-
-def _attribute(device: Device, what: str) -> object:
-    try:
-        found: object = getattr(device, what)
-    except Exception as error:
-        raise InvalidArgument(f"device {_class_of(device)}: {what} raises {told(error)}, must be there") from None
-    return found
+    """Refuse a device whose statements cannot be true: the error names the statement."""
+    identity_of(device)
+    capabilities_by(device)

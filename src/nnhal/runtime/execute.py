@@ -20,7 +20,7 @@ from nnhal.base.log import logger
 from nnhal.base.once import Once
 from nnhal.base.operands import Array
 from nnhal.hal.background import asynchronous
-from nnhal.hal.device import Prepared
+from nnhal.hal.device import Prepared, identity_of
 from nnhal.hal.host import contents_of, fill, run_resolved
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
@@ -219,7 +219,7 @@ class Runner:
             raise error
         self._note(job, number, f"step {number} failed on {line.label}: {error}; trying it on the CPU")
         spare = self.spares.get(number)
-        return spare.device.name, _on_host(spare.prepared, request, job.control)
+        return identity_of(spare.device).name, _on_host(spare.prepared, request, job.control)
 
     def _may_fall_back(self, steps: Sequence[Step]) -> bool:
         """Not where it is forbidden, not from the CPU to itself, and never with operations of extensions."""

@@ -8,17 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, as_error
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.base.time import seconds_until
 from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
-from nnhal.hal.device import Prepared
+from nnhal.hal.device import Prepared, fenced_by, info_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import Buffer
@@ -40,22 +41,23 @@ class Fenced:
 
     def __init__(
         self,
-        steps: Sequence[FencedExecution],
+        infos: Sequence[Callable[[], ExecutionInfo]],
+        fence: Fence | None,
         finish: Callable[[bool], Any],
         way: str,
         span: int = 0,
         deadline: int | None = None,
     ) -> None:
-        """finish: told once whether it went well, gives the outputs. span: nanoseconds that launching took.
+        """infos: of the steps, in order; one that failed raises its error. finish: told once whether it went well, gives
+        the outputs. span: nanoseconds that launching took.
 
         deadline: monotonic nanoseconds at which whoever waits gives up, whatever the drivers do.
         """
         self._deadline = deadline
-        self._steps, self._finish, self.way = list(steps), finish, way
-        self._span = span if len(self._steps) > 1 else 0
+        self._infos, self.fence, self._finish, self.way = list(infos), fence, finish, way
+        self._span = span if len(self._infos) > 1 else 0
         self._lock = threading.Lock()
         self._results: tuple[Any] | None = None
-        self.fence = self._steps[-1].fence
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
@@ -66,7 +68,7 @@ class Fenced:
 
         OperationFailed before the end; what the execution raised where it failed.
         """
-        infos = [step.get_execution_info() for step in self._steps]
+        infos = [info() for info in self._infos]
         last = infos[-1].launched.in_driver
         launched = None if last is None else last + self._span
         on_device, in_driver = summed(i.fenced.on_device for i in infos), summed(i.fenced.in_driver for i in infos)
@@ -198,7 +200,12 @@ def _in_background(
 
     begun.append(None)
     execution = run_after(run, whole, job.control, wait_for, after, ended)
-    return Fenced([execution], lambda well: caller.edge.results(job) if well else None, f"in the background: {why}")
+    return Fenced(
+        [execution.get_execution_info],
+        execution.fence,
+        lambda well: caller.edge.results(job) if well else None,
+        f"in the background: {why}",
+    )
 
 
 class _Chain:
@@ -234,13 +241,11 @@ class _Chain:
             request = line.signature.make(line.signature, given, rooms)
             line.name_buffers(request, buffers)
             try:
-                execution = line.prepared.execute_fenced(request, self._job.control, wait_for)
+                execution = fenced_by(line.prepared, line.signature.where, request, self._job.control, wait_for)
             except InvalidArgument:
                 if self.launched and any(fence.status() not in (None, ErrorStatus.NONE) for fence in wait_for):
                     break  # the step before has failed meanwhile, and is what `result` tells of
                 raise
-            except Exception as error:
-                raise as_error(error, line.signature.where) from error
             self.launched.append(execution)
             self._requests.append((line, request))
             if not line.timely:
@@ -248,7 +253,9 @@ class _Chain:
             wait_for = [] if execution.fence is None else [execution.fence]
         span = time.monotonic_ns() - began
         _when_all_ended(local, leave)
-        return Fenced(self.launched, self._finish, "each step behind its fence", span, self._job.control.deadline)
+        infos = [partial(info_by, e, line.signature.where) for e, line in zip(self.launched, lines, strict=False)]
+        fence, deadline = self.launched[-1].fence, self._job.control.deadline
+        return Fenced(infos, fence, self._finish, "each step behind its fence", span, deadline)
 
     def _finish(self, well: bool) -> Any:
         """The outputs, once every step has ended well."""

@@ -11,7 +11,7 @@ from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.once import Once
-from nnhal.hal.device import Device
+from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import names as services
 from nnhal.ipc.process import Resilient, start
 from nnhal.runtime import discovery
@@ -49,7 +49,7 @@ def _kept(place: Place, make: Callable[[], Resilient]) -> Resilient:
         device = make()
         try:
             discovery.check(device)
-        except InvalidArgument:
+        except BaseException:
             device.close()
             raise
         return device
@@ -146,13 +146,11 @@ class DeviceKey:
 
 def key_of(device: Device) -> DeviceKey:
     """What a device is; InvalidArgument names the attribute that cannot be."""
-    discovery.check_attributes(device)
+    name, version, *_ = identity_of(device)
     if not isinstance(device, Resilient):
-        return DeviceKey(device.name, device.version, discovery.source_of(device), "none")
+        return DeviceKey(name, version, discovery.source_of(device), "none")
     drivers = (place.driver for place, kept in _devices.values().items() if kept is device)
-    return DeviceKey(
-        device.name, device.version, next(drivers, device.name), "process" if device.isolated else "service"
-    )
+    return DeviceKey(name, version, next(drivers, name), "process" if device.isolated else "service")
 
 
 _WHERE = {"none": "in this process", "process": "in its own process", "service": "as a service"}

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 from nnhal.base import _gate
+from nnhal.base.answers import answering, let_go, shown
 from nnhal.base.errors import Closed, ContractBroken, NnhalError, as_error
 from nnhal.base.log import logger
 from nnhal.hal.background import hand_over
@@ -43,10 +44,15 @@ class _Bounded:
         if not self._notified.acquire(blocking=False):
             _log.warning("%s: notified again, ignored", self._lane.where)
             return
-        if error is not None and not isinstance(error, NnhalError):
-            told = f"{self._lane.where}: notified {error!r}, must be an NnhalError or None"
-            error = as_error(error, self._lane.where) if isinstance(error, BaseException) else ContractBroken(told)
-        self.outcome = error, timing
+        try:
+            with answering(self._lane.where, "execute()"):
+                if isinstance(error, BaseException):
+                    raise error
+                if error is not None:
+                    raise ContractBroken(f"notified {shown(error)}, must be an NnhalError or None")
+            self.outcome = None, timing
+        except NnhalError as raised:
+            self.outcome = raised, None
         self._lane.leave(self)
         self.done.open()
 
@@ -96,10 +102,11 @@ class Lane:
     def _launch(self, bounded: _Bounded, request: Request, control: Control) -> None:
         try:
             self.enter(bounded)
-            self._prepared.execute(request, control, bounded.notify)
-        except Exception as error:
+            with answering(self.where, "execute()"):
+                self._prepared.execute(request, control, bounded.notify)
+        except BaseException:
             self.leave(bounded)
-            raise as_error(error, self.where) from error
+            raise
 
     def enter(self, bounded: _Bounded) -> None:
         """An execution goes in; Closed where the model was closed."""
@@ -122,4 +129,4 @@ class Lane:
             if self._inside or self._closed:
                 return
             self._closed = True
-        self._prepared.close()
+        let_go(self.where, "close() of a prepared model", self._prepared.close)

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, OperationFailed, error_of
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, OperationFailed, error_of, told
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.time import patience
@@ -39,7 +40,7 @@ class Calls:
         except NnhalError:
             raise
         except Exception as error:
-            raise OperationFailed(f"driver {self.device}: {name} raised {type(error).__name__}: {error}") from error
+            raise OperationFailed(f"driver {self.device}: {name} raised {told(error)}") from error
 
     def answer(self, owner: object, method: str, count: int, *arguments: Any) -> Sequence[Any]:
         """Call, and return the `count` values beside a status of NONE; raises what another status stands for."""
@@ -62,7 +63,7 @@ class Calls:
         if status is ErrorStatus.NONE:
             return ErrorStatus.NONE
         if isinstance(status, bool) or status not in ErrorStatus.__members__.values():
-            raise OperationFailed(f"driver {self.device}: {method} gave status {status!r}, must be an ErrorStatus")
+            raise OperationFailed(f"driver {self.device}: {method} gave status {shown(status)}, must be an ErrorStatus")
         return ErrorStatus(status)
 
 

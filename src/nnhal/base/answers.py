@@ -1,0 +1,65 @@
+"""What code of somebody else's gives and raises: it can always be told, and is always one of nnhal's errors."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, told
+from nnhal.base.log import logger
+
+_log = logger("driver")
+
+
+def clipped(text: str, most: int = 16000) -> str:
+    """Text that can travel: Unicode, of bounded length."""
+    text = text[: most + 1].encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
+    return text if len(text) <= most else text[:most] + " ..."
+
+
+def shown(value: object) -> str:
+    """`repr`, of bounded length, and of what has none too."""
+    try:
+        return clipped(repr(value), 200)
+    except Exception:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def may_be_own(error: BaseException) -> bool:
+    """Whether it may be the application's own interrupt or exit: those reach the main thread alone."""
+    return isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread()
+
+
+class answering:  # noqa: N801 (used as a function)
+    """What is asked inside is asked of a driver: whatever is raised there becomes an NnhalError that names it.
+
+    where: as in "device litert". query: what it is asked, for what is none of nnhal's errors. An interrupt that may be the
+    application's own stays what it is.
+    """
+
+    def __init__(self, where: str, query: str) -> None:
+        self._where, self._query = where, query
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+        if error is None or may_be_own(error):
+            return
+        if isinstance(error, MemoryError) and not isinstance(error, NnhalError):
+            raise OutOfMemory(f"{self._where}: {self._query} ran out of memory") from error
+        if not isinstance(error, NnhalError):
+            raise DriverFailed(f"{self._where}: {self._query} raised {clipped(told(error))}") from error
+        text = clipped(told(error))
+        if self._where not in text:
+            error.args = (f"{self._where}: {text}",)
+            if self._where not in told(error):  # of a class with a text of its own
+                raise DriverFailed(f"{self._where}: {self._query} raised {type(error).__name__}: {text}") from error
+
+
+def let_go(where: str, query: str, call: Callable[[], object]) -> None:
+    """Tell a driver that something has ended. What it raises is logged: whoever ends it has more to give back."""
+    try:
+        with answering(where, query):
+            call()
+    except NnhalError as error:
+        _log.error("%s", error, exc_info=error.__cause__)
