@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base._mapping import Mapping
+from nnhal.base import _mapping
 from nnhal.base.errors import Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
@@ -94,7 +94,7 @@ class Memory:
         size: int,
         fd: int,
         offset: int,
-        source: "Mapping | Array | None",
+        source: "_mapping.Mapping | Array | None",
         readonly: bool,
         layout: Layout | None = None,
         dma_buf: int = -1,
@@ -158,7 +158,7 @@ class Memory:
             raise InvalidArgument(f"memory: bytes {offset} to {offset + size} must lie inside the file's {length}")
         start = offset - offset % mmap.ALLOCATIONGRANULARITY
         try:
-            region = Mapping(fd, offset + size - start, start, not readonly)
+            region = _mapping.Mapping(fd, offset + size - start, start, not readonly)
             own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0) if kept else -1
         except (OSError, ValueError) as error:
             raise Unmappable(f"memory: descriptor {fd} cannot be mapped: {error}") from error
@@ -220,7 +220,7 @@ class Memory:
             raise Closed("memory: used after close")
         if self._source is None:
             raise Unmappable(f"memory: a {self.kind} cannot be mapped here, must be ashmem, mmap_fd or a blob")
-        if not isinstance(self._source, Mapping):
+        if not isinstance(self._source, _mapping.Mapping):
             return self._source
         root = np.frombuffer(memoryview(self._source), np.uint8, self.size, self.offset % mmap.ALLOCATIONGRANULARITY)
         key = id(root)
@@ -280,7 +280,7 @@ def address(array: Array) -> int:
     return ctypes.c_void_p.from_address(at + _DATA).value or 0
 
 
-def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[int, Mapping]:
+def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[int, _mapping.Mapping]:
     """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
     if size < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
@@ -290,7 +290,7 @@ def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple
         raise OutOfMemory(f"memory: no descriptor for {size} bytes: {error.strerror}") from error
     try:
         os.ftruncate(fd, length)
-        mapping = Mapping(fd, size, 0, True)
+        mapping = _mapping.Mapping(fd, size, 0, True)
         seal(fd, one_way=one_way)
     except OSError as error:
         os.close(fd)

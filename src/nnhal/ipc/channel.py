@@ -13,9 +13,9 @@ from typing import TypeAlias
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.memory import SEALS, seals
 from nnhal.ipc import _native
-from nnhal.ipc._native import Descriptors
 from nnhal.ipc.wire import INLINE, MAX_MESSAGE
 
+Descriptors: TypeAlias = _native.Descriptors
 Message: TypeAlias = tuple[bytes, Descriptors]
 
 _SPILLED = struct.Struct("<BQ")  # a byte that MessagePack never starts with, the length

@@ -27,7 +27,7 @@ from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc import wire
-from nnhal.ipc._native import Descriptors
+from nnhal.ipc.channel import Descriptors
 from nnhal.ipc.client_buffer import RemoteBuffer
 from nnhal.ipc.client_burst import RemoteBurst
 from nnhal.ipc.convert import timing_from_wire

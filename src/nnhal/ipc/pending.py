@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
-from nnhal.ipc import wire
-from nnhal.ipc._native import NONE, Descriptors
+from nnhal.ipc import _native, wire
+from nnhal.ipc.channel import Descriptors
 from nnhal.ipc.convert import error_from_wire
 
 GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
@@ -20,9 +20,9 @@ class Pending:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._result: Any = None
-        self._fds = NONE
+        self._fds = _native.NONE
 
-    def set(self, result: Any, fds: Descriptors = NONE) -> None:
+    def set(self, result: Any, fds: Descriptors = _native.NONE) -> None:
         """It came; result: a reply, or the error why it never will."""
         self._result, self._fds = result, fds
         self._event.set()

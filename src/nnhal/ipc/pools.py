@@ -16,7 +16,7 @@ from fcntl import F_SEAL_SHRINK
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
 from nnhal.ipc import wire
-from nnhal.ipc._native import Descriptors
+from nnhal.ipc.channel import Descriptors
 
 MAX_POOLS = 16_384  # mapped at once for one connection
 MAX_POOL_BYTES = 1 << 40  # address space, not memory

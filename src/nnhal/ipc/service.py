@@ -20,8 +20,7 @@ from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import _native, wire
-from nnhal.ipc._native import Descriptors
-from nnhal.ipc.channel import Channel
+from nnhal.ipc.channel import Channel, Descriptors
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.scope import Ends, Wanted
 from nnhal.ipc.service_binding import DONE, Answer

@@ -30,7 +30,7 @@ from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc import wire
-from nnhal.ipc._native import Descriptors
+from nnhal.ipc.channel import Descriptors
 from nnhal.ipc.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
 from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools

@@ -34,8 +34,7 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.ipc import _native, wire
-from nnhal.ipc._native import Descriptors
-from nnhal.ipc.channel import Channel, Message
+from nnhal.ipc.channel import Channel, Descriptors, Message
 from nnhal.ipc.convert import error_from_wire
 from nnhal.ipc.fate import DYING_MS, ended, fate_of, pidfd
 from nnhal.ipc.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
