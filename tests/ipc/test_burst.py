@@ -1,20 +1,24 @@
-"""Bursts between processes: the same results as plain calls, hooks, executors, memory slots, what ends them."""
+"""Bursts between processes: the same results as plain calls, hooks, executors, what a packet may carry, what ends them."""
 
+import gc
 import os
+import random
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import BadState, Closed, DeadObject, InvalidArgument, OperationFailed
+from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.ipc import _native
+from nnhal.ipc import wire
+from nnhal.ipc.packets import pack, unpack
 from nnhal.ipc.process import Resilient, start
 
 BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
@@ -60,13 +64,40 @@ def test_a_burst_gives_what_plain_calls_give_whatever_changes_between_executions
             np.testing.assert_array_equal(wanted, np.full(4, n + 2, np.float32))
 
 
-def test_packets_that_repeat_are_taken_from_the_memo(reference):
+def test_equal_requests_are_one_binding_whose_packet_repeats(reference):
     prepared = prepared_by(reference, add_model(), Hints())
     with prepared.burst() as burst:
+        before = calls(prepared)
         for _ in range(20):
             run(prepared, burst)
         assert burst.stats()["packets"] == 20
         assert burst.stats()["memo_hits"] == 19
+        assert calls(prepared) - before == Counter(Bind=1)
+
+
+def calls(prepared):
+    """How often each method was called."""
+    return Counter(prepared.remote.session.calls)
+
+
+def test_a_plain_call_and_a_burst_share_a_binding(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    with prepared.burst() as burst:
+        run(prepared, burst)
+        before = calls(prepared)
+        for by in (prepared, burst, prepared):
+            assert run(prepared, by, ONES * 3, TWOS).tolist() == [5] * 4
+        assert calls(prepared) - before == Counter(executeSynchronously_1_3=2)
+
+
+def test_results_that_fail_or_are_measured_change_nothing_for_the_next_one(bursting):
+    prepared = prepared_by(bursting, add_model(), Hints())
+    with prepared.burst() as burst:
+        for _ in range(3):
+            for inputs, control in (((ONES, TWOS), Control()), ((ONES, TWOS), Control(measure=True))):
+                assert run(prepared, burst, *inputs, control=control).shape == (4,)
+            with pytest.raises(OperationFailed, match="negative"):
+                run(prepared, burst, -ONES, TWOS)
 
 
 def test_measured_executions_report_time_in_the_driver(reference):
@@ -91,19 +122,49 @@ def test_a_driver_is_told_when_a_burst_opens_and_when_it_closes(bursting):
     assert seen[:2].tolist() == [1, 1]
 
 
+def until(prepared, true):
+    """Execute plainly until the counters are so; they."""
+    end = time.monotonic() + 30
+    while not true(seen := run(prepared, prepared).tolist()):
+        assert time.monotonic() < end, seen
+        time.sleep(0.01)
+    return seen
+
+
 def test_an_executor_of_the_drivers_own_gets_each_memory_once_and_is_told_when_it_goes(bursting):
     prepared = prepared_by(bursting, add_model(), Hints(options={"executor": True}))
     pool = Memory.allocate(64)
     x = pool.view(0, 16, np.float32)
     x[:] = 1
     with prepared.burst() as burst:
-        for _ in range(3):
-            seen = run(prepared, burst, x, TWOS)
-            assert seen[2:].tolist() == [2, 0]  # the pool, and the frame that holds the rest
+        added = {tuple(run(prepared, burst, x, TWOS)[2:].tolist()) for _ in range(3)}
+        assert added == {(3, 0)}  # the pool, and the frame's own two, which hold the rest
         burst.free_memory(pool)
-        run(prepared, burst)  # slots that were freed go before the next new packet
-        seen = run(prepared, burst)
-        assert seen[3] == 1
+
+        def removed(seen):
+            run(prepared, burst)  # slots that were freed go before the next packet
+            return seen[3] == 3
+
+        until(prepared, removed)
+        assert run(prepared, burst, x, TWOS)[2:].tolist() == [8, 3]
+
+
+def test_a_memory_that_the_caller_drops_leaves_the_drivers_executor(bursting):
+    prepared = prepared_by(bursting, add_model(), Hints(options={"executor": True}))
+    with prepared.burst() as burst:
+        for _ in range(20):
+            pool = Memory.allocate(64)
+            x = pool.view(0, 16, np.float32)
+            x[:] = 1
+            run(prepared, burst, x, TWOS)
+            del pool, x
+            gc.collect()
+
+        def removed(seen):
+            run(prepared, burst)
+            return seen[2] - seen[3] == 2
+
+        until(prepared, removed)
 
 
 def test_an_error_of_the_driver_is_the_result_with_its_text_and_the_next_execution_works(bursting):
@@ -209,19 +270,116 @@ def test_a_killed_driver_ends_the_burst_and_the_next_execution_opens_it_again():
         device.close()
 
 
-def test_a_packet_with_an_unknown_slot_is_refused_and_the_burst_goes_on(reference):
+def raw(burst, message):
+    """What the service answers to a message in a packet."""
+    reply = burst._queues.exchange(pack(wire.encode(message)), 10**10)
+    return wire.decode_reply(unpack(reply))
+
+
+def refused(burst, message, *words):
+    """The message is refused with these words, and the burst goes on."""
+    reply = raw(burst, message)
+    assert isinstance(reply, wire.Failed) and reply.kind == "InvalidArgument", reply
+    assert all(word in reply.message for word in words), reply
+
+
+def test_a_packet_with_a_binding_that_is_not_held_is_refused_and_the_burst_goes_on(reference):
     prepared = prepared_by(reference, add_model(), Hints()).remote
     with prepared.burst() as burst:
         run(prepared, burst)
-        where = (0, 0, 16, (4,))
-        packet = _native.encode_request((where, where), ((0, 64, 16, (4,)),), (12345,), False)
-        reply = burst._queues.exchange(packet, 10**10)
-        status = _native.decode_result(reply)[0]
-        assert status != 0
-        with pytest.raises(InvalidArgument, match="slot"):
-            raise burst._why(status)
-        wanted = run(prepared, burst)
-        assert wanted.tolist() == [3, 3, 3, 3]
+        for number in (12345, prepared.number, 2**64 - 1):
+            refused(burst, wire.ExecuteSynchronously(4, number), f"binding {number} is not held by this connection")
+            assert run(prepared, burst).tolist() == [3, 3, 3, 3]
+
+
+def binding_of(prepared):
+    """Execute; the number of the binding that was used."""
+    with prepared.burst() as burst:
+        run(prepared, burst)
+    return prepared.frames._last[1][0].binding.number
+
+
+def test_a_binding_of_another_model_is_refused_in_a_burst(reference):
+    prepared, other = (prepared_by(reference, add_model(), Hints()).remote for _ in range(2))
+    foreign = binding_of(other)
+    with prepared.burst() as burst:
+        run(prepared, burst)
+        refused(burst, wire.ExecuteSynchronously(4, foreign), f"binding {foreign} is of another model")
+        assert run(prepared, burst).tolist() == [3, 3, 3, 3]
+
+
+def test_a_binding_that_is_released_is_a_named_error_in_a_burst_also_where_its_packet_came_just_before(reference):
+    prepared = prepared_by(reference, add_model(), Hints()).remote
+    number = binding_of(prepared)
+    call = wire.ExecuteSynchronously(4, number)
+    with prepared.burst() as burst:
+        for _ in range(2):
+            assert raw(burst, call) == wire.Acknowledged()
+        prepared.session.release(number)
+        end = time.monotonic() + 30
+        while isinstance(reply := raw(burst, call), wire.Acknowledged):
+            assert time.monotonic() < end
+        assert (reply.kind, "binding" in reply.message) == ("InvalidArgument", True)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (wire.GetStatus(), "is GetStatus, must be a call without limits that executes"),
+        (wire.Release((1,)), "is Release, must be a call"),
+        (wire.ExecuteSynchronously(4, 1, False, 5), "must be a call without limits"),
+        (wire.ExecuteSynchronously(4, 1, False, 0, 5), "must be a call without limits"),
+        (wire.Acknowledged(), ""),
+    ],
+)
+def test_a_packet_with_another_message_is_refused_and_the_burst_goes_on(reference, message, words):
+    prepared = prepared_by(reference, add_model(), Hints()).remote
+    with prepared.burst() as burst:
+        refused(burst, message, words)
+        assert run(prepared, burst).tolist() == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shapes_that_change_in_a_burst_leave_nothing_behind(reference, seed):
+    """500 of 2,000 executions over 300 shapes, plain ones among them; every result is compared."""
+    dice = random.Random(seed)
+    prepared = prepared_by(reference, add_model(0), Hints()).remote
+    pid = prepared.session.welcome.pid
+
+    def executions(burst, count):
+        for _ in range(count):
+            size = dice.randint(1, 300)
+            x, y = np.arange(size, dtype=np.float32) + dice.randint(0, 99), np.empty(size, np.float32)
+            by = burst if dice.random() < 0.9 else prepared
+            prepared.request((x, x), [y]).execute(by.run, Control())
+            assert np.array_equal(y, x + x)
+
+    with prepared.burst() as burst:
+        executions(burst, 100)
+        before = held(pid)
+        executions(burst, 500)
+        assert burst.plain == {}
+        settle(lambda: all(now <= then + SLACK for now, then in zip(held(pid), before, strict=True)), "what is held")
+    assert len(prepared.frames._free) <= 16
+
+
+SLACK = 8  # what of two moments may differ: a frame is made, another not yet released
+
+
+def held(pid):
+    """Descriptors and shared memories of both processes."""
+    gc.collect()
+    both = ("self", str(pid))
+    descriptors = [len(os.listdir(f"/proc/{p}/fd")) for p in both]
+    return [*descriptors, *(Path(f"/proc/{p}/maps").read_text().count("memfd:nnhal-frame") for p in both)]
+
+
+def settle(true, what):
+    """Wait for what comes in a moment."""
+    end = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
 
 
 def test_in_process_a_burst_tells_the_driver_too():

@@ -1,5 +1,8 @@
 """Frames: where the arguments of an execution lie, and what becomes of a driver that writes past its outputs."""
 
+import gc
+import mmap
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -58,11 +61,11 @@ def test_arguments_lie_apart_aligned_and_arrive_unchanged(
     frame = Frame(request)
     frame.fill(request)
     places = [*frame.inputs, *frame.outputs]
-    taken: set[int] = set()
+    taken: set[tuple[int, int]] = set()
     for at, array in zip(places, [*request.inputs, *wanted], strict=True):
         assert at is not None and array is not None
         assert at[1] % ALIGNMENT == 0 and at[2] == array.nbytes and at[3] == array.shape
-        here = set(range(at[1], at[1] + at[2]))
+        here = {(at[0], byte) for byte in range(at[1], at[1] + at[2])}
         assert not here & taken
         taken |= here
     for at, array in zip(frame.inputs, request.inputs, strict=True):
@@ -91,6 +94,17 @@ def test_a_write_past_an_output_is_found_and_nothing_is_handed_over(size: int, p
     assert request.results == [None, None] and np.all(rooms[1] == -1)
     frame.collect(request)  # the guard is whole again: the frame serves the next execution
     assert np.all(rooms[1].view(np.uint8) == 7)
+
+
+def test_inputs_and_outputs_lie_in_memories_of_their_own_and_the_peer_cannot_write_inputs() -> None:
+    frame = Frame(request_of([np.zeros(4, np.float32)], floats(4)))
+    assert frame.inputs[0] is not None and frame.outputs[0] is not None
+    given, taken = frame.pools[frame.inputs[0][0]], frame.pools[frame.outputs[0][0]]
+    assert given is not taken
+    mmap.mmap(taken.fd, taken.size).close()
+    with pytest.raises(PermissionError):
+        mmap.mmap(given.fd, given.size)
+    mmap.mmap(given.fd, given.size, access=mmap.ACCESS_READ).close()
 
 
 def test_guards_are_at_least_as_long_as_an_alignment() -> None:
@@ -122,7 +136,7 @@ def test_arguments_that_cannot_be_shared_are_copied(tmp_path: Any) -> None:
         request = request_of([x], floats(4))
         frame = Frame(request)
         frame.fill(request)
-        assert len(frame.pools) == 1 and frame.pools[0] not in (sealed, wrapped, readonly)
+        assert not {sealed, wrapped, readonly} & {*frame.pools}
         assert place(frame, frame.inputs[0]).tobytes() == np.ascontiguousarray(x).tobytes()
 
 
@@ -206,3 +220,77 @@ def test_the_frames_of_many_shapes_are_limited() -> None:
         assert isinstance(home, deque) and len(home) <= 4
         homes.add(id(home))
     assert len(frames._free) <= 16
+
+
+def used(frames: Frames, request: Request) -> Frame:
+    """The frame of an execution, which is free again."""
+    frame, home = frames.take(request)
+    home.append(frame)
+    return frame
+
+
+def test_the_oldest_frames_go_first() -> None:
+    frames, requests = Frames(), [request_of([np.zeros(n, np.float32)], floats(n)) for n in range(1, 18)]
+    first = [used(frames, request) for request in requests]  # one more than are kept
+    assert [used(frames, request) is frame for request, frame in zip(requests[1:], first[1:], strict=True)] == [
+        True
+    ] * 16
+    assert used(frames, requests[0]) is not first[0]
+
+
+def in_pool(memory: Memory, offset: int = 0) -> Request:
+    """A request whose input lies in a pool of the caller's."""
+    return request_of([memory.view(offset, 16, np.float32, (4,))], floats(4))
+
+
+def test_frames_go_with_the_pool_of_the_caller() -> None:
+    frames, memory, other = Frames(), Memory.allocate(64), Memory.allocate(64)
+    kept = used(frames, in_pool(other))
+    gone = [weakref.ref(used(frames, in_pool(memory, offset))) for offset in (0, 16, 32)]
+    for of in gone:
+        of().bound(object())  # type: ignore[union-attr]
+    kept.bound(object())
+    del memory
+    gc.collect()
+    assert [of() for of in gone] == [None] * 3
+    assert used(frames, in_pool(other)) is kept
+
+
+def test_frames_of_a_pool_that_is_forgotten_go_though_the_pool_stays() -> None:
+    frames, memory, other = Frames(), Memory.allocate(64), Memory.allocate(64)
+    gone, kept = used(frames, in_pool(memory)), used(frames, in_pool(other))
+    plain = used(frames, request_of([np.zeros(4, np.float32)], floats(4)))
+    for _ in range(2):
+        frames.forget_pool(memory)
+    assert used(frames, in_pool(memory)) is not gone
+    assert used(frames, in_pool(other)) is kept
+    assert used(frames, request_of([np.zeros(4, np.float32)], floats(4))) is plain
+
+
+def test_a_frame_in_use_while_its_pool_is_forgotten_is_not_used_again() -> None:
+    frames, memory = Frames(), Memory.allocate(64)
+    frame, home = frames.take(in_pool(memory))
+    frames.forget_pool(memory)
+    home.append(frame)
+    assert used(frames, in_pool(memory)) is not frame
+
+
+def test_a_pool_does_not_keep_the_frames_of_a_model_that_is_gone() -> None:
+    memory = Memory.allocate(64)
+    frames = Frames()
+    of = weakref.ref(used(frames, in_pool(memory)))
+    del frames
+    gc.collect()
+    assert of() is None
+
+
+def test_a_bound_frame_keeps_neither_the_callers_pools_nor_a_descriptor() -> None:
+    memory = Memory.allocate(64)
+    frame = Frame(in_pool(memory))
+    binding, (own,) = object(), frame.memories
+    assert own.fd >= 0 and frame.pools == [memory, own]
+    frame.bound(binding)
+    assert frame.binding is binding and frame.pools == [] and own.fd == -1
+    frame.fill(request := in_pool(memory))
+    frame.collect(request)
+    assert request.results[0].tolist() == [0] * 4

@@ -1,10 +1,10 @@
-"""Memories between processes: a descriptor travels once, what could be cut off under its reader does not travel."""
+"""Memories between processes: mapped once while in use; what could be cut off under its reader does not travel."""
 
 import fcntl
 import gc
 import mmap
 import os
-from collections.abc import Iterator
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +12,8 @@ import pytest
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
+from nnhal.ipc import _native, wire
 from nnhal.ipc import pools as subject
-from nnhal.ipc import wire
 from nnhal.ipc.pools import ClientPools, Packing, ServicePools
 
 SHRINK, ADD_SEALS = 0x0002, 1033
@@ -33,12 +33,29 @@ def memfd(size: int, seal: int = 0) -> int:
     return fd
 
 
-def sent(number: int, size: int, *, offset: int = 0, readonly: bool = False, kind: str = "ashmem") -> wire.Pool:
-    return wire.Pool(number, kind, size, offset, readonly, True)
+def sent(size: int, *, offset: int = 0, readonly: bool = False, kind: str = "ashmem") -> wire.Pool:
+    return wire.Pool(kind, size, offset, readonly)
 
 
-def one(fd: int) -> Iterator[int]:
-    return iter([fd])
+def came(*fds: int) -> _native.Descriptors:
+    """The owner of these descriptors, which are closed here, after they came with a message."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        assert _native.Lane(ours.fileno()).send(b"x", fds) == 0
+        got = _native.Lane(theirs.fileno()).receive()
+    for fd in fds:
+        os.close(fd)
+    assert not isinstance(got, int)
+    return got[1]
+
+
+def copy_of(memory: Memory) -> _native.Descriptors:
+    """A descriptor of a memory that came with a message."""
+    return came(os.dup(memory.fd))
+
+
+def service(*, shared: bool = True, held: "dict[int, list[Memory]] | None" = None) -> ServicePools:
+    return ServicePools((held or {}).__getitem__, shared=shared)
 
 
 @pytest.fixture
@@ -51,166 +68,176 @@ def file(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------------------------------------------- service
 
 
-def test_a_memory_is_mapped_once_and_known_by_its_number_afterwards() -> None:
-    pools, memory = ServicePools(shared=True), Memory.from_array(np.arange(8, dtype=np.uint8))
-    first = pools.accept(sent(5, 8), one(os.dup(memory.fd)))
-    again = pools.accept(wire.Pool(5, "ashmem", 8, 0, False, False), iter(()))
-    third = pools.accept(sent(5, 8), one(os.dup(memory.fd)))
-    assert first is again is third and len(pools) == 1
+def test_a_memory_is_mapped_once_however_often_it_comes() -> None:
+    pools, memory = service(), Memory.from_array(np.arange(8, dtype=np.uint8))
+    first = pools.accept(sent(8), copy_of(memory))
+    again = pools.accept(sent(8), came(os.open(f"/proc/self/fd/{memory.fd}", os.O_RDWR)))
+    assert first is again and len(pools) == 1
     memory.bytes()[3] = 77
     assert first.bytes().tolist() == [0, 1, 2, 77, 4, 5, 6, 7]
 
 
+def test_another_part_or_use_of_a_memory_is_another_mapping() -> None:
+    pools, memory = service(), Memory.from_array(np.arange(8, dtype=np.uint8))
+    ways = (sent(8), sent(7), sent(7, offset=1), sent(8, readonly=True))
+    mapped = [pools.accept(way, copy_of(memory)) for way in ways]
+    assert len(set(map(id, mapped))) == len(pools) == 4
+    assert mapped[2].bytes().tolist() == [1, 2, 3, 4, 5, 6, 7] and not mapped[3].bytes().flags.writeable
+
+
+def test_a_memory_that_is_only_read_is_mapped_for_reading() -> None:
+    pools, memory = service(), Memory.from_array(np.arange(8, dtype=np.uint8))
+    reading = pools.accept(sent(8), copy_of(memory), written=False)
+    assert reading.readonly and not reading.bytes().flags.writeable
+    assert pools.accept(sent(8, readonly=True), copy_of(memory)) is reading
+    assert pools.accept(sent(8), copy_of(memory)) is not reading
+
+
+def test_two_memories_that_are_alike_are_two() -> None:
+    pools, memories = service(), [Memory.allocate(8) for _ in range(2)]
+    assert pools.accept(sent(8), copy_of(memories[0])) is not pools.accept(sent(8), copy_of(memories[1]))
+
+
+def test_a_mapping_goes_with_its_last_user_and_comes_again() -> None:
+    pools, memory = service(), Memory.from_array(np.arange(4, dtype=np.uint8))
+    before = descriptors()
+    for _ in range(3):
+        mapped = pools.accept(sent(4), copy_of(memory))
+        view = mapped.view(1, 2)
+        del mapped
+        gc.collect()
+        assert view.tolist() == [1, 2] and len(pools) == 1
+        del view
+        gc.collect()
+        assert len(pools) == 0 and descriptors() <= before
+
+
 def test_descriptors_are_closed_whether_taken_or_refused() -> None:
-    pools = ServicePools(shared=True)
+    pools = service()
     before = descriptors()
     memory = Memory.allocate(64)
-    for number in range(1, 20):
-        pools.accept(sent(1, 64), one(os.dup(memory.fd)))
+    for _ in range(20):
+        pools.accept(sent(64), copy_of(memory))
         for bad in (memfd(64), os.open("/", os.O_RDONLY), os.open("/dev/null", os.O_RDONLY)):
             with pytest.raises((InvalidArgument, Unmappable)):
-                pools.accept(sent(100 + number, 64), one(bad))
-    pools.close()
+                pools.accept(sent(64), came(bad))
     memory.close()
     assert descriptors() <= before
 
 
+def test_each_pool_of_a_message_takes_the_next_descriptor() -> None:
+    pools, memories = service(), [Memory.from_array(np.full(4, n, np.uint8)) for n in range(3)]
+    fds = came(*(os.dup(m.fd) for m in memories))
+    for n in range(3):
+        assert pools.accept(sent(4), fds).bytes().tolist() == [n] * 4
+    with pytest.raises(InvalidArgument, match="its descriptor did not come along, must be sent"):
+        pools.accept(sent(4), fds)
+
+
 @pytest.mark.parametrize("seal", [0, 0x0004, 0x0008])
 def test_a_memory_that_may_shrink_is_refused(seal: int) -> None:
-    with pytest.raises(InvalidArgument, match="pool 1: is not sealed against shrinking, must be"):
-        ServicePools(shared=False).accept(sent(1, 64), one(memfd(64, seal)))
+    with pytest.raises(InvalidArgument, match="pool: is not sealed against shrinking, must be"):
+        service(shared=False).accept(sent(64), came(memfd(64, seal)))
 
 
 def test_a_file_is_for_reading_and_for_the_own_process_of_a_client(file: Path) -> None:
     whole = file.stat().st_size
-    memory = ServicePools(shared=False).accept(sent(1, whole, readonly=True), one(os.open(file, os.O_RDONLY)))
+    memory = service(shared=False).accept(sent(whole, readonly=True), came(os.open(file, os.O_RDONLY)))
     assert memory.bytes().tobytes() == file.read_bytes()
     for shared, readonly in ((True, True), (False, False), (True, False)):
         with pytest.raises(InvalidArgument, match="a file cannot be sealed"):
-            pools = ServicePools(shared=shared)
-            pools.accept(sent(1, whole, readonly=readonly), one(os.open(file, os.O_RDWR)))
+            service(shared=shared).accept(sent(whole, readonly=readonly), came(os.open(file, os.O_RDWR)))
 
 
 @pytest.mark.parametrize("path", ["/", "/dev/zero", "/dev/null"])
 def test_what_is_neither_memfd_nor_file_is_refused(path: str) -> None:
     with pytest.raises(Unmappable, match="must be a memfd or file"):
-        ServicePools(shared=False).accept(sent(1, 64, readonly=True), one(os.open(path, os.O_RDONLY)))
+        service(shared=False).accept(sent(64, readonly=True), came(os.open(path, os.O_RDONLY)))
 
 
 @pytest.mark.parametrize(
     ("size", "offset"), [(65, 0), (64, 1), (1, 64), (0, 0), (2**63, 0), (1, 2**63), (2**39, 2**62)]
 )
 def test_bytes_past_the_end_of_a_memory_are_refused(size: int, offset: int) -> None:
-    pools = ServicePools(shared=True)
+    pools = service()
     with pytest.raises((InvalidArgument, ResourceExhausted)):
-        pools.accept(sent(1, size, offset=offset), one(memfd(64, SHRINK)))
+        pools.accept(sent(size, offset=offset), came(memfd(64, SHRINK)))
     assert len(pools) == 0
 
 
 def test_a_part_of_a_memory_begins_at_its_offset() -> None:
     fd = memfd(3 * mmap.PAGESIZE, SHRINK)
     os.pwrite(fd, b"here", mmap.PAGESIZE + 100)
-    memory = ServicePools(shared=True).accept(sent(1, 4, offset=mmap.PAGESIZE + 100), one(fd))
+    memory = service().accept(sent(4, offset=mmap.PAGESIZE + 100), came(fd))
     assert memory.bytes().tobytes() == b"here"
 
 
-def test_numbers_that_were_never_sent_or_were_released_are_refused() -> None:
-    pools, memory = ServicePools(shared=True), Memory.allocate(8)
-    known = wire.Pool(1, "ashmem", 8, 0, False, False)
-    with pytest.raises(InvalidArgument, match="pool 1 is not known here, must be sent first"):
-        pools.accept(known, iter(()))
-    with pytest.raises(InvalidArgument, match="its descriptor did not come along"):
-        pools.accept(sent(1, 8), iter(()))
-    pools.accept(sent(1, 8), one(os.dup(memory.fd)))
-    pools.release(1)
-    pools.release(1)
-    with pytest.raises(InvalidArgument, match="is not known here"):
-        pools.accept(known, iter(()))
+def test_memories_that_were_sent_ahead_are_known_by_object_and_place() -> None:
+    memories = [Memory.allocate(8) for _ in range(3)]
+    pools = service(held={7: memories})
+    for place, memory in enumerate(memories):
+        assert pools.accept(wire.Pool("ashmem", 8, 0, False, 7, place), _native.NONE) is memory
+    with pytest.raises(InvalidArgument, match="pool: 3 is its place, must be below 3"):
+        pools.accept(wire.Pool("ashmem", 8, 0, False, 7, 3), _native.NONE)
 
 
 def test_a_connection_has_limits_of_pools_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "MAX_POOLS", 3)
-    pools, memory = ServicePools(shared=True), Memory.allocate(8)
-    for number in range(3):
-        pools.accept(sent(number, 8), one(os.dup(memory.fd)))
-    with pytest.raises(ResourceExhausted, match="3 pools are mapped"):
-        pools.accept(sent(3, 8), one(os.dup(memory.fd)))
-    pools.release(0)
-    pools.accept(sent(3, 8), one(os.dup(memory.fd)))
-    monkeypatch.setattr(subject, "MAX_POOL_BYTES", 12)
-    pools.close()
-    pools.accept(sent(1, 8), one(os.dup(memory.fd)))
-    with pytest.raises(ResourceExhausted):
-        pools.accept(sent(2, 8), one(os.dup(memory.fd)))
-
-
-def test_a_mapping_outlives_its_release_where_it_is_in_use() -> None:
-    pools, memory = ServicePools(shared=True), Memory.from_array(np.arange(4, dtype=np.uint8))
-    view = pools.accept(sent(1, 4), one(os.dup(memory.fd))).view(1, 2)
-    pools.release(1)
-    memory.close()
+    pools, memories = service(), [Memory.allocate(8) for _ in range(4)]
+    mapped = [pools.accept(sent(8), copy_of(memory)) for memory in memories[:3]]
+    with pytest.raises(ResourceExhausted, match="3 memories are in use"):
+        pools.accept(sent(8), copy_of(memories[3]))
+    assert pools.accept(sent(8), copy_of(memories[0])) is mapped[0]
+    del mapped[0]
     gc.collect()
-    assert view.tolist() == [1, 2]
+    mapped.append(pools.accept(sent(8), copy_of(memories[3])))
+    monkeypatch.setattr(subject, "MAX_POOL_BYTES", 31)
+    monkeypatch.setattr(subject, "MAX_POOLS", 10)
+    with pytest.raises(ResourceExhausted):
+        pools.accept(sent(8), copy_of(memories[0]))
+    monkeypatch.setattr(subject, "MAX_POOL_BYTES", 32)
+    mapped.append(pools.accept(sent(8), copy_of(memories[0])))
 
 
 # -------------------------------------------------------------------------------------------------------------- client
 
 
-def client(*, shared: bool = False, limit: int = 100) -> tuple[ClientPools, list[int]]:
-    released: list[int] = []
-    return ClientPools(shared=shared, limit=limit, release=released.append), released
+def client(*, shared: bool = False) -> ClientPools:
+    return ClientPools(shared=shared)
 
 
-def test_a_descriptor_travels_once_even_within_one_message() -> None:
-    pools, _ = client()
-    memory = Memory.allocate(8)
-    first = Packing(pools)
-    assert [first.pool(memory).sent, first.pool(memory).sent] == [True, False]
-    assert first.fds == [memory.fd]
-    first.delivered()
-    second = Packing(pools)
-    assert second.pool(memory) == wire.Pool(1, "ashmem", 8, 0, False, False) and second.fds == []
-
-
-def test_a_message_that_failed_leaves_its_memories_to_be_sent_again() -> None:
-    pools, _ = client()
-    memory = Memory.allocate(8)
-    assert Packing(pools).pool(memory).sent
-    assert Packing(pools).pool(memory).sent
-
-
-def test_the_service_is_told_when_a_memory_is_gone() -> None:
-    pools, released = client()
-    memory = Memory.allocate(8)
-    packing = Packing(pools)
-    number = packing.pool(memory).id
-    packing.delivered()
-    del packing, memory
-    gc.collect()
-    assert released == [number]
-
-
-def test_past_the_limit_the_memory_not_used_for_longest_is_released() -> None:
-    pools, released = client(limit=2)
-    memories = [Memory.allocate(8) for _ in range(3)]
-
-    def send(memory: Memory) -> int:
+def test_the_descriptor_of_a_memory_travels_with_each_message() -> None:
+    pools, memory, other = client(), Memory.allocate(8), Memory.allocate(16)
+    for _ in range(3):
         packing = Packing(pools)
-        number = packing.pool(memory).id
-        packing.delivered()
-        return number
+        assert packing.pool(memory) == wire.Pool("ashmem", 8, 0, False)
+        assert packing.pool(other) == wire.Pool("ashmem", 16, 0, False)
+        assert packing.fds == [memory.fd, other.fd]
 
-    one, two = send(memories[0]), send(memories[1])
-    send(memories[0])
-    send(memories[2])
-    assert released == [two]
-    assert Packing(pools).pool(memories[1]).sent and not Packing(pools).pool(memories[0]).sent
-    assert one == 1
+
+def test_a_memory_that_was_sent_ahead_travels_as_its_object_and_place() -> None:
+    memory, other = Memory.allocate(8), Memory.allocate(8)
+    packing = Packing(client(), {memory: (5, 2)})
+    assert packing.pool(memory) == wire.Pool("ashmem", 8, 0, False, 5, 2)
+    assert packing.pool(other) == wire.Pool("ashmem", 8, 0, False)
+    assert packing.fds == [other.fd]
+
+
+def test_a_copy_lives_as_long_as_the_memory_and_its_message() -> None:
+    pools, before = client(), descriptors()
+    memory = Memory.wrap(np.arange(4, dtype=np.uint8))
+    packing = Packing(pools)
+    packing.pool(memory)
+    del memory
+    gc.collect()
+    assert os.pread(packing.fds[0], 4, 0) == bytes(range(4))
+    del packing
+    assert descriptors() <= before
 
 
 def test_a_shared_service_gets_files_and_arrays_as_sealed_copies(file: Path) -> None:
-    own, _ = client(shared=False)
-    shared, _ = client(shared=True)
+    own = client(shared=False)
+    shared = client(shared=True)
     memory = Memory.from_file(file)
     assert own.shareable(memory) is memory
     copy = shared.shareable(memory)
@@ -225,17 +252,16 @@ def test_a_writable_part_of_a_file_is_never_shared_itself(file: Path) -> None:
     fd = os.open(file, os.O_RDWR)
     memory = Memory.from_fd(fd, 64, readonly=False)
     os.close(fd)
-    for pools, _ in (client(shared=False), client(shared=True)):
+    for pools in (client(shared=False), client(shared=True)):
         assert pools.shareable(memory) is not memory
 
 
 def test_what_a_client_sends_a_service_takes(file: Path) -> None:
     for shared in (False, True):
-        mine, _ = client(shared=shared)
-        theirs = ServicePools(shared=shared)
+        mine, theirs = client(shared=shared), service(shared=shared)
         memories = [Memory.from_file(file), Memory.allocate(100), Memory.wrap(np.arange(9, dtype=np.uint8))]
         packing = Packing(mine)
         sent = [packing.pool(memory) for memory in memories]
-        fds = iter([os.dup(fd) for fd in packing.fds])
+        fds = came(*map(os.dup, packing.fds))
         for memory, pool in zip(memories, sent, strict=True):
             assert np.array_equal(theirs.accept(pool, fds).bytes(), memory.bytes())

@@ -1,33 +1,47 @@
 """Sessions with real service processes: parallel calls, notifications, deadlines, fences, driver memory, releases."""
 
+import contextlib
 import gc
 import itertools
+import os
+import random
+import signal
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from nnhal.base.codes import OperandType
 from nnhal.base.errors import (
     Cancelled,
     Closed,
+    DeadObject,
     InvalidArgument,
     InvalidModel,
     MissedDeadline,
     NnhalError,
     OperationFailed,
 )
+from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Hints
+from nnhal.frontends.python import Builder
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc import wire
 from nnhal.ipc.channel import Channel
 from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client_prepared import RemotePrepared
+from nnhal.ipc.session import Session
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.ipc.support import LIMIT, doubling, inside, numbers, own_process, prepare, request_for, run, wait_until
@@ -77,8 +91,6 @@ def test_the_same_request_again_gives_results_of_its_own_inputs(device: RemoteDe
 
 
 def test_requests_of_changing_shapes_do_not_mix(device: RemoteDevice) -> None:
-    from nnhal.frontends.python import Builder
-
     b = Builder()
     x = b.input((0,))
     prepared = prepare(device, b.finish([x], [b.add(x, x)]))
@@ -145,6 +157,127 @@ def test_numbers_of_objects_that_were_not_given_out_are_refused(device: RemoteDe
         device.session.call(wire.ConfigureExecutionBurst(999), wire.Object, fds=(0,))
     with pytest.raises(InvalidArgument, match="buffer 999 is not held by this connection"):
         device.session.call(wire.GetShape(999), wire.Shape)
+
+
+# ------------------------------------------------------------------------------------------------------------ bindings
+
+
+def raw(device: RemoteDevice, message: wire.ClientCall, fds: Sequence[int] = ()) -> object:
+    """The reply to a message, whatever it is."""
+    return device.session.answer_to(wire.hal_name(message), wire.encode(message), wire.Reply, fds)[0]
+
+
+def bound(prepared: Prepared, memory: Memory) -> int:
+    """The number of a binding: 16 bytes of a memory in, the next 16 out."""
+    assert isinstance(prepared, RemotePrepared)
+    session = prepared.session
+    with session.carrying([memory]) as packing:
+        given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
+        request = wire.WireRequest((given,), (taken,), (wire.MemoryPool(packing.pool(memory)),))
+        return session.call(wire.Bind(prepared.number, request), wire.Object, packing)[0].object
+
+
+def test_a_binding_is_executed_any_number_of_times_and_acknowledged(device: RemoteDevice) -> None:
+    prepared, memory = prepare(device), Memory.allocate(32)
+    number = bound(prepared, memory)
+    for n in range(5):
+        memory.bytes()[:16] = numbers(start=n).view(np.uint8)
+        assert raw(device, wire.ExecuteSynchronously(4, number)) == wire.Acknowledged()
+        assert np.array_equal(memory.view(16, 16, np.float32), 2 * numbers(start=n))
+    assert isinstance(raw(device, wire.ExecuteSynchronously(4, number, True)), wire.Executed)
+    device.session.release(number)
+
+
+EXECUTIONS = [
+    wire.ExecuteSynchronously(4, 0),
+    wire.Execute(4, 77, 0),
+    wire.ExecuteFenced(0, 0),
+]
+
+
+@pytest.mark.parametrize("call", EXECUTIONS, ids=[type(call).__name__ for call in EXECUTIONS])
+def test_a_binding_that_was_released_is_a_named_error(device: RemoteDevice, call: wire.ExecuteSynchronously) -> None:
+    prepared, memory = prepare(device), Memory.allocate(32)
+    number = bound(prepared, memory)
+    device.session.release(number)
+    wait_until(lambda: isinstance(raw(device, wire.ExecuteSynchronously(4, number)), wire.Failed), "the release")
+    reply = raw(device, msgspec.structs.replace(call, binding=number))
+    assert isinstance(reply, wire.Failed) and reply.kind == "InvalidArgument"
+    assert reply.message == f"binding {number} is not held by this connection, must be one that it was given"
+
+
+def test_a_model_is_no_binding_and_a_binding_is_no_model(device: RemoteDevice) -> None:
+    prepared, memory = prepare(device), Memory.allocate(32)
+    assert isinstance(prepared, RemotePrepared)
+    number = bound(prepared, memory)
+    for message in (wire.ExecuteSynchronously(4, prepared.number), wire.Bind(number, wire.WireRequest((), (), ()))):
+        reply = raw(device, message)
+        assert isinstance(reply, wire.Failed) and "is not held by this connection" in reply.message
+
+
+def test_a_binding_whose_model_was_released_is_a_named_error(device: RemoteDevice) -> None:
+    prepared, memory = prepare(device), Memory.allocate(32)
+    number = bound(prepared, memory)
+    prepared.close()
+    wait_until(lambda: isinstance(raw(device, wire.ExecuteSynchronously(4, number)), wire.Failed), "the release")
+    reply = raw(device, wire.ExecuteSynchronously(4, number))
+    assert isinstance(reply, wire.Failed) and "prepared model: was released" in reply.message
+
+
+def test_frames_and_their_bindings_go_with_the_callers_pool() -> None:
+    with own_process() as device:
+        prepared = prepare(device)
+        run(prepared, numbers())
+        clean = inside(device)["memories"]
+        pools = [Memory.from_array(numbers(start=n)) for n in range(40)]
+        for pool in pools:
+            requests.run(prepared, [pool.view(0, 16, np.float32, (4,))], rooms=[np.zeros(4, np.float32)])
+        assert inside(device)["memories"] > clean
+        del pool, pools
+        wait_until(lambda: gc.collect() >= 0 and inside(device)["memories"] <= clean, "memories of the service")
+
+
+def wide(count: int) -> Model:
+    """The sum of all inputs, of a float each."""
+    b = Builder()
+    given = [b.input((1,)) for _ in range(count)]
+    total = given[0]
+    for x in given[1:]:
+        total = b.add(total, x)
+    return b.finish(given, [total])
+
+
+def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() -> None:
+    with own_process() as device:
+        count = 1000
+        prepared = prepare(device, wide(count))
+        before, clean = len(os.listdir("/proc/self/fd")), inside(device)["memories"]
+        memories = [Memory.from_array(np.float32([n])) for n in range(count)]
+        given = [memory.view(0, 4, np.float32, (1,)) for memory in memories]
+        for extra in range(2):
+            given[0][0] = extra
+            done = requests.run(prepared, given, rooms=[np.zeros(1, np.float32)])
+            assert done.results[0].tolist() == [extra + count * (count - 1) / 2]
+        assert device.session.calls["Hold"] == 17  # 60 at a time
+        assert device.session.calls["Bind"] == 1
+        del memories, given, done
+        wait_until(lambda: gc.collect() >= 0 and inside(device)["memories"] <= clean, "memories of the service")
+        assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_model_over_a_hundred_memories_is_compiled() -> None:
+    with own_process() as device:
+        b = ModelBuilder()
+        kind = OperandType.TENSOR_FLOAT32
+        x = total = b.operand(kind, (1,))
+        none = b.constant(OperandType.INT32, 0)
+        for n in range(100):
+            constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
+            sum_ = b.operand(kind, (1,))
+            b.operation("ADD", [total, constant, none], [sum_])
+            total = sum_
+        prepared = prepare(device, b.finish([x], [total]))
+        assert run(prepared, np.float32([5])).tolist() == [5 + 99 * 100 / 2]
 
 
 # ------------------------------------------------------------------------------------------------------- notifications
@@ -222,6 +355,146 @@ def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevi
 def test_a_loop_time_out_past_the_limit_is_refused(device: RemoteDevice) -> None:
     with pytest.raises(InvalidArgument, match="loop_timeout is 16000000000 ns, must be at most 15000000000"):
         run(prepare(device), numbers(), Control(loop_timeout=16_000_000_000))
+
+
+class Interrupt(KeyboardInterrupt):
+    """Raised by the handler of a signal."""
+
+
+@contextlib.contextmanager
+def interrupted(after: float) -> Iterator[None]:
+    """The block is interrupted by an exception, unless it ends before."""
+
+    def handler(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with contextlib.suppress(Interrupt):
+            signal.setitimer(signal.ITIMER_REAL, after)
+            yield
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_result_is_right() -> None:
+    with own_process() as device:
+        prepared, slow = prepare(device), prepare(device, sleep=0.02)
+        for model in (prepared, slow):
+            run(model, numbers())
+        before, dice = inside(device), random.Random(1)
+        count, fds = 0, len(os.listdir("/proc/self/fd"))
+        for n in range(100):
+            ended = False
+            with interrupted(dice.uniform(0.0005, 0.02)):
+                run(slow, numbers(start=1000 + n))
+                ended = True
+            count += not ended
+            for _ in range(3):
+                assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
+        assert count > 50
+        session = device.session
+        assert session.dead is None and not any(channel.in_doubt for channel in session._free)
+        wait_until(lambda: not session._given_up, "lanes that were given up")
+        with ThreadPoolExecutor(8) as pool:
+            outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
+        assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
+        wait_until(lambda: inside(device).get("inside", 0) == 0, "the executions end")
+        settled(device, before, lanes=8)
+        wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= fds + 16, "descriptors")
+
+
+def settled(device: RemoteDevice, before: dict[str, int], lanes: int = 1) -> None:
+    """Memories of the service are what they were, but for a frame or two; threads are its lanes'."""
+    wait_until(lambda: gc.collect() >= 0 and inside(device)["memories"] <= before["memories"] + 4 * lanes, "memories")
+    wait_until(lambda: inside(device)["threads"] <= before["threads"] + lanes, "threads")
+
+
+@pytest.mark.parametrize("what", ["call", "burst"])
+def test_results_that_come_after_an_interrupt_are_never_those_of_another_execution(what: str) -> None:
+    with own_process() as device:
+        prepared, dice = prepare(device), random.Random(2)
+        for n in range(300):
+            by = prepared if what == "call" else prepared.burst()
+            with interrupted(dice.uniform(0.00005, 0.001)):
+                for k in range(100):
+                    x = numbers(start=n + k)
+                    wanted = request_for(prepared, x)
+                    wanted.execute(by.run, Control())
+                    assert np.array_equal(wanted.results[0], 2 * x)
+            x = numbers(start=-n)
+            assert np.array_equal(run(prepared, x), 2 * x)
+        assert device.session.dead is None
+
+
+@contextlib.contextmanager
+def stopped(device: RemoteDevice) -> Iterator[None]:
+    """The service's process does nothing for as long as the block."""
+    pid = device.session.welcome.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the stop")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_late_answer_is_not_taken_for_the_next_questions() -> None:
+    with own_process() as device:
+        session = device.session
+        for _ in range(3):
+            with stopped(device), pytest.raises(MissedDeadline):
+                session.call(wire.GetVersionString(), wire.Word, deadline=time.monotonic_ns())
+            assert session.call(wire.GetType(), wire.Word)[0].value == int(device.type)
+            assert session.call(wire.GetVersionString(), wire.Word)[0].value == device.version
+        wait_until(lambda: not session._given_up, "lanes that were given up")
+
+
+def test_a_lane_whose_call_was_given_up_is_hung_up_watched_closed_and_never_used_again() -> None:
+    with own_process() as device:
+        session = device.session
+        threads = inside(device)["threads"]
+        (lane,) = session._free
+        with stopped(device):
+            with pytest.raises(MissedDeadline):
+                session.call(wire.GetVersionString(), wire.Word, deadline=time.monotonic_ns())
+            assert [given_up for given_up, *_ in session._given_up] == [lane] and lane.in_doubt
+            with pytest.raises(DeadObject):
+                lane.send(b"more")
+        assert session.call(wire.GetType(), wire.Word) and lane not in session._free
+        wait_until(lambda: not session._given_up and lane.socket.fileno() == -1, "its end")
+        wait_until(lambda: inside(device)["threads"] <= threads, "its thread in the service")
+
+
+def test_what_a_call_that_was_given_up_brings_is_given_back() -> None:
+    with own_process() as device:
+        prepared = prepare(device)
+        run(prepared, numbers())
+        before = inside(device)["memories"]
+        for n in range(5):
+            with stopped(device), pytest.raises(MissedDeadline):
+                fresh = Memory.from_array(numbers(start=n))
+                view = fresh.view(0, 16, np.float32, (4,))
+                late = Control(deadline=time.monotonic_ns())
+                requests.run(prepared, [view], late, [np.zeros(4, np.float32)])
+            del fresh, view
+        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+        wait_until(lambda: not device.session._given_up, "lanes that were given up")
+        settled(device, {**inside(device), "memories": before})
+
+
+def test_driver_memory_that_comes_too_late_is_given_back() -> None:
+    with own_process() as device:
+        prepared = prepare(device)
+        assert isinstance(prepared, RemotePrepared)
+        message = wire.Allocate((4,), ((prepared.number, 0, False, 1.0),))
+        for _ in range(3):
+            with stopped(device), pytest.raises(MissedDeadline):
+                device.session.call(message, wire.Object, deadline=time.monotonic_ns())
+        wait_until(lambda: not device.session._given_up, "lanes that were given up")
+        wait_until(lambda: inside(device)["buffers"] == 0, "buffers that nobody knows")
 
 
 # -------------------------------------------------------------------------------------------------------------- fences
@@ -360,7 +633,7 @@ def test_releases_travel_in_batches(device: RemoteDevice, monkeypatch: pytest.Mo
     send = Channel.send
 
     def watched(self: Channel, data: bytes, fds: tuple[int, ...] = ()) -> None:
-        message = wire.decode_call(data) if data[:1] != b"\xc1" else None
+        message = wire.decode_call(data)
         if isinstance(message, wire.Release):
             sent.append(message)
         send(self, data, fds)
@@ -387,6 +660,62 @@ def test_a_model_that_is_dropped_while_it_runs_is_closed_after_the_run() -> None
         assert np.array_equal(outputs[0], 2 * numbers())
         wait_until(lambda: inside(device)["prepared"] == 0, "the model is closed")
         assert inside(device)["closed while running"] == 0
+
+
+def test_a_message_without_a_number_is_never_answered(device: RemoteDevice) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        device.session._control.send(wire.encode(wire.AttachLane(False)), (theirs.fileno(),))
+    lane = Channel(ours)
+    good, bad = wire.encode(wire.GetVersionString()), b"\xc0"
+    for data in (good, bad, wire.encode(wire.Release((10**6,))), wire.encode(wire.GetShape(999)), bytes(1 << 17)):
+        lane.send(data)
+    assert wire.decode_reply(lane.call(good)[0]) == wire.Word("1")
+    with pytest.raises(MissedDeadline):
+        lane.receive(50_000_000)
+
+
+def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed() -> None:
+    """The other side is this test, and sends three descriptors with each answer."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer = Channel(theirs)
+    lanes: list[Channel] = []
+    answers = {
+        wire.Hello: wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0, True, {}),
+        wire.GetVersionString: wire.Word("1"),
+        wire.GetStatus: wire.Failed(3, "InvalidArgument", "no"),
+        wire.GetType: wire.Acknowledged(),
+    }
+
+    def serve(channel: Channel) -> None:
+        with contextlib.suppress(DeadObject):
+            while True:
+                data, fds = channel.receive()
+                call = wire.decode_call(data)
+                if isinstance(call, wire.AttachLane):
+                    lane = Channel(socket.socket(fileno=fds.take()))
+                    lanes.append(lane)
+                    if not call.callbacks:
+                        threading.Thread(target=serve, args=(lane,)).start()
+                    continue
+                channel.answer(wire.encode(answers[type(call)]), (0, 1, 2))
+
+    thread = threading.Thread(target=serve, args=(peer,))
+    thread.start()
+    session = Session(ours, "peer")
+    assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+        with pytest.raises(InvalidArgument, match="no"):
+            session.call(wire.GetStatus(), wire.Word)
+    assert len(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
+        session.call(wire.GetType(), wire.Word)
+    session.close()
+    thread.join(LIMIT)
+    for lane in lanes:
+        lane.close()
 
 
 def test_a_closed_session_says_so_and_ends_its_process() -> None:
