@@ -12,7 +12,7 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import _native, wire
 from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.session import ACKNOWLEDGED
+from nnhal.ipc.session import ACKNOWLEDGED, SETTLE_NS
 
 CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
 _DONE = pack(ACKNOWLEDGED)
@@ -62,9 +62,9 @@ class RemoteBurst(Burst):
                 packet = binding.packets[control.measure] = pack(binding.call(control, self._prepared.form))
             try:
                 reply = self._queues.exchange(packet, -1)
-            except (
-                BaseException
-            ):  # interrupted: the result is still to come, and nobody would take it for the next one's
+            except BaseException:  # interrupted: nobody may take the result for the next one's
+                if frame.direct and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
+                    self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
                 self._end()
                 raise
             if reply == _DONE:

@@ -53,7 +53,8 @@ class RemotePrepared(Prepared):
         self._released = False
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_released"):
+            self.close()
 
     def close(self) -> None:
         """Let go of it; the service closes it when no execution uses it any more."""
@@ -92,7 +93,9 @@ class RemotePrepared(Prepared):
         else:
             call = binding.call(control, self.form)
             name = wire.ExecuteSynchronously.method
-            reply, fds = session.answer_to(name, call, wire.Reply, (), control.deadline, control.cancelled)
+            reply, fds = session.answer_to(
+                name, call, (), control.deadline, control.cancelled, direct=bool(frame.direct)
+            )
             if isinstance(reply, wire.Acknowledged):
                 self.taken(request, frame)
                 home.append(frame)
@@ -242,7 +245,8 @@ class RemoteBinding:
         return call
 
     def __del__(self) -> None:
-        self.session.release(self.number)
+        if hasattr(self, "number"):
+            self.session.release(self.number)
 
 
 class RemoteExecution(FencedExecution):
@@ -257,8 +261,8 @@ class RemoteExecution(FencedExecution):
         frame: Frame,
         home: deque[Frame],
     ) -> None:
-        super().__init__(fence)
         self._prepared, self._session, self._number = prepared, prepared.session, number
+        super().__init__(fence)
         self._request, self._frame, self._home = request, frame, home
 
     def get_execution_info(self) -> ExecutionInfo:
@@ -281,7 +285,8 @@ class RemoteExecution(FencedExecution):
         self._home.append(self._frame)
 
     def __del__(self) -> None:
-        self._session.release(self._number)
+        if hasattr(self, "_number"):
+            self._session.release(self._number)
 
 
 def _loop(control: Control) -> int:

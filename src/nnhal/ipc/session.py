@@ -41,6 +41,7 @@ from nnhal.ipc.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
 from nnhal.ipc.pools import ClientPools, Packing
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
+SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
 HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
 MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
 _PLACED = 60  # descriptors that go along with a message
@@ -170,9 +171,7 @@ class Session:
     ) -> tuple[T, Descriptors]:
         """Call and wait; the reply and its descriptors. Raises what the service reports, DeadObject, MissedDeadline."""
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
-        reply, received = self.answer_to(
-            wire.hal_name(message), wire.encode(message), wire.Reply, given, deadline, cancelled
-        )
+        reply, received = self.answer_to(wire.hal_name(message), wire.encode(message), given, deadline, cancelled)
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
@@ -183,14 +182,17 @@ class Session:
         self,
         name: str,
         data: bytes,
-        expect: type[T],
         fds: Sequence[int] = (),
         deadline: int | None = None,
         cancelled: threading.Event | None = None,
+        direct: bool = False,
     ) -> tuple[wire.Reply, Descriptors]:
-        """As `call`, with a call that is encoded already, and with an answer of any kind. name: the HAL's, of the method."""
+        """As `call`, with a call that is encoded already, and with an answer of any kind.
+
+        name: the HAL's, of the method. direct: the driver writes to memory of the caller's, and must not after the end.
+        """
         self.calls[name] = self.calls.get(name, 0) + 1
-        answer, received = self._transact(data, fds, deadline, cancelled)
+        answer, received = self._transact(data, fds, deadline, cancelled, direct)
         if answer == ACKNOWLEDGED:
             return DONE, received
         try:
@@ -199,7 +201,12 @@ class Session:
             raise self._died(DeadObject(f"{self.where}: answered {name} with what is no message: {error}")) from None
 
     def _transact(
-        self, data: bytes, fds: Sequence[int], deadline: int | None, cancelled: threading.Event | None
+        self,
+        data: bytes,
+        fds: Sequence[int],
+        deadline: int | None,
+        cancelled: threading.Event | None,
+        direct: bool,
     ) -> Message:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
@@ -221,6 +228,8 @@ class Session:
         finally:
             if channel.in_doubt:
                 self._give_up(channel, blamed)
+                if direct:
+                    self._settle(channel)
             else:
                 self._free.append(channel)
 
@@ -316,6 +325,20 @@ class Session:
         """Give back an object; sent with others in a moment. Safe in finalizers."""
         self._released.append(number)
         self._rouse()
+
+    def _settle(self, channel: Channel) -> None:
+        """Wait until the service has ended a call that was given up: the driver may be writing to memory of the caller's.
+
+        A process of this client's own that takes too long is ended.
+        """
+        end = time.monotonic_ns() + SETTLE_NS
+        while self.dead is None and channel.socket.fileno() >= 0:
+            if time.monotonic_ns() > end:
+                if self.process is not None:
+                    self._died(DeadObject(f"{self.where}: a call that was interrupted does not end; it is replaced"))
+                return
+            time.sleep(0.002)
+            self._rouse()
 
     def _rouse(self) -> None:
         if self.dead is None:
