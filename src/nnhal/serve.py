@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nnhal.hal.device import Device
 
+ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of its client's
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status."""
@@ -56,12 +58,15 @@ def run(
     Confinement comes before numpy and the driver's engine start threads, which would escape it. announced: a listening
     service prints a line of JSON before it serves.
     """
-    from nnhal.ipc import names
+    from nnhal.ipc import _native, names
     from nnhal.ipc.confine import Limits, confine
+    from nnhal.ipc.fate import watch_peer
 
     own = [Path(driver).resolve().parent] if driver.endswith(".py") else []
     name = name or Path(driver).stem
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
+    if fd is not None:
+        _native.end_with(watch_peer(sock), ORPHAN_NS)
     os.chdir("/")
     if confined:
         report = confine([*own, *(Path(p).resolve() for p in read)], Limits())

@@ -35,6 +35,12 @@ _Message: TypeAlias = tuple[bytes, "Descriptors"]
 def cpus() -> int:
     """The affinity mask of the calling thread."""
 
+def end_with(pidfd: int, after_ns: int, /) -> None:
+    """Have this process end (exit status 1) some time after the one behind `pidfd`, whatever its threads do then.
+
+    A thread without Python waits for that; the descriptor stays the caller's, who keeps it open. -1: nothing happens.
+    """
+
 @final
 class Descriptors:
     """Open descriptors that came with a message, closed on exec. It closes those that nobody took when it goes."""

@@ -4,11 +4,13 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import struct
 import subprocess
 
 _ENDING_MS = 20
 DYING_MS = 300
+_SO_PEERPIDFD = 77
 _libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 
 
@@ -18,6 +20,23 @@ def pidfd(pid: int) -> int:
         return os.pidfd_open(pid)
     except OSError:
         return -1
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process and user on the other end of a socket."""
+    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def watch_peer(sock: socket.socket) -> int:
+    """A pidfd of the process on the other end, -1 where there is none to be had."""
+    try:
+        return struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
+    except OSError:
+        try:
+            return os.pidfd_open(peer_of(sock)[0])
+        except OSError:
+            return -1
 
 
 def ended(watch: int, longer: int = 0) -> bool:

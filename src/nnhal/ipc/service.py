@@ -9,7 +9,6 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import _native, wire
 from nnhal.ipc.channel import Channel, Descriptors
 from nnhal.ipc.convert import error_to_wire
+from nnhal.ipc.fate import peer_of, watch_peer
 from nnhal.ipc.scope import Ends, Wanted
 from nnhal.ipc.service_binding import DONE, Answer
 from nnhal.ipc.service_calls import CallHandler, Work
@@ -32,7 +32,6 @@ WORKERS = 8  # threads of a connection for what it does in the background
 QUEUED = 256  # background work that may wait
 HELLO_TIMEOUT_NS = 10_000_000_000
 END_SECONDS = 5  # for a driver to close what a client had
-_SO_PEERPIDFD = 77
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
 _log = logger("driver")
@@ -44,23 +43,6 @@ def close_all(fds: Sequence[int]) -> None:
     """Close descriptors that were sent."""
     for fd in fds:
         os.close(fd)
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process and user on the other end of a socket."""
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
-
-
-def watch_peer(sock: socket.socket) -> int:
-    """A pidfd of the process on the other end, -1 where there is none to be had."""
-    try:
-        return struct.unpack("i", sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))[0]
-    except OSError:
-        try:
-            return os.pidfd_open(peer_of(sock)[0])
-        except OSError:
-            return -1
 
 
 def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
