@@ -1,5 +1,6 @@
 """What the fault tests share: services as real processes, hostile clients that speak the wire, and who looks for harm."""
 
+import array
 import contextlib
 import json
 import os
@@ -26,6 +27,7 @@ from tests.ipc.support import LIMIT, doubling, numbers, run, wait_until
 
 WITNESS = str(Path(__file__).parent / "drivers" / "witness.py")
 X = numbers(64)
+ONE = (1).to_bytes(8, "little")  # the number of a call, as it stands before its message
 
 
 def serve(driver: str, name: str, *, orders: str = "", through: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
@@ -68,9 +70,19 @@ def client_of(name: str = "shared") -> Iterator[RemoteDevice]:
     """A client of a service, disconnected afterwards."""
     device = RemoteDevice(names.connect(name))
     try:
+        used(device)
         yield device
     finally:
         device.close()
+
+
+def used(device: RemoteDevice) -> None:
+    """Have the service end an object of this client, for which it keeps a thread from then on: no fault's trace."""
+    session = device.session
+    number = session.call(wire.Hold(()), wire.Object)[0].object
+    session.release(number)
+    again = wire.encode(wire.Hold((wire.Pool("ashmem", 1, 0, True, number),)))
+    wait_until(lambda: "is not held" in str(session.answer_to("Hold", again)[0]), "the release")
 
 
 def prepared(device: Device, model: Model | None = None, **options: Any) -> Prepared:
@@ -162,20 +174,22 @@ class Hostile:
             self.callbacks = self.lane(callbacks=True)
 
     def send(self, data: bytes | wire.ClientCall, fds: Sequence[int] = ()) -> None:
-        """Send a message, or bytes that are none."""
+        """Send a message that wants no answer, or bytes that are none."""
         self.channel.send(data if isinstance(data, bytes) else wire.encode(data), fds)
 
+    def push(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a call of number 1 past every check of a lane's."""
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+        self.socket.sendmsg([ONE + data], rights)
+
     def call(self, data: bytes | wire.ClientCall, fds: Sequence[int] = ()) -> Any:
-        """Send and wait for the reply; its descriptors are closed."""
-        self.send(data, fds)
+        """Send a call, or bytes that are none, and wait for the reply; its descriptors are closed."""
+        self.channel.ask(data if isinstance(data, bytes) else wire.encode(data), fds)
         return self.receive()
 
     def receive(self) -> Any:
         """The next reply; its descriptors are closed."""
-        reply, fds = self.channel.receive(int(LIMIT * 1e9))
-        for fd in fds:
-            os.close(fd)
-        return wire.decode_reply(reply)
+        return wire.decode_reply(self.channel.receive(int(LIMIT * 1e9))[0])
 
     def lane(self, *, callbacks: bool = False) -> Channel:
         """One more lane."""
@@ -187,7 +201,8 @@ class Hostile:
 
     def prepare(self, model: Model | None = None) -> int:
         """The number of a prepared model."""
-        whole = model_to_wire(model or doubling(64), lambda _: wire.Pool(0, "ashmem", 1, 0, True, False))
+        whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
+        self.call(wire.Release((self.call(wire.Hold(())).object,)))  # see `used`
         reply = self.call(wire.PrepareModel(V1_3, 1, whole))
         assert isinstance(reply, wire.Acknowledged), reply
         assert self.callbacks is not None
@@ -196,12 +211,23 @@ class Hostile:
         assert isinstance(note, wire.NotifyPrepared) and isinstance(note.result, wire.Object), note
         return note.result.object
 
+    def bind(
+        self, number: int, pools: Sequence[wire.Pool], *arguments: wire.WireArgument, fds: Sequence[int] = ()
+    ) -> Any:
+        """The reply to a request to bind; the last argument is the output."""
+        request = wire.WireRequest(arguments[:-1], arguments[-1:], tuple(wire.MemoryPool(p) for p in pools))
+        return self.call(wire.Bind(number, request), fds)
+
     def execute(
         self, number: int, pools: Sequence[wire.Pool], *arguments: wire.WireArgument, fds: Sequence[int] = ()
     ) -> Any:
-        """The reply to an execution; the last argument is the output."""
-        request = wire.WireRequest(arguments[:-1], arguments[-1:], tuple(wire.MemoryPool(p) for p in pools))
-        return self.call(wire.ExecuteSynchronously(V1_3, number, request), fds)
+        """Bind, execute and release: the reply to the execution, or why there is no binding."""
+        reply = self.bind(number, pools, *arguments, fds=fds)
+        if isinstance(reply, wire.Object):
+            number = reply.object
+            reply = self.call(wire.ExecuteSynchronously(V1_3, number))
+            self.send(wire.Release((number,)))
+        return reply
 
     def close(self) -> None:
         """Go away without a word."""

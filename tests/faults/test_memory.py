@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
 from nnhal.ipc import wire
 from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client_prepared import RemotePrepared
 from nnhal.ipc.process import start
 from nnhal.model.builder import ModelBuilder
 from tests import requests
@@ -48,8 +50,8 @@ def memfd(size: int = ROOM, seals: int = SEAL_SHRINK) -> int:
 
 
 def pool(size: int = ROOM, offset: int = 0, *, readonly: bool = False) -> wire.Pool:
-    """Pool 1, whose descriptor comes along."""
-    return wire.Pool(1, "ashmem", size, offset, readonly, True)
+    """A pool whose descriptor comes along."""
+    return wire.Pool("ashmem", size, offset, readonly)
 
 
 class memfd_of_values:  # noqa: N801 (a context manager)
@@ -81,13 +83,13 @@ def test_a_pool_that_may_shrink_is_refused_and_its_shrinking_kills_nobody(shared
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before = hostile.prepare(), held(watcher)
         fd = memfd(seals=seals)
-        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool 1", "not sealed against shrinking")
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool", "not sealed against shrinking")
         os.ftruncate(fd, 0)
-        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool 1")
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool")
         os.close(fd)
         back_to(before, watcher)
         fd = memfd()
-        assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), wire.Executed)
+        assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), wire.Acknowledged)
         with pytest.raises(PermissionError):
             os.ftruncate(fd, 0)
         os.close(fd)
@@ -105,11 +107,19 @@ def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_t
         x = memory.view(0, 256, np.float32, (64,))
         requests.run(model, [x], rooms=[out])
         assert out.tobytes() == (X + X).tobytes()
-        packing = device.session.packing()
-        sent = packing.pool(memory)
-        device.session.call(wire.Announce((sent,)), wire.Acknowledged, packing)
+        assert isinstance(model, RemotePrepared)
+        with device.session.carrying([memory]) as packing:
+            sent = packing.pool(memory)
+            number = device.session.call(wire.Hold((sent,)), wire.Object, packing)[0].object
         os.truncate(file, 0)
-        assert works(device)
+        ahead, room = msgspec.structs.replace(sent, held=number), Memory.allocate(256)
+        with device.session.carrying([room]) as packing:
+            pools = wire.MemoryPool(ahead), wire.MemoryPool(packing.pool(room))
+            taken = wire.WireArgument(1, 0, 256, (64,))
+            message = wire.Bind(model.number, wire.WireRequest((INPUT,), (taken,), pools))
+            binding = device.session.call(message, wire.Object, packing)[0].object
+        device.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged)
+        assert room.bytes().tobytes() == (X + X).tobytes()
 
 
 def test_a_file_cut_short_kills_only_the_clients_own_driver(tmp_path: Path) -> None:
@@ -119,8 +129,8 @@ def test_a_file_cut_short_kills_only_the_clients_own_driver(tmp_path: Path) -> N
     fd = os.open(file, os.O_RDWR)
     driver = RemoteDevice(start(WITNESS))
     try:
-        refusal = driver.session.transact(wire.encode(wire.Announce((pool(1 << 20),))), (fd,))[0]
-        refused(wire.decode_reply(refusal), "pool 1", "sealed")  # to be written: never
+        hold = wire.encode(wire.Hold((pool(1 << 20),)))
+        refused(driver.session.answer_to("Hold", hold, (fd,))[0], "pool", "sealed")  # to be written: never
         assert works(driver)
     finally:
         os.close(fd)
@@ -143,7 +153,7 @@ def test_a_pool_past_the_end_of_its_memory_is_refused(shared: str, size: int, of
         assert isinstance(reply, wire.Failed) and reply.kind in ("InvalidArgument", "ResourceExhausted"), reply
         back_to(before, watcher)
         with memfd_of_values() as memory:
-            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Executed)
+            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Acknowledged)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +171,8 @@ def test_an_argument_past_the_end_of_its_pool_is_invalid(shared: str, argument: 
     with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
         number = hostile.prepare()
         refused(hostile.execute(number, [pool()], argument, OUTPUT, fds=(memory.fd,)), "input 0", words)
-        known = wire.Pool(1, "ashmem", ROOM, 0, False, False)
-        refused(hostile.execute(number, [known], INPUT, argument), "output 0", words)
-        assert isinstance(hostile.execute(number, [known], INPUT, OUTPUT), wire.Executed)
+        refused(hostile.execute(number, [pool()], INPUT, argument, fds=(memory.fd,)), "output 0", words)
+        assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Acknowledged)
         assert bytes(memory.bytes()[256:512]) == (X + X).tobytes()
 
 
@@ -286,17 +295,17 @@ KINDS: dict[str, Callable[[], int]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_no_memory_is_refused_as_a_pool(shared: str, kind: str) -> None:
-    """21: by the pool's number; the descriptor is closed, the same connection goes on."""
+    """21: the descriptor is closed, the same connection goes on."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
         for _ in range(3):
             reply = hostile.execute(number, [pool(16)], INPUT, OUTPUT, fds=(fd,))
             refused(reply)
-            assert "pool 1" in reply.message or "descriptor" in reply.message
+            assert "pool" in reply.message or "descriptor" in reply.message, reply
         os.close(fd)
         back_to(before, watcher)
         with memfd_of_values() as memory:
-            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Executed)
+            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Acknowledged)
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a file", "an eventfd"])
@@ -304,13 +313,12 @@ def test_what_is_no_socket_is_refused_as_a_lane_and_what_is_no_fence_as_a_fence(
     """21: the same for the other descriptors that messages carry; none stays open."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
-        empty = wire.WireRequest((), (), ())
         for _ in range(5):
             refused(hostile.call(wire.AttachLane(False), (fd,)), "AttachLane", "SEQPACKET")
             if kind != "a pipe":  # the read end of a pipe is what a fence is made of
-                refused(hostile.call(wire.ExecuteFenced(number, empty, 1), (fd,)), "fence")
+                refused(hostile.call(wire.ExecuteFenced(number, 1), (fd,)), "fence")
             refused(hostile.call(wire.ConfigureExecutionBurst(number), (fd,)), "burst")
-            refused(hostile.call(wire.ExecuteFenced(number, empty, 4), (fd,)))
+            refused(hostile.call(wire.ExecuteFenced(number, 4), (fd,)))
         os.close(fd)
         back_to(before, watcher)
 
@@ -323,3 +331,52 @@ def test_descriptors_that_no_call_takes_are_closed(shared: str) -> None:
             assert isinstance(hostile.call(wire.GetVersionString(), (fd,) * 60), wire.Word)
         os.close(fd)
         back_to(before, watcher)
+
+
+def test_a_memory_that_comes_a_thousand_times_is_mapped_once(shared: str) -> None:
+    """21: by whichever descriptor, for whichever binding, and until the last of them is released."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile, memfd_of_values() as memory:
+        number = hostile.prepare()
+        before = held(watcher)
+        bindings = []
+        for _ in range(1000):
+            reply = hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,))
+            assert isinstance(reply, wire.Object), reply
+            bindings.append(reply.object)
+        now = held(watcher)
+        assert now["mappings"] <= before["mappings"] + 1 and now["descriptors"] <= before["descriptors"] + 1
+        for binding in (bindings[0], bindings[-1]):
+            assert isinstance(hostile.call(wire.ExecuteSynchronously(4, binding)), wire.Acknowledged)
+        hostile.send(wire.Release(tuple(bindings)))
+        back_to(before, watcher)
+
+
+def test_a_memory_sent_ahead_goes_with_its_object_and_the_bindings_that_use_it(shared: str) -> None:
+    """21: released before, a binding over it is a named error; released after, the binding goes on."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile, memfd_of_values() as memory:
+        number, before = hostile.prepare(), held(watcher)
+        ahead = hostile.call(wire.Hold((pool(),)), (memory.fd,)).object
+        there = msgspec.structs.replace(pool(), held=ahead)
+        binding = hostile.bind(number, [there], INPUT, OUTPUT).object
+        refused(hostile.bind(number, [msgspec.structs.replace(there, place=1)], INPUT, OUTPUT), "place", "below 1")
+        hostile.send(wire.Release((ahead,)))
+        refused(hostile.bind(number, [there], INPUT, OUTPUT), f"Hold {ahead} is not held by this connection")
+        assert isinstance(hostile.call(wire.ExecuteSynchronously(4, binding)), wire.Acknowledged)
+        assert bytes(memory.bytes()[256:512]) == (X + X).tobytes()
+        hostile.send(wire.Release((binding,)))
+        back_to(before, watcher)
+
+
+def test_an_input_that_only_the_client_writes_cannot_be_written_by_its_driver(shared: str) -> None:
+    """21: the memory of the inputs of a frame is mapped for reading, on whatever the service is told."""
+    with undisturbed(shared), Hostile(shared) as hostile:
+        number = hostile.prepare()
+        given, taken = Memory.allocate(256, one_way=True), Memory.allocate(256)
+        given.bytes()[:] = X.view(np.uint8)
+        out, fds = wire.WireArgument(1, 0, 256, (64,)), (given.fd, taken.fd)
+        assert isinstance(hostile.execute(number, [pool(256), pool(256)], INPUT, out, fds=fds), wire.Acknowledged)
+        assert taken.bytes().tobytes() == (X + X).tobytes()
+        into = wire.WireArgument(0, 0, 256, (64,))
+        refused(hostile.execute(number, [pool(256), pool(256)], INPUT, into, fds=fds))
+        given.close()
+        taken.close()

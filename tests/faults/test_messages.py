@@ -1,6 +1,5 @@
 """Faults of messages: lengths and descriptors past every limit, bytes that are none, peers that do not read (27, 28)."""
 
-import array
 import fcntl
 import os
 import random
@@ -20,6 +19,7 @@ from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.convert import model_to_wire
 from nnhal.ipc.service import MAX_CLIENTS, QUEUED
 from tests.faults.support import (
+    ONE,
     Hostile,
     attempt,
     back_to,
@@ -95,7 +95,7 @@ def test_a_datagram_larger_than_messages_are_is_refused(shared: str) -> None:
     """27: what does not fit the receiver's buffer is no message, whatever its first bytes say."""
     with undisturbed(shared), Hostile(shared) as hostile:
         hostile.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        hostile.socket.send(QUERY + bytes(wire.INLINE + 4096))
+        hostile.push(QUERY + bytes(wire.INLINE + 4096))
         reply = hostile.receive()
         assert isinstance(reply, wire.Failed) and "larger than the transport takes" in reply.message
         alive(hostile)
@@ -106,9 +106,8 @@ def test_a_message_with_too_many_descriptors_is_refused_and_all_are_closed(share
     """27: the kernel takes 253 at most with one message; a thousand are four of them, again and again."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         before, fd = held(watcher), os.open("/dev/null", os.O_RDONLY)
-        many = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd] * count).tobytes())]
         for _ in range(12):
-            hostile.socket.sendmsg([QUERY], many)
+            hostile.push(QUERY, [fd] * count)
             reply = hostile.receive()
             assert isinstance(reply, wire.Failed) and "too many descriptors" in reply.message, reply
         os.close(fd)
@@ -118,15 +117,15 @@ def test_a_message_with_too_many_descriptors_is_refused_and_all_are_closed(share
 
 def _garbage(dice: random.Random) -> bytes:
     good = [
-        wire.encode(wire.Hello(1, 3)),
+        wire.encode(wire.Hello(wire.VERSION, 3)),
         wire.encode(wire.AttachLane(True)),
-        wire.encode(wire.Release(((1, 2), (3, 4)), (5, 6))),
+        wire.encode(wire.Release((1, 2, 3))),
         wire.encode(wire.GetCapabilities(4)),
         wire.encode(wire.Allocate((4, 4), ((1, 0, True, 0.5),))),
-        wire.encode(
-            wire.ExecuteSynchronously(4, 1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))
-        ),
-        wire.encode(wire.CopyFrom(1, wire.Pool(1, "ashmem", 4, 0, True, False), (2,))),
+        wire.encode(wire.Bind(1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))),
+        wire.encode(wire.Hold((wire.Pool("ashmem", 4, 0, True, 1, 2),))),
+        wire.encode(wire.ExecuteSynchronously(4, 1)),
+        wire.encode(wire.CopyFrom(1, wire.Pool("ashmem", 4, 0, True), (2,))),
     ]
     data = bytearray(dice.choice(good))
     kind = dice.randrange(4)
@@ -142,30 +141,66 @@ def _garbage(dice: random.Random) -> bytes:
 
 
 def test_bytes_that_are_no_message_are_answered_with_an_error(shared: str) -> None:
-    """27: 2,000 random, cut, nested and mutated messages; every one is answered or has no answer, none harms."""
+    """27: 2,000 random, cut, nested and mutated messages; each is answered once, or not at all without a number."""
     dice = random.Random(27)
     with undisturbed(shared), client_of(shared) as watcher:
         before = held(watcher)
         with Hostile(shared) as hostile:
-            for _ in range(2000):
+            for n in range(2000):
                 data = _garbage(dice)
                 if data[0] == MARK:
                     continue
-                hostile.send(data)
-                hostile.send(QUERY)
-                first = hostile.receive()
-                if not (isinstance(first, wire.Word) and not hostile_pending(hostile)):
-                    assert isinstance(hostile.receive(), wire.Word), data
+                if n % 2:
+                    hostile.send(data)
+                else:
+                    hostile.call(data)
+                alive(hostile)
+            assert isinstance(attempt(lambda: hostile.channel.receive(20_000_000)), MissedDeadline)
         back_to(before, watcher)
         assert works(watcher)
 
 
-def hostile_pending(hostile: Hostile) -> bool:
-    """Whether a reply is there, or comes within a moment: a query's own reply was the first then."""
-    data = attempt(lambda: hostile.channel.receive(20_000_000))
-    if isinstance(data, MissedDeadline):
-        return False
-    raise AssertionError(f"a second reply to one query: {data}")
+@pytest.mark.parametrize("length", range(9))
+@pytest.mark.parametrize("descriptors", [0, 3])
+def test_a_message_shorter_than_its_number_ends_its_connection_and_no_other(
+    shared: str, length: int, descriptors: int
+) -> None:
+    """27: there is nothing that an answer could be to."""
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        for _ in range(3):
+            with Hostile(shared) as hostile:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("3i", 0, 1, 2))] if descriptors else []
+                hostile.socket.sendmsg([ONE[:length]], rights)
+                assert isinstance(attempt(hostile.receive), DeadObject)
+        back_to(before, watcher)
+
+
+def test_numbers_of_calls_may_be_anything_and_their_answers_bear_them(shared: str) -> None:
+    """27: the service keeps no account of them: also of one that comes twice."""
+    with undisturbed(shared), Hostile(shared) as hostile:
+        answer = wire.encode(wire.Word("1"))
+        for number in (1, 1, 7, 2, 2**32, 2**64 - 1, 1):
+            head = struct.pack("<Q", number)
+            hostile.socket.send(head + QUERY)
+            assert hostile.socket.recv(1 << 16) == head + answer
+        alive(hostile)
+
+
+def test_a_lane_that_breaks_the_protocol_ends_and_leaves_the_connections_others(shared: str) -> None:
+    """27: lanes fail one by one."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        lanes = [hostile.lane() for _ in range(4)]
+        before = held(watcher)
+        lanes[1].socket.send(b"short")
+        assert isinstance(attempt(lanes[1].receive), DeadObject)
+        for lane in (lanes[0], lanes[2], lanes[3]):
+            assert wire.decode_reply(lane.call(QUERY)[0]) == wire.Word("1")
+        alive(hostile)
+        wait_until(lambda: held(watcher)["threads"] < before["threads"], "the end of its thread")
+        for lane in lanes:
+            lane.close()
+        wait_until(lambda: held(watcher)["threads"] <= before["threads"] - 4, "the end of their threads")
 
 
 @pytest.mark.parametrize(
@@ -177,8 +212,7 @@ def test_a_connection_that_does_not_greet_is_ended(shared: str, first: bytes) ->
         before = held(watcher)
         for _ in range(3):
             with Hostile(shared, greet=False) as hostile:
-                hostile.send(first)
-                reply = attempt(hostile.receive)
+                reply = attempt(lambda hostile=hostile: hostile.call(first))
                 assert isinstance(reply, wire.Failed | DeadObject), reply
                 assert isinstance(attempt(hostile.receive), DeadObject)
         back_to(before, watcher)
@@ -190,7 +224,9 @@ def test_a_connection_that_does_not_greet_is_ended(shared: str, first: bytes) ->
 def _fill(sock: socket.socket) -> int:
     """Send until the peer has taken none for a second; how many it took."""
     for count in range(100_000):
-        if not select.select([], [sock], [], 1.0)[1] or isinstance(attempt(lambda: sock.send(QUERY)), BrokenPipeError):
+        if not select.select([], [sock], [], 1.0)[1] or isinstance(
+            attempt(lambda: sock.send(ONE + QUERY)), BrokenPipeError
+        ):
             return count
     raise AssertionError("100,000 messages were taken, though no answer was read")
 
@@ -213,7 +249,7 @@ def test_a_client_that_does_not_read_its_notifications_is_refused_more_and_dropp
     with undisturbed(shared) as neighbour, client_of(shared) as watcher:
         before = held(watcher)
         hostile = Hostile(shared)
-        model = model_to_wire(doubling(64), lambda _: wire.Pool(0, "ashmem", 1, 0, True, False))
+        model = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         refused = []
         for n in range(20 * QUEUED):  # each is answered at once and notified of later, which this client never reads
             reply = attempt(lambda n=n: hostile.call(wire.PrepareModel(V1_3, n, model)))

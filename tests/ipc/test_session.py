@@ -164,7 +164,7 @@ def test_numbers_of_objects_that_were_not_given_out_are_refused(device: RemoteDe
 
 def raw(device: RemoteDevice, message: wire.ClientCall, fds: Sequence[int] = ()) -> object:
     """The reply to a message, whatever it is."""
-    return device.session.answer_to(wire.hal_name(message), wire.encode(message), wire.Reply, fds)[0]
+    return device.session.answer_to(wire.hal_name(message), wire.encode(message), fds)[0]
 
 
 def bound(prepared: Prepared, memory: Memory) -> int:
