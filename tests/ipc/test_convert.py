@@ -45,12 +45,12 @@ def through(model: Model) -> Model:
 
     def out(memory: Memory) -> wire.Pool:
         pools.append(memory)
-        return wire.Pool(len(pools) - 1, memory.kind, memory.size, memory.offset, memory.readonly, False)
+        return wire.Pool(memory.kind, memory.size, memory.offset, memory.readonly, 1, len(pools) - 1)
 
     call = wire.GetSupportedOperations(V1_3, model_to_wire(model, out))
     back = wire.decode_call(wire.encode(call))
     assert isinstance(back, wire.GetSupportedOperations)
-    return model_from_wire(back.model, lambda pool: pools[pool.id])
+    return model_from_wire(back.model, lambda pool: pools[pool.place])
 
 
 # -------------------------------------------------------------------------------------------------------------- models

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.base.memory import Memory
 from nnhal.hal.request import Control
 from nnhal.ipc import names, wire
 from nnhal.ipc.client import RemoteDevice
@@ -116,7 +117,8 @@ def test_a_service_that_does_not_run_is_named_with_those_that_do(runtime: Path) 
         names.connect("gpu")
 
 
-def test_what_is_no_driver_service_is_said_to_be_none(runtime: Path) -> None:
+@pytest.mark.parametrize("head", [b"", (1).to_bytes(8, "little")], ids=["no number", "the number of the call"])
+def test_what_is_no_driver_service_is_said_to_be_none(runtime: Path, head: bytes) -> None:
     runtime.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(runtime / "odd.sock"))
@@ -126,7 +128,7 @@ def test_what_is_no_driver_service_is_said_to_be_none(runtime: Path) -> None:
             peer, _ = listener.accept()
             with peer:
                 peer.recv(1000)
-                peer.send(b"220 mail.example ESMTP")
+                peer.send(head + b"220 mail.example ESMTP")
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(DeviceUnavailable, match="service odd: is no driver service"):
@@ -168,14 +170,23 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
         prepared = prepare(mine)
         run(prepared, numbers())
         number = prepared.number  # type: ignore[attr-defined]
-        pool = wire.MemoryPool(wire.Pool(1, "ashmem", 16, 0, False, False))
-        request = wire.WireRequest((wire.WireArgument(0, 0, 16, ()),), (wire.WireArgument(0, 16, 16, ()),), (pool,))
+        memory = Memory.allocate(32)
+        with mine.session.carrying([memory]) as packing:
+            held = mine.session.call(wire.Hold((packing.pool(memory),)), wire.Object, packing)[0].object
+        given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
+        pool = wire.MemoryPool(wire.Pool("ashmem", 32, 0, False, held, 0))
+        request = wire.WireRequest((given,), (taken,), (pool,))
+        binding = mine.session.call(wire.Bind(number, request), wire.Object)[0].object
         with pytest.raises(InvalidArgument, match=f"prepared model {number} is not held by this connection"):
-            theirs.session.call(wire.ExecuteSynchronously(4, number, request), wire.Executed)
+            theirs.session.call(wire.Bind(number, request), wire.Object)
         own = prepare(theirs)
-        request_number = own.number  # type: ignore[attr-defined]
-        with pytest.raises(InvalidArgument, match="pool 1 is not known here"):
-            theirs.session.call(wire.ExecuteSynchronously(4, request_number, request), wire.Executed)
+        for message, words in (
+            (wire.Bind(own.number, request), f"Hold {held} is not held by this connection"),  # type: ignore[attr-defined]
+            (wire.ExecuteSynchronously(4, binding), f"binding {binding} is not held by this connection"),
+        ):
+            with pytest.raises(InvalidArgument, match=words):
+                theirs.session.call(message, wire.Reply)
+        mine.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged)
         assert np.array_equal(run(prepared, numbers()), 2 * numbers())
 
 

@@ -7,10 +7,11 @@ import os
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -675,47 +676,86 @@ def test_a_message_without_a_number_is_never_answered(device: RemoteDevice) -> N
         lane.receive(50_000_000)
 
 
+class Peer:
+    """A service of this test's own making: `answer` is given a lane and a call, all but greetings and lanes."""
+
+    def __init__(self, answer: Callable[[Channel, wire.ClientCall], None]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answer, self._lanes, self._threads = answer, [Channel(theirs)], list[threading.Thread]()
+        self._start(self._lanes[0])
+        self.session = Session(ours, "peer")
+
+    def _start(self, lane: Channel) -> None:
+        self._threads.append(threading.Thread(target=self._serve, args=(lane,)))
+        self._threads[-1].start()
+
+    def _serve(self, channel: Channel) -> None:
+        with contextlib.suppress(DeadObject, OSError):
+            while True:
+                data, fds = channel.receive()
+                call = wire.decode_call(data)
+                if isinstance(call, wire.Hello):
+                    welcome = wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0, True, {})
+                    channel.answer(wire.encode(welcome))
+                elif isinstance(call, wire.AttachLane):
+                    lane = Channel(socket.socket(fileno=fds.take()))
+                    self._lanes.append(lane)
+                    if not call.callbacks:
+                        self._start(lane)
+                else:
+                    self._answer(channel, call)
+
+    def __enter__(self) -> Session:
+        return self.session
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+        for lane in self._lanes:
+            with contextlib.suppress(OSError):
+                lane.socket.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(LIMIT)
+        for lane in self._lanes:
+            lane.close()
+
+
 def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed() -> None:
-    """The other side is this test, and sends three descriptors with each answer."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    peer = Channel(theirs)
-    lanes: list[Channel] = []
     answers = {
-        wire.Hello: wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0, True, {}),
         wire.GetVersionString: wire.Word("1"),
         wire.GetStatus: wire.Failed(3, "InvalidArgument", "no"),
         wire.GetType: wire.Acknowledged(),
     }
-
-    def serve(channel: Channel) -> None:
-        with contextlib.suppress(DeadObject):
-            while True:
-                data, fds = channel.receive()
-                call = wire.decode_call(data)
-                if isinstance(call, wire.AttachLane):
-                    lane = Channel(socket.socket(fileno=fds.take()))
-                    lanes.append(lane)
-                    if not call.callbacks:
-                        threading.Thread(target=serve, args=(lane,)).start()
-                    continue
-                channel.answer(wire.encode(answers[type(call)]), (0, 1, 2))
-
-    thread = threading.Thread(target=serve, args=(peer,))
-    thread.start()
-    session = Session(ours, "peer")
-    assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(50):
+    with Peer(lambda lane, call: lane.answer(wire.encode(answers[type(call)]), (0, 1, 2))) as session:
         assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
-        with pytest.raises(InvalidArgument, match="no"):
-            session.call(wire.GetStatus(), wire.Word)
-    assert len(os.listdir("/proc/self/fd")) == before
-    with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
-        session.call(wire.GetType(), wire.Word)
-    session.close()
-    thread.join(LIMIT)
-    for lane in lanes:
-        lane.close()
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(50):
+            assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+            with pytest.raises(InvalidArgument, match="no"):
+                session.call(wire.GetStatus(), wire.Word)
+        assert len(os.listdir("/proc/self/fd")) == before
+        with pytest.raises(DeadObject, match="answered getType with Acknowledged"):
+            session.call(wire.GetType(), wire.Word)
+
+
+@pytest.mark.parametrize("number", [0, 2, 2**64 - 1])
+def test_a_service_that_answers_with_another_number_is_dead(number: int) -> None:
+    answer = struct.pack("<Q", number) + wire.encode(wire.Word("1"))
+    with Peer(lambda lane, _: lane.socket.sendall(answer)) as session:
+        with pytest.raises(DeadObject, match="broke the protocol"):
+            session.call(wire.GetVersionString(), wire.Word)
+        assert session.dead is not None
+
+
+def test_an_answer_that_comes_twice_is_never_the_next_questions() -> None:
+    def answer(lane: Channel, call: wire.ClientCall) -> None:
+        whole = struct.pack("<Q", lane.lane.asked) + wire.encode(wire.Word(wire.hal_name(call)))
+        for _ in range(2):
+            lane.socket.sendall(whole)
+
+    with Peer(answer) as session:
+        assert session.call(wire.GetVersionString(), wire.Word)[0].value == "getVersionString"
+        with pytest.raises(DeadObject):
+            session.call(wire.GetType(), wire.Word)
 
 
 def test_a_closed_session_says_so_and_ends_its_process() -> None:
