@@ -498,7 +498,7 @@ lane_receive_by(Lane *self, int64_t deadline)
     }
     int status = lane_wait(self, deadline);
     if (status == 0 && self->awaited != 0) {
-        status = self->number == self->awaited ? 0 : CORRUPT;
+        status = self->length > sizeof(self->number) && self->number == self->awaited ? 0 : CORRUPT;
         self->awaited = status == 0 ? 0 : self->awaited;
         self->asked = 0;
         if (status < 0) {

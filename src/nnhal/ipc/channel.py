@@ -24,6 +24,10 @@ _LOOK_UP = struct.pack("ll", 1, 0)  # a receive that sleeps looks at signals onc
 _SEALS = SEALS | fcntl.F_SEAL_WRITE
 
 
+class NoProtocol(DeadObject):
+    """The peer sent what the protocol does not know there."""
+
+
 class Channel:
     """A lane over one end of a SEQPACKET socket, which it owns. For one thread at a time."""
 
@@ -111,7 +115,7 @@ def failure(status: int) -> NnhalError:
             return ResourceExhausted("message: its descriptors were lost: this process may open no more; close some")
         return InvalidArgument("message is larger than the transport takes, or carries too many descriptors")
     if status == _native.CORRUPT:
-        return DeadObject("driver process: it broke the protocol")
+        return NoProtocol("driver process: it broke the protocol")
     return DeadObject("driver process: it died or closed the connection")
 
 

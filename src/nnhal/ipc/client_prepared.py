@@ -50,6 +50,7 @@ class RemotePrepared(Prepared):
         self.signature = Signature.of(model, session.where)
         self.frames = Frames()
         self.form = wire.form_for(wire.ExecuteSynchronously, session.methods)
+        self._method = "" if self.form is None else wire.hal_name(wire.ExecuteSynchronously(self.form, 0))
         self._released = False
 
     def __del__(self) -> None:
@@ -92,9 +93,8 @@ class RemotePrepared(Prepared):
             result, fds = self._launch(binding, control).wait(control.deadline, control.cancelled)
         else:
             call = binding.call(control, self.form)
-            name = wire.ExecuteSynchronously.method
             reply, fds = session.answer_to(
-                name, call, (), control.deadline, control.cancelled, direct=bool(frame.direct)
+                self._method, call, (), control.deadline, control.cancelled, direct=bool(frame.direct)
             )
             if isinstance(reply, wire.Acknowledged):
                 self.taken(request, frame)

@@ -18,7 +18,7 @@ def pack(message: bytes) -> bytes:
 
 def unpack(packet: bytes) -> bytes:
     """The message in a packet; ValueError where its length is none that fits."""
-    kind, count, length = _HEAD.unpack_from(packet)
+    kind, count, length = _HEAD.unpack_from(packet) if len(packet) >= ELEMENT else (0, 0, len(packet))
     if kind or count * ELEMENT != len(packet) or not 0 <= count * ELEMENT - _HEAD.size - length < ELEMENT:
         raise ValueError(f"burst packet: {length} bytes are announced, must fill its {count} elements")
     return packet[_HEAD.size : _HEAD.size + length]

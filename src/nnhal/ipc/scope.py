@@ -1,5 +1,6 @@
 """What a connection owns on the service's side, and how it comes to its end: wishes to stop, and the closing of objects."""
 
+import os
 import select
 import threading
 from collections.abc import Callable
@@ -18,7 +19,8 @@ class Wanted:
 
     def __init__(self) -> None:
         self.gone = threading.Event()  # the client is
-        self._poll = select.epoll()
+        self._poll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.EPOLLIN)
         self._lanes: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -49,7 +51,11 @@ class Wanted:
                     event = self._lanes.get(lane)
                 if event is not None:
                     event.set()
+        self._close()
+
+    def _close(self) -> None:
         self._poll.close()
+        os.close(self._wake)
 
     def end(self) -> None:
         """The client is gone: nothing is wanted any more."""
@@ -57,7 +63,9 @@ class Wanted:
             self.gone.set()
             lanes, self._lanes = self._lanes, {}
             if self._thread is None:
-                self._poll.close()
+                self._close()
+            else:
+                os.eventfd_write(self._wake, 1)
         for event in lanes.values():
             event.set()
 

@@ -8,10 +8,12 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
+from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
@@ -31,14 +33,14 @@ _TOO_LONG = pack(wire.encode(error_to_wire(OperationFailed("burst: the result do
 class ServiceBurst:
     """One burst."""
 
-    def __init__(self, entry: Export, fd: int, binding: Callable[[int], Binding], watch: int) -> None:
-        """binding: gives one of the client's by its number. watch: a pidfd of the client's process, or -1."""
+    def __init__(self, entry: Export, fd: int, binding: Callable[[int], Binding], level: Level, watch: int) -> None:
+        """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1."""
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
         except ValueError as error:
             raise InvalidArgument(f"burst: {error}") from None
         self._queues.watch = watch
-        self._entry, self._binding = entry, binding
+        self._entry, self._binding, self._level = entry, binding, level
         self._held = threading.Event()
         self._unwanted = threading.Event()
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
@@ -110,7 +112,7 @@ class ServiceBurst:
             if self._slots is None:
                 reply, given = binding.run(control)
             else:
-                reply, given = binding.run(control, self._slots.executing(binding.memories))
+                reply, given = binding.run(control, self._slots.executing(binding))
             for fd in given:
                 os.close(fd)
             return _DONE if reply is DONE else pack(wire.encode(reply))
@@ -122,6 +124,9 @@ class ServiceBurst:
             call = wire.decode_call(unpack(packet))
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
+        why = wire.refusal(call, self._level)
+        if why:
+            raise InvalidArgument(f"burst packet: {why}")
         if not isinstance(call, wire.ExecuteSynchronously) or call.deadline or call.loop_timeout:
             raise InvalidArgument(
                 f"burst packet: is {type(call).__name__}, must be a call without limits that executes"
@@ -135,28 +140,44 @@ class ServiceBurst:
 
 
 class Slots:
-    """Numbers for the memories that a driver's own executor knows: added before their first use, removed when they go."""
+    """Numbers for the memories that a driver's own executor knows: added before their first use, removed after the last
+    binding that they belong to.
+    """
 
     def __init__(self, executor: BurstExecutor) -> None:
         self._executor = executor
-        self._numbers: weakref.WeakKeyDictionary[Memory, int] = weakref.WeakKeyDictionary()
-        self._gone: deque[int] = deque()
+        self._known: dict[int, list[Any]] = {}  # id of a memory: the memory, its slot, how many bindings it is in
+        self._of: weakref.WeakKeyDictionary[Binding, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._gone: deque[tuple[int, ...]] = deque()  # ids of the memories of bindings that went
         self._next = 1
 
-    def executing(self, memories: Sequence[Memory]) -> Run:
-        """What executes a request whose arguments lie in these memories."""
+    def executing(self, binding: Binding) -> Run:
+        """What executes a request of this binding."""
         while self._gone:
-            self._executor.remove(self._gone.popleft())
-        slots = []
-        for memory in memories:
-            slot = self._numbers.get(memory)
-            if slot is None:
-                slot, self._next = self._next, self._next + 1
-                self._executor.add(slot, memory)
-                self._numbers[memory] = slot
-                weakref.finalize(memory, self._gone.append, slot).atexit = False
-            slots.append(slot)
+            for memory in self._gone.popleft():
+                self._leave(memory)
+        slots = self._of.get(binding)
+        if slots is None:
+            memories = binding.memories
+            slots = self._of[binding] = tuple(map(self._enter, memories))
+            weakref.finalize(binding, self._gone.append, tuple(map(id, memories))).atexit = False
         return lambda request, control: self._executor.execute(request, slots, control)
+
+    def _enter(self, memory: Memory) -> int:
+        known = self._known.get(id(memory))
+        if known is None:
+            slot, self._next = self._next, self._next + 1
+            self._executor.add(slot, memory)
+            known = self._known[id(memory)] = [memory, slot, 0]
+        known[2] += 1
+        return int(known[1])
+
+    def _leave(self, memory: int) -> None:
+        known = self._known[memory]
+        known[2] -= 1
+        if not known[2]:
+            del self._known[memory]
+            self._executor.remove(known[1])
 
 
 _ENDS = {_native.CLOSED: "closed", _native.DEAD: "the client died", _native.CORRUPT: "its queues were tampered with"}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
-from nnhal.base.levels import Level
+from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
@@ -61,6 +61,7 @@ class CallHandler:
 
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
         self._device, self._own, self._where = device, identity_of(device), where_of(device)
+        self._level = min(self._own.level, V1_3)
         self._client: Client = client
         self._exports = Exports(client.ends)
         self._gone = client.gone
@@ -198,7 +199,7 @@ class CallHandler:
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._client.watch)
+            burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
         number = self._exports.add(burst, burst.close)

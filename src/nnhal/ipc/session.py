@@ -34,7 +34,7 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import Channel, Descriptors, Message
+from nnhal.ipc.channel import Channel, Descriptors, Message, NoProtocol
 from nnhal.ipc.convert import error_from_wire
 from nnhal.ipc.fate import DYING_MS, ended, fate_of, pidfd
 from nnhal.ipc.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
@@ -123,6 +123,8 @@ class Session:
         try:
             data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), GREETING_NS)
             reply = wire.decode_reply(data)
+        except NoProtocol as error:
+            raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
         except (DeadObject, MissedDeadline) as error:
             raise DeviceUnavailable(
                 f"{self.where}: the driver process did not start: {self._fate() or error}"
@@ -231,7 +233,7 @@ class Session:
                 if direct:
                     self._settle(channel)
             else:
-                self._free.append(channel)
+                self._keep(channel)
 
     def _patient_call(
         self,
@@ -312,12 +314,30 @@ class Session:
             self._lanes.add(channel)
         return channel
 
+    def _keep(self, channel: Channel) -> None:
+        """For the next call."""
+        self._free.append(channel)
+        if self.dead is not None:
+            self._close_lanes()
+
     def _give_up(self, channel: Channel, blamed: bool) -> None:
         """Nobody waits for the answer on this lane any more. blamed: it has missed its deadline."""
         self._lanes.discard(channel)
         channel.hang_up()
         self._given_up.append((channel, time.monotonic_ns(), blamed))
-        self._rouse()
+        if self.dead is None:
+            self._rouse()
+        else:
+            self._close_lanes()
+
+    def _close_lanes(self) -> None:
+        """Those that nobody uses."""
+        while self._free:
+            with contextlib.suppress(IndexError):
+                self._free.pop().close()
+        while self._given_up:
+            with contextlib.suppress(IndexError):
+                self._given_up.pop()[0].close()
 
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
@@ -412,12 +432,28 @@ class Session:
             self._late.append((pending, since))
         for _ in range(len(self._given_up)):
             channel, since, blamed = self._given_up.popleft()
-            if _has_ended(channel):
+            if self._has_ended(channel):
                 channel.close()
                 continue
             if blamed and now - since > HUNG_NS:
                 self._hangs()
             self._given_up.append((channel, since, blamed))
+
+    def _has_ended(self, channel: Channel) -> bool:
+        """Whether the service has ended a lane that was given up; what its answer brings is given back."""
+        while True:
+            try:
+                reply = wire.decode_reply(channel.receive(0)[0])
+            except MissedDeadline:
+                return False
+            except DeadObject:
+                return True
+            except (NnhalError, wire.WireError):  # an answer that is refused, or is none
+                continue
+            if isinstance(reply, wire.Object):
+                self.release(reply.object)
+            elif isinstance(reply, wire.Launched):
+                self.release(reply.execution)
 
     def _hangs(self) -> None:
         if self.process is not None:
@@ -489,10 +525,7 @@ class Session:
         for channel in (self._control, self._callbacks, *list(self._lanes)):
             with contextlib.suppress(OSError):
                 channel.socket.shutdown(socket.SHUT_RDWR)
-        while self._free:
-            self._free.pop().close()
-        while self._given_up:
-            self._given_up.pop()[0].close()
+        self._close_lanes()
         while self._pending:
             self._pending.popitem()[1].set(self.dead)
         self._control.close()
@@ -523,19 +556,6 @@ def _close_left(wake: int, lanes: deque[Channel]) -> None:
     os.close(wake)
     for channel in lanes:
         channel.close()
-
-
-def _has_ended(channel: Channel) -> bool:
-    """Whether the service has ended a lane that was given up; the answer that nobody waits for is dropped."""
-    while True:
-        try:
-            channel.receive(0)
-        except MissedDeadline:
-            return False
-        except DeadObject:
-            return True
-        except NnhalError:  # an answer that is refused
-            continue
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

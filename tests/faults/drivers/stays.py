@@ -1,0 +1,48 @@
+"""A driver that does not end by itself: `driver_options={"stays": {"how": "close" | "held" | "deaf"}}`."""
+
+import ctypes
+import time
+from typing import Any
+
+from nnhal.hal.device import YES, Device, Hints, Prepared
+from nnhal.hal.request import Control, Request, Timing
+
+
+class Stays(Prepared):
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        (x,) = request.inputs
+        assert x is not None
+        if self.how == "held":
+            ctypes.PyDLL(None).sleep(600)  # keeps the interpreter
+        if self.how == "deaf":
+            while True:
+                request.outputs[0][...] = 99
+                time.sleep(0.001)
+        if self.how == "polite":
+            while True:
+                request.outputs[0][...] = 99
+                control.check()
+                time.sleep(0.001)
+        request.write(0, x * 2)
+        return None
+
+    def close(self) -> None:
+        if self.how == "close":
+            time.sleep(600)
+
+
+class StaysDevice(Device):
+    name = "stays"
+
+    def supports(self, model: Any) -> list[Any]:
+        return [YES] * len(model.main.operations)
+
+    def prepare(self, model: Any, hints: Hints) -> Prepared:
+        return Stays(hints.options.get("how", ""))
+
+
+def device() -> Device:
+    return StaysDevice()

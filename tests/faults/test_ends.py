@@ -1,0 +1,135 @@
+"""Whoever began something ends it: drivers' processes with their clients, executions with those who wait for them."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.ipc import session as sessions
+from nnhal.ipc.process import Resilient, start
+from tests.ipc.support import wait_until
+
+pytestmark = pytest.mark.faults
+
+DRIVER = str(Path(__file__).parent / "drivers" / "stays.py")
+CLIENT = """
+import sys, threading, time, numpy as np, nnhal
+from nnhal.ipc.process import Resilient, start
+device = Resilient("stays", lambda: start({driver!r}))
+b = nnhal.Builder(); x = b.input((4,)); model = b.finish([x], [b.relu(x)])
+c = nnhal.compile(model, devices=device, driver_options={{"stays": {{"how": {how!r}}}}})
+if {how!r} == "close":
+    c(np.ones(4, np.float32)); c.close()
+else:
+    threading.Thread(target=c, args=(np.ones(4, np.float32),), daemon=True).start()
+time.sleep(0.5); print(device.pid, flush=True); time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("how", ["close", "held", "deaf"])
+def test_a_drivers_process_ends_with_its_client_whatever_the_driver_does(how):
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT.format(driver=DRIVER, how=how)], stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    pid = int(client.stdout.readline())
+    assert alive(pid)
+    client.kill()
+    client.wait()
+    client.stdout.close()
+    wait_until(lambda: not alive(pid), "the end of the driver's process")
+
+
+@contextlib.contextmanager
+def staying() -> Iterator[Resilient]:
+    """The device; no fixture, as those outlive the look at what is left."""
+    device = Resilient("stays", lambda: start(DRIVER))
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def compiled(device: Resilient, how: str) -> nnhal.Compiled:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    model = b.finish([x], [b.relu(x)])
+    return nnhal.compile(model, devices=device, driver_options={"stays": {"how": how}}, fallback="forbid")
+
+
+class Struck(KeyboardInterrupt):
+    """Out of a signal's handler."""
+
+
+@pytest.fixture
+def struck() -> Iterator[None]:
+    def strike(*_: object) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("way", ["call", "burst"])
+@pytest.mark.parametrize("how", ["polite", "deaf"])
+def test_after_an_interrupt_nothing_is_written_to_the_callers_memory(struck, monkeypatch, how, way):
+    monkeypatch.setattr(sessions, "SETTLE_NS", 300_000_000)
+    monkeypatch.setattr("nnhal.ipc.client_burst.SETTLE_NS", 300_000_000)
+    memory = nnhal.Memory.allocate(16)
+    room = memory.view(0, 16, np.float32, (4,))
+    with staying() as device, compiled(device, how) as c:
+        run = c if way == "call" else c.burst()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Struck):
+            run(np.ones(4, np.float32), out=[room])
+        room[...] = 7
+        time.sleep(0.1)
+        assert room.tolist() == [7, 7, 7, 7]
+
+
+def test_what_nobody_waits_for_is_told_to_the_driver():
+    x = np.ones(4, np.float32)
+    with staying() as device, compiled(device, "polite") as c:
+        for _ in range(3 * sessions.MAX_LANES):  # each would hold a lane for ever
+            with pytest.raises(nnhal.MissedDeadline):
+                c.run(x, deadline=0.005)
+        session = device.remote().session
+        wait_until(lambda: not session._given_up, "the end of all that was given up")
+        assert session.dead is None and device.restarts == 0
+
+
+def test_a_close_that_hangs_delays_nobody_else():
+    x = np.ones(4, np.float32)
+    with staying() as device, compiled(device, "") as sound:
+        hanging = compiled(device, "close")
+        hanging(x)
+        hanging.close()
+        done = threading.Event()
+
+        def use() -> None:
+            for _ in range(20):
+                assert sound(x).tolist() == [2, 2, 2, 2]
+                with compiled(device, "") as other:
+                    other(x)
+            done.set()
+
+        threading.Thread(target=use, daemon=True).start()
+        assert done.wait(20)
+        assert device.restarts == 0
