@@ -100,3 +100,4 @@ class Ends:
                 end()
             except BaseException:
                 _log.exception("an object of a client failed to end")
+            del end  # it holds the object
