@@ -115,7 +115,7 @@ def _fence(prepared: Prepared) -> None:
 
 def kill_once(kind: str, client: str) -> float | str:
     """Milliseconds, or what went wrong."""
-    device = RemoteDevice(start(DRIVER))
+    device = RemoteDevice(start(DRIVER, options=["--allow", "clone"] if "fork" in client else []))
     came: list[tuple[int, object]] = []
     done = threading.Event()
 

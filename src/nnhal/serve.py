@@ -6,6 +6,8 @@ of the same user.
 """
 
 import argparse
+import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -24,17 +26,24 @@ ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
+    faulthandler.enable(all_threads=False)  # whose thread crashed is in the last words
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
     parser.add_argument("driver", help="name of a driver, or a Python file that defines device()")
     parser.add_argument("--fd", type=int, help="serve the one client on this socket")
     parser.add_argument("--name", default="", help="name of the service; the driver's by default")
     parser.add_argument("--level", default="", help="serve at this lower HAL level: 1.0 to 1.3")
     parser.add_argument("--read", action="append", default=[], help="a file or directory that the driver may read")
+    parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
     parser.add_argument("--json", action="store_true", help="print name, socket, level and confinement once it serves")
     given = parser.parse_args(arguments)
     try:
-        return run(given.driver, given.fd, given.name, given.level, given.read, not given.unconfined, given.json)
+        return run(
+            *(given.driver, given.fd, given.name, given.level, given.read),
+            allow=[name for names in given.allow for name in names.split(",")],
+            confined=not given.unconfined,
+            announced=given.json,
+        )
     except Exception as error:
         from nnhal.base.errors import NnhalError
 
@@ -50,6 +59,7 @@ def run(
     name: str = "",
     level: str = "",
     read: Sequence[str] = (),
+    allow: Sequence[str] = (),
     confined: bool = True,
     announced: bool = False,
 ) -> int:
@@ -60,20 +70,30 @@ def run(
     """
     from nnhal.ipc import _native, names
     from nnhal.ipc.confine import Limits, confine
+    from nnhal.ipc.confinement.stdio import close_inherited, occupy
     from nnhal.ipc.fate import watch_peer
 
-    own = [Path(driver).resolve().parent] if driver.endswith(".py") else []
+    occupy()
     name = name or Path(driver).stem
+    driver = str(Path(driver).resolve()) if driver.endswith(".py") else driver
+    readable = [Path(p).resolve() for p in read] + [Path(driver).parent] * driver.endswith(".py")
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
-    if fd is not None:
-        _native.end_with(watch_peer(sock), ORPHAN_NS)
     os.chdir("/")
     if confined:
-        report = confine([*own, *(Path(p).resolve() for p in read)], Limits())
+        close_inherited([sock.fileno()])
+    if fd is not None:
+        _native.end_with(watch_peer(sock), ORPHAN_NS)
+    if confined:
+        sys.path[:] = [
+            os.path.realpath(path) if os.path.isabs(path) else path for path in sys.path
+        ]  # readlink is refused
+        report = confine(readable, Limits(), allow)
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
     from nnhal.ipc.service import refuse, serve_clients, serve_one
 
+    if fd is not None and sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe to the client
     try:
         device = load(driver, level)
     except Exception as error:
@@ -86,7 +106,9 @@ def run(
             print(json.dumps({**where, "level": str(device.level), "confinement": report}), flush=True)
         return serve_clients(device, sock, report)
     serve_one(device, sock, report)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody listens any more
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)  # whatever the driver still does, nobody waits for it
 
 

@@ -410,7 +410,7 @@ def threads_of(pid: int) -> int:
 @pytest.mark.parametrize("way", ["a call", "a burst", "a notification"])
 def test_a_driver_whose_child_keeps_the_sockets_open_is_seen_dying(way: str) -> None:
     """26: there is no hang-up then, so only the process itself tells."""
-    device = RemoteDevice(start(WITNESS))
+    device = RemoteDevice(start(WITNESS, options=["--allow", "clone"]))  # or it would have no child
     try:
         model = prepared(device, orphan=1)
         assert isinstance(model, RemotePrepared)

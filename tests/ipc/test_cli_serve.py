@@ -101,7 +101,7 @@ def test_a_service_announces_itself_in_one_line_of_json() -> None:
             assert (facts["name"], facts["level"]) == ("bench", "1.2")
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
                 client.connect(facts["socket"])
-            assert facts["confinement"].keys() == {"no_new_privs", "rlimits", "landlock", "seccomp"}
+            assert facts["confinement"].keys() == {"stdio", "no_new_privs", "rlimits", "landlock", "seccomp"}
         finally:
             process.terminate()
         assert process.stdout.read() == ""

@@ -8,6 +8,8 @@ import socket
 import struct
 import subprocess
 
+from nnhal.ipc.output import DriverProcess
+
 _ENDING_MS = 20
 DYING_MS = 300
 _SO_PEERPIDFD = 77
@@ -63,7 +65,7 @@ def _reap(process: "subprocess.Popen[bytes]") -> None:
 
 
 def fate_of(process: "subprocess.Popen[bytes]") -> str:
-    """How a child of this process ended, "" where it has not."""
+    """How a child of this process ended, with its last words where they came here; "" where it has not."""
     _reap(process)
     code = process.returncode
     if code is None:
@@ -71,6 +73,6 @@ def fate_of(process: "subprocess.Popen[bytes]") -> str:
             code = process.wait(1)
         except subprocess.TimeoutExpired:
             return ""
-    if code < 0:
-        return f"the driver process was killed by {signal.Signals(-code).name}"
-    return f"the driver process ended with exit status {code}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    words = process.output.last_words() if isinstance(process, DriverProcess) else ""
+    return f"the driver process {how}" + (f"; its last words: {words}" if words else "")

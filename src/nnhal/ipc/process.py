@@ -7,7 +7,6 @@ process died three times within a minute is quarantined until a quiet minute has
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client import RemoteDevice
 from nnhal.ipc.client_prepared import RemotePrepared
+from nnhal.ipc.output import DriverProcess
 from nnhal.ipc.pending import again
 from nnhal.ipc.session import Session
 from nnhal.model.graph import Model
@@ -97,9 +97,7 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
         command += ["--level", level]
     with theirs:
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
-            )
+            process = DriverProcess(driver, command, (theirs.fileno(),))
         except OSError as error:
             ours.close()
             raise DeviceUnavailable(f"device {driver}: its process cannot be started: {error}") from None

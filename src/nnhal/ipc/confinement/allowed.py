@@ -1,0 +1,140 @@
+"""Which system calls a confined process may make, and why. Whatever is not named here is refused.
+
+Measured, not guessed: what the service, the reference kernels, LiteRT, numpy, scipy and imports call once they are confined,
+and what the same needs in musl. docs/confinement.md says the same; a test holds it to that.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AllowedCalls:
+    """System calls that are harmless whatever their arguments."""
+
+    what: str
+    why: str
+    calls: str
+
+
+ALLOWED = (
+    AllowedCalls(
+        "memory",
+        "heaps, arrays, pools that both processes map, libraries that are loaded",
+        "brk mmap munmap mprotect mremap madvise mbind membarrier memfd_create",
+    ),
+    AllowedCalls(
+        "threads",
+        "locks of libraries and of bursts, their start and end",
+        """futex futex_waitv set_robust_list rseq set_tid_address gettid sched_yield sched_getaffinity getcpu exit
+        exit_group restart_syscall""",
+    ),
+    AllowedCalls(
+        "open descriptors",
+        "what is held or was sent: memories, files, pipes, devices",
+        """read readv pread64 preadv write writev pwrite64 pwritev lseek close close_range dup dup2 dup3 fstat ftruncate
+        fallocate pipe pipe2 tee""",
+    ),
+    AllowedCalls(
+        "waiting",
+        "for messages, fences, the end of the client, time",
+        """poll ppoll select pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd2
+        timerfd_create timerfd_settime timerfd_gettime pidfd_open""",
+    ),
+    AllowedCalls(
+        "sockets",
+        "lanes that were sent, clients of a service; none can be made, named or connected",
+        "sendmsg recvmsg recvfrom accept accept4 shutdown getsockname getsockopt",
+    ),
+    AllowedCalls(
+        "files",
+        "imports; landlock judges what is opened, and nothing guards whether a path is there",
+        "open openat stat lstat newfstatat statx access faccessat faccessat2 getdents64 getcwd",
+    ),
+    AllowedCalls(
+        "time",
+        "clocks, pauses, alarms of the process's own",
+        """clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time times getitimer setitimer alarm pause""",
+    ),
+    AllowedCalls(
+        "its own signals",
+        "handlers, masks, traces of a crash",
+        "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack",
+    ),
+    AllowedCalls(
+        "itself and the machine",
+        "numbers that tell who it is, how much memory and how many processors there are; random bytes",
+        "getpid getppid getuid geteuid getgid getegid getrusage uname sysinfo getrandom",
+    ),
+)
+
+OWN = -1  # stands for the process's own number
+
+
+@dataclass(frozen=True)
+class Check:
+    """What an argument (0 to 5) must be: one of `values`, where there are any, with all bits of `has` and none of `lacks`.
+
+    The lower 32 bits are looked at, as the kernel does for an int; all 64 for `null`, which must be zero.
+    """
+
+    argument: int
+    values: tuple[int, ...] = ()
+    has: int = 0
+    lacks: int = 0
+    null: bool = False
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """A system call that is allowed with some arguments: those that pass all checks of one of the ways."""
+
+    name: str
+    rule: str
+    ways: tuple[tuple[Check, ...], ...]
+
+
+CLONE_THREAD = 0x00010000
+CLONE_AS_THREADS_DO = CLONE_THREAD | 0x00000900  # CLONE_VM, CLONE_SIGHAND
+CLONE_OTHERWISE = 0x7E020000 | 0x0000F000  # namespaces; CLONE_PIDFD, PTRACE, VFORK, PARENT
+F_SETFL, O_ASYNC = 4, 0x2000
+FCNTL = (0, 1, 2, 3, 1030, 1033, 1034)  # DUPFD, GETFD, SETFD, GETFL, DUPFD_CLOEXEC, ADD_SEALS, GET_SEALS
+IOCTL = (
+    *(0x5401, 0x802C542A),  # TCGETS, TCGETS2: whether it is a terminal
+    *(0x541B, 0x5421, 0x5450, 0x5451),  # FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+    *(0xC0383E04, 0x40187542),  # SYNC_IOC_FILE_INFO of a fence, UDMABUF_CREATE
+)
+PRCTL = (3, 15, 16, 51, 64, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, SVE_GET_VL, SME_GET_VL, SET_VMA
+SOL_SOCKET, SO_RCVTIMEO, SO_SNDTIMEO = 1, 20, 21
+_itself = Check(0, (0, OWN))
+
+JUDGED = (
+    JudgedCall(
+        "clone",
+        "a thread, no process: a child would outlive whoever ends the driver",
+        ((Check(0, has=CLONE_AS_THREADS_DO, lacks=CLONE_OTHERWISE),),),
+    ),
+    JudgedCall("kill", "its own process", ((Check(0, (OWN,)),),)),
+    JudgedCall("tgkill", "threads of its own process", ((Check(0, (OWN,)),),)),
+    JudgedCall(
+        "fcntl",
+        "flags, copies and seals of a descriptor; no owner or signal of one, no O_ASYNC, no locks, leases or notices",
+        ((Check(1, FCNTL),), (Check(1, (F_SETFL,)), Check(2, lacks=O_ASYNC))),
+    ),
+    JudgedCall(
+        "ioctl",
+        "whether it is a terminal, how much can be read, FIONBIO and FIOCLEX; facts of a sync_file; a dma-buf over a memfd",
+        ((Check(1, IOCTL),),),
+    ),
+    JudgedCall("prctl", "names of threads and mappings, the length of vectors", ((Check(0, PRCTL),),)),
+    JudgedCall("arch_prctl", "the registers of AMX", ((Check(0, (0x1021, 0x1022, 0x1023)),),)),
+    JudgedCall("prlimit64", "reading its own limits", ((_itself, Check(2, null=True)),)),
+    JudgedCall("get_robust_list", "its own", ((_itself,),)),
+    JudgedCall("sched_setaffinity", "its own", ((_itself,),)),
+    JudgedCall("sendto", "without a receiver's name: to whom the socket is connected", ((Check(4, null=True),),)),
+    JudgedCall("setsockopt", "time-outs of a lane", ((Check(1, (SOL_SOCKET,)), Check(2, (SO_RCVTIMEO, SO_SNDTIMEO))),)),
+)
+
+
+def plain_names() -> list[str]:
+    """Names of the calls that are allowed with any arguments."""
+    return [name for group in ALLOWED for name in group.calls.split()]

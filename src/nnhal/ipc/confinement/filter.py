@@ -1,0 +1,117 @@
+"""The filter of system calls: a program of classic BPF that the kernel runs before each of them (seccomp)."""
+
+import ctypes
+import errno
+import os
+import struct
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from nnhal.ipc.confinement.allowed import JUDGED, OWN, Check, JudgedCall, plain_names
+from nnhal.ipc.confinement.kernel import AUDIT_ARCH, machine, syscall
+from nnhal.ipc.confinement.numbers import UNIFIED, numbers
+
+SECCOMP = {"x86_64": 317, "aarch64": 277}
+SET_MODE_FILTER, GET_ACTION_AVAIL, ALL_THREADS = 1, 2, 1
+NR, ARCH, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments have 8 bytes, little-endian
+LOAD, EQUAL, AT_LEAST, ANY_BIT, MASK, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000
+
+
+@dataclass(frozen=True)
+class Bpf:
+    """One instruction; a jump names the labels it goes to, "" is the next step."""
+
+    code: int
+    value: int
+    yes: str = ""
+    no: str = ""
+
+
+def assemble(items: Sequence[Bpf | str]) -> bytes:
+    """The machine code of a program; a string among its steps labels the step after it. Jumps reach 255 steps."""
+    places: dict[str, int] = {}
+    steps: list[Bpf] = []
+    for item in items:
+        if isinstance(item, str):
+            places[item] = len(steps)
+        else:
+            steps.append(item)
+
+    def offset(label: str, at: int) -> int:
+        return places[label] - at - 1 if label else 0
+
+    return b"".join(
+        struct.pack("=HBBI", x.code, offset(x.yes, at), offset(x.no, at), x.value) for at, x in enumerate(steps)
+    )
+
+
+def program(name: str, pid: int, more: Collection[str] = ()) -> list[Bpf | str]:
+    """The filter for the process `pid` on that machine (a key of AUDIT_ARCH), with more calls allowed, by name.
+
+    Refused is EPERM, but ENOSYS from UNIFIED on (clone3 and x32's numbers, from 1 << 30 on, are among them), as on a kernel
+    that does not have the call: libraries then do without.
+    """
+    of = numbers(name)
+    plain = [x for x in dict.fromkeys([*plain_names(), *more]) if x in of]
+    judged = [x for x in JUDGED if x.name in of and x.name not in more]
+    return [
+        *(Bpf(LOAD, ARCH), Bpf(EQUAL, AUDIT_ARCH[name], yes="ours"), Bpf(RETURN, REFUSE | errno.EPERM)),
+        *("ours", Bpf(LOAD, NR)),
+        *(step for call in judged for step in _judge(call, of[call.name], pid)),
+        *(step for x in plain for step in (Bpf(EQUAL, of[x], no=f"not {x}"), Bpf(RETURN, ALLOW), f"not {x}")),
+        Bpf(AT_LEAST, UNIFIED, yes="unknown"),
+        Bpf(RETURN, REFUSE | errno.EPERM),
+        *("unknown", Bpf(RETURN, REFUSE | errno.ENOSYS)),
+    ]
+
+
+def _judge(call: JudgedCall, number: int, pid: int) -> Iterator[Bpf | str]:
+    """Answers for the call of that number; goes on, with the number still loaded, for all others."""
+    others = f"not {call.name}"
+    yield Bpf(EQUAL, number, no=others)
+    for at, way in enumerate(call.ways):
+        failed = f"{call.name}, not way {at}"
+        for check in way:
+            yield from _check(check, f"{failed}, argument {check.argument}", failed, pid)
+        yield from (Bpf(RETURN, ALLOW), failed)
+    yield from (Bpf(RETURN, REFUSE | errno.EPERM), others)
+
+
+def _check(check: Check, passed: str, failed: str, pid: int) -> Iterator[Bpf | str]:
+    """Goes on if the argument is as it must be, else to `failed`."""
+    low = FIRST_ARGUMENT + 8 * check.argument
+    if check.null:
+        yield from (Bpf(LOAD, low + 4), Bpf(EQUAL, 0, no=failed))
+    yield Bpf(LOAD, low)
+    values = [0] if check.null else [pid if x == OWN else x for x in check.values]
+    for value in values[:-1]:
+        yield Bpf(EQUAL, value, yes=passed)
+    if values:
+        yield from (Bpf(EQUAL, values[-1], no=failed), passed)
+    if check.lacks:
+        yield Bpf(ANY_BIT, check.lacks, yes=failed)
+    if check.has:
+        yield from (Bpf(MASK, check.has), Bpf(EQUAL, check.has, no=failed))
+
+
+def install(more: Collection[str] = ()) -> str:
+    """Filter the system calls of all threads, for good. more: names of calls that are allowed besides, unjudged."""
+    name = machine()
+    code = ctypes.create_string_buffer(assemble(program(name, os.getpid(), more)))
+    count = len(code) // 8
+    filters = struct.pack("@HP", count, ctypes.addressof(code))
+    stuck = syscall("seccomp", SECCOMP[name], SET_MODE_FILTER, ALL_THREADS, filters)
+    if stuck:
+        raise OSError(0, f"seccomp: thread {stuck} has a filter of its own")
+    of = numbers(name)
+    plain, judged = (sum(x in of for x in names) for names in (plain_names(), [x.name for x in JUDGED]))
+    said = f"{name}, {plain + judged} system calls allowed, {judged} of them with some arguments only, all threads"
+    return said + (f"; by option also {', '.join(sorted(more))}" if more else "")
+
+
+def offer() -> str:
+    """What this kernel has of it. Raises OSError where it has none."""
+    name = machine()
+    syscall("seccomp", SECCOMP[name], GET_ACTION_AVAIL, 0, struct.pack("=I", REFUSE))
+    return f"filters for {name}"

@@ -1,0 +1,56 @@
+"""How much a confined process may use."""
+
+import os
+import resource
+from dataclasses import dataclass, field
+
+
+def _three_quarters_of_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a confined process may use. A limit never rises above the one it is under already.
+
+    memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
+    descriptors: one more than the highest descriptor (RLIMIT_NOFILE).
+    processes: processes and threads of the *user*, all of them, not of this process alone (RLIMIT_NPROC); None leaves it.
+    Core dumps are always off.
+    """
+
+    memory: int = field(default_factory=_three_quarters_of_memory)
+    descriptors: int = 1024
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "descriptors", "processes"):
+            value = getattr(self, name)
+            fits = value is None or 1 <= value < 1 << 63
+            require(fits, f"Limits: {name} = {value}, must be at least 1 and below 1 << 63")
+
+
+def require(fact: bool, message: str) -> None:
+    """InvalidArgument where it is not so."""
+    if not fact:
+        from nnhal.base.errors import InvalidArgument  # it imports numpy, whose threads are not to be there yet
+
+        raise InvalidArgument(message)
+
+
+def limit(limits: Limits) -> str:
+    """Set the limits, for good; what they are."""
+    wanted = {
+        "data": (resource.RLIMIT_DATA, limits.memory),
+        "descriptors": (resource.RLIMIT_NOFILE, limits.descriptors),
+        "core": (resource.RLIMIT_CORE, 0),
+        "processes": (resource.RLIMIT_NPROC, limits.processes),
+    }
+    said = []
+    for name, (which, value) in wanted.items():
+        if value is None:
+            continue
+        held = [value, *(x for x in resource.getrlimit(which) if x != resource.RLIM_INFINITY)]
+        resource.setrlimit(which, (min(held), min(held)))
+        said.append(f"{name} {min(held)}")
+    return ", ".join(said)
