@@ -19,7 +19,7 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted, as_error
 from nnhal.base.log import logger
 from nnhal.hal.fence import Fence, Signal, fence_pair
-from nnhal.hal.host import HostBuffer, run_resolved
+from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import check_use
 from nnhal.hal.request import Control, Request, Run, Runs, Timing, plausible
 from nnhal.ops.schema import show
@@ -269,11 +269,8 @@ class _Work(NamedTuple):
         if self.request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
         end = time.monotonic_ns()
-        if control.deadline is not None and end > control.deadline:
-            for buffer in self.request.output_buffers.values():
-                if isinstance(buffer, HostBuffer):
-                    buffer.discard()
-            raise MissedDeadline("fenced execution: the deadline has passed")
+        if not self.request.output_buffers:  # else it was looked at before they got contents
+            control.check()
         if not self.control.measure:
             return ExecutionInfo(Timing(), Timing())
         timing = plausible(timing, self.request.signature.where)

@@ -101,14 +101,9 @@ class Allocation:
         """An execution that will write it was launched: from now on the driver knows whether it has contents."""
         self._spoiled = False
 
-    def wrote(self, success: bool, result: Array | None) -> None:
-        """What became of the execution that was to write it, and its result, None where the driver keeps that."""
+    def wrote(self, success: bool) -> None:
+        """What became of the execution that was to write it."""
         self._spoiled = not success
-        if isinstance(self._buffer, HostBuffer):
-            if success and result is not None:
-                self._buffer.store(result)
-            else:
-                self._buffer.discard()
 
     def _open(self) -> Buffer:
         if self._closed:
