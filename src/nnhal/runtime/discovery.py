@@ -163,7 +163,7 @@ def _class_of(device: Device) -> str:
 
 def load_driver(path: str | Path) -> Device:
     """Load a driver from a Python file that defines `device()`; it takes the place of a device of the same name."""
-    file = Path(path)
+    file = Path(path).absolute()  # a process of its own starts elsewhere
     if not file.is_file():
         raise InvalidArgument(f"driver {file}: is no file, must be a Python file that defines device()")
     spec = importlib.util.spec_from_file_location(f"nnhal_driver_{file.stem}", file)
