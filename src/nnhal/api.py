@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -80,7 +81,10 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     wishes = Wishes(tuple(chosen), fallback, preference, priority, threads, point_in_time(deadline), options)
-    return Compiled(compile_plan(model, wishes))
+    with ExitStack() as undo:
+        compiled = Compiled(compile_plan(model, wishes, undo))
+        undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
+        return compiled
 
 
 def _named(devices: Any) -> list[str | Device] | None:
