@@ -22,6 +22,7 @@ from typing import Any
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
+from nnhal.base.time import limit
 
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
 _SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
@@ -73,10 +74,11 @@ class Fence:
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
-        left = -1 if timeout is None or timeout > _LONGEST else max(0, math.ceil(timeout * 1000))
+        most = limit(timeout, "timeout")
+        left = -1 if most is None or most > _LONGEST else math.ceil(most * 1000)
         if self._status is None:
             if not _readable(self.fileno(), left):
-                raise MissedDeadline(f"fence: not signalled after {timeout:g} s, must be by then")
+                raise MissedDeadline(f"fence: not signalled after {most:g} s, must be by then")
             self._look()
         status = self._status
         if status == ErrorStatus.DEAD_OBJECT:

@@ -28,6 +28,7 @@ def _role(number: int, role: Role) -> Use:
     if not isinstance(role, tuple) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
         raise InvalidArgument(f"allocate: role {number} is {role!r}, must be (compiled, 'input' or 'output', number)")
     compiled, kind, name = role[:3]
+    compiled.check_open()
     if kind not in ("input", "output"):
         raise InvalidArgument(f"allocate: role {number} is for an {kind!r}, must be 'input' or 'output'")
     specs, places = (

@@ -47,6 +47,7 @@ class Compiled(Caller):
 
         Every run reads what the inputs hold then and writes the same outputs. One run at a time: BadState otherwise.
         """
+        self.check_open()
         job = self.edge.job(inputs, out)
         if job.named:
             raise InvalidRequest("inputs: are a mapping, must be given in order to be bound")
@@ -129,6 +130,7 @@ class Compiled(Caller):
         self._queue.drain()
         for burst in list(self._bursts):
             burst.end(self._closed)
+        self.use.end()
         self._finalizer()
         self.use.wait()
 

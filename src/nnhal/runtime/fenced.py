@@ -17,7 +17,7 @@ from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, Nnhal
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
-from nnhal.base.time import seconds_until
+from nnhal.base.time import limit, seconds_until
 from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
 from nnhal.hal.device import Prepared, fenced_by, info_by
 from nnhal.hal.fence import Fence
@@ -26,6 +26,7 @@ from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Timing, sum
 from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.execute import NEVER_RETRIED, Line
+from nnhal.runtime.inflight import Home
 from nnhal.runtime.job import Job, Report
 
 _GRACE = 0.1  # seconds
@@ -56,7 +57,7 @@ class Fenced:
         self._deadline = deadline
         self._infos, self.fence, self._finish, self.way = list(infos), fence, finish, way
         self._span = span if len(self._infos) > 1 else 0
-        self._lock = threading.Lock()
+        self._lock, self._home = threading.Lock(), Home()
         self._results: tuple[Any] | None = None
 
     def done(self) -> bool:
@@ -68,6 +69,7 @@ class Fenced:
 
         OperationFailed before the end; what the execution raised where it failed.
         """
+        self._home.check("fenced execution")
         infos = [info() for info in self._infos]
         last = infos[-1].launched.in_driver
         launched = None if last is None else last + self._span
@@ -79,6 +81,8 @@ class Fenced:
 
         Asked again, it gives the same arrays as they are by then.
         """
+        self._home.check("fenced execution")
+        timeout = limit(timeout, "timeout")
         if self.fence is not None:
             try:
                 self._wait(self.fence, timeout)
