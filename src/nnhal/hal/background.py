@@ -144,14 +144,10 @@ class _Worker:
             # One look after the other: who gave it work may have been interrupted before he opened the gate.
             passed, done = self.wake.wait(_LOOK, done), None
             looks += not passed
-            if looks >= _LOOKS and self.take(_END):
+            if looks >= _LOOKS and self.given.setdefault("work", _END) is _END:
                 with suppress(ValueError):
                     _idle.remove(self)
                 return
-
-    def take(self, work: object) -> bool:
-        """Give it work, as soon as `wake` is opened; False where it has some, or has ended."""
-        return self.given.setdefault("work", work) is work
 
 
 _LOOK, _LOOKS = 0.25, 20  # seconds between looks of an idle worker, and after how many it ends
@@ -165,7 +161,7 @@ def hand_over(work: Work) -> _gate.Gate | None:
     None where it has begun already. ResourceExhausted where no thread is to be had.
     """
     try:
-        while not (worker := _idle.pop()).take(work):
+        while (worker := _idle.pop()).given.setdefault("work", work) is not work:
             pass
         return worker.wake
     except IndexError:

@@ -28,7 +28,8 @@ class HostBuffer(Buffer):
         self._closed = False
         self._contents: Array | None = None
         self._writing: Writing | None = None
-        self._room = None if self.facts.fixed is None else self.make(self.facts.fixed)
+        self._fixed = self.facts.fixed
+        self._room = None if self._fixed is None else self.make(self._fixed)
 
     def make(self, shape: tuple[int, ...]) -> Array:
         """An array for contents of this shape; OutOfMemory where there is none."""
@@ -66,13 +67,18 @@ class HostBuffer(Buffer):
 
     def end(self, writing: "Writing", array: Array | None) -> None:
         """As `Writing.end`."""
-        wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
-        misfit = array is not None and wanted is not None and not agree(array.shape, wanted)
+        error = None if array is None or array.shape == self._fixed else self._misfit(array)
         with self._lock:
             if self._writing is writing:
-                self._writing, self._contents = None, None if misfit or self._closed else array
-        if misfit and array is not None:
-            raise InvalidRequest(f"buffer {self.token} was given shape {show(array.shape)}, must be {show(wanted)}")
+                self._writing, self._contents = None, None if error is not None or self._closed else array
+        if error is not None:
+            raise error
+
+    def _misfit(self, array: Array) -> InvalidRequest | None:
+        wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
+        if wanted is None or agree(array.shape, wanted):
+            return None
+        return InvalidRequest(f"buffer {self.token} was given shape {show(array.shape)}, must be {show(wanted)}")
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents out."""
@@ -97,10 +103,13 @@ class HostBuffer(Buffer):
         writing = self.begin()
         target = None
         try:
-            shape = self.shape_of_copy(array.shape)
-            if shape != array.shape:
-                raise InvalidArgument(f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}")
-            room = self.make(shape) if writing.room is None else writing.room
+            if array.shape != self._fixed:
+                shape = self.shape_of_copy(array.shape)
+                if shape != array.shape:
+                    raise InvalidArgument(
+                        f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}"
+                    )
+            room = self.make(array.shape) if writing.room is None else writing.room
             room[...] = array
             target = room
         finally:
