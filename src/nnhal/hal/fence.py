@@ -17,9 +17,10 @@ import stat
 import struct
 import termios
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence, Set
 from typing import Any
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 from nnhal.base.time import limit
@@ -101,6 +102,14 @@ class Fence:
         return f"Fence({'pending' if status is None else status.name})"
 
 
+def listed(fences: Any) -> list[Fence]:
+    """Fences to wait for; InvalidArgument for anything else."""
+    found: list[Any] = list(fences) if isinstance(fences, Sequence | Set) else [None]
+    if not all(isinstance(fence, Fence) for fence in found):
+        raise InvalidArgument(f"wait_for is {shown(fences)}, must be a list of fences")
+    return found
+
+
 class Signal:
     """The other end of a fence: `set` once; dropping it without is the hang-up that holders see as DEAD_OBJECT."""
 
@@ -111,6 +120,8 @@ class Signal:
 
     def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
         """Signal; later calls do nothing, from whatever thread."""
+        if not isinstance(status, ErrorStatus):
+            raise InvalidArgument(f"fence: status is {shown(status)}, must be an ErrorStatus")
         if self._finalizer.detach() is not None:
             try:
                 self._tell.append(status)
@@ -136,7 +147,7 @@ def _kind_of(fd: int) -> str:
     try:
         mode = os.fstat(fd).st_mode
         access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    except OSError:
+    except (OSError, TypeError, OverflowError):
         raise InvalidArgument(f"fence: descriptor {fd} is not open") from None
     if stat.S_ISFIFO(mode) and access == os.O_RDONLY:
         return "pipe"

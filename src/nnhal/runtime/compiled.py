@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from nnhal.base.errors import BadState, InvalidRequest
 from nnhal.base.time import nanoseconds
-from nnhal.hal.fence import Fence
+from nnhal.hal.fence import Fence, listed
 from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
@@ -94,7 +94,9 @@ class Compiled(Caller):
         try:
             self.use.behind.add(job)
             self.check_open()
-            return launch(self, job, wait_for, nanoseconds(after, "after"), lambda: self.use.leave(job), launched)
+            return launch(
+                self, job, listed(wait_for), nanoseconds(after, "after"), lambda: self.use.leave(job), launched
+            )
         except BaseException:
             if not launched:
                 self.use.leave(job)
