@@ -18,6 +18,7 @@ import pytest
 import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
+from tests.hal.devices import descriptors
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
 
@@ -156,3 +157,24 @@ def test_a_worker_that_was_taken_by_what_was_interrupted_ends(monkeypatch):
     assert found > 2
     compiled.close()
     wait_until(lambda: not any(t.name == "nnhal-worker" for t in threading.enumerate()))
+
+
+OPENS: dict[str, Callable[[nnhal.Fence, nnhal.Execution], Any]] = {
+    "fence_pair": lambda fence, execution: nnhal.fence_pair(),
+    "duplicate": lambda fence, execution: fence.duplicate(),
+    "fileno": lambda fence, execution: (fence.fileno(), execution.fileno()),
+}
+
+
+@pytest.mark.parametrize("name", OPENS)
+def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
+    compiled = nnhal.compile(sums(), devices="reference")
+    (fence, _), before = nnhal.fence_pair(), descriptors()
+
+    def points(frame: Any, event: str) -> bool:
+        return "nnhal" in frame.f_code.co_filename
+
+    found = interrupted_in(name, points, lambda: OPENS[name](fence, compiled.submit(X, B)))
+    assert found > 1
+    compiled.close()
+    assert descriptors() == before

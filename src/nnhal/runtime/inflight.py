@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nnhal.base.descriptors import close_all
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.time import limit, patience
@@ -38,7 +39,7 @@ class Execution:
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:
         self._own, self._control, self._home = future, control, Home()
-        self._event = -1
+        self._event: list[int] = []
 
     @property
     def _future(self) -> "Future[Any]":
@@ -85,12 +86,13 @@ class Execution:
     def fileno(self) -> int:
         """A descriptor that becomes readable when the execution has ended; lives as long as this object."""
         future = self._future
-        if self._event < 0:
-            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            weakref.finalize(self, os.close, self._event)
-            event = os.dup(self._event)
-            future.add_done_callback(_signal(event))
-        return self._event
+        if not self._event:
+            event: list[int] = []
+            weakref.finalize(self, close_all, event)
+            event.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
+            future.add_done_callback(_Signal(event[0]))
+            self._event = event
+        return self._event[0]
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
@@ -107,12 +109,17 @@ class Execution:
         return self.result(0)
 
 
-def _signal(event: int) -> Callable[["Future[Any]"], None]:
-    def done(_: "Future[Any]") -> None:
-        os.eventfd_write(event, 1)
-        os.close(event)
+class _Signal:
+    """Makes an eventfd readable; with a descriptor of its own, as the execution may be gone by then."""
 
-    return done
+    def __init__(self, event: int) -> None:
+        self._own: list[int] = []
+        self._close = weakref.finalize(self, close_all, self._own)
+        self._own.extend(map(os.dup, (event,)))
+
+    def __call__(self, _: "Future[Any]") -> None:
+        os.eventfd_write(self._own[0], 1)
+        self._close()
 
 
 class Queue:
