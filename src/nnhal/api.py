@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, get_args
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.time import nanoseconds, point_in_time
@@ -19,6 +21,7 @@ from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
 
 Path = str | os.PathLike[str]
+MOST_THREADS = 1024  # that an engine may be asked to use
 
 
 def load(
@@ -34,6 +37,8 @@ def load(
     """
     from nnhal.frontends.tflite import load as read
 
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise InvalidArgument(f"model is {shown(path)}, must be a Model, the path of a .tflite file, or its bytes")
     if not isinstance(path, bytes) and not os.path.isfile(path):
         raise BadFile(f"{os.fspath(path)}: is no file, must be a .tflite model")
     return read(path, signature=signature, shapes=shapes)
@@ -69,8 +74,8 @@ def compile(
         fallback = "warn" if named is None else "forbid"
     _one_of("isolation", isolation, get_args(Isolation))
     _one_of("fallback", fallback, get_args(Fallback))
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
-        raise InvalidArgument(f"threads is {threads!r}, must be an integer of at least 0")
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads <= MOST_THREADS:
+        raise InvalidArgument(f"threads is {threads!r}, must be an integer of at least 0 and at most {MOST_THREADS}")
     if not isinstance(relaxed, bool | None):
         raise InvalidArgument(f"relaxed is {relaxed!r}, must be true, false, or None for what the model says")
     preference, priority = validate_preference(preference), validate_priority(priority)
@@ -80,7 +85,10 @@ def compile(
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
     wishes = Wishes(tuple(chosen), fallback, preference, priority, threads, point_in_time(deadline), options)
-    return Compiled(compile_plan(model, wishes))
+    with ExitStack() as undo:
+        compiled = Compiled(compile_plan(model, wishes, undo))
+        undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
+        return compiled
 
 
 def _named(devices: Any) -> list[str | Device] | None:
@@ -94,7 +102,7 @@ def _named(devices: Any) -> list[str | Device] | None:
 
 
 def _one_of(what: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise InvalidArgument(f"{what} is {value!r}, must be one of {', '.join(allowed)}")
 
 

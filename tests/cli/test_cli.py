@@ -162,6 +162,13 @@ def test_conformance_of_the_example_driver_fails_nothing(vectors):
     assert document["totals"]["failed"] == 0 and document["totals"]["passed"] > 0
 
 
+def test_a_driver_by_a_relative_path_runs_isolated(vectors):
+    driver = os.path.relpath(EXAMPLE)
+    assert "on mine" in nnhal("run", "add4", "--driver", driver, "--isolate")
+    chosen = "--driver", driver, "--isolate", "--operation", "add", "--published-only", "--json"
+    assert json.loads(nnhal("conformance", str(vectors), *chosen))["totals"]["failed"] == 0
+
+
 def test_conformance_of_no_vector_at_all_is_a_mistake_of_the_call(vectors):
     found = nnhal("conformance", str(vectors), "--filter", "nothing_like_it", code=2)
     assert "no vector under" in found and "must be at least one" in found

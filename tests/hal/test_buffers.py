@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from nnhal.base.errors import (
     BadState,
     InvalidArgument,
     InvalidRequest,
+    MissedDeadline,
     NnhalError,
     OperationFailed,
     OutOfMemory,
@@ -25,11 +27,11 @@ from nnhal.base.memory import Layout, Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Prepared
-from nnhal.hal.host import contents_of, fill, run_resolved
+from nnhal.hal.host import HostBuffer, contents_of, fill, run_resolved
 from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
-from tests.hal.devices import DEVICES, X, adding, device_of, doubling, execute, late, prepare, together
+from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, late, prepare, together
 
 ANY = BufferDesc()
 
@@ -399,3 +401,50 @@ def test_a_buffer_may_be_closed_while_it_is_used(device: Device) -> None:
                     assert isinstance(error, (BadState, InvalidArgument))
 
         together([work, work, buffer.close])
+
+
+# ------------------------------------------------------------------------------------------------- who began last
+
+
+@pytest.mark.parametrize("varying", [False, True])
+@pytest.mark.parametrize("later", ["written", "copied to", "executed"])
+def test_a_late_execution_gives_no_contents_to_a_buffer_that_was_written_since(later: str, varying: bool) -> None:
+    begun, gate = threading.Event(), threading.Event()
+    shape = (0, 4) if varying else (3, 4)
+
+    def run(request: Request, control: Control) -> None:
+        if not begun.is_set():
+            begun.set()
+            gate.wait(LIMIT)
+        request.write(0, request.inputs[0] + 1)  # type: ignore[operator]
+
+    step = prepare(device_of("reference"), doubling(shape))
+    step.run = run  # type: ignore[method-assign, assignment]
+    buffer = HostBuffer(ANY, [out_of(step)])
+    late_one = threading.Thread(target=lambda: execute(step, X, buffer), daemon=True)
+    late_one.start()
+    assert begun.wait(LIMIT)
+    if later == "written":
+        fill(buffer, X * 5)
+    elif later == "copied to":
+        buffer.copy_from(Memory.from_array(X * 5), (3, 4))
+    else:
+        execute(step, X * 5 - 1, buffer)
+    gate.set()
+    late_one.join(LIMIT)
+    np.testing.assert_array_equal(contents_of(buffer), X * 5)
+
+
+def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_contents() -> None:
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    end = time.monotonic_ns() + 50_000_000
+
+    def run(request: Request, control: Control) -> None:
+        time.sleep(0.1)
+        request.write(0, X)
+
+    step.run = run  # type: ignore[method-assign, assignment]
+    buffer = HostBuffer(ANY, [out_of(step)])
+    with pytest.raises(MissedDeadline):
+        execute(step, X, buffer, Control(deadline=end))
+    assert buffer.shape is None

@@ -148,8 +148,8 @@ def test_a_time_on_the_device_above_that_in_the_driver_is_dropped(device, said, 
         return said
 
     prepared.run = measured
-    compiled = nnhal.runtime.compiled.Compiled(compiled.plan)  # which has taken the method of before
-    assert compiled.run(X, B, measure=True)[1].steps[0].driver == reported
+    again = nnhal.runtime.compiled.Compiled(compiled.plan)  # the first has taken the method of before
+    assert again.run(X, B, measure=True)[1].steps[0].driver == reported
 
 
 def test_nothing_is_measured_unasked(device):
@@ -161,7 +161,7 @@ def test_nothing_is_measured_unasked(device):
         return run(request, control)
 
     device.prepared[0].run = note
-    compiled = nnhal.runtime.compiled.Compiled(compiled.plan)
-    compiled(X, B)
-    compiled.run(X, B, measure=True)
+    again = nnhal.runtime.compiled.Compiled(compiled.plan)
+    again(X, B)
+    again.run(X, B, measure=True)
     assert seen == [False, True]

@@ -4,10 +4,12 @@ import asyncio
 import os
 import pickle  # noqa: TID251
 import select
+import signal
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import nnhal
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
+from nnhal.runtime import inflight
 from tests.runtime.devices import Fake, failing
 
 SHAPE = (1, 4, 4, 2)
@@ -304,20 +307,85 @@ def test_close_waits_for_what_is_running(x):
     assert device.prepared[0].closed and (execution.result() == expected(x)).all()
 
 
-def test_a_forked_child_gets_closed_not_a_hang(x):
-    compiled = nnhal.compile(pooled(), devices="reference")
+def in_child(call):
+    """What a forked child says: what it raised, or "nothing"; "hangs" where it does not end."""
     read, write = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if not child:
+        signal.alarm(10)
         try:
-            compiled(x)
-        except nnhal.Closed as error:
-            os.write(write, str(error).encode())
+            call()
+            said = "nothing"
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
         os._exit(0)
+    os.close(write)
     os.waitpid(child, 0)
-    assert b"compiled before this process was forked" in os.read(read, 1000)
+    with os.fdopen(read) as answer:
+        return answer.read() or "hangs"
+
+
+USES = {
+    "result": lambda execution: execution.result(),
+    "result by a deadline": lambda execution: execution.result(5),
+    "await": lambda execution: next(execution.__await__()),
+    "done": lambda execution: execution.done(),
+    "cancel": lambda execution: execution.cancel(),
+    "fileno": lambda execution: execution.fileno(),
+}
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+@pytest.mark.parametrize("use", USES)
+def test_an_execution_in_flight_is_closed_in_a_forked_child(use, isolation, x):
+    compiled = nnhal.compile(pooled(), devices="reference", isolation=isolation)
+    executions = [compiled.submit(x) for _ in range(8)]
+    assert in_child(lambda: USES[use](executions[-1])).startswith("Closed: execution: was launched before")
+    for execution in executions:
+        assert (execution.result() == expected(x)).all()
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_a_fenced_execution_in_flight_is_closed_in_a_forked_child(isolation, x):
+    compiled = nnhal.compile(pooled(), devices="reference", isolation=isolation)
+    ready, signal_ = nnhal.fence_pair()
+    fenced = compiled.execute_fenced(x, wait_for=[ready])
+    for use in (fenced.result, fenced.get_execution_info):
+        assert in_child(use).startswith("Closed: fenced execution: was launched before")
+    signal_.set()
+    assert (fenced.result(10) == expected(x)).all()
+
+
+CLOSED = {
+    "bind": lambda compiled, stream, x: compiled.bind(x),
+    "stream": lambda compiled, stream, x: compiled.stream(),
+    "reset": lambda compiled, stream, x: stream.reset(),
+    "step": lambda compiled, stream, x: stream(x),
+    "placement": lambda compiled, stream, x: stream.state_placement,
+    "allocate": lambda compiled, stream, x: nnhal.allocate([(compiled, "output", 0)]),
+}
+
+
+@pytest.mark.parametrize("use", CLOSED)
+def test_a_closed_model_and_a_closed_stream_take_nothing_any_more(use):
+    compiled = nnhal.compile(counter(), devices="reference")
+    stream, x = compiled.stream(), np.ones((1, 2), np.float32)
+    if use in ("reset", "step", "placement"):
+        ended = compiled.stream()
+        ended.close()
+        with pytest.raises(nnhal.Closed, match="stream: used after close"):
+            CLOSED[use](compiled, ended, x)
+    compiled.close()
+    with pytest.raises(nnhal.Closed, match="the compiled model was closed"):
+        CLOSED[use](compiled, stream, x)
+
+
+def test_a_forked_child_gets_closed_not_a_hang(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    assert "compiled before this process was forked" in in_child(lambda: compiled(x))
     assert (compiled(x) == expected(x)).all()
 
 
@@ -340,3 +408,29 @@ def test_a_compiled_model_cannot_be_pickled():
 def test_wrong_arguments_are_named_with_the_alternatives(arguments, message):
     with pytest.raises((nnhal.InvalidArgument, nnhal.DeviceUnavailable), match=message):
         nnhal.compile(pooled(), **arguments)
+
+
+@pytest.mark.parametrize("where", ["run", "leave"])
+def test_a_worker_of_which_something_raises_takes_the_next_and_close_returns(where, monkeypatch, x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    broken = [True]
+
+    def fail(*_):
+        if broken:
+            broken.clear()
+            raise RuntimeError("broken")
+
+    if where == "leave":
+        monkeypatch.setattr(compiled.use, "left", fail)
+    else:
+        monkeypatch.setattr(inflight._Item, "run", lambda item, run=inflight._Item.run: fail() or run(item))
+    first = compiled.submit(x)
+    with nullcontext() if where == "leave" else pytest.raises(RuntimeError, match="broken"):
+        first.result(10)
+    for _ in range(10):
+        assert (compiled.submit(x).result(10) == expected(x)).all()
+    monkeypatch.undo()
+    closer = threading.Thread(target=compiled.close, daemon=True)
+    closer.start()
+    closer.join(10)
+    assert not closer.is_alive()

@@ -213,6 +213,18 @@ def test_options_of_an_isolated_device_are_not_for_the_cpu_of_the_same_name():
         assert wishes.hints(discovery.cpu()).options == {}
 
 
+def test_a_driver_by_a_relative_path_loads_in_a_process_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(discovery, "_registered", {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "relative.py").write_text(
+        "from nnhal.drivers.reference import Reference\nclass Relative(Reference):\n name = 'relative'\n"
+        "def device(): return Relative()\n"
+    )
+    nnhal.load_driver("relative.py")
+    compiled = nnhal.compile(sums(), devices="relative", isolation="process")
+    assert len(compiled(*(np.ones(s.fixed, s.dtype) for s in compiled.inputs))) == 4
+
+
 def test_a_device_is_known_by_name_version_origin_and_isolation(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     driver = tmp_path / "filed.py"

@@ -141,7 +141,7 @@ def test_roles_of_different_types_are_refused(compiled):
 
 def test_contents_of_another_type_or_shape_are_refused(compiled):
     a = nnhal.allocate([(compiled, "input", 0)])
-    with pytest.raises(nnhal.InvalidArgument, match="is given float64, must be float32"):
+    with pytest.raises(nnhal.InvalidArgument, match="what is written is float64, must be float32"):
         a.write(X.astype(np.float64))
     with pytest.raises(nnhal.InvalidArgument, match="must agree with"):
         a.write(np.zeros(5, np.float32))

@@ -12,10 +12,12 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import OperationFailed
-from nnhal.hal.wrappers import AtLevel
+from nnhal.hal.wrappers import AtLevel, Limited
 from nnhal.runtime import discovery
+from nnhal.runtime.isolation import isolated
 from tests.runtime.devices import Fake, failing, to_be_killed
 from tests.runtime.graphs import counter, sums
+from tests.runtime.test_execution import relued, two_outputs
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
@@ -81,6 +83,87 @@ def test_an_output_that_a_later_step_reads_is_the_callers_as_well():
     own = np.empty(4, np.float32)
     doubled, squared = compiled.execute_fenced(X, out=[own, None]).result(LONG)
     assert doubled is own and (own == 2 * X).all() and (squared == 2 * X * X).all()
+
+
+SHARED = {
+    "as it is": (lambda memory: memory.view(0, 16, np.float32), WAY["process"]),
+    "in bytes": (lambda memory: memory.view(0, 16), "in the background: a later step reads an output"),
+    "unaligned": (lambda memory: memory.view(3, 16, np.float32), "in the background: an argument lies in memory"),
+}
+
+
+def chained() -> nnhal.Compiled:
+    """doubled = x + x, squared = doubled · x, each step in a process of its own; the second reads the first output."""
+    add, multiply = (
+        Limited(isolated(d), lambda _, n, own=own: n == own) for own, d in enumerate(("litert", "reference"))
+    )
+    compiled = nnhal.compile(two_outputs(), devices=[add, multiply])
+    assert len(compiled.plan.steps) == 2
+    return compiled
+
+
+@pytest.mark.parametrize("room", SHARED)
+def test_shared_memory_holds_an_output_that_a_later_step_reads_when_the_fence_is_signalled(room):
+    compiled, (over, way) = chained(), SHARED[room]
+    memory = nnhal.Memory.allocate(32)
+    fenced = compiled.execute_fenced(X, out=[over(memory), None])
+    then = nnhal.compile(sums(), devices="reference", isolation="process")
+    start = 3 if room == "unaligned" else 0
+    following = then.execute_fenced(memory.view(start, 16, np.float32), B, wait_for=[fenced.fence])
+    fenced.fence.wait(LONG)
+    assert (memory.view(start, 16, np.float32) == 2 * X).all() and fenced.way.startswith(way)
+    assert (following.result(LONG) == 2 * X + 1).all()
+    assert (fenced.result(LONG)[1] == 2 * X * X).all()
+
+
+def test_memory_that_may_shrink_is_written_and_read_when_the_fence_is_signalled(tmp_path):
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(16))
+    with path.open("r+b") as file:
+        memory = nnhal.Memory.from_fd(file.fileno(), 16, readonly=False)
+    view, (ready, signal_) = memory.view(0, 16, np.float32), nnhal.fence_pair()
+    compiled = nnhal.compile(sums(), devices="reference", isolation="process")
+    reads = compiled.execute_fenced(view, B, wait_for=[ready])
+    view[:] = X
+    signal_.set()
+    assert (reads.result(LONG) == X + 1).all()
+    fenced = compiled.execute_fenced(X, B, out=view)
+    fenced.fence.wait(LONG)
+    assert (view == X + 1).all()
+
+
+@pytest.mark.parametrize("size", [16, 20])
+def test_room_in_bytes_holds_an_output_that_a_later_step_reads(size):
+    room = np.zeros(size, np.uint8)
+    doubled, squared = chained().execute_fenced(X, out=[room, None]).result(LONG)
+    assert doubled.dtype == np.float32 and np.shares_memory(doubled, room)
+    assert (doubled == 2 * X).all() and (squared == 2 * X * X).all()
+
+
+def test_room_that_is_too_small_for_an_output_that_a_later_step_reads_is_refused():
+    with pytest.raises(nnhal.InvalidArgument, match="larger than its memory"):
+        chained().execute_fenced(X, out=[np.zeros(15, np.uint8), None]).result(LONG)
+
+
+@WAYS
+def test_an_output_of_unknown_shape_goes_where_its_room_says(isolation):
+    compiled = nnhal.compile(relued(None), devices="reference", isolation=isolation)
+    room = np.zeros(4, np.float32)
+    assert compiled.execute_fenced(X, out=room).result(LONG) is room and (room == X).all()
+    for open_ in (None, np.zeros(16, np.uint8)):
+        with pytest.raises(nnhal.InvalidArgument, match="must have one that is fully specified"):
+            compiled.execute_fenced(X, out=open_)
+
+
+@WAYS
+def test_an_execution_may_wait_for_any_number_of_fences(isolation):
+    compiled = nnhal.compile(sums(), devices="reference", isolation=isolation)
+    pairs = [nnhal.fence_pair() for _ in range(100)]
+    fenced = compiled.execute_fenced(X, B, wait_for=[fence for fence, _ in pairs])
+    for _, signal_ in pairs:
+        assert not fenced.done()
+        signal_.set()
+    assert (fenced.result(LONG) == X + 1).all()
 
 
 @WAYS

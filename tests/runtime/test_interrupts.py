@@ -3,11 +3,13 @@
 import gc
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ import pytest
 
 import nnhal
 from nnhal.hal.background import _idle, start
+from nnhal.hal.wrappers import Limited
+from tests.hal.devices import descriptors
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
 
@@ -104,3 +108,73 @@ def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
         worker.wake.open()
     time.sleep(0.1)
     assert len(set(_idle)) == len(_idle)
+
+
+def interrupted_in(name: str, hits: Callable[[Any, str], bool], call: Callable[[], Any]) -> int:
+    """Call again and again, interrupted in function `name` at the first, the second, ... point that counts; how many."""
+    for place in count():
+        left = [place]
+
+        def tracer(frame: Any, event: str, argument: Any, left: list[int] = left) -> Any:
+            if frame.f_code.co_name == name and hits(frame, event):
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+            return None
+
+        try:
+            sys.setprofile(tracer)
+            call()
+            return place
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+    return 0
+
+
+@pytest.mark.parametrize("name", ["compile", "compile_plan", "_attempt", "prepare", "__init__"])
+def test_a_compilation_that_is_interrupted_closes_what_was_prepared_once(name):
+    device, part = Own(add), sums(2)
+    devices = [Limited(device, lambda _, n: n == 0), Limited(device, lambda _, n: n == 1)]
+
+    def points(frame: Any, event: str) -> bool:
+        here = "nnhal/runtime" in frame.f_code.co_filename or frame.f_code.co_filename.endswith("api.py")
+        return here and device.prepared > device.closed and event in ("call", "return", "c_call", "c_return")
+
+    found = interrupted_in(name, points, lambda: nnhal.compile(part, devices=devices).close())
+    assert found > 0
+    gc.collect()
+    assert device.prepared == device.closed > 0
+
+
+def test_a_worker_that_was_taken_by_what_was_interrupted_ends(monkeypatch):
+    monkeypatch.setattr("nnhal.hal.background._LOOK", 0.01)
+    compiled = nnhal.compile(sums(), devices="reference")
+    compiled.run(X, B, deadline=LONG)  # leaves a worker that is idle
+    found = interrupted_in("hand_over", lambda *_: True, lambda: compiled.run(X, B, deadline=LONG))
+    assert found > 2
+    compiled.close()
+    wait_until(lambda: not any(t.name == "nnhal-worker" for t in threading.enumerate()))
+
+
+OPENS: dict[str, Callable[[nnhal.Fence, nnhal.Execution], Any]] = {
+    "fence_pair": lambda fence, execution: nnhal.fence_pair(),
+    "duplicate": lambda fence, execution: fence.duplicate(),
+    "fileno": lambda fence, execution: (fence.fileno(), execution.fileno()),
+}
+
+
+@pytest.mark.parametrize("name", OPENS)
+def test_what_was_opened_is_closed_wherever_the_interrupt_comes(name):
+    compiled = nnhal.compile(sums(), devices="reference")
+    (fence, _), before = nnhal.fence_pair(), descriptors()
+
+    def points(frame: Any, event: str) -> bool:
+        return "nnhal" in frame.f_code.co_filename
+
+    found = interrupted_in(name, points, lambda: OPENS[name](fence, compiled.submit(X, B)))
+    assert found > 1
+    compiled.close()
+    assert descriptors() == before

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnhal.base import _mapping
-from nnhal.base.errors import Closed, InvalidArgument, OutOfMemory, Unmappable
+from nnhal.base.answers import shown
+from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
+from nnhal.base.values import whole
 
 _log = logger("memory")
 SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -122,7 +124,7 @@ class Memory:
     @classmethod
     def from_array(cls, array: Array) -> "Memory":
         """A new ashmem pool holding a copy of the array's bytes in row-major order."""
-        source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        source = _bytes_of(array)
         memory = cls.allocate(max(1, source.size))
         memory.bytes()[: source.size] = source
         return memory
@@ -130,7 +132,7 @@ class Memory:
     @classmethod
     def hardware_buffer_blob(cls, size: int) -> "Memory":
         """A new zeroed hardware buffer of format BLOB: a sealed memfd, with a dma-buf over it where the kernel gives one."""
-        fd, mapping = _memfd(size, aligned(size, mmap.PAGESIZE), "nnhal-blob")
+        fd, mapping = _memfd(size, aligned(whole(size, "memory: size"), mmap.PAGESIZE), "nnhal-blob")
         return cls("hardware_buffer_blob", size, fd, 0, mapping, False, Layout(size), _udmabuf(fd, size))
 
     @classmethod
@@ -154,6 +156,7 @@ class Memory:
         Unmappable for any other kind of descriptor; InvalidArgument for one that is closed, not open for what is asked, or
         too small.
         """
+        fd, size, offset = (whole(n, f"memory: {what}") for n, what in ((fd, "fd"), (size, "size"), (offset, "offset")))
         length = _mappable_length(fd, readonly)
         if size < 1 or offset < 0 or offset + size > length:
             raise InvalidArgument(f"memory: bytes {offset} to {offset + size} must lie inside the file's {length}")
@@ -172,7 +175,12 @@ class Memory:
 
         Whoever writes to the file changes them, and whoever truncates it ends a process that reads on: see `base.sealed`.
         """
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if not isinstance(path, str | os.PathLike):
+            raise InvalidArgument(f"memory: path is {shown(path)}, must be that of a file")
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise BadFile(f"{os.fspath(path)}: cannot be read: {error}; must be a file") from None
         try:
             return cls.from_fd(fd, os.fstat(fd).st_size)
         finally:
@@ -181,9 +189,9 @@ class Memory:
     @classmethod
     def wrap(cls, array: Array) -> "Memory":
         """A host pool over the array's own bytes, which must be contiguous; nothing is copied."""
-        if not array.flags.c_contiguous:
-            raise InvalidArgument("memory: the array is not contiguous, must be row-major without gaps")
-        return cls("host", array.nbytes, -1, 0, array.view(np.uint8).reshape(-1), not array.flags.writeable)
+        if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+            raise InvalidArgument(f"memory: wraps {shown(array)}, must be an array, row-major without gaps")
+        return cls("host", array.nbytes, -1, 0, _bytes_of(array), not array.flags.writeable)
 
     @staticmethod
     def of(array: Array) -> "tuple[Memory, int] | None":
@@ -207,6 +215,8 @@ class Memory:
 
     def copy_to(self, other: "Memory") -> None:
         """Copy all bytes to a memory of the same size."""
+        if not isinstance(other, Memory):
+            raise InvalidArgument(f"memory: is copied to {shown(other)}, must be to a memory")
         source, target = self.bytes(), other.writable()
         if other.size != self.size:
             raise InvalidArgument(f"memory: is copied to one of {other.size} bytes, must be of its own {self.size}")
@@ -236,12 +246,18 @@ class Memory:
         return self.bytes()
 
     def view(self, offset: int, length: int, dtype: Any = np.uint8, shape: tuple[int, ...] | None = None) -> Array:
-        """`length` bytes at `offset` as an array over the pool itself; InvalidArgument where they leave the pool."""
+        """`length` bytes at `offset` as an array over the pool itself; InvalidArgument where they leave the pool, or do not
+        make an array of that type and shape.
+        """
         data = self.bytes()
-        if offset < 0 or length < 0 or offset + length > self.size:
-            raise InvalidArgument(f"memory: bytes {offset} to {offset + length} must lie inside the pool's {self.size}")
-        flat = data[offset : offset + length].view(dtype)
-        return flat if shape is None else flat.reshape(shape)
+        try:
+            if 0 <= offset <= offset + length <= self.size:
+                flat = data[offset : offset + length].view(dtype)
+                return flat if shape is None else flat.reshape(shape)
+        except (TypeError, ValueError, OverflowError) as error:
+            what = f"{shown(length)} bytes at {shown(offset)} as {shown(dtype)} of shape {shown(shape)}"
+            raise InvalidArgument(f"memory: {what} are no array: {error}") from None
+        raise InvalidArgument(f"memory: bytes {offset} to {offset + length} must lie inside the pool's {self.size}")
 
     @property
     def mappable(self) -> bool:
@@ -281,9 +297,17 @@ def address(array: Array) -> int:
     return ctypes.c_void_p.from_address(at + _DATA).value or 0
 
 
+def _bytes_of(array: Any) -> Array:
+    """The bytes of an array in row-major order: its own where it is that already."""
+    try:
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    except Exception as error:  # of whatever says that it is an array
+        raise InvalidArgument(f"memory: is of {shown(array)}, must be of an array of numbers") from error
+
+
 def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[int, _mapping.Mapping]:
     """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
-    if size < 1:
+    if whole(size, "memory: size") < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -293,9 +317,9 @@ def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple
         os.ftruncate(fd, length)
         mapping = _mapping.Mapping(fd, size, 0, True)
         seal(fd, one_way=one_way)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         os.close(fd)
-        raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error.strerror}") from error
+        raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error}") from error
     _log.debug("memfd of %d bytes, descriptor %d", size, fd)
     return fd, mapping
 

@@ -26,6 +26,12 @@ def nanoseconds(seconds: Any, what: str) -> int | None:
     return None if seconds >= _FOR_EVER else int(float(seconds) * NS)
 
 
+def limit(seconds: Any, what: str) -> float | None:
+    """How long a wait may last, in seconds; None for no limit, and what is below 0 is none at all. As `nanoseconds`."""
+    length = nanoseconds(max(seconds, 0) if is_number(seconds) else seconds, what)
+    return None if length is None else length / NS
+
+
 def is_number(value: object) -> bool:
     """Whether it is a real number; a boolean is none."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -2,12 +2,14 @@
 
 import math
 import reprlib
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.answers import clipped, shown
+from nnhal.base.errors import InvalidArgument, told
 from nnhal.base.operands import Array
 
 _INTEGER = np.dtype(np.int64)
@@ -30,6 +32,31 @@ def exact(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = Inv
     raise error(f"{_element(array, misfit, where)}, must be {_rule(dtype)}")
 
 
+def given(value: Any, dtype: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> Array:
+    """What stands for an operand: numbers and lists as of `exact`; arrays are of its type already, and keep their memory."""
+    dtype = np.dtype(dtype)
+    if not isinstance(value, np.ndarray):
+        value = exact(value, dtype, where, error)
+    if type(value) is not np.ndarray:  # a matrix multiplies otherwise, and a mask would be lost
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            raise error(f"{where} has masked elements, must have none")
+        value = np.asarray(value)
+    if value.dtype != dtype:
+        raise error(f"{where} is {value.dtype}, must be {dtype}")
+    return value
+
+
+def dimensions(value: Any, where: str, least: int = 0) -> tuple[int, ...]:
+    """Dimensions, each from `least` to what 32 bits hold; InvalidArgument for anything else."""
+    several = value.ndim == 1 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
+    if not several or isinstance(value, str | bytes):
+        raise InvalidArgument(f"{where} is {shown(value)}, must be a sequence of integers")
+    found = tuple(whole(d, f"{where}: dimension {n}") for n, d in enumerate(value))
+    if not all(least <= d < 1 << 32 for d in found):
+        raise InvalidArgument(f"{where} is {_show(list(found))}, must be of integers from {least} to 2**32 - 1")
+    return found
+
+
 def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:
     """An integer as Python's, of any size; `error` for anything else."""
     if not _becomes(type(value), _INTEGER):
@@ -39,15 +66,17 @@ def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument
 
 def _array(value: Any, where: str, error: type[InvalidArgument]) -> Array:
     """An array of the elements as they are: of Python's numbers, unless the value is an array already."""
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
     try:
+        if hasattr(value, "__array__"):
+            return np.asarray(value)
         array = np.array(value, object)
         if any(issubclass(kind, np.generic | np.ndarray) for kind in set(map(type, array.flat))):
             array.flat[:] = [_python(element) for element in array.flat]
         ragged = any(issubclass(kind, list | tuple | np.ndarray) for kind in set(map(type, array.flat)))
     except ValueError:  # arrays in a list that have no shape in common
         ragged = True
+    except Exception as raised:  # by what says of itself that it is an array
+        raise error(f"{where} is {shown(value)}, must be an array or numbers: {clipped(told(raised), 200)}") from raised
     if ragged:
         raise error(f"{where} has lists of different lengths or depths, must have one shape")
     return array

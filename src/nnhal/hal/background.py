@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nnhal.base import _gate
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted, as_error
 from nnhal.base.log import logger
 from nnhal.hal.fence import Fence, Signal, fence_pair
-from nnhal.hal.host import HostBuffer, run_resolved
+from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import check_use
 from nnhal.hal.request import Control, Request, Run, Runs, Timing, plausible
 from nnhal.ops.schema import show
@@ -115,12 +115,16 @@ Work = Callable[[], "_gate.Gate | None"]  # returns a gate to be opened when it 
 
 
 class _Worker:
-    """A thread that does one piece of work after the other, and ends when there was none for some time."""
+    """A thread that does one piece of work after the other, and ends when there was none for some time.
 
-    __slots__ = ("wake", "work")
+    given: what it is to do next, if anything. Whoever puts it there, in one step, has the worker; its own end is put there
+    too. That it is among those which are idle says only that it is worth trying: an interrupt may come after any call.
+    """
+
+    __slots__ = ("given", "wake")
 
     def __init__(self, work: Work) -> None:
-        self.work: Work | None = work
+        self.given: dict[str, object] = {"work": work}
         self.wake = _gate.Gate()
         threading.Thread(target=self._loop, name="nnhal-worker", daemon=True).start()
 
@@ -128,7 +132,7 @@ class _Worker:
         done: _gate.Gate | None = None
         looks = 0  # without work
         while True:
-            work, self.work = self.work, None
+            work: Any = self.given.pop("work", None)
             if work is not None:  # there is none where a gate was opened twice
                 try:
                     done = work()
@@ -140,15 +144,14 @@ class _Worker:
             # One look after the other: who gave it work may have been interrupted before he opened the gate.
             passed, done = self.wake.wait(_LOOK, done), None
             looks += not passed
-            if looks >= _LOOKS:
-                try:
+            if looks >= _LOOKS and self.given.setdefault("work", _END) is _END:
+                with suppress(ValueError):
                     _idle.remove(self)
-                except ValueError:  # taken this moment
-                    continue
                 return
 
 
 _LOOK, _LOOKS = 0.25, 20  # seconds between looks of an idle worker, and after how many it ends
+_END = object()  # in place of work
 _idle: "deque[_Worker]" = deque()
 
 
@@ -158,15 +161,16 @@ def hand_over(work: Work) -> _gate.Gate | None:
     None where it has begun already. ResourceExhausted where no thread is to be had.
     """
     try:
-        worker = _idle.pop()
+        while (worker := _idle.pop()).given.setdefault("work", work) is not work:
+            pass
+        return worker.wake
     except IndexError:
-        try:
-            _Worker(work)
-        except RuntimeError as error:
-            raise ResourceExhausted(f"execution: no thread for it: {error}") from None
-        return None
-    worker.work = work
-    return worker.wake
+        pass
+    try:
+        _Worker(work)
+    except RuntimeError as error:
+        raise ResourceExhausted(f"execution: no thread for it: {error}") from None
+    return None
 
 
 def start(work: Work) -> None:
@@ -269,11 +273,8 @@ class _Work(NamedTuple):
         if self.request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
         end = time.monotonic_ns()
-        if control.deadline is not None and end > control.deadline:
-            for buffer in self.request.output_buffers.values():
-                if isinstance(buffer, HostBuffer):
-                    buffer.discard()
-            raise MissedDeadline("fenced execution: the deadline has passed")
+        if not self.request.output_buffers:  # else it was looked at before they got contents
+            control.check()
         if not self.control.measure:
             return ExecutionInfo(Timing(), Timing())
         timing = plausible(timing, self.request.signature.where)

@@ -17,45 +17,53 @@ import stat
 import struct
 import termios
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence, Set
+from itertools import chain
 from typing import Any
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
+from nnhal.base.descriptors import close_all, open_into
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
+from nnhal.base.time import limit
 
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
 _SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
 _SPLICE_F_NONBLOCK = 2
+_PIPE = os.O_CLOEXEC | os.O_NONBLOCK
 _LONGEST = 2_000_000  # seconds, 23 days: poll takes no more
 
 
 class Fence:
     """One fence; owns its descriptor. `fileno` makes it a thing to select or poll on: readable means signalled."""
 
-    def __init__(self, fd: int, told: "list[ErrorStatus] | None" = None) -> None:
+    def __init__(self, fd: int = -1, told: "list[ErrorStatus] | None" = None, kind: str = "") -> None:
         """Take over a descriptor; InvalidArgument where it is neither a pipe's read end nor a sync_file.
 
-        told: where whoever signals it notes the status, if that is in this process.
+        told: where whoever signals it notes the status, if that is in this process. kind: of one that comes later.
         """
-        self._kind = _kind_of(fd) if told is None else "pipe"
+        self._kind = kind or _kind_of(fd)
         self._told: list[ErrorStatus] = [] if told is None else told
-        self._fd = fd
         self._status: ErrorStatus | None = None
-        self._finalizer = weakref.finalize(self, os.close, fd)
+        self._own: list[int] = []
+        self._finalizer = weakref.finalize(self, close_all, self._own)
+        if not kind:
+            self._own.append(fd)
 
     def fileno(self) -> int:
         """The descriptor; it stays the fence's."""
-        if not self._finalizer.alive:
-            raise Closed("fence: used after close")
-        return self._fd
+        try:
+            return self._own[0]
+        except IndexError:
+            raise Closed("fence: used after close") from None
 
     def duplicate(self) -> "Fence":
         """Another fence for the same execution, with a descriptor of its own."""
+        fence = Fence(told=self._told, kind=self._kind)
         try:
-            fence = Fence(fcntl.fcntl(self.fileno(), fcntl.F_DUPFD_CLOEXEC, 0), self._told)
+            fence._own.extend(map(fcntl.fcntl, (self.fileno(),), (fcntl.F_DUPFD_CLOEXEC,), (0,)))
         except OSError as error:
             raise ResourceExhausted(f"fence: no descriptor: {error.strerror}") from error
-        fence._kind = self._kind
         return fence
 
     def status(self) -> ErrorStatus | None:
@@ -69,14 +77,16 @@ class Fence:
         if self._told:
             self._status = self._told[0]
             return
-        self._status = _status_of_sync_file(self._fd) if self._kind == "sync_file" else _status_in_pipe(self._fd)
+        look = _status_of_sync_file if self._kind == "sync_file" else _status_in_pipe
+        self._status = look(self.fileno())
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
-        left = -1 if timeout is None or timeout > _LONGEST else max(0, math.ceil(timeout * 1000))
+        most = limit(timeout, "timeout")
+        left = -1 if most is None or most > _LONGEST else math.ceil(most * 1000)
         if self._status is None:
             if not _readable(self.fileno(), left):
-                raise MissedDeadline(f"fence: not signalled after {timeout:g} s, must be by then")
+                raise MissedDeadline(f"fence: not signalled after {most:g} s, must be by then")
             self._look()
         status = self._status
         if status == ErrorStatus.DEAD_OBJECT:
@@ -95,46 +105,58 @@ class Fence:
         self._finalizer()
 
     def __repr__(self) -> str:
-        status = self.status() if self._finalizer.alive else self._status
+        status = self.status() if self._own else self._status
         return f"Fence({'pending' if status is None else status.name})"
+
+
+def listed(fences: Any) -> list[Fence]:
+    """Fences to wait for; InvalidArgument for anything else."""
+    found: list[Any] = list(fences) if isinstance(fences, Sequence | Set) else [None]
+    if not all(isinstance(fence, Fence) for fence in found):
+        raise InvalidArgument(f"wait_for is {shown(fences)}, must be a list of fences")
+    return found
 
 
 class Signal:
     """The other end of a fence: `set` once; dropping it without is the hang-up that holders see as DEAD_OBJECT."""
 
-    def __init__(self, fd: int, tell: "list[ErrorStatus] | None" = None) -> None:
+    def __init__(self, tell: "list[ErrorStatus]") -> None:
         """tell: where fences of this process look for the status before they look at their descriptor."""
-        self._fd, self._tell = fd, [] if tell is None else tell
-        self._finalizer = weakref.finalize(self, os.close, fd)
+        self._tell = tell
+        self._own: list[int] = []
+        self._finalizer = weakref.finalize(self, close_all, self._own)
 
     def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
         """Signal; later calls do nothing, from whatever thread."""
+        if not isinstance(status, ErrorStatus):
+            raise InvalidArgument(f"fence: status is {shown(status)}, must be an ErrorStatus")
         if self._finalizer.detach() is not None:
             try:
                 self._tell.append(status)
                 if status != ErrorStatus.DEAD_OBJECT:  # which is no byte: the hang-up says it
-                    os.write(self._fd, bytes((status,)))
+                    os.write(self._own[0], bytes((status,)))
             except BrokenPipeError:  # nobody waits any more
                 pass
             finally:
-                os.close(self._fd)
+                close_all(self._own)
 
 
 def fence_pair() -> tuple[Fence, Signal]:
     """A pending fence and the one thing that can signal it."""
+    told: list[ErrorStatus] = []
+    fence, signal = Fence(told=told, kind="pipe"), Signal(told)
     try:
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        open_into([fence._own, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
     except OSError as error:
         raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
-    told: list[ErrorStatus] = []
-    return Fence(read, told), Signal(write, told)
+    return fence, signal
 
 
 def _kind_of(fd: int) -> str:
     try:
         mode = os.fstat(fd).st_mode
         access = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
-    except OSError:
+    except (OSError, TypeError, OverflowError):
         raise InvalidArgument(f"fence: descriptor {fd} is not open") from None
     if stat.S_ISFIFO(mode) and access == os.O_RDONLY:
         return "pipe"

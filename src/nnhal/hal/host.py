@@ -4,6 +4,7 @@ import math
 import threading
 import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from nnhal.ops.schema import agree, show
 
 
 class HostBuffer(Buffer):
-    """A buffer in ordinary memory. Any number of readers; writers at the same time leave undefined contents."""
+    """A buffer in ordinary memory. Any number of readers; of several writers the one that began last gives the contents."""
 
     def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         super().__init__(desc, roles)
@@ -26,7 +27,9 @@ class HostBuffer(Buffer):
         self._lock = threading.Lock()
         self._closed = False
         self._contents: Array | None = None
-        self._room = None if self.facts.fixed is None else self.make(self.facts.fixed)
+        self._writing: Writing | None = None
+        self._fixed = self.facts.fixed
+        self._room = None if self._fixed is None else self.make(self._fixed)
 
     def make(self, shape: tuple[int, ...]) -> Array:
         """An array for contents of this shape; OutOfMemory where there is none."""
@@ -51,26 +54,31 @@ class HostBuffer(Buffer):
             raise OperationFailed(f"buffer {self.token} has no contents, must be written or copied to first")
         return contents
 
-    def room(self) -> Array | None:
-        """Where an execution writes; None where the shape may change. The contents are gone from now on."""
+    def begin(self) -> "Writing":
+        """An execution or a copy begins to write: the contents are gone, and whoever began before gives none any more."""
         with self._lock:
             if self._closed:
                 raise Closed(f"buffer {self.token}: used after close")
+            if self._writing is not None and self._room is not None:  # whoever has it may still write to it
+                self._room = self.make(self._room.shape)
             self._contents = None
-            return self._room
+            self._writing = Writing(self, self._room)
+            return self._writing
 
-    def discard(self) -> None:
-        """The contents are gone: what was to write them failed."""
+    def end(self, writing: "Writing", array: Array | None) -> None:
+        """As `Writing.end`."""
+        error = None if array is None or array.shape == self._fixed else self._misfit(array)
         with self._lock:
-            self._contents = None
+            if self._writing is writing:
+                self._writing, self._contents = None, None if error is not None or self._closed else array
+        if error is not None:
+            raise error
 
-    def store(self, array: Array) -> None:
-        """Take what an execution wrote; InvalidRequest where its shape is not the buffer's."""
+    def _misfit(self, array: Array) -> InvalidRequest | None:
         wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
-        if wanted is not None and not agree(array.shape, wanted):
-            raise InvalidRequest(f"buffer {self.token} was given shape {show(array.shape)}, must be {show(wanted)}")
-        with self._lock:
-            self._contents = None if self._closed else array
+        if wanted is None or agree(array.shape, wanted):
+            return None
+        return InvalidRequest(f"buffer {self.token} was given shape {show(array.shape)}, must be {show(wanted)}")
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents out."""
@@ -82,7 +90,7 @@ class HostBuffer(Buffer):
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         """Copy contents in."""
-        self.room()
+        self.begin().end(None)
         shape = self.shape_of_copy(dimensions)
         size = math.prod(shape) * self.dtype.itemsize
         source = memory.bytes()
@@ -92,13 +100,20 @@ class HostBuffer(Buffer):
 
     def put(self, array: Array) -> None:
         """Give it contents: those of an array of its type; InvalidArgument where the shape is not the buffer's."""
-        room = self.room()
-        shape = self.shape_of_copy(array.shape)
-        if shape != array.shape:
-            raise InvalidArgument(f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}")
-        target = self.make(shape) if room is None else room
-        target[...] = array
-        self.store(target)
+        writing = self.begin()
+        target = None
+        try:
+            if array.shape != self._fixed:
+                shape = self.shape_of_copy(array.shape)
+                if shape != array.shape:
+                    raise InvalidArgument(
+                        f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}"
+                    )
+            room = self.make(array.shape) if writing.room is None else writing.room
+            room[...] = array
+            target = room
+        finally:
+            writing.end(target)
 
     def shape_of_copy(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of contents that are said to have these dimensions, () for those of the buffer."""
@@ -111,7 +126,21 @@ class HostBuffer(Buffer):
         """Drop the array."""
         with self._lock:
             self._closed = True
-            self._contents = self._room = None
+            self._contents = self._room = self._writing = None
+
+
+class Writing(NamedTuple):
+    """One writing of a buffer, by an execution or a copy. room: where to; None where the shape may change."""
+
+    buffer: HostBuffer
+    room: Array | None
+
+    def end(self, array: Array | None) -> None:
+        """What was written, None where it failed: nothing comes of it where another has begun since, or it was closed.
+
+        InvalidRequest where the shape is not the buffer's.
+        """
+        self.buffer.end(self, array)
 
 
 def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | None = None) -> Timing | None:
@@ -124,26 +153,29 @@ def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | 
     if not request.input_buffers and not request.output_buffers:
         return run(request, control)
     check_use(prepared, request)
-    hosted = {i: b for i, b in request.output_buffers.items() if isinstance(b, HostBuffer)}
+    hosted: dict[int, Writing] = {}
     try:
+        for index, buffer in request.output_buffers.items():
+            if isinstance(buffer, HostBuffer):
+                hosted[index] = buffer.begin()
         inputs = list(request.given)
         for index, buffer in request.input_buffers.items():
             inputs[index] = buffer.array() if isinstance(buffer, HostBuffer) else None
         inner = request.inside(
             inputs,
-            [hosted[i].room() if i in hosted else request.room(i) for i in range(len(request.shapes))],
+            [hosted[i].room if i in hosted else request.room(i) for i in range(len(request.shapes))],
             input_buffers={i: b for i, b in request.input_buffers.items() if not isinstance(b, HostBuffer)},
             output_buffers={i: b for i, b in request.output_buffers.items() if i not in hosted},
         )
         timing = inner.execute(run, control)
-        for index, buffer in hosted.items():
-            if inner.small:
-                buffer.discard()
-            else:
-                buffer.store(inner.results[index])
+        control.check()
+        if request.ended:
+            raise Closed(f"{request.signature.where}: the execution was given up before it ended")
+        for index, writing in hosted.items():
+            writing.end(None if inner.small else inner.results[index])
     except BaseException:
-        for host in hosted.values():
-            host.discard()
+        for writing in hosted.values():
+            writing.end(None)
         raise
     request.adopt(inner)
     return timing

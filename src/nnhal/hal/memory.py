@@ -10,6 +10,7 @@ from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument, InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
+from nnhal.base.time import is_number
 from nnhal.hal.request import Of, Request
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
@@ -118,8 +119,8 @@ def _facts_of(role: BufferRole) -> BufferFacts:
     places = main.outputs if role.output else main.inputs
     if not 0 <= role.index < len(places):
         raise InvalidArgument(f"buffer: {role} is not there, the model has {len(places)}")
-    if not 0 < role.frequency <= 1:
-        raise InvalidArgument(f"buffer: frequency of {role} is {role.frequency}, must be above 0 and at most 1")
+    if not is_number(role.frequency) or not 0 < role.frequency <= 1:
+        raise InvalidArgument(f"buffer: frequency of {role} is {role.frequency!r}, must be above 0 and at most 1")
     operand = main.operands[places[role.index]]
     value = validate(role.prepared.model).subgraphs[0].values[places[role.index]]
     dimensions: tuple[int, ...] | None = operand.dimensions

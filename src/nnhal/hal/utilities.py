@@ -196,6 +196,6 @@ def validate_priority(priority: Any) -> Priority:
 def _member(kind: Any, value: Any, label: str) -> Any:
     if isinstance(value, str) and value.upper() in kind.__members__:
         return kind[value.upper()]
-    if value in kind.__members__.values():
+    if isinstance(value, int) and value in kind.__members__.values():
         return kind(value)
     raise InvalidArgument(f"{label} is {value!r}, must be one of {', '.join(m.lower() for m in kind.__members__)}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import (
     EXTENSION_SHIFT,
     MAX_OPERAND_BYTES,
@@ -53,9 +54,13 @@ class Facts:
 
 def validate(model: Model) -> Facts:
     """Check everything that can be known before execution; InvalidModel names operand or operation and the rule."""
-    if "facts" not in model.memo:
-        model.memo["facts"] = _validate(model)
-    facts: Facts = model.memo["facts"]
+    try:
+        memo = model.memo
+    except AttributeError:
+        raise InvalidArgument(f"model is {shown(model)}, must be a nnhal.Model") from None
+    if "facts" not in memo:
+        memo["facts"] = _validate(model)
+    facts: Facts = memo["facts"]
     return facts
 
 

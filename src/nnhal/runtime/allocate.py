@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
 from nnhal.runtime.compiled import Compiled
@@ -17,7 +18,7 @@ def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Alloc
     dimensions that the models leave open, 0 for one that changes from use to use. Where the roles lie on several devices,
     or the driver refuses, it is a shared pool and `reason` says why. InvalidArgument for roles that contradict each other.
     """
-    if not roles:
+    if not isinstance(roles, Sequence) or not roles:
         raise InvalidArgument(
             "allocate: no role is given, must be at least one (compiled, 'input' or 'output', number)"
         )
@@ -26,16 +27,19 @@ def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Alloc
 
 def _role(number: int, role: Role) -> Use:
     if not isinstance(role, tuple) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
-        raise InvalidArgument(f"allocate: role {number} is {role!r}, must be (compiled, 'input' or 'output', number)")
+        raise InvalidArgument(
+            f"allocate: role {number} is {shown(role)}, must be (compiled, 'input' or 'output', number)"
+        )
     compiled, kind, name = role[:3]
-    if kind not in ("input", "output"):
-        raise InvalidArgument(f"allocate: role {number} is for an {kind!r}, must be 'input' or 'output'")
+    compiled.check_open()
+    if not isinstance(kind, str) or kind not in ("input", "output"):
+        raise InvalidArgument(f"allocate: role {number} is for an {shown(kind)}, must be 'input' or 'output'")
     specs, places = (
         (compiled.inputs, compiled.edge.given) if kind == "input" else (compiled.outputs, compiled.edge.kept)
     )
     names = [spec.name for spec in specs]
-    at = names.index(name) if name in names else name
+    at = names.index(name) if isinstance(name, str) and name in names else name
     if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(specs):
         there = ", ".join(f"{n} ({name!r})" for n, name in enumerate(names))
-        raise InvalidArgument(f"allocate: role {number} is for {kind} {name!r}, must be one of {there}")
+        raise InvalidArgument(f"allocate: role {number} is for {kind} {shown(name)}, must be one of {there}")
     return Use(compiled.whole, compiled.plan, kind == "output", places[at], role[3] if len(role) == 4 else 1.0)

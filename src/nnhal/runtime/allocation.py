@@ -9,14 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nnhal.base.answers import shown
 from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.base.values import dimensions as checked
+from nnhal.base.values import given
 from nnhal.hal.device import allocated_by, identity_of
 from nnhal.hal.host import HostBuffer, contents_of, fill
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Of
+from nnhal.hal.utilities import is_extension, size_of_data
 from nnhal.runtime.compilation import Plan
 
 _log = logger("memory")
@@ -62,20 +66,19 @@ class Allocation:
     def write(self, array: Any) -> None:
         """Give it contents; InvalidArgument where type or shape are not those of its roles."""
         dtype = dtype_of(self._buffer.facts.type)
-        given = np.asarray(array)
-        if given.dtype != dtype:
-            raise InvalidArgument(f"{self}: is given {given.dtype}, must be {dtype}")
-        fill(self._open(), given)
+        if type(array) is not np.ndarray or array.dtype != dtype:
+            array = given(array, dtype, f"{self}: what is written")
+        fill(self._open(), array)
         self._spoiled = False
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
         self._check_contents()
-        self._open().copy_to(memory)
+        self._open().copy_to(_memory(memory))
 
     def copy_from(self, memory: Memory, dimensions: Sequence[int] = ()) -> None:
         """Take contents, with their dimensions where those of the buffer may change; as `Buffer.copy_from`."""
-        self._open().copy_from(memory, tuple(dimensions))
+        self._open().copy_from(_memory(memory), checked(dimensions, f"{self}: dimensions"))
         self._spoiled = False
 
     def close(self) -> None:
@@ -101,14 +104,9 @@ class Allocation:
         """An execution that will write it was launched: from now on the driver knows whether it has contents."""
         self._spoiled = False
 
-    def wrote(self, success: bool, result: Array | None) -> None:
-        """What became of the execution that was to write it, and its result, None where the driver keeps that."""
+    def wrote(self, success: bool) -> None:
+        """What became of the execution that was to write it."""
         self._spoiled = not success
-        if isinstance(self._buffer, HostBuffer):
-            if success and result is not None:
-                self._buffer.store(result)
-            else:
-                self._buffer.discard()
 
     def _open(self) -> Buffer:
         if self._closed:
@@ -126,6 +124,12 @@ class Allocation:
         return f"buffer {self._buffer.token} {where}"
 
 
+def _memory(memory: Any) -> Memory:
+    if not isinstance(memory, Memory):
+        raise InvalidArgument(f"memory is {shown(memory)}, must be a nnhal.Memory")
+    return memory
+
+
 class Use(NamedTuple):
     """One use of an allocation: input or output `place` among all of the main subgraph of a compiled model."""
 
@@ -138,7 +142,7 @@ class Use(NamedTuple):
 
 def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> Allocation:
     """Memory for these uses, of the one device that all of them lie on, or a shared pool."""
-    desc = BufferDesc(tuple(shape or ()))
+    desc = BufferDesc(() if shape is None else checked(shape, "allocate: shape"))
     whole, parts, devices = [], [], {}
     for prepared, plan, output, place, frequency in uses:
         whole.append(BufferRole(prepared, place, output, frequency))
@@ -151,7 +155,9 @@ def allocate_for(uses: Sequence[Use], shape: Sequence[int] | None = None) -> All
             if operand in step.part.outputs:
                 parts.append(BufferRole(step.prepared, step.part.outputs.index(operand), True, frequency))
                 devices[id(step.device)] = step.device
-    merge(desc, whole)
+    facts = merge(desc, whole)
+    if not is_extension(facts.type):
+        size_of_data(facts.type, facts.fixed or ())
     if len(devices) == 1:
         (device,) = devices.values()
         try:

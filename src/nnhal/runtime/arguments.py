@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import (
     LOOP_TIMEOUT_DEFAULT_NS,
     LOOP_TIMEOUT_MAXIMUM_NS,
@@ -18,7 +19,7 @@ from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory, address
 from nnhal.base.operands import Array, Shape, fixed
 from nnhal.base.time import nanoseconds, point_in_time
-from nnhal.base.values import exact
+from nnhal.base.values import given
 from nnhal.hal.request import Control, argument_of
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
@@ -107,11 +108,13 @@ class Edge:
         """Where outputs go: the caller's arrays or allocations where given, None where nothing is."""
         if out is None:
             return None
-        given = [out] if isinstance(out, np.ndarray | Allocation | Memory) else list(out)
-        if len(given) != len(self.kept):
-            raise InvalidRequest(f"out: got {len(given)} arrays, must be {len(self.kept)}")
+        rooms = [out] if isinstance(out, np.ndarray | Allocation | Memory) else out
+        if not isinstance(rooms, list | tuple):
+            raise InvalidRequest(f"out is {shown(out)}, must be an array, an allocation, or a list of them")
+        if len(rooms) != len(self.kept):
+            raise InvalidRequest(f"out: got {len(rooms)} arrays, must be {len(self.kept)}")
         room: list[Any] = [None] * len(self._results)
-        for place, (at, value) in enumerate(zip(self.kept, given, strict=True)):
+        for place, (at, value) in enumerate(zip(self.kept, rooms, strict=True)):
             if value is not None:
                 spec = self._results[at]
                 room[at] = value if isinstance(value, Allocation) else writable(value, spec, f"out {place}")
@@ -120,13 +123,13 @@ class Edge:
     def job(self, inputs: Sequence[Any], out: Any) -> Job:
         """The job of one call, states at their initial values; allocations lie where arrays would."""
         named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-        given = self.accept(inputs[0] if named else inputs)
+        accepted = self.accept(inputs[0] if named else inputs)
         for state in self.model.states:
-            given[state.input] = state.initial
-        job = Job(given, self.place(out))
+            accepted[state.input] = state.initial
+        job = Job(accepted, self.place(out))
         job.named = named
         if job.rooms is not None:
-            no_overlap(given, job.rooms)
+            no_overlap(accepted, job.rooms)
         return job
 
     def results(self, job: Job) -> Any:
@@ -152,14 +155,7 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
     """A caller's input as a contiguous array of the operand's type; lists and numbers are converted, arrays never are."""
     if isinstance(value, Memory):
         value = _whole(value, spec, label)
-    if not isinstance(value, np.ndarray):
-        value = exact(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
-    if type(value) is not np.ndarray:  # a matrix multiplies otherwise, and a mask would be lost
-        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            raise InvalidRequest(f"{label} ({spec.name}) has masked elements, must have none")
-        value = np.asarray(value)
-    if value.dtype != spec.dtype:
-        raise InvalidRequest(f"{label} ({spec.name}) is {value.dtype}, must be {spec.dtype}")
+    value = given(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
     if spec.shape is not None and not agree(value.shape, spec.shape):
         raise InvalidRequest(f"{label} ({spec.name}) has shape {show(value.shape)}, must be {show(spec.shape)}")
     return value if value.flags.c_contiguous else value.copy()
@@ -171,6 +167,8 @@ def writable(array: Any, spec: Spec, label: str) -> Array:
         array = _whole(array, spec, label)
     if not isinstance(array, np.ndarray) or not array.flags.writeable or not array.flags.c_contiguous:
         raise InvalidRequest(f"{label} ({spec.name}) must be a writable contiguous numpy array")
+    if isinstance(array, np.ma.MaskedArray):  # a hard mask keeps what should be written out
+        raise InvalidRequest(f"{label} ({spec.name}) is a masked array, must be one without a mask")
     if array.dtype not in (spec.dtype, np.uint8):
         raise InvalidRequest(
             f"{label} ({spec.name}) is {array.dtype}, must be {spec.dtype}, or uint8 for room in bytes"
@@ -195,19 +193,19 @@ def _whole(memory: Memory, spec: Spec, label: str) -> Array:
 
 def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """InvalidRequest where an output array shares memory with another output or an input."""
-    given = [(n, x) for n, x in enumerate(outputs) if isinstance(x, np.ndarray)]
-    if not given:
+    rooms = [(n, x) for n, x in enumerate(outputs) if isinstance(x, np.ndarray)]
+    if not rooms:
         return
     read = [x for x in inputs if isinstance(x, np.ndarray)]
-    if all(x.base is None for _, x in given) and all(x.base is None for x in read):  # each has memory of its own
+    if all(x.base is None for _, x in rooms) and all(x.base is None for x in read):  # each has memory of its own
         seen = {id(x) for x in read}
-        for place, array in given:
+        for place, array in rooms:
             if id(array) in seen:
                 raise _overlapping(place)
             seen.add(id(array))
         return
     spans = [
-        (start := address(x), start + x.nbytes, place) for place, x in [*((-1, x) for x in read), *given] if x.size
+        (start := address(x), start + x.nbytes, place) for place, x in [*((-1, x) for x in read), *rooms] if x.size
     ]
     end = (0, -1)  # the furthest byte so far, and whose it is: an output's place, -1 for an input
     written = (0, -1)  # likewise of outputs

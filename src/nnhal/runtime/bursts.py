@@ -40,11 +40,11 @@ class CompiledBurst(Caller):
         except BaseException as error:
             if isinstance(error, OperationFailed) and not isinstance(error, DriverFailed | ContractBroken):
                 _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
-                return Line(line.step, line.label, line.prepared.run, line.lane), f"plain calls: {error}"
+                return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
             self.close()
             raise
         self._bursts.append(burst)
-        return Line(line.step, line.label, burst.run, line.lane), "burst"
+        return Line(line.step, line.label, burst.run), "burst"
 
     def free_memory(self, memory: Memory) -> None:
         """This memory will not be used in the burst again: what drivers cache of it can go."""

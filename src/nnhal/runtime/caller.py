@@ -16,7 +16,7 @@ from nnhal.runtime.job import Job, Report, resolve
 
 
 class InUse:
-    """What is given back when its owner has let go of it and the last execution has left.
+    """What is given back when its owner has let go of it and the last execution has left. give_back: may be called again.
 
     calls: jobs that somebody waits for. behind: what stands for those that run behind fences. They are put in within the
     `try` whose end takes them out: an interrupt may come after any call.
@@ -48,9 +48,10 @@ class InUse:
         with self._lock:
             if self.behind:
                 return
-            give_back, self._give_back = self._give_back, None
+            give_back = self._give_back
         if give_back is not None:
             give_back()
+            self._give_back = None  # after an interrupt it is asked again
 
     def wait(self) -> None:
         """After `end`: until no call is in flight."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nnhal.base.answers import let_go
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import (
     DeviceUnavailable,
@@ -42,6 +41,7 @@ from nnhal.model.parts import Part, cut
 from nnhal.model.validate import validate
 from nnhal.runtime import discovery
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
+from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
 from nnhal.runtime.placement import Live, Placement
 
@@ -87,12 +87,13 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the model, prepared."""
+    """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once."""
 
     device: Device
     part: Part
     prepared: Prepared
     nanoseconds: int  # that preparing it took
+    lane: Lane
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ class _Failure:
     error: Exception
 
 
-def compile_plan(model: Model, wishes: Wishes) -> Plan:
-    """Partition and prepare.
+def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
+    """Partition and prepare. undo: closes what was prepared, until whoever gets the plan does.
 
     Raises UnsupportedModel, DeviceUnavailable, MissedDeadline, InvalidArgument where the driver says that of what it was
     told, or what the last device tried raised.
@@ -146,7 +147,7 @@ def compile_plan(model: Model, wishes: Wishes) -> Plan:
     candidates = _candidates(model, wishes, events)
     offers = [c.offer for c in candidates]
     try:
-        plan = _attempt(model, wishes, candidates, offers, events)
+        plan = _attempt(model, wishes, candidates, offers, events, undo)
     except UnsupportedModel:
         for candidate in candidates:
             if candidate.unavailable is not None:  # that is why
@@ -162,14 +163,14 @@ def compile_plan(model: Model, wishes: Wishes) -> Plan:
     again = [replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o for o in offers]
     culprit = plan
     try:
-        plan = _attempt(model, wishes, candidates, again, events)
+        plan = _attempt(model, wishes, candidates, again, events, undo)
     except UnsupportedModel as unplaced:
         plan = replace(culprit, error=unplaced)
     if isinstance(plan, Plan):
         return plan
     _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
     cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    whole = _attempt(model, wishes, candidates, [cpu], events)
+    whole = _attempt(model, wishes, candidates, [cpu], events, undo)
     if isinstance(whole, Plan):
         return whole
     raise whole.error
@@ -227,26 +228,28 @@ def _span(operations: Sequence[int]) -> str:
 
 
 def _attempt(
-    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], offers: Sequence[Offer], events: list[str]
+    model: Model,
+    wishes: Wishes,
+    candidates: Sequence[_Candidate],
+    offers: Sequence[Offer],
+    events: list[str],
+    undo: ExitStack,
 ) -> Plan | _Failure:
-    """Partition and prepare every part. Whatever keeps it from that, an interrupt too, closes what was prepared."""
+    """Partition and prepare every part; where one fails, what was prepared is closed."""
     found = partition(model, offers, wishes.preference)
     by_label = {c.offer.device: c for c in candidates}
     steps: list[Step] = []
-    with ExitStack() as undo:
-        for planned in found.steps:
-            part = cut(model, planned.operations)
-            try:
-                step = prepare(by_label[planned.device].device, part, wishes)
-            except MissedDeadline:
+    for planned in found.steps:
+        part = cut(model, planned.operations)
+        try:
+            steps.append(prepare(by_label[planned.device].device, part, wishes, planned.device, undo))
+        except MissedDeadline:
+            raise
+        except Exception as error:
+            if is_callers(error):
                 raise
-            except Exception as error:
-                if is_callers(error):
-                    raise
-                return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
-            undo.callback(_close, step.prepared, planned.device)
-            steps.append(step)
-        undo.pop_all()
+            undo.close()
+            return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
     keys = {label: c.key for label, c in by_label.items()}
     live = Live([step.device for step in found.steps])
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, live)
@@ -260,12 +263,11 @@ def is_callers(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
-def _close(prepared: Prepared, device: str) -> None:
-    let_go(f"device {device}", "close() of a prepared model", prepared.close)
+def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: ExitStack | None = None) -> Step:
+    """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
-
-def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
-    """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes."""
+    label: the device's name, made to differ where several have the same. undo: closes it.
+    """
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
     hints = wishes.hints(device)
@@ -273,11 +275,15 @@ def prepare(device: Device, part: Part, wishes: Wishes) -> Step:
     if wishes.deadline is not None and start > wishes.deadline:
         raise MissedDeadline(f"{what}: the deadline passed before")
 
-    def work() -> Prepared:
-        return prepared_by(device, part.model, hints)
+    lane = Lane(f"device {label or name}")
+    if undo is not None:
+        undo.callback(lane.close)
+
+    def work() -> None:
+        lane.prepared = prepared_by(device, part.model, hints)
 
     timely = isinstance(device, Resilient | RemoteDevice)
-    prepared = by(None if timely else wishes.deadline, what, work, late=lambda p: _close(p, name))
+    by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    return Step(device, part, prepared, spent)
+    return Step(device, part, lane.prepared, spent, lane)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from nnhal.base.errors import BadState, InvalidRequest
 from nnhal.base.time import nanoseconds
-from nnhal.hal.fence import Fence
+from nnhal.hal.fence import Fence, listed
 from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
@@ -47,6 +47,7 @@ class Compiled(Caller):
 
         Every run reads what the inputs hold then and writes the same outputs. One run at a time: BadState otherwise.
         """
+        self.check_open()
         job = self.edge.job(inputs, out)
         if job.named:
             raise InvalidRequest("inputs: are a mapping, must be given in order to be bound")
@@ -93,7 +94,9 @@ class Compiled(Caller):
         try:
             self.use.behind.add(job)
             self.check_open()
-            return launch(self, job, wait_for, nanoseconds(after, "after"), lambda: self.use.leave(job), launched)
+            return launch(
+                self, job, listed(wait_for), nanoseconds(after, "after"), lambda: self.use.leave(job), launched
+            )
         except BaseException:
             if not launched:
                 self.use.leave(job)
@@ -129,6 +132,7 @@ class Compiled(Caller):
         self._queue.drain()
         for burst in list(self._bursts):
             burst.end(self._closed)
+        self.use.end()
         self._finalizer()
         self.use.wait()
 

@@ -4,13 +4,14 @@ A driver loads when it is first asked for, once. No lock is held meanwhile: it m
 """
 
 import importlib.util
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnhal.base.answers import clipped, may_be_own
+from nnhal.base.answers import clipped, may_be_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
 from nnhal.base.log import logger
 from nnhal.base.once import Once
@@ -163,7 +164,9 @@ def _class_of(device: Device) -> str:
 
 def load_driver(path: str | Path) -> Device:
     """Load a driver from a Python file that defines `device()`; it takes the place of a device of the same name."""
-    file = Path(path)
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgument(f"driver is {shown(path)}, must be the path of a Python file that defines device()")
+    file = Path(path).absolute()  # a process of its own starts elsewhere
     if not file.is_file():
         raise InvalidArgument(f"driver {file}: is no file, must be a Python file that defines device()")
     spec = importlib.util.spec_from_file_location(f"nnhal_driver_{file.stem}", file)

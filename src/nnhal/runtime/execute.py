@@ -30,7 +30,6 @@ from nnhal.model.parts import cut
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Plan, Step, prepare, warn_of_fallback
 from nnhal.runtime.job import Job, StepTiming
-from nnhal.runtime.lanes import Lane
 from nnhal.runtime.placement import WHOLE
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
@@ -39,10 +38,7 @@ _log = logger("execution")
 
 
 class Line:
-    """One step as it is executed: its arguments among the operands of the whole, and its ways to run.
-
-    lane: what waits for it where it may have to end early; shared by all that runs the step.
-    """
+    """One step as it is executed: its arguments among the operands of the whole, and its ways to run."""
 
     __slots__ = (
         "label",
@@ -58,14 +54,14 @@ class Line:
         "writes",
     )
 
-    def __init__(self, step: Step, label: str, run: Run | None = None, lane: Lane | None = None) -> None:
+    def __init__(self, step: Step, label: str, run: Run | None = None) -> None:
         """label: the device's name, made to differ where several have the same."""
         self.label = label
         self.step, self.prepared, self.timely = step, step.prepared, step.prepared.timely
         self.launched = run is None and asynchronous()
         where = f"device {label}"
         self.signature = Signature.of(step.part.model, where)
-        self.lane = lane or Lane(step.prepared, where)
+        self.lane = step.lane
         self.run: Run = run or step.prepared.run
         self.reads, self.writes = step.part.inputs, step.part.outputs
         self.open = any(argument.fixed is None for argument in self.signature.outputs)  # shapes turn out when it runs
@@ -282,7 +278,7 @@ class Spares:
     def close(self) -> None:
         """Close them."""
         for step in self._steps.forget():
-            step.prepared.close()
+            step.lane.close()
 
 
 class Whole:

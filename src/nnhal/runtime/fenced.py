@@ -17,19 +17,20 @@ from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, Nnhal
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
-from nnhal.base.time import seconds_until
+from nnhal.base.time import limit, seconds_until
 from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
 from nnhal.hal.device import Prepared, fenced_by, info_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
-from nnhal.hal.memory import Buffer
-from nnhal.hal.request import UNLIMITED, Control, Request, Timing, summed
+from nnhal.hal.request import UNLIMITED, Argument, Control, Request, Timing, summed
 from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.execute import NEVER_RETRIED, Line
+from nnhal.runtime.inflight import Home
 from nnhal.runtime.job import Job, Report
 
 _GRACE = 0.1  # seconds
+_MOST_FENCES = 16  # to wait for that go along with a call to another process; for more a thread waits here
 _log = logger("execution")
 
 
@@ -56,7 +57,7 @@ class Fenced:
         self._deadline = deadline
         self._infos, self.fence, self._finish, self.way = list(infos), fence, finish, way
         self._span = span if len(self._infos) > 1 else 0
-        self._lock = threading.Lock()
+        self._lock, self._home = threading.Lock(), Home()
         self._results: tuple[Any] | None = None
 
     def done(self) -> bool:
@@ -68,6 +69,7 @@ class Fenced:
 
         OperationFailed before the end; what the execution raised where it failed.
         """
+        self._home.check("fenced execution")
         infos = [info() for info in self._infos]
         last = infos[-1].launched.in_driver
         launched = None if last is None else last + self._span
@@ -79,6 +81,8 @@ class Fenced:
 
         Asked again, it gives the same arrays as they are by then.
         """
+        self._home.check("fenced execution")
+        timeout = limit(timeout, "timeout")
         if self.fence is not None:
             try:
                 self._wait(self.fence, timeout)
@@ -133,7 +137,7 @@ def launch(
     signature = caller.whole.signature
     whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
-    why = _why_not_a_chain(caller, (*buffers[0].values(), *buffers[1].values()), after)
+    why = _why_not_a_chain(caller, whole, wait_for, after)
     for allocation in written.values():
         allocation.expect()  # as far as the runtime knows: from now on its contents are what is executed next
     chain = _Chain(caller, job, whole, wait_for, written)
@@ -152,18 +156,47 @@ def launch(
         raise
 
 
-def _why_not_a_chain(caller: Caller, buffers: Collection[Buffer], after: int | None) -> str:
+def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
     """Why not every step is launched behind the one before, "" where it is."""
     steps = caller.plan.steps
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
         return "no driver has fences of its own"
     if len(steps) > 1 and after is not None:
         return "one limit for several steps"
-    if any(line.open for line in caller.lines[:-1]):
-        return "shapes between steps are not known before"
-    if any(isinstance(buffer, HostBuffer) for buffer in buffers):
+    if len(wait_for) > _MOST_FENCES:
+        return f"more than {_MOST_FENCES} fences to wait for"
+    if any(line.open for line in caller.lines):
+        return "shapes are not known before"
+    if any(
+        isinstance(buffer, HostBuffer) for buffer in (*whole.input_buffers.values(), *whole.output_buffers.values())
+    ):
         return "an argument lies in memory of the runtime's"
+    if any(_where(x) == "elsewhere" for x in (*whole.given, *(whole.rooms or ()))):
+        return "an argument lies in memory that drivers cannot share as it is"
+    read = {operand for line in caller.lines for operand in line.reads}
+    for place, (operand, argument) in enumerate(
+        zip(caller.plan.model.main.outputs, whole.signature.outputs, strict=True)
+    ):
+        room = whole.room(place)
+        if operand in read and room is not None and _where(room) == "shared" and not _holds(room, argument):
+            return "a later step reads an output that lies in bytes of the caller's memory"
     return ""
+
+
+def _where(array: Array | None) -> str:
+    """Where an argument lies: "plain" is an array of this process, "shared" a memory that a step reads and writes in place.
+
+    Of any other memory a driver in another process gets a copy, made at the launch: not what is there at the fence.
+    """
+    at = None if array is None or array.base is None else Memory.of(array)
+    if at is None or array is None:
+        return "plain"
+    return "shared" if at[0].sealed and array.flags.aligned and array.flags.c_contiguous else "elsewhere"
+
+
+def _holds(room: Array, argument: Argument) -> bool:
+    """Whether room is an array of the output's type and shape, which a later step can read."""
+    return room.dtype == argument.dtype and room.shape == argument.fixed
 
 
 def _in_background(
@@ -195,7 +228,7 @@ def _in_background(
     def ended(failed: bool) -> None:
         if failed:  # where it did not come to run, too
             for allocation in written.values():
-                allocation.wrote(False, None)
+                allocation.wrote(False)
         leave()
 
     begun.append(None)
@@ -221,6 +254,9 @@ class _Chain:
     ) -> None:
         self._caller, self._job, self._whole, self._wait_for = caller, job, whole, wait_for
         self._written = written
+        self._apart: dict[
+            int, int
+        ] = {}  # outputs that later steps read in memory of the execution's own, and their places
         self.launched: list[FencedExecution] = []
         self._requests: list[tuple[Line, Request]] = []
 
@@ -234,7 +270,14 @@ class _Chain:
         buffers |= {main.outputs[n]: b for n, b in whole.output_buffers.items()}
         arrays: dict[int, Array | None] = dict(zip(main.inputs, whole.given, strict=True))
         arrays.update(zip(main.outputs, whole.rooms or (), strict=True))
-        arrays.update(_between(lines, set(buffers)))
+        read = {operand for line in lines for operand in line.reads}
+        self._apart = {
+            operand: place
+            for place, operand in enumerate(main.outputs)
+            if operand in read and operand not in buffers and _where(arrays[operand]) == "plain"
+        }
+        held = {operand for operand in main.outputs if operand not in self._apart}
+        arrays.update(_between(lines, read - held))
         wait_for, local = self._wait_for, []
         for line in lines:
             given, rooms = [arrays[i] for i in line.reads], [arrays[i] for i in line.writes]
@@ -266,23 +309,17 @@ class _Chain:
                 request.abandon()
             job.settle(False)
             return None
-        main, rooms = self._caller.plan.model.main, self._whole.rooms or ()
+        main, whole = self._caller.plan.model.main, self._whole
         results: dict[int, Any] = {}
         for line, request in self._requests:
             if not request.ended:  # by a driver with a way of its own
                 request.execute(lambda *_: None, UNLIMITED)
-            if request.small:
-                raise InvalidArgument("fenced execution: an output is larger than its memory")
             results.update(zip(line.writes, request.results, strict=True))
-        read = {i for line, _ in self._requests for i in line.reads}
-        for place, operand in enumerate(main.outputs):
-            if operand in read and results[operand] is not None:  # in memory of the execution's own
-                room = rooms[place]
-                if room is None:
-                    results[operand] = results[operand].copy()
-                else:
-                    room[...] = results[operand]
-                    results[operand] = room
+        for operand, place in self._apart.items():
+            whole.write(place, results[operand])
+            results[operand] = whole.results[place]
+        if whole.small or any(request.small for _, request in self._requests):
+            raise InvalidArgument("fenced execution: an output is larger than its memory")
         job.results = [results[operand] for operand in main.outputs]
         return self._caller.edge.results(job)
 
@@ -301,14 +338,13 @@ def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], ob
         call()
 
 
-def _between(lines: Sequence[Line], held: Collection[int]) -> dict[int, Array]:
+def _between(lines: Sequence[Line], operands: Collection[int]) -> dict[int, Array]:
     """Arrays in a shared memory for what one step writes and a later one reads: drivers take them by reference."""
-    read = {i for line in lines for i in line.reads}
     found = [
         (operand, argument.nbytes, argument)
         for line in lines
         for operand, argument in zip(line.writes, line.signature.outputs, strict=True)
-        if operand in read and operand not in held and argument.nbytes is not None
+        if operand in operands and argument.nbytes is not None
     ]
     ends = list(accumulate(aligned(max(1, size)) for _, size, _ in found))
     if not ends:

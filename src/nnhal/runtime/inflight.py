@@ -6,29 +6,50 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
-from nnhal.base.time import patience
+from nnhal.base.descriptors import close_all
+from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError
+from nnhal.base.log import logger
+from nnhal.base.time import limit, patience
 from nnhal.hal.background import start
 from nnhal.hal.request import Control
 
 _GRACE = 1.0  # seconds after the deadline in which an execution gives itself up
+_log = logger("execution")
+
+
+class Home:
+    """The process that something in flight belongs to: what runs it does not survive a fork."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def check(self, what: str) -> None:
+        """Closed in a process that was forked from it."""
+        if os.getpid() != self._pid:
+            raise Closed(f"{what}: was launched before this process was forked, and is the other's; execute it again")
 
 
 class Execution:
     """An execution in flight: wait for it, await it, select on it (`fileno`), cancel it."""
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:
-        self._future, self._control = future, control
-        self._event = -1
+        self._own, self._control, self._home = future, control, Home()
+        self._event: list[int] = []
+
+    @property
+    def _future(self) -> "Future[Any]":
+        self._home.check("execution")
+        return self._own
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds, and not past the deadline; the outputs, or the error raised."""
-        left = self._left()
-        wait = left if timeout is None else timeout if left is None else min(timeout, left)
+        left, most = self._left(), limit(timeout, "timeout")
+        wait = left if most is None else most if left is None else min(most, left)
         try:
             self._future.exception(wait)
         except CancelledError:
@@ -57,18 +78,21 @@ class Execution:
 
     def cancel(self) -> None:
         """Ask it to end; it stops before its next operation at the latest, and `result` then raises Cancelled."""
+        future = self._future
         if self._control.cancelled is not None:
             self._control.cancelled.set()
-        self._future.cancel()
+        future.cancel()
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the execution has ended; lives as long as this object."""
-        if self._event < 0:
-            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            weakref.finalize(self, os.close, self._event)
-            event = os.dup(self._event)
-            self._future.add_done_callback(_signal(event))
-        return self._event
+        future = self._future
+        if not self._event:
+            event: list[int] = []
+            weakref.finalize(self, close_all, event)
+            event.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
+            future.add_done_callback(_Signal(event[0]))
+            self._event = event
+        return self._event[0]
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
@@ -85,12 +109,17 @@ class Execution:
         return self.result(0)
 
 
-def _signal(event: int) -> Callable[["Future[Any]"], None]:
-    def done(_: "Future[Any]") -> None:
-        os.eventfd_write(event, 1)
-        os.close(event)
+class _Signal:
+    """Makes an eventfd readable; with a descriptor of its own, as the execution may be gone by then."""
 
-    return done
+    def __init__(self, event: int) -> None:
+        self._own: list[int] = []
+        self._close = weakref.finalize(self, close_all, self._own)
+        self._own.extend(map(os.dup, (event,)))
+
+    def __call__(self, _: "Future[Any]") -> None:
+        os.eventfd_write(self._own[0], 1)
+        self._close()
 
 
 class Queue:
@@ -130,26 +159,34 @@ class Queue:
             if len(self._threads) >= self._most:
                 return
             self._threads.add(me)
-        while self._one(me):
-            pass
+        try:
+            while self._one(me):
+                pass
+        finally:
+            with self._lock:
+                self._threads.discard(me)
+                self._changed.notify_all()
 
     def _one(self, me: int) -> bool:
         """Run the next; False where there is none."""
         with self._lock:
             if not self._waiting:
-                self._threads.discard(me)
-                self._changed.notify_all()
+                self._threads.discard(me)  # under this lock: who submits now starts another
                 return False
             item = self._waiting.popleft()
             self._at_work.add(item.who)
-        try:
-            item.run()
-        finally:
-            with self._lock:
-                self._at_work.discard(item.who)
-                self._changed.notify_all()
-            item.leave()
+        for step in (item.run, partial(self._left, item.who), item.leave):
+            try:
+                step()
+            except BaseException as error:  # none of them should; the next in line is to be run all the same
+                _log.exception("what was submitted did not end as it should")
+                item.fail(error)
         return True
+
+    def _left(self, who: object) -> None:
+        with self._lock:
+            self._at_work.discard(who)
+            self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until all that was submitted has ended."""
@@ -182,3 +219,8 @@ class _Item:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """Where it has no outcome yet, this is it."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnhal.base.operands import Array
-from nnhal.hal.host import HostBuffer
+from nnhal.hal.host import HostBuffer, Writing
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
 from nnhal.runtime.allocation import Allocation
@@ -38,9 +38,10 @@ class Job:
     """Arguments in the model's order, how long it may take, and what came of it.
 
     given: an array an input, None where it is omitted or lies in a buffer. rooms: where outputs go, as of `Request`; None
-    where all are left open. read, written: allocations that stand for inputs and outputs, by place. buffers: those of a
-    class of their driver's, by operand of the main subgraph. plain: all are arrays that fit, and given in order. named:
-    inputs came by name, and so go the outputs. results, shapes: of every output, after `Runner.run`.
+    where all are left open. read, written: allocations that stand for inputs and outputs, by place; writing: to those in
+    ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays that
+    fit, and given in order. named: inputs came by name, and so go the outputs. results, shapes: of every output, after
+    `Runner.run`.
     """
 
     control: Control = UNLIMITED
@@ -48,6 +49,7 @@ class Job:
     buffers: Mapping[int, Buffer] = {}
     read: Mapping[int, Allocation] = {}
     written: Mapping[int, Allocation] = {}
+    writing: Mapping[int, Writing] = {}
     named = False
     shapes: Sequence[Any] = ()
     results: Sequence[Any] = ()
@@ -59,14 +61,18 @@ class Job:
 
     def settle(self, success: bool) -> None:
         """Tell the allocations that it was to write what became of it."""
-        for place, allocation in self.written.items():
-            allocation.wrote(success, self.results[place] if success else None)
+        for allocation in self.written.values():
+            allocation.wrote(success)
+        for place, writing in self.writing.items():
+            writing.end(self.results[place] if success else None)
 
 
 def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allocation], main: Any) -> None:
     """Put allocations in their places: those in ordinary memory as arrays, the others as buffers of their driver."""
     given, rooms = list(job.given), list(job.rooms or [None] * len(main.outputs))
     buffers: dict[int, Buffer] = {}
+    writing: dict[int, Writing] = {}
+    job.writing = writing
     for allocations, arrays, operands in ((read, given, main.inputs), (written, rooms, main.outputs)):
         for place, allocation in allocations.items():
             buffer = allocation.buffer
@@ -76,5 +82,6 @@ def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allo
             elif arrays is given:
                 arrays[place] = buffer.array()
             else:
-                arrays[place] = buffer.room()
+                writing[place] = buffer.begin()
+                arrays[place] = writing[place].room
     job.given, job.rooms, job.buffers, job.read, job.written = given, rooms, buffers, read, written

@@ -58,14 +58,16 @@ class _Bounded:
 
 
 class Lane:
-    """Executions of one step that are waited for, by whatever of its ways they run.
+    """Executions of one step that are waited for, by whatever of its ways they run. prepared: what runs them, once it is.
 
     A driver may go on past the end of an execution: then its request takes nothing any more, and its prepared model is
     closed when it has come back.
     """
 
-    def __init__(self, prepared: Prepared, where: str) -> None:
-        self._prepared, self.where = prepared, where
+    prepared: Prepared
+
+    def __init__(self, where: str) -> None:
+        self.where = where
         self._lock, self._closing, self._closed = threading.Lock(), False, False
         self._inside: set[_Bounded] = set()
 
@@ -103,7 +105,7 @@ class Lane:
         try:
             self.enter(bounded)
             with answering(self.where, "execute()"):
-                self._prepared.execute(request, control, bounded.notify)
+                self.prepared.execute(request, control, bounded.notify)
         except BaseException:
             self.leave(bounded)
             raise
@@ -123,10 +125,10 @@ class Lane:
             self.close()
 
     def close(self) -> None:
-        """Close the prepared model, at once or when what still runs in it has come back."""
+        """Close the prepared model, once: now, or when what still runs in it has come back."""
         with self._lock:
             self._closing = True
-            if self._inside or self._closed:
+            if self._inside or self._closed or not hasattr(self, "prepared"):
                 return
             self._closed = True
-        let_go(self.where, "close() of a prepared model", self._prepared.close)
+        let_go(self.where, "close() of a prepared model", self.prepared.close)

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from nnhal.base.errors import DeadObject
+from nnhal.base.errors import Closed, DeadObject
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
 from nnhal.runtime.caller import Caller
 
@@ -22,13 +22,14 @@ class Stream:
     """
 
     def __init__(self, compiled: Caller) -> None:
-        self._compiled = compiled
+        self._compiled, self._closed = compiled, False
         self._pairs: list[tuple[Allocation, Allocation]] = []
         self.reset()
 
     @property
     def state_placement(self) -> tuple[StatePlacement, ...]:
         """Where each state is kept, and why there."""
+        self._check_open()
         main, states = self._compiled.plan.model.main, self._compiled.plan.model.states
         return tuple(
             StatePlacement(main.operands[main.inputs[s.input]].name or f"state {n}", pair[0].device, pair[0].reason)
@@ -37,6 +38,7 @@ class Stream:
 
     def reset(self) -> None:
         """Start again from the initial state; also the way on after DeadObject, which takes the state with it."""
+        self._check_open()
         states = self._compiled.plan.model.states
         try:
             for state, (current, _) in zip(states, self._pairs or self._allocate(), strict=True):
@@ -46,7 +48,7 @@ class Stream:
                 current.write(state.initial)
 
     def _allocate(self) -> list[tuple[Allocation, Allocation]]:
-        self.close()
+        self._give_back()
         compiled = self._compiled
         for state in compiled.plan.model.states:
             whole, plan = compiled.whole, compiled.plan
@@ -59,6 +61,7 @@ class Stream:
 
         After DeadObject from a driver that held the state, `reset` starts again.
         """
+        self._check_open()
         compiled, states = self._compiled, self._compiled.plan.model.states
         job = compiled.edge.job(inputs, None)
         given: list[Any] = list(job.given)
@@ -71,8 +74,17 @@ class Stream:
         return results
 
     def close(self) -> None:
-        """Give the buffers of the state back."""
+        """Give the buffers of the state back; later uses raise Closed."""
+        self._closed = True
+        self._give_back()
+
+    def _give_back(self) -> None:
         for pair in self._pairs:
             for allocation in pair:
                 allocation.close()
         self._pairs = []
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed("stream: used after close, open another")
+        self._compiled.check_open()

@@ -16,10 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from nnhal.base.answers import shown
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Value
 from nnhal.base.sealed import Store
+from nnhal.base.values import dimensions
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, Inexpressible, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
@@ -123,20 +125,19 @@ def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None)
     if shapes is None:
         return found
     if not isinstance(shapes, Mapping):
+        if not isinstance(shapes, Sequence):
+            raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
         if len(shapes) != len(found):
             raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(found)}: {', '.join(names)}")
         shapes = dict(zip(names, shapes, strict=True))
     for name, shape in shapes.items():
         if name not in names:
             raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
-        if any(d < -1 for d in shape):
-            raise InvalidArgument(
-                f"shapes: {name} is {list(shape)}, must be at least 0, or -1 for a dimension left open"
-            )
+        wanted = dimensions(shape, f"shapes: {name}", -1)  # which leaves it open, as 0 does
         rank = len(found[names.index(name)])
-        if len(shape) != rank:
-            raise InvalidArgument(f"shapes: {name} has rank {len(shape)}, must be {rank}")
-        found[names.index(name)] = tuple(int(d) for d in shape)
+        if len(wanted) != rank:
+            raise InvalidArgument(f"shapes: {name} has rank {len(wanted)}, must be {rank}")
+        found[names.index(name)] = wanted
     return found
 
 

@@ -1,0 +1,20 @@
+"""Descriptors that have an owner before they are opened: an interrupt comes between two calls, never within one.
+
+An owner makes a list, and `weakref.finalize(self, close_all, it)`, and opens into it. `open_into` is for several owners; one
+does `its.extend(map(os.dup, [fd]))`: all in one call, as `map` and what it calls are written in C.
+"""
+
+import os
+from collections import deque
+from collections.abc import Iterable
+
+
+def open_into(owned: Iterable[list[int]], opened: Iterable[int]) -> None:
+    """Put each descriptor into a list of its own as it is opened. opened: an iterator written in C."""
+    deque(map(list.append, owned, opened), 0)
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Close them, and forget them."""
+    while descriptors:
+        os.close(descriptors.pop())
