@@ -22,10 +22,10 @@ from tests.ipc.support import LIMIT, numbers, own_process, prepare, run, wait_un
 def nothing_left() -> Iterator[None]:
     """Descriptors and threads are what they were."""
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before, others = len(os.listdir("/proc/self/fd")), set(threading.enumerate())  # of drivers of other tests
     yield
     wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= before, "descriptors are closed")
-    wait_until(lambda: not any(t.name == "nnhal-output" for t in threading.enumerate()), "threads end")
+    wait_until(lambda: not any(t.name == "nnhal-output" for t in set(threading.enumerate()) - others), "threads end")
 
 
 def says(body: str, name: str = "speaker") -> DriverProcess:

@@ -116,6 +116,10 @@ class RemoteDevice(Device):
                 if pending is not None:
                     self.session.suspect(pending)
                 raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
+            except BaseException:
+                if pending is not None and not pending.came:  # interrupted
+                    self.session.suspect(pending, blamed=False)
+                raise
         return RemotePrepared(self.session, result.object, model)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:

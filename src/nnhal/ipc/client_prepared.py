@@ -87,7 +87,7 @@ class RemotePrepared(Prepared):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute and wait; arguments travel in a frame of shared memory unless they lie in a pool already."""
-        frame, home, binding = self.bound(request, control)
+        frame, home, binding = self.bound(request, control, apart=self.form is None)
         session = self.session
         if self.form is None:
             result, fds = self._launch(binding, control).wait(control.deadline, control.cancelled)
@@ -187,7 +187,7 @@ class RemotePrepared(Prepared):
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """Execute in the driver's background; the notification comes on a thread of its own."""
-        frame, home, binding = self.bound(request, control)
+        frame, home, binding = self.bound(request, control, apart=True)
         pending = self._launch(binding, control)
 
         def collect(request: Request, control: Control) -> Timing | None:

@@ -100,6 +100,8 @@ class ServiceBurst:
 
     def _finish(self) -> None:
         let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
+        if self._slots is not None:
+            let_go(self._entry.signature.where, "remove() of a burst's executor", self._slots.close)
         self._call = self._slots = None
         self._entry.__exit__()
 
@@ -162,6 +164,11 @@ class Slots:
             slots = self._of[binding] = tuple(map(self._enter, memories))
             weakref.finalize(binding, self._gone.append, tuple(map(id, memories))).atexit = False
         return lambda request, control: self._executor.execute(request, slots, control)
+
+    def close(self) -> None:
+        """Remove all that are left."""
+        while self._known:
+            self._executor.remove(self._known.popitem()[1][1])
 
     def _enter(self, memory: Memory) -> int:
         known = self._known.get(id(memory))

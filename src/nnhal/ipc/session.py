@@ -80,7 +80,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
-        self._late: deque[tuple[Pending, int]] = deque()
+        self._late: deque[tuple[Pending, int, bool]] = deque()
         self._released: deque[int] = deque()
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
@@ -423,13 +423,13 @@ class Session:
         """What was given up: it ends when the service has seen to it; a process that never does hangs."""
         now = time.monotonic_ns()
         for _ in range(len(self._late)):
-            pending, since = self._late.popleft()
+            pending, since, blamed = self._late.popleft()
             if pending.came:
                 self._give_back(pending)
                 continue
-            if now - since > HUNG_NS:
+            if blamed and now - since > HUNG_NS:
                 self._hangs()
-            self._late.append((pending, since))
+            self._late.append((pending, since, blamed))
         for _ in range(len(self._given_up)):
             channel, since, blamed = self._given_up.popleft()
             if self._has_ended(channel):
@@ -466,9 +466,12 @@ class Session:
             if isinstance(result, wire.Object):
                 self.release(result.object)
 
-    def suspect(self, pending: Pending) -> None:
-        """A notification did not come by its deadline: where it never comes, the process hangs."""
-        self._late.append((pending, time.monotonic_ns()))
+    def suspect(self, pending: Pending, *, blamed: bool = True) -> None:
+        """Nobody waits for a notification any more; what it brings is given back.
+
+        blamed: it did not come by its deadline, and where it never comes, the process hangs.
+        """
+        self._late.append((pending, time.monotonic_ns(), blamed))
         self._rouse()
 
     def confirm_death(self, text: str) -> NnhalError:
