@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from logging import DEBUG
 
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
@@ -135,7 +136,8 @@ class Connection:
             why = wire.refusal(call, self._level)
             if why:
                 raise InvalidArgument(why)
-            _log.debug("%s", wire.hal_name(call))
+            if _log.isEnabledFor(DEBUG):
+                _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
             return self._calls.answer(call, fds, unwanted)

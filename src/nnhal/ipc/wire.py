@@ -511,6 +511,8 @@ def hal_name(call: ClientCall) -> str:
 def refusal(call: ClientCall, level: Level) -> str:
     """Why a service of this level does not take the call: a later method, form or field; "" where it does."""
     form = getattr(call, "form", call.forms[0])
+    if form == call.forms[-1] <= level:  # it has all fields
+        return ""
     if form not in call.forms:
         return f"{call.method}: form {form} does not exist, must be one of {', '.join(map(str, call.forms))}"
     if form > level:

@@ -155,16 +155,17 @@ class Caller:
     def allocations(self, job: Job) -> tuple[dict[int, Allocation], dict[int, Allocation]]:
         """The allocations among all inputs and outputs; InvalidRequest where one may not be used so."""
         given: Any = job.given
-        rooms: Any = job.rooms or ()
         read = {n: x for n, x in enumerate(given) if isinstance(x, Allocation)}
-        written = {n: x for n, x in enumerate(rooms) if isinstance(x, Allocation)}
-        for n, x in written.items():
-            if any(x is other for other in (*read.values(), *(y for m, y in written.items() if m < n))):
-                raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
         for n, x in read.items():
             x.check_use(self.whole, False, n)
+        rooms: Any = job.rooms
+        if rooms is None:
+            return read, {}
+        written = {n: x for n, x in enumerate(rooms) if isinstance(x, Allocation)}
         for n, x in written.items():
             x.check_use(self.whole, True, n)
+            if any(x is other for other in (*read.values(), *(y for m, y in written.items() if m < n))):
+                raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
         return read, written
 
     def check_open(self) -> None:

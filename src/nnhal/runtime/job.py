@@ -69,19 +69,24 @@ class Job:
 
 def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allocation], main: Any) -> None:
     """Put allocations in their places: those in ordinary memory as arrays, the others as buffers of their driver."""
-    given, rooms = list(job.given), list(job.rooms or [None] * len(main.outputs))
     buffers: dict[int, Buffer] = {}
-    writing: dict[int, Writing] = {}
-    job.writing = writing
-    for allocations, arrays, operands in ((read, given, main.inputs), (written, rooms, main.outputs)):
-        for place, allocation in allocations.items():
+    if read:
+        given = list(job.given)
+        for place, allocation in read.items():
             buffer = allocation.buffer
-            arrays[place] = None
-            if not isinstance(buffer, HostBuffer):
-                buffers[operands[place]] = buffer
-            elif arrays is given:
-                arrays[place] = buffer.array()
+            if isinstance(buffer, HostBuffer):
+                given[place] = buffer.array()
             else:
+                given[place], buffers[main.inputs[place]] = None, buffer
+        job.given = given
+    if written:
+        rooms, writing = list(job.rooms or [None] * len(main.outputs)), {}
+        for place, allocation in written.items():
+            buffer = allocation.buffer
+            if isinstance(buffer, HostBuffer):
                 writing[place] = buffer.begin()
-                arrays[place] = writing[place].room
-    job.given, job.rooms, job.buffers, job.read, job.written = given, rooms, buffers, read, written
+                rooms[place] = writing[place].room
+            else:
+                rooms[place], buffers[main.outputs[place]] = None, buffer
+        job.rooms, job.writing = rooms, writing
+    job.buffers, job.read, job.written = buffers, read, written
