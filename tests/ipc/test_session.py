@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -362,19 +363,23 @@ class Interrupt(KeyboardInterrupt):
     """Raised by the handler of a signal."""
 
 
-@contextlib.contextmanager
-def interrupted(after: float) -> Iterator[None]:
-    """The block is interrupted by an exception, unless it ends before."""
+def interrupted(after: float, block: Callable[[], object]) -> bool:
+    """Whether the block was interrupted by an exception before it ended."""
+    armed = [True]
 
     def handler(*_: object) -> None:
-        raise Interrupt
+        if armed:
+            armed.clear()
+            raise Interrupt
 
     before = signal.signal(signal.SIGALRM, handler)
     try:
-        with contextlib.suppress(Interrupt):
-            signal.setitimer(signal.ITIMER_REAL, after)
-            yield
-            signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, after)
+        block()
+        armed.clear()
+        return False
+    except Interrupt:
+        return True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -388,11 +393,7 @@ def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_resu
         before, dice = inside(device), random.Random(1)
         count, fds = 0, len(os.listdir("/proc/self/fd"))
         for n in range(100):
-            ended = False
-            with interrupted(dice.uniform(0.0005, 0.02)):
-                run(slow, numbers(start=1000 + n))
-                ended = True
-            count += not ended
+            count += interrupted(dice.uniform(0.0005, 0.02), lambda n=n: run(slow, numbers(start=1000 + n)))
             for _ in range(3):
                 assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
         assert count > 50
@@ -419,12 +420,15 @@ def test_results_that_come_after_an_interrupt_are_never_those_of_another_executi
         prepared, dice = prepare(device), random.Random(2)
         for n in range(300):
             by = prepared if what == "call" else prepared.burst()
-            with interrupted(dice.uniform(0.00005, 0.001)):
+
+            def hundred(n: int = n, by: Any = by) -> None:
                 for k in range(100):
                     x = numbers(start=n + k)
                     wanted = request_for(prepared, x)
                     wanted.execute(by.run, Control())
                     assert np.array_equal(wanted.results[0], 2 * x)
+
+            interrupted(dice.uniform(0.00005, 0.001), hundred)
             x = numbers(start=-n)
             assert np.array_equal(run(prepared, x), 2 * x)
         assert device.session.dead is None

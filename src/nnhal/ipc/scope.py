@@ -47,11 +47,14 @@ class Wanted:
     def _watch(self) -> None:
         while not self.gone.is_set():
             for lane, _ in self._poll.poll():
-                with self._lock:
-                    event = self._lanes.get(lane)
-                if event is not None:
-                    event.set()
+                self._tell(lane)
         self._close()
+
+    def _tell(self, lane: int) -> None:
+        with self._lock:
+            event = self._lanes.get(lane)
+            if event is not None and _hung_up(lane):  # else it is a later lane, under the same number
+                event.set()
 
     def _close(self) -> None:
         self._poll.close()
@@ -68,6 +71,12 @@ class Wanted:
                 os.eventfd_write(self._wake, 1)
         for event in lanes.values():
             event.set()
+
+
+def _hung_up(lane: int) -> bool:
+    look = select.poll()
+    look.register(lane, select.POLLRDHUP)
+    return bool(look.poll(0))
 
 
 class Ends:
