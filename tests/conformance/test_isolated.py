@@ -17,7 +17,7 @@ SMALL, TENTH = 0.02, 0.1  # parts of all vectors
 PUBLISHED = 7072
 VERSIONS = "V1_0", "V1_1", "V1_2", "V1_3"  # as the index states them; later ones begin with AIDL
 
-# What the .hal files call a way's methods; copyTo, copyFrom are IBuffer's, GetShape is nnhal's own.
+# What the .hal files call a way's methods; copyTo, copyFrom are IBuffer's, GetShape and Bind are nnhal's own.
 PREPARED = {"getSupportedOperations_1_3", "prepareModel_1_3"}
 METHODS_OF_WAYS = {
     "plain": {"executeSynchronously_1_3"},
@@ -75,7 +75,7 @@ def check_way(run: Run, way: str) -> None:
     """All passed, by the methods of this way and no other."""
     assert run.failed() == []
     assert set(run.verdicts()) == {"passed"}
-    assert set(run.calls) == PREPARED | METHODS_OF_WAYS[way]
+    assert set(run.calls) == {"Bind", *PREPARED, *METHODS_OF_WAYS[way]}
     for method in METHODS_OF_WAYS[way] - {"copyFrom", "copyTo", "GetShape"}:
         assert run.calls[method] >= run.that_must_run() > 0, method
 
@@ -135,7 +135,7 @@ def check_level(run: Run, level: str) -> None:
             assert outcome.verdict == "unsupported", outcome
             assert f"the device is at {level}" in outcome.reason, outcome
     assert ran > 0
-    assert set(run.calls) == METHODS_OF_LEVELS[level]
+    assert set(run.calls) == {"Bind", *METHODS_OF_LEVELS[level]}
 
 
 @pytest.mark.parametrize("level", METHODS_OF_LEVELS)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from nnhal.base.answers import answering, clipped, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.errors import ContractBroken, InvalidArgument, OperationFailed
+from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, Level
 from nnhal.base.operands import Array
 from nnhal.base.time import is_number
@@ -210,13 +211,17 @@ class Identity(NamedTuple):
 
 
 def identity_of(device: Device) -> Identity:
-    """What the device says that it is, asked once: it may not change. InvalidArgument names what cannot be."""
-    found: Identity | None = vars(device).get("_identity")
-    if found is None:
+    """What the device says that it is, asked once: it may not change. InvalidArgument names what cannot be.
+
+    It is asked again where an extension was registered since.
+    """
+    registered = len(EXTENSIONS)
+    then, found = vars(device).get("_identity", (None, None))
+    if found is None or then != registered:
         where = f"device {type(device).__module__}:{type(device).__qualname__}"
         name = _attribute(device, "name", where, _text)
         where = f"device {name}"
-        found = vars(device)["_identity"] = Identity(
+        found = Identity(
             name,
             _attribute(device, "version", where, _text),
             _attribute(device, "type", where, partial(_member, DeviceType)),
@@ -224,6 +229,7 @@ def identity_of(device: Device) -> Identity:
             _attribute(device, "extensions", where, _texts),
             _attribute(device, "relaxations", where, _texts),
         )
+        vars(device)["_identity"] = registered, found
     return found
 
 

@@ -26,7 +26,7 @@ class Held:
         self.memories = memories
 
 
-class Binding:
+class ServiceBinding:
     """A request that may run, any number of times, until it is released. memories: those that its arguments lie in."""
 
     def __init__(self, entry: Export, bound: BoundRequest, memories: Sequence[Memory]) -> None:

@@ -23,7 +23,7 @@ from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.exports import Export
 from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.service_binding import DONE, Binding
+from nnhal.ipc.service_binding import DONE, ServiceBinding
 
 _log = logger("burst")
 _DONE = pack(wire.encode(DONE))
@@ -33,7 +33,9 @@ _TOO_LONG = pack(wire.encode(error_to_wire(OperationFailed("burst: the result do
 class ServiceBurst:
     """One burst."""
 
-    def __init__(self, entry: Export, fd: int, binding: Callable[[int], Binding], level: Level, watch: int) -> None:
+    def __init__(
+        self, entry: Export, fd: int, binding: Callable[[int], ServiceBinding], level: Level, watch: int
+    ) -> None:
         """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1."""
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
@@ -46,7 +48,7 @@ class ServiceBurst:
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
         self._number = 0
         self._packet = b""  # the last one, and what it calls for
-        self._call: tuple[Binding, Control] | None = None
+        self._call: tuple[ServiceBinding, Control] | None = None
         self._executor = executor_by(entry.prepared, entry.signature.where)
         self._slots = Slots(self._executor) if self._executor is not None else None
         entry.__enter__()
@@ -121,7 +123,7 @@ class ServiceBurst:
         except BaseException as error:  # whatever a driver raises is a result
             return pack(wire.encode(error_to_wire(error)))
 
-    def _decoded(self, packet: bytes) -> tuple[Binding, Control]:
+    def _decoded(self, packet: bytes) -> tuple[ServiceBinding, Control]:
         try:
             call = wire.decode_call(unpack(packet))
         except ValueError as error:
@@ -149,11 +151,11 @@ class Slots:
     def __init__(self, executor: BurstExecutor) -> None:
         self._executor = executor
         self._known: dict[int, list[Any]] = {}  # id of a memory: the memory, its slot, how many bindings it is in
-        self._of: weakref.WeakKeyDictionary[Binding, tuple[int, ...]] = weakref.WeakKeyDictionary()
+        self._of: weakref.WeakKeyDictionary[ServiceBinding, tuple[int, ...]] = weakref.WeakKeyDictionary()
         self._gone: deque[tuple[int, ...]] = deque()  # ids of the memories of bindings that went
         self._next = 1
 
-    def executing(self, binding: Binding) -> Run:
+    def executing(self, binding: ServiceBinding) -> Run:
         """What executes a request of this binding."""
         while self._gone:
             for memory in self._gone.popleft():

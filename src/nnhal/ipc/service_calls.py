@@ -35,7 +35,7 @@ from nnhal.ipc.convert import capabilities_to_wire, error_to_wire, model_from_wi
 from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools
 from nnhal.ipc.scope import Ends
-from nnhal.ipc.service_binding import DONE, Answer, Binding, Held
+from nnhal.ipc.service_binding import DONE, Answer, Held, ServiceBinding
 from nnhal.ipc.service_burst import ServiceBurst
 from nnhal.model.validate import validate
 
@@ -145,15 +145,15 @@ class CallHandler:
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
         bound = bind_request(entry.model, inputs, outputs, places, entry.signature)
         memories = tuple(place for place in places if isinstance(place, Memory))
-        binding = Binding(entry, bound, memories)
+        binding = ServiceBinding(entry, bound, memories)
         return wire.Object(self._exports.add(binding, binding.release)), ()
 
     def _entry(self, number: int) -> Export:
         return self._exports.get(number, Export, "prepared model")
 
-    def binding(self, number: int) -> Binding:
+    def binding(self, number: int) -> ServiceBinding:
         """A binding of this client's."""
-        return self._exports.get(number, Binding, "binding")
+        return self._exports.get(number, ServiceBinding, "binding")
 
     def _execute(self, call: wire.Execute, _: Descriptors) -> Answer:
         binding, control = self.binding(call.binding), control_of(call, self._gone)
