@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -18,3 +19,9 @@ def vectors() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+def pytest_collection_finish() -> None:
+    """What collecting made stays for the whole run: the many garbage collections of tests need not pass over it."""
+    gc.collect()
+    gc.freeze()

@@ -25,6 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="package", autouse=True)
 def runtime_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the services of these tests have their sockets."""
+    gc.collect()
+    gc.freeze()  # what tests elsewhere left: each test here collects many times
     with pytest.MonkeyPatch.context() as patch:
         directory = tmp_path_factory.mktemp("run")
         patch.setenv("XDG_RUNTIME_DIR", str(directory))
