@@ -12,10 +12,10 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import _native, wire
 from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.session import ACKNOWLEDGED, SETTLE_NS
+from nnhal.ipc.session import SETTLE_NS
 
 CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
-_DONE = pack(ACKNOWLEDGED)
+_DONE = pack(wire.ENCODED_DONE)
 _log = logger("burst")
 
 

@@ -1,4 +1,4 @@
-"""What a service holds for one client: objects by number, counted, private to the connection."""
+"""What a service holds for one client: objects by number, private to the connection."""
 
 import threading
 from collections import deque
@@ -7,13 +7,11 @@ from typing import Any, TypeVar
 
 from nnhal.base.answers import let_go
 from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted
-from nnhal.base.log import logger
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Signature
 from nnhal.model.graph import Model
 
 MAX_OBJECTS = 1 << 16
-_log = logger("driver")
 T = TypeVar("T")
 
 

@@ -24,7 +24,7 @@ from nnhal.ipc.channel import Channel, Descriptors
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.fate import peer_of, watch_peer
 from nnhal.ipc.scope import Ends, Wanted
-from nnhal.ipc.service_binding import DONE, Answer
+from nnhal.ipc.service_binding import Answer
 from nnhal.ipc.service_calls import CallHandler, Work
 
 MAX_LANES = 64
@@ -36,8 +36,6 @@ END_SECONDS = 5  # for a driver to close what a client had
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
 _log = logger("driver")
-
-_DONE = wire.encode(DONE)
 
 
 def close_all(fds: Sequence[int]) -> None:
@@ -123,8 +121,8 @@ class Connection:
                 continue
             reply, given = self._answer(data, fds, unwanted)
             try:
-                if reply is DONE:
-                    channel.answer(_DONE)
+                if reply is wire.DONE:
+                    channel.answer(wire.ENCODED_DONE)
                 else:
                     channel.answer(_encoded(reply), given)
             finally:
@@ -165,7 +163,7 @@ class Connection:
             self._lanes.discard(channel)
             channel.close()
             raise
-        return DONE, ()
+        return wire.DONE, ()
 
     def _take_lane(self, channel: Channel, *, callbacks: bool) -> None:
         with self._lock:

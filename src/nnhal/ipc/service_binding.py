@@ -14,7 +14,6 @@ from nnhal.ipc.convert import timing_to_wire
 from nnhal.ipc.exports import Export
 
 _INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
-DONE = wire.Acknowledged()
 
 Answer = tuple[wire.Reply, Sequence[int]]  # a reply, and descriptors to send, which are closed afterwards
 
@@ -63,7 +62,7 @@ class ServiceBinding:
     def _told(self, request: Request, timing: Timing | None) -> Answer:
         """The reply to an execution; outputs that the driver provided lie in it, or in a sealed memory that comes along."""
         if timing is None and not self._provided and not request.small and request.shapes == self._declared:
-            return DONE, ()
+            return wire.DONE, ()
         shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
         spent = timing_to_wire(plausible(timing, request.signature.where))
         if not self._provided or request.small:

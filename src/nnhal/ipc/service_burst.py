@@ -23,10 +23,10 @@ from nnhal.ipc import _native, wire
 from nnhal.ipc.convert import error_to_wire
 from nnhal.ipc.exports import Export
 from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.service_binding import DONE, ServiceBinding
+from nnhal.ipc.service_binding import ServiceBinding
 
 _log = logger("burst")
-_DONE = pack(wire.encode(DONE))
+_DONE = pack(wire.ENCODED_DONE)
 _TOO_LONG = pack(wire.encode(error_to_wire(OperationFailed("burst: the result does not fit the queue"))))
 
 
@@ -119,7 +119,7 @@ class ServiceBurst:
                 reply, given = binding.run(control, self._slots.executing(binding))
             for fd in given:
                 os.close(fd)
-            return _DONE if reply is DONE else pack(wire.encode(reply))
+            return _DONE if reply is wire.DONE else pack(wire.encode(reply))
         except BaseException as error:  # whatever a driver raises is a result
             return pack(wire.encode(error_to_wire(error)))
 

@@ -35,7 +35,7 @@ from nnhal.ipc.convert import capabilities_to_wire, error_to_wire, model_from_wi
 from nnhal.ipc.exports import Export, Exports
 from nnhal.ipc.pools import ServicePools
 from nnhal.ipc.scope import Ends
-from nnhal.ipc.service_binding import DONE, Answer, Held, ServiceBinding
+from nnhal.ipc.service_binding import Answer, Held, ServiceBinding
 from nnhal.ipc.service_burst import ServiceBurst
 from nnhal.model.validate import validate
 
@@ -110,7 +110,7 @@ class CallHandler:
     def _release(self, call: wire.Release, _: Descriptors) -> Answer:
         for number in call.objects:
             self._exports.release(number)
-        return DONE, ()
+        return wire.DONE, ()
 
     # --------------------------------------------------------------------------------------------------- compilation
 
@@ -128,7 +128,7 @@ class CallHandler:
             return wire.NotifyPrepared(call.call, result), ()
 
         self._client.in_background(work)
-        return DONE, ()
+        return wire.DONE, ()
 
     # ----------------------------------------------------------------------------------------------------- execution
 
@@ -162,16 +162,15 @@ class CallHandler:
             given: Sequence[int] = ()
             try:
                 result, given = binding.run(control)
-                if call.form < Level.V1_2 or not isinstance(
-                    result, wire.Executed
-                ):  # a status is all that there is to tell
+                # a status is all that there is to tell
+                if call.form < Level.V1_2 or not isinstance(result, wire.Executed):
                     result = wire.Executed()
                 return wire.NotifyExecuted(call.call, result), given
             except BaseException as error:
                 return wire.NotifyExecuted(call.call, error_to_wire(error)), given
 
         self._client.in_background(work)
-        return DONE, ()
+        return wire.DONE, ()
 
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
         if len(fds) != call.fences:
@@ -227,7 +226,7 @@ class CallHandler:
     def _copy_from(self, call: wire.CopyFrom, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
         self._exports.get(call.buffer, Buffer, "buffer").copy_from(memory, tuple(call.dimensions))  # type: ignore[type-abstract]
-        return DONE, ()
+        return wire.DONE, ()
 
     def _shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
         shape = self._exports.get(call.buffer, Buffer, "buffer").shape  # type: ignore[type-abstract]

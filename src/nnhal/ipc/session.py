@@ -47,8 +47,6 @@ MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
 _log = logger("driver")
-DONE = wire.Acknowledged()
-ACKNOWLEDGED = wire.encode(DONE)
 T = TypeVar("T", bound=wire.Reply)
 
 
@@ -73,9 +71,8 @@ class Session:
         self._control = Channel(sock)
         self._death_lock = threading.Lock()
         self._free: deque[Channel] = deque()
-        self._lanes: weakref.WeakSet[Channel] = (
-            weakref.WeakSet()
-        )  # all but those given up; one that nobody holds is closed
+        # All but those given up; one that nobody holds is closed.
+        self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._given_up: deque[tuple[Channel, int, bool]] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
@@ -195,8 +192,8 @@ class Session:
         """
         self.calls[name] = self.calls.get(name, 0) + 1
         answer, received = self._transact(data, fds, deadline, cancelled, direct)
-        if answer == ACKNOWLEDGED:
-            return DONE, received
+        if answer == wire.ENCODED_DONE:
+            return wire.DONE, received
         try:
             return wire.decode_reply(answer), received
         except wire.WireError as error:

@@ -474,6 +474,8 @@ Replies = (
 ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode
+DONE = Acknowledged()
+ENCODED_DONE = encode(DONE)  # told by its bytes: most answers are this one
 WireError = msgspec.DecodeError
 
 
