@@ -2,9 +2,12 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.interrupts import Interrupts
 
 DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
 
@@ -19,6 +22,13 @@ def vectors() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    """Strikes for one test."""
+    with Interrupts() as made:
+        yield made
 
 
 def pytest_collection_finish() -> None:

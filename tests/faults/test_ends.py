@@ -1,7 +1,6 @@
 """Whoever began something ends it: drivers' processes with their clients, executions with those who wait for them."""
 
 import contextlib
-import signal
 import subprocess
 import sys
 import threading
@@ -72,32 +71,16 @@ def compiled(device: Resilient, how: str) -> nnhal.Compiled:
     return nnhal.compile(model, devices=device, driver_options={"stays": {"how": how}}, fallback="forbid")
 
 
-class Struck(KeyboardInterrupt):
-    """Out of a signal's handler."""
-
-
-@pytest.fixture
-def struck() -> Iterator[None]:
-    def strike(*_: object) -> None:
-        raise Struck
-
-    before = signal.signal(signal.SIGALRM, strike)
-    yield
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.parametrize("way", ["call", "burst"])
 @pytest.mark.parametrize("how", ["polite", "deaf"])
-def test_after_an_interrupt_nothing_is_written_to_the_callers_memory(struck, monkeypatch, how, way):
+def test_after_an_interrupt_nothing_is_written_to_the_callers_memory(interrupts, monkeypatch, how, way):
     monkeypatch.setattr(sessions, "SETTLE_NS", 300_000_000)
     monkeypatch.setattr("nnhal.ipc.client_burst.SETTLE_NS", 300_000_000)
     memory = nnhal.Memory.allocate(16)
     room = memory.view(0, 16, np.float32, (4,))
     with staying() as device, compiled(device, how) as c:
         run = c if way == "call" else c.burst()
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(Struck):
+        with interrupts.expected(0.2):
             run(np.ones(4, np.float32), out=[room])
         room[...] = 7
         time.sleep(0.1)

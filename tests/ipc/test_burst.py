@@ -392,21 +392,18 @@ def test_in_process_a_burst_tells_the_driver_too():
     assert (prepared.opened, prepared.closed) == (1, 1)
 
 
-def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference):
+def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again(reference, interrupts):
     prepared = prepared_by(reference, add_model(), Hints())
     with prepared.burst() as burst:
         run(prepared, burst)
         inner = burst._inner
-        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        os.kill(reference.pid, signal.SIGSTOP)
         try:
-            os.kill(reference.pid, signal.SIGSTOP)
-            signal.setitimer(signal.ITIMER_REAL, 0.3)
-            with pytest.raises(KeyboardInterrupt):
+            with interrupts.expected(0.3):
                 for _ in range(1000):  # the stop takes a moment
                     run(prepared, burst)
         finally:
             os.kill(reference.pid, signal.SIGCONT)
-            signal.signal(signal.SIGALRM, before)
         assert inner.ended
         wanted = run(prepared, burst, ONES * 5, TWOS)
         assert wanted.tolist() == [7, 7, 7, 7]

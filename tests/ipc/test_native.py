@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -106,28 +106,6 @@ def lanes() -> Iterator[tuple[_native.Lane, _native.Lane, socket.socket, socket.
     a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with a, b:
         yield _native.Lane(a.fileno()), _native.Lane(b.fileno()), a, b
-
-
-class Alarm(Exception):
-    """Raised by the handler of a signal."""
-
-
-@pytest.fixture
-def alarm() -> Iterator[Callable[[], None]]:
-    """Sends a signal whose handler raises, soon after the call."""
-
-    def handler(*_: object) -> None:
-        raise Alarm
-
-    before = signal.signal(signal.SIGALRM, handler)
-
-    def start() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-
-    before = signal.signal(signal.SIGALRM, handler)
-    yield start
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
 
 
 # ------------------------------------------------------------------------------------------------------------------- Lane
@@ -373,11 +351,10 @@ def test_a_call_that_was_not_sent_has_no_answer_to_come(lanes):
 
 
 @pytest.mark.parametrize("spin", (True, False))
-def test_a_call_that_was_interrupted_has_an_answer_to_come(lanes, alarm, spin):
+def test_a_call_that_was_interrupted_has_an_answer_to_come(lanes, interrupts, spin):
     a, b, _, _ = lanes
     a.spin = spin
-    with pytest.raises(Alarm):
-        alarm()
+    with interrupts.expected(0.05):
         a.call(b"call")
     assert a.awaited == 1 and a.call(b"next") == _native.CORRUPT
     b.receive(HANG_NS)
@@ -385,13 +362,12 @@ def test_a_call_that_was_interrupted_has_an_answer_to_come(lanes, alarm, spin):
     assert a.receive(HANG_NS) == (b"late", _native.NONE) and a.awaited == 0
 
 
-def test_a_call_that_was_interrupted_before_it_was_sent_has_none(lanes, alarm):
+def test_a_call_that_was_interrupted_before_it_was_sent_has_none(lanes, interrupts):
     a, b, _, _ = lanes
     sent = 0
     while a.send(bytes(60_000), (), 0) == 0:
         sent += 1
-    with pytest.raises(Alarm):
-        alarm()
+    with interrupts.expected(0.05):
         a.call(bytes(60_000))
     assert a.awaited == 0
     assert [len(b.receive(0)[0]) for _ in range(sent)] == [60_000] * sent
@@ -504,10 +480,9 @@ def test_other_threads_run_while_descriptors_are_closed_that_take_long(lanes, ho
 
 
 @pytest.mark.parametrize("spin", (True, False))
-def test_signal_handler_interrupts_a_wait_on_a_lane(lanes, alarm, spin):
+def test_signal_handler_interrupts_a_wait_on_a_lane(lanes, interrupts, spin):
     lanes[0].spin = spin
-    with pytest.raises(Alarm):
-        alarm()
+    with interrupts.expected(0.05):
         lanes[0].receive()
 
 
@@ -978,9 +953,8 @@ print('ready', flush=True); q.send(q.receive())
 
 @pytest.mark.parametrize("spin", (True, False))
 @pytest.mark.parametrize("use_waitv", (True, False))
-def test_signal_handler_interrupts_a_wait_on_queues(pair, alarm, spin, use_waitv):
+def test_signal_handler_interrupts_a_wait_on_queues(pair, interrupts, spin, use_waitv):
     pair.client.spin, pair.client.use_waitv = spin, use_waitv
-    with pytest.raises(Alarm):
-        alarm()
+    with interrupts.expected(0.05):
         pair.client.receive()
     assert pair.service.send(packet(1)) == 0 and pair.client.receive() == packet(1)

@@ -46,6 +46,7 @@ from nnhal.ipc.session import Session
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
+from tests.interrupts import Interrupts
 from tests.ipc.support import LIMIT, doubling, inside, numbers, own_process, prepare, request_for, run, wait_until
 
 
@@ -359,33 +360,9 @@ def test_a_loop_time_out_past_the_limit_is_refused(device: RemoteDevice) -> None
         run(prepare(device), numbers(), Control(loop_timeout=16_000_000_000))
 
 
-class Interrupt(KeyboardInterrupt):
-    """Raised by the handler of a signal."""
-
-
-def interrupted(after: float, block: Callable[[], object]) -> bool:
-    """Whether the block was interrupted by an exception before it ended."""
-    armed = [True]
-
-    def handler(*_: object) -> None:
-        if armed:
-            armed.clear()
-            raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, after)
-        block()
-        armed.clear()
-        return False
-    except Interrupt:
-        return True
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_result_is_right() -> None:
+def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_result_is_right(
+    interrupts: Interrupts,
+) -> None:
     with own_process() as device:
         prepared, slow = prepare(device), prepare(device, sleep=0.02)
         for model in (prepared, slow):
@@ -393,7 +370,7 @@ def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_resu
         before, dice = inside(device), random.Random(1)
         count, fds = 0, len(os.listdir("/proc/self/fd"))
         for n in range(100):
-            count += interrupted(dice.uniform(0.0005, 0.02), lambda n=n: run(slow, numbers(start=1000 + n)))
+            count += interrupts.during(lambda n=n: run(slow, numbers(start=1000 + n)), dice.uniform(0.0005, 0.02))
             for _ in range(3):
                 assert np.array_equal(run(prepared, numbers(start=n)), 2 * numbers(start=n))
         assert count > 50
@@ -415,7 +392,9 @@ def settled(device: RemoteDevice, before: dict[str, int], lanes: int = 1) -> Non
 
 
 @pytest.mark.parametrize("what", ["call", "burst"])
-def test_results_that_come_after_an_interrupt_are_never_those_of_another_execution(what: str) -> None:
+def test_results_that_come_after_an_interrupt_are_never_those_of_another_execution(
+    what: str, interrupts: Interrupts
+) -> None:
     with own_process() as device:
         prepared, dice = prepare(device), random.Random(2)
         for n in range(300):
@@ -428,7 +407,7 @@ def test_results_that_come_after_an_interrupt_are_never_those_of_another_executi
                     wanted.execute(by.run, Control())
                     assert np.array_equal(wanted.results[0], 2 * x)
 
-            interrupted(dice.uniform(0.00005, 0.001), hundred)
+            interrupts.during(hundred, dice.uniform(0.00005, 0.001))
             x = numbers(start=-n)
             assert np.array_equal(run(prepared, x), 2 * x)
         assert device.session.dead is None

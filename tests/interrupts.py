@@ -1,0 +1,80 @@
+"""Interrupts of the main thread as Ctrl-C gives them, at any moment; not by the signal that times tests."""
+
+import contextlib
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import pytest
+
+
+class Interrupt(KeyboardInterrupt):
+    """What a strike raises."""
+
+
+class Interrupts:
+    """Strikes the main thread, one strike at a time. A strike within a finalizer, where Python loses it, comes again."""
+
+    def __init__(self) -> None:
+        self.armed, self.lost = False, 0
+        self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="interrupts", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._handler = signal.signal(signal.SIGUSR1, self._strike)
+        self._hook, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.armed = False
+        self._asked.put(None)
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._handler)
+        sys.unraisablehook = self._hook
+
+    def after(self, seconds: float) -> None:
+        """One strike, so much later; `armed` until it was."""
+        self.armed = True
+        self._asked.put(seconds)
+
+    def during(self, block: Callable[[], object], seconds: float) -> bool:
+        """Run the block, struck so much later; whether it was before the end."""
+        try:
+            self.after(seconds)
+            block()
+            self.armed = False
+            return False
+        except Interrupt:
+            return True
+
+    @contextlib.contextmanager
+    def expected(self, seconds: float) -> Iterator[None]:
+        """The block is struck so much later, or the test fails."""
+        with pytest.raises(Interrupt):
+            self.after(seconds)
+            yield
+
+    def _work(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        while (seconds := self._asked.get()) is not None:
+            time.sleep(seconds)
+            if self.armed:
+                signal.pthread_kill(main, signal.SIGUSR1)
+
+    def _strike(self, *_: object) -> None:
+        if self.armed:
+            self.armed = False
+            raise Interrupt
+
+    def _unraisable(self, what: Any) -> None:
+        if what.exc_type is Interrupt:
+            self.lost += 1
+            self.after(0)
+        else:
+            self._hook(what)
