@@ -16,8 +16,8 @@ from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED, Request
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import start
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import start
 from nnhal.model.graph import Model
 
 DRIVER = str(Path(__file__).parent / "waiting.py")

@@ -18,8 +18,8 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED
 from nnhal.ipc import names
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import start
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import start
 from nnhal.model.graph import Model
 
 WARM_UP = 0.1  # of the rounds: caches fill, allocators take their arenas

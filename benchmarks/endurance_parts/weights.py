@@ -12,8 +12,8 @@ from nnhal.base.codes import Activation, OperandType
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import start
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 

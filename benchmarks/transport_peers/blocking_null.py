@@ -4,7 +4,7 @@ A service offers no switch for it: it is only of interest to a comparison with o
 """
 
 from nnhal.drivers.null import device
-from nnhal.ipc import _native
+from nnhal.ipc.transport import _native
 
 __all__ = ["device"]
 

@@ -18,11 +18,12 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED, Run
-from nnhal.ipc import _native, wire
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.client_burst import RemoteBurst
-from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.burst import RemoteBurst
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.packets import pack, unpack
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from transport_peers.peer import FOLDER, Peer, Placement, PythonPeer, Server, ready, serve

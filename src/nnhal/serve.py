@@ -68,10 +68,11 @@ def run(
     Confinement comes before numpy and the driver's engine start threads, which would escape it. announced: a listening
     service prints a line of JSON before it serves.
     """
-    from nnhal.ipc import _native, names
-    from nnhal.ipc.confine import Limits, confine
+    from nnhal.ipc import names
+    from nnhal.ipc.confinement.confine import Limits, confine
     from nnhal.ipc.confinement.stdio import close_inherited, occupy
-    from nnhal.ipc.fate import watch_peer
+    from nnhal.ipc.transport import _native
+    from nnhal.ipc.transport.fate import watch_peer
 
     occupy()
     name = name or Path(driver).stem
@@ -90,7 +91,7 @@ def run(
         report = confine(readable, Limits(), allow)
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
-    from nnhal.ipc.service import refuse, serve_clients, serve_one
+    from nnhal.ipc.service.connection import refuse, serve_clients, serve_one
 
     if fd is not None and sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe to the client

@@ -13,7 +13,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import State
 from tests.contract.drivers.hostile import BREACHES, LATE

@@ -19,7 +19,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import DeviceStatus, OperandType
-from nnhal.ipc.process import Resilient
+from nnhal.ipc.client.process import Resilient
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.discovery import Found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.session import Session
 from nnhal.runtime import isolation
 from tests.faults.support import WITNESS, descriptors, service, wait_until
 

@@ -18,10 +18,11 @@ import numpy as np
 from nnhal.base.levels import V1_3
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
-from nnhal.ipc import names, wire
-from nnhal.ipc.channel import Channel
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.convert import model_to_wire
+from nnhal.ipc import names
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import model_to_wire
+from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model
 from tests.ipc.support import LIMIT, doubling, numbers, run, wait_until
 

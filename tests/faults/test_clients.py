@@ -15,9 +15,10 @@ import pytest
 import nnhal
 from nnhal.base.errors import BadState, Closed, NnhalError
 from nnhal.hal.request import Control
-from nnhal.ipc import names, wire
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc import names
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.protocol import wire
 from tests.faults.support import (
     LIMIT,
     WITNESS,
@@ -44,7 +45,7 @@ EXPECTED = (X + X).tobytes()
 COMPILING = """
 import sys, threading
 from nnhal.ipc import names
-from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client.device import RemoteDevice
 from tests.faults.support import doubling, prepared
 device = RemoteDevice(names.connect(sys.argv[1]))
 def work(size):
@@ -216,7 +217,7 @@ FORKING = """
 import os, numpy as np, nnhal
 from nnhal.base.errors import Closed
 from tests.faults.support import WITNESS, X, doubling
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 def fresh():
     return nnhal.compile(doubling(64), devices=["faulty"], isolation="process")
 compiled, memory = fresh(), nnhal.Memory.allocate(64)
@@ -261,7 +262,7 @@ def test_a_forked_child_is_refused_what_its_parent_compiled_and_may_compile_anew
 
 LEAVING = """
 import sys, threading, nnhal
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from tests.faults.support import WITNESS, X, doubling
 options = {"witness": {"sleep": 30.0 if "running" in sys.argv else 0.0}}
 device = Resilient("witness", lambda: start(WITNESS))

@@ -25,8 +25,8 @@ from nnhal.base.errors import (
     ResourceExhausted,
     UnsupportedModel,
 )
-from nnhal.ipc import client
-from nnhal.ipc.process import Health, Resilient, start
+from nnhal.ipc.client import device as client
+from nnhal.ipc.client.process import Health, Resilient, start
 from nnhal.runtime.compiled import Compiled
 from tests.faults.support import LIMIT, WITNESS, X, attempt, doubling, undisturbed, wait_until
 
@@ -281,7 +281,7 @@ def test_a_driver_that_hangs_at_its_start_is_unavailable(stage: str, monkeypatch
     """31: while it is made, or in the first questions; its process is gone afterwards."""
     with monkeypatch.context() as patch:
         _small_limit(patch)
-        patch.setattr("nnhal.ipc.session.GREETING_NS", SECOND)
+        patch.setattr("nnhal.ipc.client.session.GREETING_NS", SECOND)
         patch.setenv("NNHAL_FAULTY", f"{stage}=hang")
         with pytest.raises(DeviceUnavailable, match=r"device faulty: (did not answer getCap|the driver process)"):
             faulty()

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.ipc import session as sessions
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client import session as sessions
+from nnhal.ipc.client.process import Resilient, start
 from tests.ipc.support import wait_until
 
 pytestmark = pytest.mark.faults
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.faults
 DRIVER = str(Path(__file__).parent / "drivers" / "stays.py")
 CLIENT = """
 import sys, threading, time, numpy as np, nnhal
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 device = Resilient("stays", lambda: start({driver!r}))
 b = nnhal.Builder(); x = b.input((4,)); model = b.finish([x], [b.relu(x)])
 c = nnhal.compile(model, devices=device, driver_options={{"stays": {{"how": {how!r}}}}})
@@ -75,7 +75,7 @@ def compiled(device: Resilient, how: str) -> nnhal.Compiled:
 @pytest.mark.parametrize("how", ["polite", "deaf"])
 def test_after_an_interrupt_nothing_is_written_to_the_callers_memory(interrupts, monkeypatch, how, way):
     monkeypatch.setattr(sessions, "SETTLE_NS", 300_000_000)
-    monkeypatch.setattr("nnhal.ipc.client_burst.SETTLE_NS", 300_000_000)
+    monkeypatch.setattr("nnhal.ipc.client.burst.SETTLE_NS", 300_000_000)
     memory = nnhal.Memory.allocate(16)
     room = memory.view(0, 16, np.float32, (4,))
     with staying() as device, compiled(device, how) as c:

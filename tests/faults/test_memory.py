@@ -14,10 +14,10 @@ import pytest
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
-from nnhal.ipc import wire
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.process import start
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.process import start
+from nnhal.ipc.protocol import wire
 from nnhal.model.builder import ModelBuilder
 from tests import requests
 from tests.faults.support import (

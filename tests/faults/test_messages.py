@@ -13,11 +13,12 @@ import pytest
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
 from nnhal.base.levels import V1_3
-from nnhal.ipc import names, wire
-from nnhal.ipc.channel import MARK
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.convert import model_to_wire
-from nnhal.ipc.service import MAX_CLIENTS, QUEUED
+from nnhal.ipc import names
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import model_to_wire
+from nnhal.ipc.service.connection import MAX_CLIENTS, QUEUED
+from nnhal.ipc.transport.channel import MARK
 from tests.faults.support import (
     ONE,
     Hostile,

@@ -24,12 +24,13 @@ from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.request import Control
-from nnhal.ipc import _native, wire
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.client_burst import RemoteBurst
-from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.process import start
+from nnhal.ipc.client.burst import RemoteBurst
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.process import start
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.packets import pack, unpack
 from tests.faults.support import (
     LIMIT,
     WITNESS,
@@ -426,7 +427,7 @@ CLIENT = """
 import sys, os, threading, numpy as np
 from nnhal.hal.request import Control
 from nnhal.ipc import names
-from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client.device import RemoteDevice
 from tests.faults.support import prepared, request
 device = RemoteDevice(names.connect("shared"))
 model = prepared(device, sleep=float(sys.argv[1]))

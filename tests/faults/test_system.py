@@ -12,8 +12,8 @@ from nnhal.base.errors import DeadObject, DeviceUnavailable, NnhalError, OutOfMe
 from nnhal.base.memory import Memory
 from nnhal.hal.request import Control
 from nnhal.ipc import names
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import Resilient
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import Resilient
 from tests.faults.support import (
     LIMIT,
     WITNESS,

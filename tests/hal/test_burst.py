@@ -16,7 +16,7 @@ from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import LocalBurst, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from tests.hal.devices import DEVICES, LIMIT, X, adding, asked, device_of, doubling, late, nan, prepare, together
 from tests.ipc.support import inside, own_process, wait_until
 

@@ -24,8 +24,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from nnhal.ipc import _native, wire
-from nnhal.ipc.packets import pack, unpack
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.packets import pack, unpack
 
 HANG_SECONDS = 60
 _BATCH = 1000

@@ -6,7 +6,7 @@ Bytes that are here may not change: messages are append-only.
 
 from typing import Any
 
-from nnhal.ipc import wire
+from nnhal.ipc.protocol import wire
 
 HALF, ONE, TWO = "cb 3fe0000000000000", "cb 3ff0000000000000", "cb 4000000000000000"
 

@@ -12,8 +12,8 @@ import numpy as np
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import start
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import start
 from nnhal.model.graph import Model
 from tests import requests
 

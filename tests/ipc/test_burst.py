@@ -17,9 +17,9 @@ from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED, Control
-from nnhal.ipc import wire
-from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport.packets import pack, unpack
 
 BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
 ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)

@@ -82,7 +82,7 @@ def test_a_file_is_served_under_its_name() -> None:
     process = subprocess.Popen([*NNHAL, "serve", PROBE, "--level", "1.2"], stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: process.poll() is not None or names.running() == ["probe"], "the service listens")
-        from nnhal.ipc.client import RemoteDevice
+        from nnhal.ipc.client.device import RemoteDevice
 
         device = RemoteDevice(names.connect("probe"))
         assert str(device.level) == "1.2"

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.ipc.confine import Limits, available, confine
 from nnhal.ipc.confinement.allowed import plain_names
+from nnhal.ipc.confinement.confine import Limits, available, confine
 from nnhal.ipc.confinement.numbers import numbers
 
 PRELUDE = """
 import ctypes, errno, mmap, os, signal, socket, subprocess, sys, threading
 from pathlib import Path
-from nnhal.ipc.confine import Limits, available, confine
+from nnhal.ipc.confinement.confine import Limits, available, confine
 from nnhal.ipc.confinement.filter import Bpf, assemble
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long

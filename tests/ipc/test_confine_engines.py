@@ -8,7 +8,7 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, OperationFailed
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
 from tests.ipc.support import doubling, own_process, prepare
 from tests.ipc.test_confine import CONFINE, child, said

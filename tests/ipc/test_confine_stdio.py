@@ -12,7 +12,9 @@ import pytest
 
 from tests.ipc.support import LIMIT
 
-CONFINED = "import os, fcntl\nfrom nnhal.ipc.confine import Limits, confine\nreport = confine([], Limits())\n"
+CONFINED = (
+    "import os, fcntl\nfrom nnhal.ipc.confinement.confine import Limits, confine\nreport = confine([], Limits())\n"
+)
 
 
 def started(body: str, **options: object) -> "subprocess.Popen[bytes]":

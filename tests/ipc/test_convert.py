@@ -21,8 +21,8 @@ from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Capabilities, Hints, Performance, prepared_by
 from nnhal.hal.lowering import lowered
 from nnhal.hal.request import Timing
-from nnhal.ipc import wire
-from nnhal.ipc.convert import (
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import (
     capabilities_from_wire,
     capabilities_to_wire,
     error_from_wire,

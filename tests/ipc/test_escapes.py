@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.base.errors import OperationFailed
-from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc.client.device import RemoteDevice
 from tests.ipc.escapes import ESCAPES, HARMLESS, Escape
 from tests.ipc.support import own_process, prepare
 

@@ -16,7 +16,7 @@ from nnhal.base.errors import ContractBroken
 from nnhal.base.memory import ALIGNMENT, Memory
 from nnhal.base.operands import Array
 from nnhal.hal.request import Argument, Request, Signature
-from nnhal.ipc.frames import Frame, Frames, Where, key_of
+from nnhal.ipc.client.frames import Frame, Frames, Where, key_of
 from tests.properties import STABLE
 
 F32 = np.dtype(np.float32)

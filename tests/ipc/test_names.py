@@ -19,8 +19,9 @@ import pytest
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.request import Control
-from nnhal.ipc import names, wire
-from nnhal.ipc.client import RemoteDevice
+from nnhal.ipc import names
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.protocol import wire
 from tests import requests
 from tests.ipc.support import LIMIT, PROBE, doubling, inside, numbers, prepare, run, shifting, wait_until
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.ipc import _native
+from nnhal.ipc.transport import _native
 from tests.ipc.fuzz_queue import fuzz
 
 HANG_NS = 30_000_000_000  # a wait that takes this long hangs
@@ -36,7 +36,7 @@ NASTY = (0, 1, 5, 17, 2**16, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 
 
 PEER = """
 import os, random, signal, socket, struct, sys, threading, time
-from nnhal.ipc import _native as n
+from nnhal.ipc.transport import _native as n
 fd = int(sys.argv[1])
 """
 

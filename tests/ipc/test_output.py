@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from nnhal.base.errors import DeadObject, DeviceUnavailable
-from nnhal.ipc.output import A_SECOND, KEPT, WORDS, DriverProcess
-from nnhal.ipc.process import start
+from nnhal.ipc.client.output import A_SECOND, KEPT, WORDS, DriverProcess
+from nnhal.ipc.client.process import start
 from tests.ipc.support import LIMIT, numbers, own_process, prepare, run, wait_until
 
 
@@ -144,7 +144,7 @@ def test_a_driver_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_a_warning_of_a_driver_is_seen_by_who_configures_no_logging() -> None:
     body = (
-        "from nnhal.ipc.output import DriverProcess\nimport sys\n"
+        "from nnhal.ipc.client.output import DriverProcess\nimport sys\n"
         "p = DriverProcess('x', [sys.executable, '-c', 'import sys; print(1); print(2, file=sys.stderr)'], ())\n"
         "p.wait(); p.output.last_words()\n"
     )

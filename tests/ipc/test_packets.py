@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnhal.ipc import wire
-from nnhal.ipc.packets import pack, unpack
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport.packets import pack, unpack
 from tests.properties import STABLE
 
 

@@ -12,9 +12,11 @@ import pytest
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
-from nnhal.ipc import _native, wire
-from nnhal.ipc import pools as subject
-from nnhal.ipc.pools import ClientPools, Packing, ServicePools
+from nnhal.ipc.client.pools import ClientPools, Packing
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.service import pools as subject
+from nnhal.ipc.service.pools import ServicePools
+from nnhal.ipc.transport import _native
 
 SHRINK, ADD_SEALS = 0x0002, 1033
 

@@ -12,7 +12,7 @@ import pytest
 from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable
 from nnhal.hal.request import Control
-from nnhal.ipc.process import DEATHS, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, WINDOW_NS, Health, Resilient, start
+from nnhal.ipc.client.process import DEATHS, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, WINDOW_NS, Health, Resilient, start
 from tests.ipc.support import LIMIT, PROBE, inside, numbers, prepare, request_for, run, wait_until
 
 SECOND = 1_000_000_000
@@ -66,7 +66,7 @@ def test_a_model_is_prepared_again_once_for_all_threads(device: Resilient, caplo
 
 
 def test_being_prepared_again_is_traced(device: Resilient, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnhal.ipc import process
+    from nnhal.ipc.client import process
 
     lines: list[str] = []
     monkeypatch.setattr(process._log, "info", lambda text, *values: lines.append(text % values))

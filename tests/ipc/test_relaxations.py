@@ -6,7 +6,7 @@ from pathlib import Path
 from nnhal.base.levels import FL8, V1_0
 from nnhal.hal.device import RELAXATIONS
 from nnhal.hal.wrappers import AtLevel
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
 from tests.cli.test_cli import nnhal
 from tests.ipc.support import own_process

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nnhal.ipc.scope import Ends, Wanted
+from nnhal.ipc.service.scope import Ends, Wanted
 from tests.ipc.support import LIMIT, wait_until
 
 

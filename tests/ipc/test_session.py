@@ -38,11 +38,11 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control
-from nnhal.ipc import wire
-from nnhal.ipc.channel import Channel
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from nnhal.base.levels import FL8, V1_0, V1_1, V1_2, V1_3, Level
-from nnhal.ipc import wire
+from nnhal.ipc.protocol import wire
 from tests.ipc.golden import CALLBACKS, CALLS, REPLIES
 
 KINDS = [
@@ -126,7 +126,7 @@ def headers(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 LIMITED = """
 import resource, sys
-from nnhal.ipc import wire
+from nnhal.ipc.protocol import wire
 decode = {"call": wire.decode_call, "reply": wire.decode_reply, "callback": wire.decode_callback}
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

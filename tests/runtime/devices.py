@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 

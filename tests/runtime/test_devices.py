@@ -17,7 +17,7 @@ import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities
-from nnhal.ipc.process import Resilient
+from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from tests.runtime.devices import Fake, failing, to_be_killed

@@ -14,7 +14,7 @@ from typing import Any
 from nnhal.conformance.suite import Outcome, run_vector, variants
 from nnhal.conformance.vectors import index, members, read_member
 from nnhal.hal.device import Device
-from nnhal.ipc.process import Resilient
+from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
 
 CHUNK = 12  # specifications that one task runs

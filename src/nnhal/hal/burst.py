@@ -1,7 +1,7 @@
 """Bursts: a series of executions of one prepared model, one at a time, that keep resources in between.
 
 In process a burst tells the driver when it begins and ends; over the wire it also carries the executions
-(`nnhal.ipc.client_burst`). Both are the same class to the runtime.
+(`nnhal.ipc.client.burst`). Both are the same class to the runtime.
 """
 
 from abc import ABC, abstractmethod

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nnhal.ipc.session import Session
+    from nnhal.ipc.client.session import Session
 
 SUFFIX = ".sock"
 BACKLOG = 64
@@ -103,7 +103,7 @@ def running() -> list[str]:
 
 def connect(name: str) -> "Session":
     """Connect to a running service of this user. DeviceUnavailable where there is none."""
-    from nnhal.ipc.session import Session
+    from nnhal.ipc.client.session import Session
 
     path = path_of(name)
     try:

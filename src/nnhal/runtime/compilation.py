@@ -34,8 +34,8 @@ from nnhal.hal.device import (
     verdicts_by,
 )
 from nnhal.hal.utilities import is_extension
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.process import Resilient
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import validate

@@ -13,7 +13,7 @@ from nnhal.base.log import logger
 from nnhal.base.once import Once
 from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import names as services
-from nnhal.ipc.process import Resilient, start
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
 
 Isolation = Literal["none", "process"]

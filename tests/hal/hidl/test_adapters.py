@@ -23,7 +23,7 @@ from nnhal.hal.device import Capabilities, Performance
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.interfaces import SINCE, hal_level
 from nnhal.hal.utilities import OldCapabilities
-from nnhal.ipc import wire
+from nnhal.ipc.protocol import wire
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 from tests.hal.hidl.old_drivers import FAILED, NONE, Plain, X, added, prepared, preparing, reshaped, run, soon

@@ -1,4 +1,4 @@
-/* nnhal.ipc._native: what the transport needs and Python cannot do fast or at all.
+/* nnhal.ipc.transport._native: what the transport needs and Python cannot do fast or at all.
  *
  *   pace       how long a wait spins before it blocks
  *   Lane       messages with descriptors over a SOCK_SEQPACKET socket
@@ -46,7 +46,7 @@
 #include <unistd.h>
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "nnhal.ipc._native: the host is big endian, must be little endian (x86-64 or aarch64)"
+#error "nnhal.ipc.transport._native: the host is big endian, must be little endian (x86-64 or aarch64)"
 #endif
 
 enum { TIMEOUT = -1, DEAD = -2, CLOSED = -3, CORRUPT = -4, TOO_LARGE = -5, FULL = -6 };
@@ -284,7 +284,7 @@ static PyType_Slot descriptors_slots[] = {
     {Py_tp_dealloc, descriptors_free}, {Py_tp_methods, descriptors_methods}, {Py_sq_length, descriptors_length}, {0, NULL},
 };
 
-static PyType_Spec descriptors_spec = {"nnhal.ipc._native.Descriptors", sizeof(Descriptors), 0,
+static PyType_Spec descriptors_spec = {"nnhal.ipc.transport._native.Descriptors", sizeof(Descriptors), 0,
                                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE |
                                            Py_TPFLAGS_DISALLOW_INSTANTIATION,
                                        descriptors_slots};
@@ -772,7 +772,7 @@ static PyType_Slot lane_slots[] = {
     {Py_tp_members, lane_members}, {Py_tp_getset, lane_properties}, {0, NULL},
 };
 
-static PyType_Spec lane_spec = {"nnhal.ipc._native.Lane", sizeof(Lane), 0,
+static PyType_Spec lane_spec = {"nnhal.ipc.transport._native.Lane", sizeof(Lane), 0,
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, lane_slots};
 /* ----------------------------------------------------------------------------------------------------------- Queues */
 
@@ -1516,7 +1516,7 @@ static PyType_Slot queues_slots[] = {
     {Py_tp_members, queues_members}, {Py_tp_getset, queues_properties}, {0, NULL},
 };
 
-static PyType_Spec queues_spec = {"nnhal.ipc._native.Queues", sizeof(Queues), 0,
+static PyType_Spec queues_spec = {"nnhal.ipc.transport._native.Queues", sizeof(Queues), 0,
                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, queues_slots};
 /* ----------------------------------------------------------------------------------------------------------- module */
 
@@ -1627,7 +1627,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, module_exec}, {0, NULL}}
 
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "nnhal.ipc._native",
+    .m_name = "nnhal.ipc.transport._native",
     .m_doc = "Lanes over sockets, and fast message queues in shared memory.",
     .m_methods = module_methods,
     .m_slots = module_slots,

@@ -10,9 +10,10 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import Burst
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc import _native, wire
-from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.session import SETTLE_NS
+from nnhal.ipc.client.session import SETTLE_NS
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.packets import pack, unpack
 
 CHANNEL_LENGTH = 1024  # elements of each queue, as NNAPI's runtime has it
 _DONE = pack(wire.ENCODED_DONE)

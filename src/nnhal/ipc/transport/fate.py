@@ -1,14 +1,10 @@
-"""Whether a process has ended, and how, as the kernel tells."""
+"""Who is on the other end of a socket, and whether that process has ended, as the kernel tells."""
 
 import ctypes
 import os
 import select
-import signal
 import socket
 import struct
-import subprocess
-
-from nnhal.ipc.output import DriverProcess
 
 _ENDING_MS = 20
 DYING_MS = 300
@@ -55,24 +51,3 @@ def ended(watch: int, longer: int = 0) -> bool:
     poll = select.poll()
     poll.register(watch, select.POLLIN)
     return bool(longer and poll.poll(longer))
-
-
-def _reap(process: "subprocess.Popen[bytes]") -> None:
-    """Take over the exit status of a process where it has ended; the interpreter is kept."""
-    status = ctypes.c_int()
-    if process.returncode is None and _libc.waitpid(process.pid, ctypes.byref(status), os.WNOHANG) == process.pid:
-        process.returncode = os.waitstatus_to_exitcode(status.value)
-
-
-def fate_of(process: "subprocess.Popen[bytes]") -> str:
-    """How a child of this process ended, with its last words where they came here; "" where it has not."""
-    _reap(process)
-    code = process.returncode
-    if code is None:
-        try:
-            code = process.wait(1)
-        except subprocess.TimeoutExpired:
-            return ""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-    words = process.output.last_words() if isinstance(process, DriverProcess) else ""
-    return f"the driver process {how}" + (f"; its last words: {words}" if words else "")

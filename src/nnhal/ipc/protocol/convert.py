@@ -24,7 +24,7 @@ from nnhal.hal.device import Capabilities
 from nnhal.hal.device import Performance as Stated
 from nnhal.hal.request import Timing
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, upgrade
-from nnhal.ipc import wire
+from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
 
 _NO_MEMORY = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)

@@ -29,14 +29,14 @@ from nnhal.hal.device import (
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
-from nnhal.ipc import wire
-from nnhal.ipc.channel import Descriptors
-from nnhal.ipc.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.exports import Export, Exports
-from nnhal.ipc.pools import ServicePools
-from nnhal.ipc.scope import Ends
-from nnhal.ipc.service_binding import Answer, Held, ServiceBinding
-from nnhal.ipc.service_burst import ServiceBurst
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
+from nnhal.ipc.service.binding import Answer, Held, ServiceBinding
+from nnhal.ipc.service.burst import ServiceBurst
+from nnhal.ipc.service.exports import Export, Exports
+from nnhal.ipc.service.pools import ServicePools
+from nnhal.ipc.service.scope import Ends
+from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.validate import validate
 
 Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]

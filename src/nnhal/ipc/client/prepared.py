@@ -26,15 +26,15 @@ from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
-from nnhal.ipc import wire
-from nnhal.ipc.channel import Descriptors
-from nnhal.ipc.client_buffer import RemoteBuffer
-from nnhal.ipc.client_burst import RemoteBurst
-from nnhal.ipc.convert import timing_from_wire
-from nnhal.ipc.frames import Frame, Frames
-from nnhal.ipc.pending import Pending
-from nnhal.ipc.pools import Packing
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.buffer import RemoteBuffer
+from nnhal.ipc.client.burst import RemoteBurst
+from nnhal.ipc.client.frames import Frame, Frames
+from nnhal.ipc.client.pending import Pending
+from nnhal.ipc.client.pools import Packing
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import timing_from_wire
+from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 
 _log = logger("driver")

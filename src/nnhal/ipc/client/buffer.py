@@ -6,9 +6,9 @@ from typing import Any
 from nnhal.base.errors import Closed, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.ipc import wire
-from nnhal.ipc.pending import again
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.pending import again
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
 
 
 class RemoteBuffer(Buffer):

@@ -19,11 +19,12 @@ from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
 from nnhal.hal.device import executor_by
 from nnhal.hal.request import Control, Run
-from nnhal.ipc import _native, wire
-from nnhal.ipc.convert import error_to_wire
-from nnhal.ipc.exports import Export
-from nnhal.ipc.packets import pack, unpack
-from nnhal.ipc.service_binding import ServiceBinding
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import error_to_wire
+from nnhal.ipc.service.binding import ServiceBinding
+from nnhal.ipc.service.exports import Export
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.packets import pack, unpack
 
 _log = logger("burst")
 _DONE = pack(wire.ENCODED_DONE)

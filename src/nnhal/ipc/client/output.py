@@ -4,8 +4,10 @@ The process has no terminal that way: nothing to read keystrokes from, nothing t
 """
 
 import contextlib
+import ctypes
 import os
 import select
+import signal
 import subprocess
 import threading
 import time
@@ -21,6 +23,7 @@ KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters of all that
 A_SECOND = 200  # lines logged; a driver that says more is read slowly, and what is left out is counted
 _CHUNK = 1 << 16
 _BREATH = 0.01  # seconds
+_libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
@@ -41,6 +44,25 @@ class DriverProcess(subprocess.Popen[bytes]):
             self.output.close()
             raise
         self.output.follow(self.pid)
+
+    def fate(self) -> str:
+        """How it ended, with its last words; "" where it has not."""
+        self._reap()
+        code = self.returncode
+        if code is None:
+            try:
+                code = self.wait(1)
+            except subprocess.TimeoutExpired:
+                return ""
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        words = self.output.last_words()
+        return f"the driver process {how}" + (f"; its last words: {words}" if words else "")
+
+    def _reap(self) -> None:
+        """Take over its exit status where it has ended; the interpreter is kept."""
+        status = ctypes.c_int()
+        if self.returncode is None and _libc.waitpid(self.pid, ctypes.byref(status), os.WNOHANG) == self.pid:
+            self.returncode = os.waitstatus_to_exitcode(status.value)
 
 
 class Output:

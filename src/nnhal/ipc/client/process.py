@@ -26,11 +26,11 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.ipc.client import RemoteDevice
-from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.output import DriverProcess
-from nnhal.ipc.pending import again
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.output import DriverProcess
+from nnhal.ipc.client.pending import again
+from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.session import Session
 from nnhal.model.graph import Model
 
 DEATHS, WINDOW_NS = 3, 60_000_000_000  # so many within this time are a crash loop

@@ -9,9 +9,9 @@ from nnhal.base.memory import Memory
 from nnhal.hal.binding import BoundRequest, flat_bytes
 from nnhal.hal.host import run_resolved
 from nnhal.hal.request import Control, Request, Run, Timing, plausible
-from nnhal.ipc import wire
-from nnhal.ipc.convert import timing_to_wire
-from nnhal.ipc.exports import Export
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import timing_to_wire
+from nnhal.ipc.service.exports import Export
 
 _INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
 

@@ -19,13 +19,14 @@ from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, Operation
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.hal.device import Device, identity_of
-from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import Channel, Descriptors
-from nnhal.ipc.convert import error_to_wire
-from nnhal.ipc.fate import peer_of, watch_peer
-from nnhal.ipc.scope import Ends, Wanted
-from nnhal.ipc.service_binding import Answer
-from nnhal.ipc.service_calls import CallHandler, Work
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import error_to_wire
+from nnhal.ipc.service.binding import Answer
+from nnhal.ipc.service.calls import CallHandler, Work
+from nnhal.ipc.service.scope import Ends, Wanted
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import Channel, Descriptors
+from nnhal.ipc.transport.fate import peer_of, watch_peer
 
 MAX_LANES = 64
 MAX_CLIENTS = 64

@@ -16,12 +16,12 @@ from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.lowering import ask_about, lowered
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.ipc import wire
-from nnhal.ipc.client_buffer import RemoteBuffer
-from nnhal.ipc.client_prepared import RemotePrepared
-from nnhal.ipc.convert import capabilities_from_wire, model_to_wire
-from nnhal.ipc.pools import Packing
-from nnhal.ipc.session import Session
+from nnhal.ipc.client.buffer import RemoteBuffer
+from nnhal.ipc.client.pools import Packing
+from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire
 from nnhal.model.graph import Model
 
 QUERY_NS = 30_000_000_000  # a driver that has not answered a query by then hangs

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.memory import SEALS, seals
-from nnhal.ipc import _native
-from nnhal.ipc.wire import INLINE, MAX_MESSAGE
+from nnhal.ipc.protocol.wire import INLINE, MAX_MESSAGE
+from nnhal.ipc.transport import _native
 
 Descriptors: TypeAlias = _native.Descriptors
 Message: TypeAlias = tuple[bytes, Descriptors]

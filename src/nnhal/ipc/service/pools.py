@@ -1,9 +1,8 @@
-"""Memories that cross a connection: as their descriptors on the client's side, mapped on the service's.
+"""The memories of a client as its service maps them: each once, while something here uses it.
 
-A descriptor travels with the message that needs it: a model, a binding, a copy. What the service makes of it lives as long
-as something there uses it, and one memory is mapped once however often it comes. A memory that another process may shrink
-would kill its reader, so what is shared is sealed against shrinking, or copied first. The one exception is a regular file
-that a client's own driver process maps: it kills nobody else.
+A descriptor comes with the message that needs it: a model, a binding, a copy. A memory that another process may shrink
+would kill its reader, so it must be sealed against shrinking. The one exception is a regular file that a client's own
+driver process maps: it kills nobody else.
 """
 
 import os
@@ -15,8 +14,8 @@ from fcntl import F_SEAL_SHRINK
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
-from nnhal.ipc import wire
-from nnhal.ipc.channel import Descriptors
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport.channel import Descriptors
 
 MAX_POOLS = 16_384  # mapped at once for one connection
 MAX_POOL_BYTES = 1 << 40  # address space, not memory
@@ -76,41 +75,3 @@ class ServicePools:
 
     def __len__(self) -> int:
         return len(self._mapped)
-
-
-class ClientPools:
-    """The memories of this process in a form that one service may map."""
-
-    def __init__(self, *, shared: bool) -> None:
-        self._shared = shared
-        self._copies: weakref.WeakKeyDictionary[Memory, Memory] = weakref.WeakKeyDictionary()
-
-    def shareable(self, memory: Memory) -> Memory:
-        """The memory itself where the service may map it, else a sealed copy, made once."""
-        if memory.fd >= 0:
-            found = seals(memory.fd)
-            if (found or 0) & F_SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
-                return memory
-        copy = self._copies.get(memory)
-        if copy is None:
-            copy = self._copies[memory] = Memory.from_array(memory.bytes())
-        return copy
-
-
-class Packing:
-    """The memories of one message, which live until it was answered. fds: what to send along. held: sent ahead already."""
-
-    def __init__(self, pools: ClientPools, held: "dict[Memory, tuple[int, int]] | None" = None) -> None:
-        self._pools, self._held = pools, held or {}
-        self._keep: list[Memory] = []
-        self.fds: list[int] = []
-
-    def pool(self, memory: Memory) -> wire.Pool:
-        """The wire form of a memory; its descriptor joins the message."""
-        memory = self._pools.shareable(memory)
-        self._keep.append(memory)
-        held = self._held.get(memory)
-        if held is None:
-            self.fds.append(memory.fd)
-        readonly = memory.readonly or memory.one_way
-        return wire.Pool(memory.kind, memory.size, memory.offset, readonly, *(held or ()))

@@ -33,12 +33,14 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
-from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import Channel, Descriptors, Message, NoProtocol
-from nnhal.ipc.convert import error_from_wire
-from nnhal.ipc.fate import DYING_MS, ended, fate_of, pidfd
-from nnhal.ipc.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
-from nnhal.ipc.pools import ClientPools, Packing
+from nnhal.ipc.client.output import DriverProcess
+from nnhal.ipc.client.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
+from nnhal.ipc.client.pools import ClientPools, Packing
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import error_from_wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import Channel, Descriptors, Message, NoProtocol
+from nnhal.ipc.transport.fate import DYING_MS, ended, pidfd
 
 GREETING_NS = 30_000_000_000  # a driver may import a large engine first
 SETTLE_NS = 2_000_000_000  # after an interrupt, for a driver that writes to memory of the caller's to see it
@@ -63,7 +65,7 @@ class Session:
     dead: why nothing works any more, None while it does. calls: how often each HAL method was called.
     """
 
-    def __init__(self, sock: socket.socket, where: str, process: "subprocess.Popen[bytes] | None" = None) -> None:
+    def __init__(self, sock: socket.socket, where: str, process: DriverProcess | None = None) -> None:
         """Take over a connected socket and greet. process: the service's, where it is this client's own."""
         self.where, self.process = where, process
         self.dead: NnhalError | None = None
@@ -487,7 +489,7 @@ class Session:
         """How this client's own process ended, "" where it did not, or is not known."""
         if self.process is None:
             return ""
-        return fate_of(self.process)
+        return self.process.fate()
 
     def _died(self, error: NnhalError, *, blame: bool = True) -> NnhalError:
         """Note that nothing works any more, wake every waiter; returns the error to raise."""

@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
-from nnhal.ipc import _native, wire
-from nnhal.ipc.channel import Descriptors
-from nnhal.ipc.convert import error_from_wire
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import error_from_wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import Descriptors
 
 GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
 CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still wanted

@@ -1,0 +1,45 @@
+"""The memories that a client sends: as descriptors of what the service may map, else of a sealed copy."""
+
+import weakref
+from fcntl import F_SEAL_SHRINK
+
+from nnhal.base.memory import Memory, seals
+from nnhal.ipc.protocol import wire
+
+
+class ClientPools:
+    """The memories of this process in a form that one service may map."""
+
+    def __init__(self, *, shared: bool) -> None:
+        self._shared = shared
+        self._copies: weakref.WeakKeyDictionary[Memory, Memory] = weakref.WeakKeyDictionary()
+
+    def shareable(self, memory: Memory) -> Memory:
+        """The memory itself where the service may map it, else a sealed copy, made once."""
+        if memory.fd >= 0:
+            found = seals(memory.fd)
+            if (found or 0) & F_SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
+                return memory
+        copy = self._copies.get(memory)
+        if copy is None:
+            copy = self._copies[memory] = Memory.from_array(memory.bytes())
+        return copy
+
+
+class Packing:
+    """The memories of one message, which live until it was answered. fds: what to send along. held: sent ahead already."""
+
+    def __init__(self, pools: ClientPools, held: "dict[Memory, tuple[int, int]] | None" = None) -> None:
+        self._pools, self._held = pools, held or {}
+        self._keep: list[Memory] = []
+        self.fds: list[int] = []
+
+    def pool(self, memory: Memory) -> wire.Pool:
+        """The wire form of a memory; its descriptor joins the message."""
+        memory = self._pools.shareable(memory)
+        self._keep.append(memory)
+        held = self._held.get(memory)
+        if held is None:
+            self.fds.append(memory.fd)
+        readonly = memory.readonly or memory.one_way
+        return wire.Pool(memory.kind, memory.size, memory.offset, readonly, *(held or ()))
