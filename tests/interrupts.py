@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, Self
 
 import pytest
@@ -78,3 +79,32 @@ class Interrupts:
             self.after(0)
         else:
             self._hook(what)
+
+
+def interrupted_in(name: str, hits: Callable[[Any, str], bool], call: Callable[[], object]) -> int:
+    """Call again and again, interrupted in function `name` at the first, the second, ... point that counts; how many."""
+    return interrupted_at(lambda frame, event: frame.f_code.co_name == name and hits(frame, event), call)
+
+
+def interrupted_at(hits: Callable[[Any, str], bool], call: Callable[[], object]) -> int:
+    """Call again and again, interrupted at the first, the second, ... point that counts; how many."""
+    for place in count():
+        left = [place]
+
+        def tracer(frame: Any, event: str, argument: Any, left: list[int] = left) -> Any:
+            if hits(frame, event):
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+            return None
+
+        try:
+            sys.setprofile(tracer)
+            call()
+            return place
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+    return 0

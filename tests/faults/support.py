@@ -24,7 +24,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model
-from tests.ipc.support import LIMIT, doubling, numbers, run, wait_until
+from tests.ipc.support import LIMIT, doubling, made, numbers, run, wait_until
 
 WITNESS = str(Path(__file__).parent / "drivers" / "witness.py")
 X = numbers(64)
@@ -80,9 +80,9 @@ def client_of(name: str = "shared") -> Iterator[RemoteDevice]:
 def used(device: RemoteDevice) -> None:
     """Have the service end an object of this client, for which it keeps a thread from then on: no fault's trace."""
     session = device.session
-    number = session.call(wire.Hold(()), wire.Object)[0].object
+    number = made(session, wire.Hold, ())
     session.release(number)
-    again = wire.encode(wire.Hold((wire.Pool("ashmem", 1, 0, True, number),)))
+    again = wire.encode(wire.Hold(session.number(), (wire.Pool("ashmem", 1, 0, True, number),)))
     wait_until(lambda: "is not held" in str(session.answer_to("Hold", again)[0]), "the release")
 
 
@@ -168,6 +168,7 @@ class Hostile:
         self.socket.connect(str(names.path_of(name)))
         self.channel = Channel(self.socket)
         self.callbacks: Channel | None = None
+        self.made = 0  # the number of what was made last
         if greet:
             welcome = self.call(wire.Hello(wire.VERSION, 0))
             assert isinstance(welcome, wire.Welcome)
@@ -188,6 +189,11 @@ class Hostile:
         self.channel.ask(data if isinstance(data, bytes) else wire.encode(data), fds)
         return self.receive()
 
+    def make(self, kind: type[wire.MakingCall], *fields: Any, fds: Sequence[int] = ()) -> Any:
+        """The reply to a call that makes something, under the next number. fields: of the message, after its number."""
+        self.made += 1
+        return self.call(kind(self.made, *fields), fds)
+
     def receive(self) -> Any:
         """The next reply; its descriptors are closed."""
         return wire.decode_reply(self.channel.receive(int(LIMIT * 1e9))[0])
@@ -203,29 +209,30 @@ class Hostile:
     def prepare(self, model: Model | None = None) -> int:
         """The number of a prepared model."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
-        self.call(wire.Release((self.call(wire.Hold(())).object,)))  # see `used`
-        reply = self.call(wire.PrepareModel(V1_3, 1, whole))
+        self.make(wire.Hold, ())
+        self.call(wire.Release((self.made,)))  # see `used`
+        reply = self.make(wire.PrepareModel, V1_3, whole)
         assert isinstance(reply, wire.Acknowledged), reply
         assert self.callbacks is not None
         data, _ = self.callbacks.receive(int(LIMIT * 1e9))
         note = wire.decode_callback(data)
-        assert isinstance(note, wire.NotifyPrepared) and isinstance(note.result, wire.Object), note
-        return note.result.object
+        assert note == wire.NotifyPrepared(self.made, wire.DONE), note
+        return self.made
 
     def bind(
         self, number: int, pools: Sequence[wire.Pool], *arguments: wire.WireArgument, fds: Sequence[int] = ()
     ) -> Any:
         """The reply to a request to bind; the last argument is the output."""
         request = wire.WireRequest(arguments[:-1], arguments[-1:], tuple(wire.MemoryPool(p) for p in pools))
-        return self.call(wire.Bind(number, request), fds)
+        return self.make(wire.Bind, number, request, fds=fds)
 
     def execute(
         self, number: int, pools: Sequence[wire.Pool], *arguments: wire.WireArgument, fds: Sequence[int] = ()
     ) -> Any:
         """Bind, execute and release: the reply to the execution, or why there is no binding."""
         reply = self.bind(number, pools, *arguments, fds=fds)
-        if isinstance(reply, wire.Object):
-            number = reply.object
+        if isinstance(reply, wire.Acknowledged):
+            number = self.made
             reply = self.call(wire.ExecuteSynchronously(V1_3, number))
             self.send(wire.Release((number,)))
         return reply

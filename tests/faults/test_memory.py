@@ -34,6 +34,7 @@ from tests.faults.support import (
     undisturbed,
     works,
 )
+from tests.ipc.support import made
 
 F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8
 ROOM = 4096
@@ -110,14 +111,14 @@ def test_a_file_travels_to_a_shared_service_as_a_copy_that_truncation_does_not_t
         assert isinstance(model, RemotePrepared)
         with device.session.carrying([memory]) as packing:
             sent = packing.pool(memory)
-            number = device.session.call(wire.Hold((sent,)), wire.Object, packing)[0].object
+            number = made(device.session, wire.Hold, (sent,), packing=packing)
         os.truncate(file, 0)
         ahead, room = msgspec.structs.replace(sent, held=number), Memory.allocate(256)
         with device.session.carrying([room]) as packing:
             pools = wire.MemoryPool(ahead), wire.MemoryPool(packing.pool(room))
             taken = wire.WireArgument(1, 0, 256, (64,))
-            message = wire.Bind(model.number, wire.WireRequest((INPUT,), (taken,), pools))
-            binding = device.session.call(message, wire.Object, packing)[0].object
+            request = wire.WireRequest((INPUT,), (taken,), pools)
+            binding = made(device.session, wire.Bind, model.number, request, packing=packing)
         device.session.call(wire.ExecuteSynchronously(4, binding), wire.Acknowledged)
         assert room.bytes().tobytes() == (X + X).tobytes()
 
@@ -129,7 +130,7 @@ def test_a_file_cut_short_kills_only_the_clients_own_driver(tmp_path: Path) -> N
     fd = os.open(file, os.O_RDWR)
     driver = RemoteDevice(start(WITNESS))
     try:
-        hold = wire.encode(wire.Hold((pool(1 << 20),)))
+        hold = wire.encode(wire.Hold(driver.session.number(), (pool(1 << 20),)))
         refused(driver.session.answer_to("Hold", hold, (fd,))[0], "pool", "sealed")  # to be written: never
         assert works(driver)
     finally:
@@ -316,9 +317,9 @@ def test_what_is_no_socket_is_refused_as_a_lane_and_what_is_no_fence_as_a_fence(
         for _ in range(5):
             refused(hostile.call(wire.AttachLane(False), (fd,)), "AttachLane", "SEQPACKET")
             if kind != "a pipe":  # the read end of a pipe is what a fence is made of
-                refused(hostile.call(wire.ExecuteFenced(number, 1), (fd,)), "fence")
-            refused(hostile.call(wire.ConfigureExecutionBurst(number), (fd,)), "burst")
-            refused(hostile.call(wire.ExecuteFenced(number, 4), (fd,)))
+                refused(hostile.make(wire.ExecuteFenced, number, 1, fds=(fd,)), "fence")
+            refused(hostile.make(wire.ConfigureExecutionBurst, number, fds=(fd,)), "burst")
+            refused(hostile.make(wire.ExecuteFenced, number, 4, fds=(fd,)))
         os.close(fd)
         back_to(before, watcher)
 
@@ -341,8 +342,8 @@ def test_a_memory_that_comes_a_thousand_times_is_mapped_once(shared: str) -> Non
         bindings = []
         for _ in range(1000):
             reply = hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,))
-            assert isinstance(reply, wire.Object), reply
-            bindings.append(reply.object)
+            assert isinstance(reply, wire.Acknowledged), reply
+            bindings.append(hostile.made)
         now = held(watcher)
         assert now["mappings"] <= before["mappings"] + 1 and now["descriptors"] <= before["descriptors"] + 1
         for binding in (bindings[0], bindings[-1]):
@@ -355,9 +356,11 @@ def test_a_memory_sent_ahead_goes_with_its_object_and_the_bindings_that_use_it(s
     """21: released before, a binding over it is a named error; released after, the binding goes on."""
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile, memfd_of_values() as memory:
         number, before = hostile.prepare(), held(watcher)
-        ahead = hostile.call(wire.Hold((pool(),)), (memory.fd,)).object
+        hostile.make(wire.Hold, (pool(),), fds=(memory.fd,))
+        ahead = hostile.made
         there = msgspec.structs.replace(pool(), held=ahead)
-        binding = hostile.bind(number, [there], INPUT, OUTPUT).object
+        hostile.bind(number, [there], INPUT, OUTPUT)
+        binding = hostile.made
         refused(hostile.bind(number, [msgspec.structs.replace(there, place=1)], INPUT, OUTPUT), "place", "below 1")
         hostile.send(wire.Release((ahead,)))
         refused(hostile.bind(number, [there], INPUT, OUTPUT), f"Hold {ahead} is not held by this connection")

@@ -122,9 +122,9 @@ def _garbage(dice: random.Random) -> bytes:
         wire.encode(wire.AttachLane(True)),
         wire.encode(wire.Release((1, 2, 3))),
         wire.encode(wire.GetCapabilities(4)),
-        wire.encode(wire.Allocate((4, 4), ((1, 0, True, 0.5),))),
-        wire.encode(wire.Bind(1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))),
-        wire.encode(wire.Hold((wire.Pool("ashmem", 4, 0, True, 1, 2),))),
+        wire.encode(wire.Allocate(3, (4, 4), ((1, 0, True, 0.5),))),
+        wire.encode(wire.Bind(2, 1, wire.WireRequest((None,), (wire.WireArgument(0, 1, 2, (3,)),), ()))),
+        wire.encode(wire.Hold(4, (wire.Pool("ashmem", 4, 0, True, 1, 2),))),
         wire.encode(wire.ExecuteSynchronously(4, 1)),
         wire.encode(wire.CopyFrom(1, wire.Pool("ashmem", 4, 0, True), (2,))),
     ]
@@ -253,7 +253,7 @@ def test_a_client_that_does_not_read_its_notifications_is_refused_more_and_dropp
         model = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         refused = []
         for n in range(20 * QUEUED):  # each is answered at once and notified of later, which this client never reads
-            reply = attempt(lambda n=n: hostile.call(wire.PrepareModel(V1_3, n, model)))
+            reply = attempt(lambda n=n: hostile.call(wire.PrepareModel(n + 1, V1_3, model)))
             if isinstance(reply, DeadObject):
                 break
             if isinstance(reply, wire.Failed):

@@ -47,6 +47,7 @@ from tests.faults.support import (
     wait_until,
     works,
 )
+from tests.ipc.support import made
 
 # The shared memory of a burst: where each index lies, and what it must be.
 REQUEST_WRITE, REQUEST_READ, RESULT_WRITE, RESULT_READ = 64, 128, 320, 384
@@ -61,7 +62,7 @@ def bound(model: RemotePrepared, memory: Memory) -> int:
     with model.session.carrying([memory]) as packing:
         given, taken = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
         request = wire.WireRequest((given,), (taken,), (wire.MemoryPool(packing.pool(memory)),))
-        return model.session.call(wire.Bind(model.number, request), wire.Object, packing)[0].object
+        return made(model.session, wire.Bind, model.number, request, packing=packing)
 
 
 class Raw:
@@ -74,8 +75,7 @@ class Raw:
         try:
             self.queues = _native.Queues(fd, _native.CLIENT)
             self.memory = mmap.mmap(fd, 0)
-            message = wire.ConfigureExecutionBurst(self.prepared.number)
-            self.number = device.session.call(message, wire.Object, fds=(fd,))[0].object
+            self.number = made(device.session, wire.ConfigureExecutionBurst, self.prepared.number, fds=(fd,))
         finally:
             os.close(fd)
         self.pool = Memory.allocate(4096)
@@ -355,7 +355,7 @@ WAYS: dict[str, Callable[[RemotePrepared], Callable[[], object]]] = {
 def pending(p: RemotePrepared) -> None:
     """Execute in the background, by hand, and wait for the notification itself."""
     number = bound(p, Memory.allocate(512))
-    p.session.notified(lambda n: wire.Execute(4, n, number))[1].wait(None)
+    p.session.notified(wire.Execute(p.session.number(), 4, number)).wait(None)
 
 
 def notified(p: RemotePrepared) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.process import start
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -59,6 +62,15 @@ def prepare(device: Device, model: Model | None = None, **options: Any) -> Prepa
 def inside(device: Device) -> dict[str, int]:
     """The probe driver's counters."""
     return dict(json.loads(device.supports(doubling())[0].reason))
+
+
+def made(
+    session: Session, kind: type[wire.MakingCall], *fields: Any, packing: Packing | None = None, fds: Sequence[int] = ()
+) -> int:
+    """The number of what a call has made. fields: of the message, after its number."""
+    number = session.number()
+    session.call(kind(number, *fields), wire.Acknowledged, packing, fds=fds)
+    return number
 
 
 def wait_until(true: Callable[[], bool], what: str) -> None:

@@ -23,7 +23,7 @@ from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from tests import requests
-from tests.ipc.support import LIMIT, PROBE, doubling, inside, numbers, prepare, run, shifting, wait_until
+from tests.ipc.support import LIMIT, PROBE, doubling, inside, made, numbers, prepare, run, shifting, wait_until
 
 
 @pytest.fixture
@@ -173,16 +173,16 @@ def test_objects_and_memories_are_private_to_a_client(runtime: Path) -> None:
         number = prepared.number  # type: ignore[attr-defined]
         memory = Memory.allocate(32)
         with mine.session.carrying([memory]) as packing:
-            held = mine.session.call(wire.Hold((packing.pool(memory),)), wire.Object, packing)[0].object
+            held = made(mine.session, wire.Hold, (packing.pool(memory),), packing=packing)
         given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
         pool = wire.MemoryPool(wire.Pool("ashmem", 32, 0, False, held, 0))
         request = wire.WireRequest((given,), (taken,), (pool,))
-        binding = mine.session.call(wire.Bind(number, request), wire.Object)[0].object
+        binding = made(mine.session, wire.Bind, number, request)
         with pytest.raises(InvalidArgument, match=f"prepared model {number} is not held by this connection"):
-            theirs.session.call(wire.Bind(number, request), wire.Object)
+            made(theirs.session, wire.Bind, number, request)
         own = prepare(theirs)
         for message, words in (
-            (wire.Bind(own.number, request), f"Hold {held} is not held by this connection"),  # type: ignore[attr-defined]
+            (wire.Bind(10**6, own.number, request), f"Hold {held} is not held by this connection"),  # type: ignore[attr-defined]
             (wire.ExecuteSynchronously(4, binding), f"binding {binding} is not held by this connection"),
         ):
             with pytest.raises(InvalidArgument, match=words):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import Control
+from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
@@ -46,8 +46,8 @@ from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
-from tests.interrupts import Interrupts
-from tests.ipc.support import LIMIT, doubling, inside, numbers, own_process, prepare, request_for, run, wait_until
+from tests.interrupts import Interrupts, interrupted_at
+from tests.ipc.support import LIMIT, doubling, inside, made, numbers, own_process, prepare, request_for, run, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_a_model_that_is_not_valid_is_refused_by_the_service(device: RemoteDevic
 
 def test_numbers_of_objects_that_were_not_given_out_are_refused(device: RemoteDevice) -> None:
     with pytest.raises(InvalidArgument, match="prepared model 999 is not held by this connection"):
-        device.session.call(wire.ConfigureExecutionBurst(999), wire.Object, fds=(0,))
+        made(device.session, wire.ConfigureExecutionBurst, 999, fds=(0,))
     with pytest.raises(InvalidArgument, match="buffer 999 is not held by this connection"):
         device.session.call(wire.GetShape(999), wire.Shape)
 
@@ -177,7 +177,7 @@ def bound(prepared: Prepared, memory: Memory) -> int:
     with session.carrying([memory]) as packing:
         given, taken = wire.WireArgument(0, 0, 16, (4,)), wire.WireArgument(0, 16, 16, (4,))
         request = wire.WireRequest((given,), (taken,), (wire.MemoryPool(packing.pool(memory)),))
-        return session.call(wire.Bind(prepared.number, request), wire.Object, packing)[0].object
+        return made(session, wire.Bind, prepared.number, request, packing=packing)
 
 
 def test_a_binding_is_executed_any_number_of_times_and_acknowledged(device: RemoteDevice) -> None:
@@ -193,8 +193,8 @@ def test_a_binding_is_executed_any_number_of_times_and_acknowledged(device: Remo
 
 EXECUTIONS = [
     wire.ExecuteSynchronously(4, 0),
-    wire.Execute(4, 77, 0),
-    wire.ExecuteFenced(0, 0),
+    wire.Execute(10**6, 4, 0),
+    wire.ExecuteFenced(10**6, 0, 0),
 ]
 
 
@@ -206,14 +206,17 @@ def test_a_binding_that_was_released_is_a_named_error(device: RemoteDevice, call
     wait_until(lambda: isinstance(raw(device, wire.ExecuteSynchronously(4, number)), wire.Failed), "the release")
     reply = raw(device, msgspec.structs.replace(call, binding=number))
     assert isinstance(reply, wire.Failed) and reply.kind == "InvalidArgument"
-    assert reply.message == f"binding {number} is not held by this connection, must be one that it was given"
+    assert reply.message == f"binding {number} is not held by this connection, must be one that it holds"
 
 
 def test_a_model_is_no_binding_and_a_binding_is_no_model(device: RemoteDevice) -> None:
     prepared, memory = prepare(device), Memory.allocate(32)
     assert isinstance(prepared, RemotePrepared)
     number = bound(prepared, memory)
-    for message in (wire.ExecuteSynchronously(4, prepared.number), wire.Bind(number, wire.WireRequest((), (), ()))):
+    for message in (
+        wire.ExecuteSynchronously(4, prepared.number),
+        wire.Bind(10**6, number, wire.WireRequest((), (), ())),
+    ):
         reply = raw(device, message)
         assert isinstance(reply, wire.Failed) and "is not held by this connection" in reply.message
 
@@ -355,6 +358,113 @@ def test_a_cancelled_execution_ends_and_its_lane_serves_again(device: RemoteDevi
         assert np.array_equal(run(prepare(device), numbers(start=n)), 2 * numbers(start=n))
 
 
+def background(prepared: Prepared, control: Control) -> None:
+    outcome: Future[None] = Future()
+
+    def notify(error: NnhalError | None, timing: Timing | None) -> None:
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+
+    prepared.execute(request_for(prepared, numbers()), control, notify)
+    outcome.result(LIMIT)
+
+
+def fenced(prepared: Prepared, control: Control) -> None:
+    execution = prepared.execute_fenced(request_for(prepared, numbers()), control)
+    assert execution.fence is not None
+    execution.fence.wait(LIMIT)
+
+
+WAYS: dict[str, Callable[[Prepared, Control], object]] = {
+    "plain": lambda prepared, control: run(prepared, numbers(), control),
+    "background": background,
+    "fenced": fenced,
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "level"), [("plain", "1.3"), ("plain", "1.0"), ("background", "1.0"), ("fenced", "1.3")]
+)
+def test_what_its_owner_cancels_ends_in_the_driver(way: str, level: str) -> None:
+    with own_process(level=level) as device:
+        prepared, cancelled = prepare(device, sleep=2 * LIMIT), threading.Event()
+        threading.Timer(0.1, cancelled.set).start()
+        with contextlib.suppress(NnhalError):
+            WAYS[way](prepared, Control(cancelled=cancelled))
+        assert cancelled.is_set()
+        wait_until(lambda: inside(device)["inside"] == 0, "the execution ends in the driver")
+        assert device.session.dead is None
+
+
+def test_an_interrupted_wait_for_a_notification_ends_the_execution_in_the_driver(interrupts: Interrupts) -> None:
+    with own_process(level="1.0") as device:
+        prepared = prepare(device, sleep=2 * LIMIT)
+        with interrupts.expected(0.2):
+            run(prepared, numbers())
+        wait_until(lambda: inside(device)["inside"] == 0, "the execution ends in the driver")
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+
+
+def test_an_interrupted_preparation_is_given_back(interrupts: Interrupts) -> None:
+    with own_process() as device:
+        with interrupts.expected(0.1):
+            device.prepare(doubling(), Hints(options={"busy": 0.5}))
+        later = prepare(device, busy=0.5)  # begins later, so ends later
+        wait_until(lambda: gc.collect() >= 0 and inside(device)["prepared"] == 1, "what comes too late is given back")
+        assert np.array_equal(run(later, numbers()), 2 * numbers())
+
+
+def test_a_number_that_is_held_already_is_refused(device: RemoteDevice) -> None:
+    number = made(device.session, wire.Hold, ())
+    with pytest.raises(InvalidArgument, match=f"object {number} is held already, must be a new number"):
+        device.session.call(wire.Hold(number, ()), wire.Acknowledged)
+    device.session.release(number)
+
+
+MAKING: dict[str, Callable[[RemoteDevice, Prepared], object]] = {
+    "prepare": lambda device, prepared: prepare(device),
+    "run": lambda device, prepared: run(prepare(device), numbers()),
+    "allocate": lambda device, prepared: device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0, False, 1.0)]),
+    "burst": lambda device, prepared: prepared.burst(),
+    "fenced": lambda device, prepared: fenced(prepared, Control()),
+}
+
+
+@pytest.mark.parametrize("what", MAKING)
+def test_wherever_the_interrupt_comes_nothing_is_left_in_the_service(what: str) -> None:
+    with own_process() as device:
+        prepared = prepare(device)
+        before = inside(device)
+
+        def points(frame: Any, event: str) -> bool:
+            return "nnhal/ipc/client" in frame.f_code.co_filename and not finalizing(frame)
+
+        def settles() -> bool:
+            gc.collect()
+            now = inside(device)
+            return all(
+                now.get(kind, 0) <= before.get(kind, 0) for kind in ("prepared", "buffers", "bursts", "executions")
+            )
+
+        def make() -> None:
+            MAKING[what](device, prepared)
+            wait_until(lambda: len(device.session._given_up) < 16, "the end of lanes that were given up")
+
+        assert interrupted_at(points, make) > 20
+        wait_until(settles, f"all that was made goes: {before}")
+        assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
+        assert device.session.dead is None
+
+
+def finalizing(frame: Any) -> bool:
+    """Whether a frame runs for a finalizer, where Python loses what is raised."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_a_loop_time_out_past_the_limit_is_refused(device: RemoteDevice) -> None:
     with pytest.raises(InvalidArgument, match="loop_timeout is 16000000000 ns, must be at most 15000000000"):
         run(prepare(device), numbers(), Control(loop_timeout=16_000_000_000))
@@ -473,10 +583,12 @@ def test_driver_memory_that_comes_too_late_is_given_back() -> None:
     with own_process() as device:
         prepared = prepare(device)
         assert isinstance(prepared, RemotePrepared)
-        message = wire.Allocate((4,), ((prepared.number, 0, False, 1.0),))
+        roles = ((prepared.number, 0, False, 1.0),)
         for _ in range(3):
             with stopped(device), pytest.raises(MissedDeadline):
-                device.session.call(message, wire.Object, deadline=time.monotonic_ns())
+                device.session.call(
+                    wire.Allocate(device.session.number(), (4,), roles), wire.Acknowledged, deadline=time.monotonic_ns()
+                )
         wait_until(lambda: not device.session._given_up, "lanes that were given up")
         wait_until(lambda: inside(device)["buffers"] == 0, "buffers that nobody knows")
 

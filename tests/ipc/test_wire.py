@@ -62,9 +62,9 @@ def test_tags_that_do_not_exist_are_refused() -> None:
 
 
 def test_a_field_that_is_missing_is_refused_but_for_appended_ones() -> None:
-    assert wire.decode_call(bytes.fromhex("92 18 02")) == wire.ConfigureExecutionBurst(2)
-    with pytest.raises(wire.WireError, match="length 2"):
-        wire.decode_call(bytes.fromhex("91 18"))
+    assert wire.decode_call(bytes.fromhex("93 18 05 02")) == wire.ConfigureExecutionBurst(5, 2)
+    with pytest.raises(wire.WireError, match="length 3"):
+        wire.decode_call(bytes.fromhex("92 18 05"))
     for shorter in ("94 15 04 02 c3", "93 15 04 02"):  # written before deadline and loop_timeout
         call = wire.decode_call(bytes.fromhex(shorter))
         assert isinstance(call, wire.ExecuteSynchronously) and (call.deadline, call.loop_timeout) == (0, 0)
@@ -76,8 +76,8 @@ def test_a_field_that_is_missing_is_refused_but_for_appended_ones() -> None:
 
 
 def test_fields_that_a_later_peer_appended_are_passed_over() -> None:
-    assert wire.decode_call(bytes.fromhex("94 18 02 a3 6e6577 07")) == wire.ConfigureExecutionBurst(2)
-    assert wire.decode_reply(bytes.fromhex("93 07 01 92 01 02")) == wire.Object(1)
+    assert wire.decode_call(bytes.fromhex("95 18 05 02 a3 6e6577 07")) == wire.ConfigureExecutionBurst(5, 2)
+    assert wire.decode_reply(bytes.fromhex("93 04 01 92 01 02")) == wire.Word(1)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,11 @@ LIMITS: dict[str, tuple[Decode, int, Callable[[int], bytes]]] = {
     "names": (wire.decode_reply, 4096, lambda n: FIELDS("9205") + array(n, b"\xa0")),
     "verdicts": (wire.decode_reply, 1 << 20, lambda n: FIELDS("9206") + array(n, FIELDS("92c3a0"))),
     "released objects": (wire.decode_call, 1 << 16, lambda n: FIELDS("9202") + array(n, b"\x01")),
-    "held pools": (wire.decode_call, 64, lambda n: FIELDS("9203") + array(n, POOL)),
-    "arguments": (wire.decode_call, 4096, lambda n: FIELDS("93130293") + array(n, b"\xc0") + FIELDS("9090")),
-    "pools": (wire.decode_call, 4096, lambda n: FIELDS("931302939090") + array(n, FIELDS("920103"))),
-    "roles": (wire.decode_call, 1024, lambda n: FIELDS("931e90") + array(n, FIELDS("940200c2") + b"\xcb" + bytes(8))),
+    "cancelled calls": (wire.decode_call, 1 << 16, lambda n: FIELDS("9204") + array(n, b"\x01")),
+    "held pools": (wire.decode_call, 64, lambda n: FIELDS("930306") + array(n, POOL)),
+    "arguments": (wire.decode_call, 4096, lambda n: FIELDS("9413060293") + array(n, b"\xc0") + FIELDS("9090")),
+    "pools": (wire.decode_call, 4096, lambda n: FIELDS("94130602939090") + array(n, FIELDS("920103"))),
+    "roles": (wire.decode_call, 1024, lambda n: FIELDS("941e0690") + array(n, FIELDS("940200c2") + b"\xcb" + bytes(8))),
     "shapes": (wire.decode_reply, 4096, lambda n: FIELDS("9208") + array(n, b"\x90")),
     "operands": (
         wire.decode_call,
@@ -233,7 +234,7 @@ LATER_FIELDS: dict[str, dict[str, Level]] = {
     "executeSynchronously": {"deadline": V1_3, "loop_timeout": V1_3},
 }
 VERSIONED = {type(m): m for m, _ in CALLS if m.method}
-OWN = {"Hello", "AttachLane", "Release", "Hold", "Bind", "GetShape", "GetRelaxations"}
+OWN = {"Hello", "AttachLane", "Release", "Cancel", "Hold", "Bind", "GetShape", "GetRelaxations"}
 
 
 def in_form(call: wire.ClientCall, form: Level) -> wire.ClientCall:

@@ -2,13 +2,11 @@
 
 import gc
 import random
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
 from tests.hal.devices import descriptors
+from tests.interrupts import interrupted_in
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
 
@@ -73,30 +72,6 @@ def test_a_gate_that_is_opened_twice_does_not_make_two_of_a_worker():
         worker.wake.open()
     time.sleep(0.1)
     assert len(set(_idle)) == len(_idle)
-
-
-def interrupted_in(name: str, hits: Callable[[Any, str], bool], call: Callable[[], Any]) -> int:
-    """Call again and again, interrupted in function `name` at the first, the second, ... point that counts; how many."""
-    for place in count():
-        left = [place]
-
-        def tracer(frame: Any, event: str, argument: Any, left: list[int] = left) -> Any:
-            if frame.f_code.co_name == name and hits(frame, event):
-                left[0] -= 1
-                if left[0] < 0:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
-            return None
-
-        try:
-            sys.setprofile(tracer)
-            call()
-            return place
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
-    return 0
 
 
 @pytest.mark.parametrize("name", ["compile", "compile_plan", "_attempt", "prepare", "__init__"])

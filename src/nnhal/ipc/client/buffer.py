@@ -23,7 +23,8 @@ class RemoteBuffer(Buffer):
             if getattr(prepared, "session", None) is not session:
                 raise InvalidArgument(f"buffer: {role} is of a model that another device prepared, must be this one's")
             inner.append((prepared.number, role.index, role.output, role.frequency))
-        self._number = session.call(wire.Allocate(desc.dimensions, tuple(inner)), wire.Object)[0].object
+        self._number = session.number()
+        session.call(wire.Allocate(self._number, desc.dimensions, tuple(inner)), wire.Acknowledged)
 
     def of(self, session: Session) -> int:
         """Its number in a session; InvalidArgument where it lives in another, Closed after `close`."""

@@ -25,6 +25,7 @@ class RemoteBurst(Burst):
 
     def __init__(self, prepared: Any) -> None:
         self._prepared, self._session = prepared, prepared.session
+        self._number = self._session.number()
         try:
             fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
         except OSError as error:
@@ -32,12 +33,12 @@ class RemoteBurst(Burst):
         try:
             self._queues = _native.Queues(fd, _native.CLIENT)
             self._queues.watch = self._session.watch
-            message = wire.ConfigureExecutionBurst(prepared.number)
-            self._number = self._session.call(message, wire.Object, fds=(fd,))[0].object
+            self._closed = False
+            message = wire.ConfigureExecutionBurst(self._number, prepared.number)
+            self._session.call(message, wire.Acknowledged, fds=(fd,))
         finally:
             os.close(fd)
         self._busy = threading.Lock()
-        self._closed = False
         self.plain: dict[str, int] = {}  # why executions took the plain call, and how often
         self.ended = False  # of no use any more, though nobody closed it
         self._session.bursts[self._number] = self

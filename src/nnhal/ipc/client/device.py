@@ -99,28 +99,21 @@ class RemoteDevice(Device):
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
 
-        pending = None
         low = lowered(model, self.level)
+        prepared = RemotePrepared(self.session, model)
         with self.session.carrying(low.pools) as packing:
             whole = model_to_wire(low, packing.pool)
-
-            def message(number: int) -> wire.ClientCall:
-                return wire.PrepareModel(form, number, whole, preference, priority, deadline, hints.threads, options)
-
+            number = prepared.number
+            message = wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
+            pending = None
             try:
-                pending = self.session.notified(message, packing, hints.deadline)[1]
-                result, _ = pending.wait(hints.deadline)
+                pending = self.session.notified(message, packing, hints.deadline)
+                self.session.outcome(pending, hints.deadline)
             except MissedDeadline:
                 if pending is not None and pending.came:  # an answer
                     raise
-                if pending is not None:
-                    self.session.suspect(pending)
                 raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
-            except BaseException:
-                if pending is not None and not pending.came:  # interrupted
-                    self.session.suspect(pending, blamed=False)
-                raise
-        return RemotePrepared(self.session, result.object, model)
+        return prepared
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process."""

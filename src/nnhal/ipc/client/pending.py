@@ -16,9 +16,10 @@ CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still w
 
 
 class Pending:
-    """A notification to come: exactly one."""
+    """A notification to come: exactly one. number: of what it will be about."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self._event = threading.Event()
         self._result: Any = None
         self._fds = _native.NONE

@@ -45,8 +45,8 @@ class RemotePrepared(Prepared):
 
     timely = True
 
-    def __init__(self, session: Session, number: int, model: Model) -> None:
-        self.session, self.number, self.model = session, number, model
+    def __init__(self, session: Session, model: Model) -> None:
+        self.session, self.number, self.model = session, session.number(), model
         self.signature = Signature.of(model, session.where)
         self.frames = Frames()
         self.form = wire.form_for(wire.ExecuteSynchronously, session.methods)
@@ -76,12 +76,12 @@ class RemotePrepared(Prepared):
         frame, home = self.frames.take(request, apart or control.bounded)
         binding: RemoteBinding | None = frame.binding
         if binding is None:
+            binding = RemoteBinding(self.session)
             with self.session.carrying(frame.pools) as packing:
-                message = wire.Bind(self.number, self._request(request, frame, packing))
-                reply, _ = self.session.call(
-                    message, wire.Object, packing, deadline=control.deadline, cancelled=control.cancelled
+                message = wire.Bind(binding.number, self.number, self._request(request, frame, packing))
+                self.session.call(
+                    message, wire.Acknowledged, packing, deadline=control.deadline, cancelled=control.cancelled
                 )
-            binding = RemoteBinding(self.session, reply.object)
             frame.bound(binding)
         return frame, home, binding
 
@@ -90,7 +90,7 @@ class RemotePrepared(Prepared):
         frame, home, binding = self.bound(request, control, apart=self.form is None)
         session = self.session
         if self.form is None:
-            result, fds = self._launch(binding, control).wait(control.deadline, control.cancelled)
+            result, fds = session.outcome(self._launch(binding, control), control.deadline, control.cancelled)
         else:
             call = binding.call(control, self.form)
             reply, fds = session.answer_to(
@@ -139,11 +139,8 @@ class RemotePrepared(Prepared):
         assert form is not None
         measure = control.measure and form >= V1_2
         deadline, loop = (control.deadline or 0, _loop(control)) if form >= V1_3 else (0, 0)
-
-        def message(number: int) -> wire.ClientCall:
-            return wire.Execute(form, number, binding.number, measure, deadline, loop)
-
-        return self.session.notified(message, None, control.deadline)[1]
+        message = wire.Execute(self.session.number(), form, binding.number, measure, deadline, loop)
+        return self.session.notified(message, None, control.deadline)
 
     def finish(self, request: Request, frame: Frame, result: wire.Executed, fds: Descriptors) -> Timing | None:
         """Take outputs and shapes over, after a check that they can be true."""
@@ -191,7 +188,7 @@ class RemotePrepared(Prepared):
         pending = self._launch(binding, control)
 
         def collect(request: Request, control: Control) -> Timing | None:
-            result, fds = pending.wait(control.deadline, control.cancelled)
+            result, fds = self.session.outcome(pending, control.deadline, control.cancelled)
             timing = self.finish(request, frame, result, fds)
             home.append(frame)
             return timing
@@ -206,13 +203,9 @@ class RemotePrepared(Prepared):
             return super().execute_fenced(request, control, wait_for, after)
         check_fenced(request, wait_for)
         frame, home, binding = self.bound(request, control, apart=after is not None)
-        message = wire.ExecuteFenced(
-            binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after or 0
-        )
-        waited = [f.fileno() for f in wait_for]
-        reply, fds = self.session.call(message, wire.Launched, fds=waited, deadline=control.deadline)
-        fence = Fence(fds.take()) if fds else None
-        return RemoteExecution(self, reply.execution, fence, request, frame, home)
+        execution = RemoteExecution(self, request, frame, home)
+        execution.launch(binding, control, wait_for, after or 0)
+        return execution
 
     def burst(self) -> Burst:
         """A burst over fast message queues where the service has them, else plain executions."""
@@ -227,8 +220,8 @@ class RemoteBinding:
 
     __slots__ = ("_calls", "number", "packets", "session")
 
-    def __init__(self, session: Session, number: int) -> None:
-        self.session, self.number = session, number
+    def __init__(self, session: Session) -> None:
+        self.session, self.number = session, session.number()
         self._calls: dict[bool, bytes] = {}
         self.packets: dict[bool, bytes] = {}  # of bursts, by whether they measure
 
@@ -252,18 +245,21 @@ class RemoteBinding:
 class RemoteExecution(FencedExecution):
     """A fenced execution in the driver's process."""
 
-    def __init__(
-        self,
-        prepared: RemotePrepared,
-        number: int,
-        fence: Fence | None,
-        request: Request,
-        frame: Frame,
-        home: deque[Frame],
-    ) -> None:
-        self._prepared, self._session, self._number = prepared, prepared.session, number
-        super().__init__(fence)
+    def __init__(self, prepared: RemotePrepared, request: Request, frame: Frame, home: deque[Frame]) -> None:
+        super().__init__(None)
+        self._prepared, self._session = prepared, prepared.session
         self._request, self._frame, self._home = request, frame, home
+        self._number = self._session.number()
+
+    def launch(self, binding: RemoteBinding, control: Control, wait_for: Sequence[Fence], after: int) -> None:
+        """Have it begin."""
+        message = wire.ExecuteFenced(
+            self._number, binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after
+        )
+        waited = [f.fileno() for f in wait_for]
+        _, fds = self._session.call(message, wire.Acknowledged, fds=waited, deadline=control.deadline)
+        self.fence = Fence(fds.take()) if fds else None
+        self._session.watch_wish(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
         """Asks the service; takes the outputs over on the first success."""
@@ -272,6 +268,7 @@ class RemoteExecution(FencedExecution):
             info = ExecutionInfo(
                 timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing()
             )
+            self._session.forget_wish(self._number)
             error: NnhalError | None = None
             try:
                 self._request.execute(self._collect, UNLIMITED)
@@ -286,6 +283,7 @@ class RemoteExecution(FencedExecution):
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):
+            self._session.forget_wish(self._number)
             self._session.release(self._number)
 
 

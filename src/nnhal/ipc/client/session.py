@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from nnhal.base.errors import (
     Cancelled,
@@ -48,6 +48,7 @@ HUNG_NS = 2_000_000_000  # past a deadline without an answer: the process hangs
 MAX_LANES = 32  # for calls at once; as many may be given up and not have ended
 _PLACED = 60  # descriptors that go along with a message
 _BATCH_SECONDS = 0.002
+_WISH_MS = 20  # between looks at whether what goes on is still wanted
 _log = logger("driver")
 T = TypeVar("T", bound=wire.Reply)
 
@@ -57,6 +58,15 @@ class OpenBurst(Protocol):
 
     def session_died(self) -> None:
         """Wake whoever waits."""
+
+
+class _GivenUp(NamedTuple):
+    """A lane whose call was given up, and when. blamed: for a missed deadline. made: what the call was to make, or 0."""
+
+    channel: Channel
+    since: int
+    blamed: bool
+    made: int
 
 
 class Session:
@@ -75,12 +85,14 @@ class Session:
         self._free: deque[Channel] = deque()
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
-        self._given_up: deque[tuple[Channel, int, bool]] = deque()
+        self._given_up: deque[_GivenUp] = deque()
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
-        self._late: deque[tuple[Pending, int, bool]] = deque()
+        self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
         self._released: deque[int] = deque()
+        self._cancelled: deque[int] = deque()
+        self._wishes: dict[int, threading.Event] = {}  # of calls that go on; set where they are not wanted any more
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
         try:
@@ -138,6 +150,10 @@ class Session:
 
     # --------------------------------------------------------------------------------------------------------- calls
 
+    def number(self) -> int:
+        """A number for what is to be made. Its owner exists before the call, and releases it whatever comes of that."""
+        return next(self._numbers)
+
     def packing(self, held: "dict[Memory, tuple[int, int]] | None" = None) -> Packing:
         """For the memories of one message. held: those that were sent ahead, by object and place."""
         return Packing(self.pools, held)
@@ -152,8 +168,9 @@ class Session:
                 apart = list(dict.fromkeys(map(self.pools.shareable, memories)))
                 for start in range(0, len(apart), _PLACED):
                     some, packing = apart[start : start + _PLACED], self.packing()
-                    message = wire.Hold(tuple(packing.pool(memory) for memory in some))
-                    numbers.append(self.call(message, wire.Object, packing)[0].object)
+                    numbers.append(self.number())
+                    message = wire.Hold(numbers[-1], tuple(packing.pool(memory) for memory in some))
+                    self.call(message, wire.Acknowledged, packing)
                     held.update({memory: (numbers[-1], place) for place, memory in enumerate(some)})
             yield self.packing(held)
         finally:
@@ -172,7 +189,9 @@ class Session:
     ) -> tuple[T, Descriptors]:
         """Call and wait; the reply and its descriptors. Raises what the service reports, DeadObject, MissedDeadline."""
         given = (*fds, *packing.fds) if packing is not None else tuple(fds)
-        reply, received = self.answer_to(wire.hal_name(message), wire.encode(message), given, deadline, cancelled)
+        made = message.object if isinstance(message, wire.MakingCall) else 0
+        name = wire.hal_name(message)
+        reply, received = self.answer_to(name, wire.encode(message), given, deadline, cancelled, made=made)
         if isinstance(reply, wire.Failed):
             raise self.error(reply)
         if not isinstance(reply, expect):
@@ -187,13 +206,15 @@ class Session:
         deadline: int | None = None,
         cancelled: threading.Event | None = None,
         direct: bool = False,
+        made: int = 0,
     ) -> tuple[wire.Reply, Descriptors]:
         """As `call`, with a call that is encoded already, and with an answer of any kind.
 
         name: the HAL's, of the method. direct: the driver writes to memory of the caller's, and must not after the end.
+        made: the number of what the call makes.
         """
         self.calls[name] = self.calls.get(name, 0) + 1
-        answer, received = self._transact(data, fds, deadline, cancelled, direct)
+        answer, received = self._transact(data, fds, deadline, cancelled, direct, made)
         if answer == wire.ENCODED_DONE:
             return wire.DONE, received
         try:
@@ -208,6 +229,7 @@ class Session:
         deadline: int | None,
         cancelled: threading.Event | None,
         direct: bool,
+        made: int,
     ) -> Message:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
@@ -228,7 +250,7 @@ class Session:
             raise self._died(error) from None
         finally:
             if channel.in_doubt:
-                self._give_up(channel, blamed)
+                self._give_up(_GivenUp(channel, time.monotonic_ns(), blamed, made))
                 if direct:
                     self._settle(channel)
             else:
@@ -255,19 +277,42 @@ class Session:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
     def notified(
-        self, message: Callable[[int], wire.ClientCall], packing: Packing | None = None, deadline: int | None = None
-    ) -> tuple[int, Pending]:
-        """Call with a number for the notification that is to follow. MissedDeadline where not even the call is taken."""
-        number = next(self._numbers)
-        pending = self._pending[number] = Pending()
+        self, message: wire.PrepareModel | wire.Execute, packing: Packing | None = None, deadline: int | None = None
+    ) -> Pending:
+        """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
+        pending = self._pending[message.object] = Pending(message.object)
         try:
-            self.call(message(number), wire.Acknowledged, packing, deadline=deadline)
+            self.call(message, wire.Acknowledged, packing, deadline=deadline)
         except BaseException:
-            self._pending.pop(number, None)
+            self._pending.pop(message.object, None)
             raise
         if self.dead is not None and not pending.came:  # it may have died between
             pending.set(self.dead)
-        return number, pending
+        return pending
+
+    def outcome(
+        self, pending: Pending, deadline: int | None, cancelled: threading.Event | None = None
+    ) -> tuple[Any, Descriptors]:
+        """Wait for a notification; where that is given up, the service is told."""
+        try:
+            return pending.wait(deadline, cancelled)
+        except BaseException as error:
+            if not pending.came:
+                if isinstance(error, MissedDeadline):
+                    self._late.append((pending, time.monotonic_ns()))
+                self._cancelled.append(pending.number)
+                self._rouse()
+            raise
+
+    def watch_wish(self, number: int, cancelled: threading.Event | None) -> None:
+        """Tell the service when nobody wants any more what a call began; until `forget_wish`."""
+        if cancelled is not None:
+            self._wishes[number] = cancelled
+            self._rouse()
+
+    def forget_wish(self, number: int) -> None:
+        """What a call began has ended."""
+        self._wishes.pop(number, None)
 
     def error(self, failed: wire.Failed) -> NnhalError:
         """The error that the service reported; a process that asks to be replaced is."""
@@ -319,11 +364,11 @@ class Session:
         if self.dead is not None:
             self._close_lanes()
 
-    def _give_up(self, channel: Channel, blamed: bool) -> None:
-        """Nobody waits for the answer on this lane any more. blamed: it has missed its deadline."""
-        self._lanes.discard(channel)
-        channel.hang_up()
-        self._given_up.append((channel, time.monotonic_ns(), blamed))
+    def _give_up(self, lane: _GivenUp) -> None:
+        """Nobody waits for the answer on this lane any more."""
+        self._lanes.discard(lane.channel)
+        lane.channel.hang_up()
+        self._given_up.append(lane)
         if self.dead is None:
             self._rouse()
         else:
@@ -336,7 +381,7 @@ class Session:
                 self._free.pop().close()
         while self._given_up:
             with contextlib.suppress(IndexError):
-                self._given_up.pop()[0].close()
+                self._given_up.pop().channel.close()
 
     # ---------------------------------------------------------------------------------------------------- house-keeping
 
@@ -378,14 +423,15 @@ class Session:
                 poll.register(fd, select.POLLIN)
         try:
             while self.dead is None:
-                ready = dict(poll.poll(250 if self._given_up or self._late else None))
+                ready = dict(poll.poll(_WISH_MS if self._wishes else 250 if self._given_up or self._late else None))
                 if self._callbacks.socket.fileno() in ready:
                     self._take_callback()
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
-                    if self._released:
-                        time.sleep(_BATCH_SECONDS)
-                        self._send_releases()
+                    if self._released or self._cancelled:
+                        self._send_endings()
+                if self._wishes:
+                    self._look_at_wishes()
                 if self._given_up or self._late:
                     self._look_at_late()
                 if self.watch in ready:
@@ -403,75 +449,67 @@ class Session:
             message = wire.decode_callback(data)
         except wire.WireError as error:
             raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
-        pending = self._pending.pop(message.call, None)
+        pending = self._pending.pop(message.object, None)
         if pending is None:  # nobody waits any more, or it came twice
-            if isinstance(message, wire.NotifyPrepared) and isinstance(message.result, wire.Object):
-                self.release(message.result.object)
-        elif isinstance(message.result, wire.Failed):
+            return
+        if isinstance(message.result, wire.Failed):
             pending.set(self.error(message.result))
         else:
             pending.set(message.result, fds)
 
-    def _send_releases(self) -> None:
-        numbers: list[int] = []
-        while self._released and len(numbers) < 1 << 15:
-            numbers.append(self._released.popleft())
-        self._control.send(wire.encode(wire.Release(tuple(numbers))))
+    def _look_at_wishes(self) -> None:
+        for number, cancelled in list(self._wishes.items()):
+            if cancelled.is_set():
+                self.forget_wish(number)
+                self._cancelled.append(number)
+                self._rouse()
+
+    def _send_endings(self) -> None:
+        """What nobody waits for at once, what nobody holds in batches."""
+        if self._cancelled:
+            self._control.send(wire.encode(wire.Cancel(_some(self._cancelled))))
+        if self._released:
+            time.sleep(_BATCH_SECONDS)
+            self._control.send(wire.encode(wire.Release(_some(self._released))))
+        if self._released or self._cancelled:
+            self._rouse()
 
     def _look_at_late(self) -> None:
         """What was given up: it ends when the service has seen to it; a process that never does hangs."""
         now = time.monotonic_ns()
         for _ in range(len(self._late)):
-            pending, since, blamed = self._late.popleft()
-            if pending.came:
-                self._give_back(pending)
-                continue
-            if blamed and now - since > HUNG_NS:
-                self._hangs()
-            self._late.append((pending, since, blamed))
+            pending, since = self._late.popleft()
+            if not pending.came:
+                if now - since > HUNG_NS:
+                    self._hangs()
+                self._late.append((pending, since))
         for _ in range(len(self._given_up)):
-            channel, since, blamed = self._given_up.popleft()
-            if self._has_ended(channel):
-                channel.close()
+            lane = self._given_up.popleft()
+            if self._has_ended(lane.channel):
+                lane.channel.close()
+                if lane.made:  # the service has made it by now, and did not know it when its owner went
+                    self._cancelled.append(lane.made)
+                    self.release(lane.made)
                 continue
-            if blamed and now - since > HUNG_NS:
+            if lane.blamed and now - lane.since > HUNG_NS:
                 self._hangs()
-            self._given_up.append((channel, since, blamed))
+            self._given_up.append(lane)
 
     def _has_ended(self, channel: Channel) -> bool:
-        """Whether the service has ended a lane that was given up; what its answer brings is given back."""
+        """Whether the service has ended a lane that was given up; what it still says is nobody's."""
         while True:
             try:
-                reply = wire.decode_reply(channel.receive(0)[0])
+                channel.receive(0)
             except MissedDeadline:
                 return False
             except DeadObject:
                 return True
-            except (NnhalError, wire.WireError):  # an answer that is refused, or is none
+            except NnhalError:  # an answer that is refused
                 continue
-            if isinstance(reply, wire.Object):
-                self.release(reply.object)
-            elif isinstance(reply, wire.Launched):
-                self.release(reply.execution)
 
     def _hangs(self) -> None:
         if self.process is not None:
             self._died(DeadObject(f"{self.where}: the driver process hangs and was killed"))
-
-    def _give_back(self, pending: Pending) -> None:
-        """What came for a call that was given up."""
-        with contextlib.suppress(NnhalError):
-            result, _ = pending.wait(None)
-            if isinstance(result, wire.Object):
-                self.release(result.object)
-
-    def suspect(self, pending: Pending, *, blamed: bool = True) -> None:
-        """Nobody waits for a notification any more; what it brings is given back.
-
-        blamed: it did not come by its deadline, and where it never comes, the process hangs.
-        """
-        self._late.append((pending, time.monotonic_ns(), blamed))
-        self._rouse()
 
     def confirm_death(self, text: str) -> NnhalError:
         """The error for a lane or queue that ended by itself: the process's death where that is why."""
@@ -551,6 +589,11 @@ class Session:
         if self.watch >= 0:
             os.close(self.watch)
             self.watch = -1
+
+
+def _some(numbers: deque[int]) -> tuple[int, ...]:
+    """As many numbers as go with one message."""
+    return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
 
 
 def _close_left(wake: int, lanes: deque[Channel]) -> None:

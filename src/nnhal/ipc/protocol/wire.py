@@ -153,6 +153,15 @@ class ClientCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_fie
     since: ClassVar[dict[str, Level]] = {}  # fields that later forms added
 
 
+class MakingCall(ClientCall, frozen=True):
+    """A call that begins or makes something. object: its number, the client's choice, which it has not used before.
+
+    So the client owns it before it asks, and what is interrupted between an answer and its owner is given back.
+    """
+
+    object: Id
+
+
 class Hello(ClientCall, tag=0, frozen=True):
     """The first message of a connection."""
 
@@ -167,12 +176,18 @@ class AttachLane(ClientCall, tag=1, frozen=True):
 
 
 class Release(ClientCall, tag=2, frozen=True):
-    """The client holds these objects no longer."""
+    """The client holds these objects no longer. Wants no answer."""
 
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
 
-class Hold(ClientCall, tag=3, frozen=True):
+class Cancel(ClientCall, tag=4, frozen=True):
+    """Nobody waits any more for what these calls began: executions, preparations. Wants no answer."""
+
+    objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
+
+
+class Hold(MakingCall, tag=3, frozen=True):
     """Hold pools whose descriptors come along, for messages that have more than fit one; an object until it is released."""
 
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
@@ -226,8 +241,8 @@ class GetSupportedOperations(ClientCall, tag=15, frozen=True):
     model: WireModel
 
 
-class PrepareModel(ClientCall, tag=16, frozen=True):
-    """Compile; `NotifyPrepared` with the number `call` follows on the callback lane, exactly once.
+class PrepareModel(MakingCall, tag=16, frozen=True):
+    """Compile; `NotifyPrepared` with its number follows on the callback lane, exactly once.
 
     options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none.
     """
@@ -236,7 +251,6 @@ class PrepareModel(ClientCall, tag=16, frozen=True):
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
     since: ClassVar[dict[str, Level]] = {"preference": V1_1, "priority": V1_3, "deadline": V1_3}
     form: U32
-    call: Id
     model: WireModel
     preference: U32 | None = None
     priority: U32 | None = None
@@ -245,21 +259,20 @@ class PrepareModel(ClientCall, tag=16, frozen=True):
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
 
 
-class Bind(ClientCall, tag=19, frozen=True):
+class Bind(MakingCall, tag=19, frozen=True):
     """Check a request against a prepared model and map its memories; what it gives is executed any number of times."""
 
     prepared: Id
     request: WireRequest
 
 
-class Execute(ClientCall, tag=20, frozen=True):
-    """Execute in the background; `NotifyExecuted` follows on the callback lane, exactly once."""
+class Execute(MakingCall, tag=20, frozen=True):
+    """Execute in the background; `NotifyExecuted` with its number follows on the callback lane, exactly once."""
 
     method: ClassVar[str] = "execute"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_2, V1_3)
     since: ClassVar[dict[str, Level]] = {"measure": V1_2, "deadline": V1_3, "loop_timeout": V1_3}
     form: U32
-    call: Id
     binding: Id
     measure: bool = False
     deadline: U64 = 0
@@ -283,8 +296,11 @@ class ExecuteSynchronously(ClientCall, tag=21, frozen=True):
     loop_timeout: U64 = 0
 
 
-class ExecuteFenced(ClientCall, tag=22, frozen=True):
-    """Execute once the fences are signalled, whose descriptors come along."""
+class ExecuteFenced(MakingCall, tag=22, frozen=True):
+    """Execute once the fences are signalled, whose descriptors come along.
+
+    The fence of its end comes with the answer, unless it has ended already.
+    """
 
     method: ClassVar[str] = "executeFenced"
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
@@ -304,7 +320,7 @@ class GetExecutionInfo(ClientCall, tag=23, frozen=True):
     execution: Id
 
 
-class ConfigureExecutionBurst(ClientCall, tag=24, frozen=True):
+class ConfigureExecutionBurst(MakingCall, tag=24, frozen=True):
     """Open a burst over the queues whose descriptor comes along."""
 
     method: ClassVar[str] = "configureExecutionBurst"
@@ -312,7 +328,7 @@ class ConfigureExecutionBurst(ClientCall, tag=24, frozen=True):
     prepared: Id
 
 
-class Allocate(ClientCall, tag=30, frozen=True):
+class Allocate(MakingCall, tag=30, frozen=True):
     """Allocate a driver buffer. roles: prepared model, index, whether output, frequency."""
 
     method: ClassVar[str] = "allocate"
@@ -404,12 +420,6 @@ class Verdicts(Reply, tag=6, frozen=True):
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
 
 
-class Object(Reply, tag=7, frozen=True):
-    """A new object of the service, held for this connection."""
-
-    object: Id
-
-
 class Executed(Reply, tag=8, frozen=True):
     """What an execution gave. provided: outputs in memory of the driver's; their bytes lie one after the other in `data`, or
     in the memory whose descriptor comes along.
@@ -428,12 +438,6 @@ class Shape(Reply, tag=12, frozen=True):
     shape: Dims | None
 
 
-class Launched(Reply, tag=9, frozen=True):
-    """A fenced execution: its number; its fence's descriptor comes along unless it had ended already."""
-
-    execution: Id
-
-
 class Info(Reply, tag=10, frozen=True):
     """Timing of a fenced execution."""
 
@@ -449,28 +453,26 @@ class ServiceCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_fi
 
 
 class NotifyPrepared(ServiceCall, tag=0, frozen=True):
-    """The end of a PrepareModel: an Object or a Failed."""
+    """The end of a PrepareModel."""
 
-    call: Id
-    result: Object | Failed
+    object: Id
+    result: Acknowledged | Failed
 
 
 class NotifyExecuted(ServiceCall, tag=1, frozen=True):
     """The end of an Execute; where the driver provided outputs by descriptor, it comes along."""
 
-    call: Id
+    object: Id
     result: Executed | Failed
 
 
 ClientCalls = (
-    Hello | AttachLane | Release | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
+    Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
     | GetRelaxations
 )  # fmt: skip
-Replies = (
-    Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Object | Executed | Launched | Info | Shape
-)
+Replies = Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape
 ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode

@@ -4,11 +4,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
-from nnhal.base.errors import InvalidArgument, ResourceExhausted
+from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
@@ -35,7 +36,7 @@ from nnhal.ipc.service.binding import Answer, Held, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
-from nnhal.ipc.service.scope import Ends
+from nnhal.ipc.service.scope import Ends, Wanted
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.validate import validate
 
@@ -45,11 +46,12 @@ Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
 class Client(Protocol):
     """What calls need of the connection that they came by.
 
-    watch: a pidfd of the client's process, or -1. gone: set when the client is. ends: has an object's end done, elsewhere.
+    watch: a pidfd of the client's process, or -1. wanted: tells what is not, any more. ends: has an object's end done,
+    elsewhere.
     """
 
     watch: int
-    gone: threading.Event
+    wanted: Wanted
     ends: Ends
 
     def in_background(self, work: Work) -> None:
@@ -64,7 +66,7 @@ class CallHandler:
         self._level = min(self._own.level, V1_3)
         self._client: Client = client
         self._exports = Exports(client.ends)
-        self._gone = client.gone
+        self._wanted = client.wanted
         self._pools = ServicePools(lambda number: self._exports.get(number, Held, "Hold").memories, shared=shared)
 
     def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event) -> Answer:
@@ -104,30 +106,44 @@ class CallHandler:
         return wire.Verdicts(verdicts), ()
 
     def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
-        memories = [self._pools.accept(pool, fds) for pool in call.pools]
-        return wire.Object(self._exports.add(Held(memories), lambda: None)), ()
+        self._exports.add(call.object, Held([self._pools.accept(pool, fds) for pool in call.pools]), lambda: None)
+        return wire.DONE, ()
 
     def _release(self, call: wire.Release, _: Descriptors) -> Answer:
         for number in call.objects:
             self._exports.release(number)
         return wire.DONE, ()
 
+    def _cancel(self, call: wire.Cancel, _: Descriptors) -> Answer:
+        for number in call.objects:
+            self._wanted.cancel(number)
+        return wire.DONE, ()
+
     # --------------------------------------------------------------------------------------------------- compilation
 
     def _prepare(self, call: wire.PrepareModel, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
-        hints = _hints(call)
+        hints, exports, number = _hints(call), self._exports, call.object
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
+            result: wire.Acknowledged | wire.Failed = wire.DONE
             try:
+                if not exports.holds(number):
+                    raise Cancelled("prepare: was released before it began")
                 validate(model)
                 entry = Export(prepared_by(self._device, model, hints), model, self._where)
-                result: wire.Object | wire.Failed = wire.Object(self._exports.add(entry, entry.release))
+                exports.fill(number, entry, entry.release)
             except BaseException as error:
+                exports.release(number)
                 result = error_to_wire(error)
-            return wire.NotifyPrepared(call.call, result), ()
+            return wire.NotifyPrepared(number, result), ()
 
-        self._client.in_background(work)
+        exports.claim(number)
+        try:
+            self._client.in_background(work)
+        except BaseException:
+            exports.release(number)
+            raise
         return wire.DONE, ()
 
     # ----------------------------------------------------------------------------------------------------- execution
@@ -146,7 +162,8 @@ class CallHandler:
         bound = bind_request(entry.model, inputs, outputs, places, entry.signature)
         memories = tuple(place for place in places if isinstance(place, Memory))
         binding = ServiceBinding(entry, bound, memories)
-        return wire.Object(self._exports.add(binding, binding.release)), ()
+        self._exports.add(call.object, binding, binding.release)
+        return wire.DONE, ()
 
     def _entry(self, number: int) -> Export:
         return self._exports.get(number, Export, "prepared model")
@@ -156,7 +173,8 @@ class CallHandler:
         return self._exports.get(number, ServiceBinding, "binding")
 
     def _execute(self, call: wire.Execute, _: Descriptors) -> Answer:
-        binding, control = self.binding(call.binding), control_of(call, self._gone)
+        binding, number = self.binding(call.binding), call.object
+        control = self._begun(call)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             given: Sequence[int] = ()
@@ -165,29 +183,45 @@ class CallHandler:
                 # a status is all that there is to tell
                 if call.form < Level.V1_2 or not isinstance(result, wire.Executed):
                     result = wire.Executed()
-                return wire.NotifyExecuted(call.call, result), given
+                return wire.NotifyExecuted(number, result), given
             except BaseException as error:
-                return wire.NotifyExecuted(call.call, error_to_wire(error)), given
+                return wire.NotifyExecuted(number, error_to_wire(error)), given
+            finally:
+                self._wanted.ended(number)
 
-        self._client.in_background(work)
+        try:
+            self._client.in_background(work)
+        except BaseException:
+            self._wanted.ended(number)
+            raise
         return wire.DONE, ()
+
+    def _begun(self, call: wire.Execute | wire.ExecuteFenced) -> Control:
+        """The control of an execution that goes on after the answer; `Wanted.ended` is to follow."""
+        event = self._wanted.begin(call.object)
+        try:
+            return control_of(call, event)
+        except InvalidArgument:
+            self._wanted.ended(call.object)
+            raise
 
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [_fence(fds.take()) for _ in range(call.fences)]
-        binding, control = self.binding(call.binding), control_of(call, self._gone)
-        entry = binding.entry
-        entry.__enter__()
+        binding = self.binding(call.binding)
+        control, left = self._begun(call), ExitStack()
+        left.callback(self._wanted.ended, call.object)
         try:
+            left.enter_context(binding.entry)
             request = binding.request()
-            execution = fenced_by(entry.prepared, self._where, request, control, fences, call.after or None)
+            execution = fenced_by(binding.entry.prepared, self._where, request, control, fences, call.after or None)
         except BaseException:
-            entry.__exit__()
+            left.close()
             raise
-        execution.when_ended(entry.__exit__)
-        number = self._exports.add(execution, lambda: None)
-        return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
+        execution.when_ended(left.close)
+        self._exports.add(call.object, execution, lambda: None)
+        return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
         info = info_by(self._exports.get(call.execution, FencedExecution, "fenced execution"), self._where)
@@ -201,9 +235,9 @@ class CallHandler:
             burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
-        number = self._exports.add(burst, burst.close)
-        burst.start(number)
-        return wire.Object(number), ()
+        self._exports.add(call.object, burst, burst.close)
+        burst.start(call.object)
+        return wire.DONE, ()
 
     # ------------------------------------------------------------------------------------------------ memory domains
 
@@ -213,9 +247,8 @@ class CallHandler:
             buffer = allocated_by(self._device, BufferDesc(tuple(call.dimensions)), roles)
         except MemoryError as error:  # what was asked for is too much, the process is sound
             raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
-        return wire.Object(
-            self._exports.add(buffer, lambda: let_go(self._where, "close() of a buffer", buffer.close))
-        ), ()
+        self._exports.add(call.object, buffer, lambda: let_go(self._where, "close() of a buffer", buffer.close))
+        return wire.DONE, ()
 
     def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
@@ -235,6 +268,7 @@ class CallHandler:
 
 _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] = {
     wire.Release: CallHandler._release,
+    wire.Cancel: CallHandler._cancel,
     wire.Hold: CallHandler._hold,
     wire.GetCapabilities: CallHandler._capabilities,
     wire.GetStatus: CallHandler._status,

@@ -52,7 +52,7 @@ def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
     except Exception as error:
         failed = error_to_wire(OperationFailed(f"driver: its answer cannot be sent: {error}"))
         if isinstance(message, wire.NotifyPrepared | wire.NotifyExecuted):
-            return wire.encode(type(message)(message.call, failed))
+            return wire.encode(type(message)(message.object, failed))
         return wire.encode(failed)
 
 
@@ -65,8 +65,7 @@ class Connection:
         self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
-        self._wanted, self.ends = Wanted(), Ends()
-        self.gone = self._wanted.gone
+        self.wanted, self.ends = Wanted(), Ends()
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
@@ -83,7 +82,7 @@ class Connection:
         try:
             data, _ = self._control.receive(HELLO_TIMEOUT_NS)
             if self._greet(data):
-                self._answer_lane(self._control, self.gone)
+                self._answer_lane(self._control, self.wanted.gone)
         except NnhalError as error:
             _log.debug("connection ends: %s", error)
         finally:
@@ -122,10 +121,7 @@ class Connection:
                 continue
             reply, given = self._answer(data, fds, unwanted)
             try:
-                if reply is wire.DONE:
-                    channel.answer(wire.ENCODED_DONE)
-                else:
-                    channel.answer(_encoded(reply), given)
+                channel.answer(wire.ENCODED_DONE if reply is wire.DONE else _encoded(reply), given)
             finally:
                 close_all(given)
 
@@ -183,11 +179,11 @@ class Connection:
     def _lane(self, channel: Channel) -> None:
         number = channel.socket.fileno()
         try:
-            self._answer_lane(channel, self._wanted.of(number))
+            self._answer_lane(channel, self.wanted.of(number))
         except NnhalError as error:
             _log.debug("lane ends: %s", error)
         finally:
-            self._wanted.forget(number)
+            self.wanted.forget(number)
             self._lanes.discard(channel)
             channel.close()
 
@@ -201,7 +197,7 @@ class Connection:
         with self._lock:
             self._ending = True
             lanes = [*self._lanes, *([] if self._callbacks is None else [self._callbacks])]
-        self._wanted.end()
+        self.wanted.end()
         for channel in lanes:
             with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up
                 channel.socket.shutdown(socket.SHUT_RDWR)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from nnhal.base.answers import let_go
-from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted
+from nnhal.base.errors import Closed, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Signature
 from nnhal.model.graph import Model
@@ -52,7 +52,8 @@ class Export:
 
 
 class Exports:
-    """Objects by number, until the client lets go of them or is gone; what is added after that is ended at once.
+    """Objects by the numbers that the client picked, until it lets go of them or is gone; what comes after that is ended
+    at once.
 
     ends: has an object's end done, elsewhere.
     """
@@ -60,27 +61,51 @@ class Exports:
     def __init__(self, ends: Callable[[Callable[[], object]], object]) -> None:
         self._ends = ends
         self._objects: dict[int, tuple[Any, Callable[[], None]]] = {}  # number: object, what to do at the end
-        self._next = 1
         self._closed = False
         self._lock = threading.Lock()
 
-    def add(self, item: Any, end: Callable[[], None]) -> int:
-        """The number of a new object. end: called, exactly once, when the client holds it no longer."""
+    def claim(self, number: int) -> None:
+        """A number for what is being made. InvalidArgument where it is taken."""
         with self._lock:
-            if not self._closed and len(self._objects) < MAX_OBJECTS:
-                number, self._next = self._next, self._next + 1
+            self._check(number)
+            self._objects[number] = None, _nothing
+
+    def fill(self, number: int, item: Any, end: Callable[[], None]) -> None:
+        """What was made for a number that was claimed; ended at once where the client has let go of it meanwhile."""
+        with self._lock:
+            if number in self._objects:
                 self._objects[number] = item, end
-                return number
+                return
         self._ends(end)
+        raise Closed(f"object {number}: was released before it was made")
+
+    def add(self, number: int, item: Any, end: Callable[[], None]) -> None:
+        """A new object under its number. end: called, exactly once, when the client holds it no longer."""
+        try:
+            with self._lock:
+                self._check(number)
+                self._objects[number] = item, end
+        except NnhalError:
+            self._ends(end)
+            raise
+
+    def _check(self, number: int) -> None:
         if self._closed:
             raise Closed("connection: has ended")
-        raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
+        if number in self._objects:
+            raise InvalidArgument(f"object {number} is held already, must be a new number")
+        if len(self._objects) >= MAX_OBJECTS:
+            raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
+
+    def holds(self, number: int) -> bool:
+        """Whether there is an object, or one is being made."""
+        return number in self._objects
 
     def get(self, number: int, kind: type[T], what: str) -> T:
         """The object; InvalidArgument where the number is none of this connection's, or stands for something else."""
         found = self._objects.get(number)
         if found is None or not isinstance(found[0], kind):
-            raise InvalidArgument(f"{what} {number} is not held by this connection, must be one that it was given")
+            raise InvalidArgument(f"{what} {number} is not held by this connection, must be one that it holds")
         item: T = found[0]
         return item
 
@@ -100,3 +125,7 @@ class Exports:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+
+def _nothing() -> None:
+    """The end of what was not made yet."""

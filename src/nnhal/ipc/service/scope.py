@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 
 _log = logger("driver")
 
 
 class Wanted:
-    """Tells who works for a lane that nobody waits for the answer any more: the client hung it up, or is gone.
+    """Tells who works for a client that nobody waits any more: its lane was hung up, its call cancelled, the client is gone.
 
     One thread a connection, which a hang-up wakes and nothing else does.
     """
@@ -22,6 +23,7 @@ class Wanted:
         self._poll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._lanes: dict[int, threading.Event] = {}
+        self._calls: dict[int, threading.Event] = {}  # that go on after their answer
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -37,6 +39,26 @@ class Wanted:
                 self._thread = threading.Thread(target=self._watch, name="nnhal-wanted", daemon=True)
                 self._thread.start()
             return event
+
+    def begin(self, call: int) -> threading.Event:
+        """Set when a call is cancelled that goes on after its answer. InvalidArgument where one goes on under its number."""
+        with self._lock:
+            if call in self._calls:
+                raise InvalidArgument(f"execution {call} goes on already, must be a new number")
+            event = self._calls[call] = threading.Event()
+            if self.gone.is_set():
+                event.set()
+        return event
+
+    def cancel(self, call: int) -> None:
+        """Nobody waits for its end; nothing happens where it has ended."""
+        event = self._calls.get(call)
+        if event is not None:
+            event.set()
+
+    def ended(self, call: int) -> None:
+        """A call that was begun has ended."""
+        self._calls.pop(call, None)
 
     def forget(self, lane: int) -> None:
         """The lane has ended."""
@@ -64,12 +86,13 @@ class Wanted:
         """The client is gone: nothing is wanted any more."""
         with self._lock:
             self.gone.set()
-            lanes, self._lanes = self._lanes, {}
+            events = [*self._lanes.values(), *self._calls.values()]
+            self._lanes.clear()
             if self._thread is None:
                 self._close()
             else:
                 os.eventfd_write(self._wake, 1)
-        for event in lanes.values():
+        for event in events:
             event.set()
 
 
