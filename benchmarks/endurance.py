@@ -74,12 +74,12 @@ def show_growth(rows: list[Growth]) -> None:
 
 def show_deaths(rows: list[Delays]) -> None:
     common.table(
-        ["client", "waiter", ">kills", ">p50 ms", ">p99 ms", ">max ms", ">target p99", ""],
+        ["client", "waiter", ">kills", ">p50 ms", ">p99 ms", ">max ms", ">over the floor", ""],
         [
             [
                 *(row.client, row.kind, len(row.ms) + len(row.wrong)),
                 *(f"{row.at(q):.2f}" for q in (0.5, 0.99, 1)),
-                f"{CLIENTS[row.client]:g}",
+                f"{row.over:+.2f}" if row.floor else "",
                 row.verdict,
             ]
             for row in rows
@@ -121,7 +121,7 @@ def document(found: Found) -> dict[str, object]:
                 "client": d.client,
                 "waiter": d.kind,
                 "ok": d.ok,
-                "in_time": d.in_time,
+                "over_ms": round(d.over, 3),
                 "kills": len(d.ms),
                 "wrong": d.wrong,
             }
