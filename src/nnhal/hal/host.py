@@ -153,6 +153,8 @@ def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | 
     if not request.input_buffers and not request.output_buffers:
         return run(request, control)
     check_use(prepared, request)
+    if not any(isinstance(b, HostBuffer) for b in (*request.input_buffers.values(), *request.output_buffers.values())):
+        return run(request, control)
     hosted: dict[int, Writing] = {}
     try:
         for index, buffer in request.output_buffers.items():

@@ -117,10 +117,14 @@ class Runner:
         self._ran()
         try:
             only = self._only
-            if only is not None and job.control is UNLIMITED and not job.buffers:
+            if only is not None and job.control is UNLIMITED:
                 signature = only.signature
                 request = signature.make(signature, job.given, job.rooms)
-                request.execute(only.run, UNLIMITED)
+                if job.buffers:
+                    only.name_buffers(request, job.buffers)
+                    only.execute(request, UNLIMITED)
+                else:
+                    request.execute(only.run, UNLIMITED)
                 job.results, job.shapes = request.results, request.shapes
                 if request.small:
                     raise too_small(request.shapes, request.small)
