@@ -202,7 +202,7 @@ class Hostile:
         """One more lane."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            reply = self.call(wire.AttachLane(callbacks), (theirs.fileno(),))
+            reply = self.make(wire.AttachLane, callbacks, fds=(theirs.fileno(),))
         assert isinstance(reply, wire.Acknowledged), reply
         return Channel(ours)
 

@@ -315,7 +315,7 @@ def test_what_is_no_socket_is_refused_as_a_lane_and_what_is_no_fence_as_a_fence(
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), KINDS[kind]()
         for _ in range(5):
-            refused(hostile.call(wire.AttachLane(False), (fd,)), "AttachLane", "SEQPACKET")
+            refused(hostile.make(wire.AttachLane, False, fds=(fd,)), "AttachLane", "SEQPACKET")
             if kind != "a pipe":  # the read end of a pipe is what a fence is made of
                 refused(hostile.make(wire.ExecuteFenced, number, 1, fds=(fd,)), "fence")
             refused(hostile.make(wire.ConfigureExecutionBurst, number, fds=(fd,)), "burst")

@@ -119,7 +119,7 @@ def test_a_message_with_too_many_descriptors_is_refused_and_all_are_closed(share
 def _garbage(dice: random.Random) -> bytes:
     good = [
         wire.encode(wire.Hello(wire.VERSION, 3)),
-        wire.encode(wire.AttachLane(True)),
+        wire.encode(wire.AttachLane(5, True)),
         wire.encode(wire.Release((1, 2, 3))),
         wire.encode(wire.GetCapabilities(4)),
         wire.encode(wire.Allocate(3, (4, 4), ((1, 0, True, 0.5),))),

@@ -35,7 +35,7 @@ _REQUEST_HEX = f"93 92 94 00 40 10 91 04 c0 91 94 ff 00 00 90 93 92 00 {_POOL_HE
 
 CALLS: list[tuple[Any, str]] = [
     (wire.Hello(2, 3), "93 00 02 03"),
-    (wire.AttachLane(True), "92 01 c3"),
+    (wire.AttachLane(6, True), "93 01 06 c3"),
     (wire.Release((5, 7)), "92 02 92 05 07"),
     (wire.Cancel((5, 7)), "92 04 92 05 07"),
     (wire.Hold(6, (_POOL,)), f"93 03 06 91 {_POOL_HEX}"),

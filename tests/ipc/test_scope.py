@@ -1,58 +1,38 @@
 """Scopes of connections: who works for a lane learns that nobody waits, and objects end away from those who let go."""
 
 import gc
-import os
-import socket
 import threading
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
+from nnhal.base.errors import InvalidArgument
 from nnhal.ipc.service.scope import Ends, Wanted
 from tests.ipc.support import LIMIT, wait_until
 
 
-@pytest.fixture
-def lane() -> Iterator[tuple[socket.socket, socket.socket]]:
-    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with a, b:
-        yield a, b
+def test_what_is_cancelled_is_not_wanted_any_more_and_what_goes_on_beside_it_is():
+    wanted = Wanted()
+    one, other = wanted.begin(1), wanted.begin(2)
+    wanted.cancel(1)
+    wanted.cancel(3)  # there is none
+    assert one.is_set() and not other.is_set()
+    wanted.ended(1)
+    assert not wanted.begin(1).is_set()
 
 
-def test_a_lane_that_is_hung_up_is_not_wanted_any_more(lane):
-    wanted, (ours, theirs) = Wanted(), lane
-    event = wanted.of(ours.fileno())
-    theirs.send(b"a call that waits is no hang-up")
-    assert not event.wait(0.05)
-    theirs.shutdown(socket.SHUT_WR)
-    assert event.wait(LIMIT)
+def test_a_number_under_which_something_goes_on_is_refused():
+    wanted = Wanted()
+    wanted.begin(1)
+    with pytest.raises(InvalidArgument, match="1 is the number of what goes on already, must be a new one"):
+        wanted.begin(1)
+
+
+def test_when_the_client_is_gone_nothing_is_wanted():
+    wanted = Wanted()
+    before = wanted.begin(1)
     wanted.end()
-
-
-def test_the_hang_up_of_an_earlier_lane_is_not_that_of_a_later_one_under_its_number(lane):
-    wanted, (ours, theirs) = Wanted(), lane
-    event = wanted.of(ours.fileno())
-    wanted._tell(ours.fileno())  # what was seen of the earlier one
-    assert not event.is_set()
-    theirs.close()
-    wanted._tell(ours.fileno())
-    assert event.is_set()
-    wanted.end()
-
-
-def test_when_the_client_is_gone_nothing_is_wanted_and_nothing_is_left(lane):
-    gc.collect()
-    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    for used in (False, True):
-        wanted = Wanted()
-        event = wanted.of(lane[0].fileno()) if used else wanted.gone
-        wanted.end()
-        assert event.is_set() and wanted.gone.is_set()
-        assert wanted.of(lane[0].fileno()).is_set()
-        wanted.forget(lane[0].fileno())
-    wait_until(lambda: threading.active_count() <= threads, "the thread ends")
-    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "descriptors are closed")
+    assert before.is_set() and wanted.gone.is_set() and wanted.begin(2).is_set()
 
 
 class Thing:

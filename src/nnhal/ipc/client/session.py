@@ -342,16 +342,17 @@ class Session:
 
     def _attach(self, callbacks: bool) -> Channel:
         """A new lane, of use at once: the service takes it when it comes to it, or ends it with the reason."""
+        number = self.number()
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise ResourceExhausted(f"{self.where}: no lane can be opened: {error.strerror}") from None
-        channel = Channel(ours, -1, self.welcome.cpus)
+        channel = Channel(ours, -1, self.welcome.cpus, number)
         with theirs:
             if self.dead is not None:
                 raise again(self.dead)
             try:
-                self._control.send(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),))
+                self._control.send(wire.encode(wire.AttachLane(number, callbacks)), (theirs.fileno(),))
             except NnhalError as error:
                 raise self._died(error) from None
         if not callbacks:
@@ -368,6 +369,7 @@ class Session:
         """Nobody waits for the answer on this lane any more."""
         self._lanes.discard(lane.channel)
         lane.channel.hang_up()
+        self._cancelled.append(lane.channel.number)
         self._given_up.append(lane)
         if self.dead is None:
             self._rouse()

@@ -169,7 +169,7 @@ class Hello(ClientCall, tag=0, frozen=True):
     cpus: U64
 
 
-class AttachLane(ClientCall, tag=1, frozen=True):
+class AttachLane(MakingCall, tag=1, frozen=True):
     """One more lane for calls; its descriptor comes along. callbacks: the service calls on it, and the client answers."""
 
     callbacks: bool
@@ -182,7 +182,7 @@ class Release(ClientCall, tag=2, frozen=True):
 
 
 class Cancel(ClientCall, tag=4, frozen=True):
-    """Nobody waits any more for what these calls began: executions, preparations. Wants no answer."""
+    """Nobody waits any more: for what these executions give, for the call on these lanes. Wants no answer."""
 
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 

@@ -155,35 +155,41 @@ class Connection:
             raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
         channel = Channel(sock, -1, self._peer_cpus)
         try:
-            self._take_lane(channel, callbacks=call.callbacks)
+            self._take_lane(channel, call)
         except BaseException:
             self._lanes.discard(channel)
             channel.close()
             raise
         return wire.DONE, ()
 
-    def _take_lane(self, channel: Channel, *, callbacks: bool) -> None:
+    def _take_lane(self, channel: Channel, call: wire.AttachLane) -> None:
         with self._lock:
             if self._ending:
                 raise DeadObject("connection: is ending")
-            if callbacks and self._callbacks is not None:
+            if call.callbacks and self._callbacks is not None:
                 raise InvalidArgument("AttachLane: there is a callback lane already, must be one")
-            if callbacks:
+            if call.callbacks:
                 self._callbacks = channel
                 return
             if len(self._lanes) >= MAX_LANES:
                 raise ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
             self._lanes.add(channel)
-        threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True).start()
-
-    def _lane(self, channel: Channel) -> None:
-        number = channel.socket.fileno()
+        unwanted = self.wanted.begin(call.object)
         try:
-            self._answer_lane(channel, self.wanted.of(number))
+            threading.Thread(
+                target=self._lane, args=(channel, call.object, unwanted), name="nnhal-lane", daemon=True
+            ).start()
+        except BaseException:
+            self.wanted.ended(call.object)
+            raise
+
+    def _lane(self, channel: Channel, number: int, unwanted: threading.Event) -> None:
+        try:
+            self._answer_lane(channel, unwanted)
         except NnhalError as error:
             _log.debug("lane ends: %s", error)
         finally:
-            self.wanted.forget(number)
+            self.wanted.ended(number)
             self._lanes.discard(channel)
             channel.close()
 

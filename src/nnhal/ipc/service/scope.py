@@ -1,7 +1,5 @@
 """What a connection owns on the service's side, and how it comes to its end: wishes to stop, and the closing of objects."""
 
-import os
-import select
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -13,93 +11,43 @@ _log = logger("driver")
 
 
 class Wanted:
-    """Tells who works for a client that nobody waits any more: its lane was hung up, its call cancelled, the client is gone.
-
-    One thread a connection, which a hang-up wakes and nothing else does.
-    """
+    """Tells who works for a client that nobody waits any more: its call was cancelled, or the client is gone."""
 
     def __init__(self) -> None:
         self.gone = threading.Event()  # the client is
-        self._poll, self._wake = select.epoll(), os.eventfd(0, os.EFD_CLOEXEC)
-        self._poll.register(self._wake, select.EPOLLIN)
-        self._lanes: dict[int, threading.Event] = {}
-        self._calls: dict[int, threading.Event] = {}  # that go on after their answer
+        self._events: dict[int, threading.Event] = {}
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
-    def of(self, lane: int) -> threading.Event:
-        """Set when the peer of a socket hangs up. The socket is to be closed after `forget`."""
-        with self._lock:
-            event = self._lanes[lane] = threading.Event()
-            if self.gone.is_set():
-                event.set()
-                return event
-            self._poll.register(lane, select.EPOLLRDHUP | select.EPOLLONESHOT)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="nnhal-wanted", daemon=True)
-                self._thread.start()
-            return event
+    def begin(self, number: int) -> threading.Event:
+        """Set when what goes on under this number, of the client's choice, is cancelled; until `ended`.
 
-    def begin(self, call: int) -> threading.Event:
-        """Set when a call is cancelled that goes on after its answer. InvalidArgument where one goes on under its number."""
+        InvalidArgument where something goes on under it already.
+        """
         with self._lock:
-            if call in self._calls:
-                raise InvalidArgument(f"execution {call} goes on already, must be a new number")
-            event = self._calls[call] = threading.Event()
+            if number in self._events:
+                raise InvalidArgument(f"{number} is the number of what goes on already, must be a new one")
+            event = self._events[number] = threading.Event()
             if self.gone.is_set():
                 event.set()
         return event
 
-    def cancel(self, call: int) -> None:
+    def cancel(self, number: int) -> None:
         """Nobody waits for its end; nothing happens where it has ended."""
-        event = self._calls.get(call)
+        event = self._events.get(number)
         if event is not None:
             event.set()
 
-    def ended(self, call: int) -> None:
-        """A call that was begun has ended."""
-        self._calls.pop(call, None)
-
-    def forget(self, lane: int) -> None:
-        """The lane has ended."""
-        with self._lock:
-            if self._lanes.pop(lane, None) is not None and not self.gone.is_set():
-                self._poll.unregister(lane)
-
-    def _watch(self) -> None:
-        while not self.gone.is_set():
-            for lane, _ in self._poll.poll():
-                self._tell(lane)
-        self._close()
-
-    def _tell(self, lane: int) -> None:
-        with self._lock:
-            event = self._lanes.get(lane)
-            if event is not None and _hung_up(lane):  # else it is a later lane, under the same number
-                event.set()
-
-    def _close(self) -> None:
-        self._poll.close()
-        os.close(self._wake)
+    def ended(self, number: int) -> None:
+        """What was begun under a number has ended."""
+        self._events.pop(number, None)
 
     def end(self) -> None:
         """The client is gone: nothing is wanted any more."""
         with self._lock:
             self.gone.set()
-            events = [*self._lanes.values(), *self._calls.values()]
-            self._lanes.clear()
-            if self._thread is None:
-                self._close()
-            else:
-                os.eventfd_write(self._wake, 1)
+            events = list(self._events.values())
         for event in events:
             event.set()
-
-
-def _hung_up(lane: int) -> bool:
-    look = select.poll()
-    look.register(lane, select.POLLRDHUP)
-    return bool(look.poll(0))
 
 
 class Ends:

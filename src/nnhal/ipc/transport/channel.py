@@ -31,15 +31,15 @@ class NoProtocol(DeadObject):
 class Channel:
     """A lane over one end of a SEQPACKET socket, which it owns. For one thread at a time."""
 
-    def __init__(self, sock: socket.socket, watch: int = -1, peer_cpus: int = 0) -> None:
-        """Take over a socket. peer_cpus: the peer's affinity mask.
+    def __init__(self, sock: socket.socket, watch: int = -1, peer_cpus: int = 0, number: int = 0) -> None:
+        """Take over a socket. peer_cpus: the peer's affinity mask. number: the lane's, 0 for the first one.
 
         watch: a pidfd of the peer, which stays the caller's; -1 where another lane or thread watches, and shuts this one
         down.
         """
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
-        self.socket = sock
+        self.socket, self.number = sock, number
         self.lane = _native.Lane(sock.fileno(), watch)
         self.lane.peer_cpus = peer_cpus
 
