@@ -140,6 +140,17 @@ class Signal:
             finally:
                 close_all(self._own)
 
+    def outlasts(self, fences: Sequence[Fence]) -> bool:
+        """Wait until all of these are signalled, raising as `Fence.wait`; False where nobody waits for this one any more."""
+        for fence in fences:
+            poll = select.poll()
+            poll.register(fence.fileno(), select.POLLIN)
+            poll.register(self._own[0], 0)  # its hang-up alone
+            if any(fd == self._own[0] for fd, _ in poll.poll()):
+                return False
+            fence.wait(0)
+        return True
+
 
 def fence_pair() -> tuple[Fence, Signal]:
     """A pending fence and the one thing that can signal it."""

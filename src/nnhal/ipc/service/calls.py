@@ -11,7 +11,6 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, P
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory
-from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
     Device,
@@ -31,7 +30,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.service.binding import Answer, Held, ServiceBinding
+from nnhal.ipc.service.binding import Answer, Held, Launched, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
@@ -186,12 +185,16 @@ class CallHandler:
             entry.__exit__()
             raise
         execution.when_ended(entry.__exit__)
-        number = self._exports.add(execution, lambda: None)
+        number = self._exports.add(Launched(execution, request), lambda: None)
         return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
-        info = info_by(self._exports.get(call.execution, FencedExecution, "fenced execution"), self._where)
-        return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced)), ()
+        execution, request = self._exports.get(call.execution, Launched, "fenced execution")
+        info = info_by(execution, self._where)
+        declared = [argument.fixed for argument in request.signature.outputs]
+        told = None not in request.shapes and request.shapes != declared
+        shapes = tuple(request.shapes) if told else ()
+        return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced), shapes), ()
 
     def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
         fd = fds.take()
