@@ -15,7 +15,6 @@ import os
 import select
 import stat
 import struct
-import termios
 import weakref
 from collections.abc import Generator, Sequence, Set
 from itertools import chain
@@ -68,26 +67,28 @@ class Fence:
 
     def status(self) -> ErrorStatus | None:
         """NONE for a success, another status for a failure, None while it is pending."""
-        if self._status is None and _readable(self.fileno(), 0):
-            self._look()
+        if self._status is None:
+            self._look(0)
         return self._status
 
-    def _look(self) -> None:
-        """What it says, once it is readable."""
-        if self._told:
+    def _look(self, milliseconds: int) -> bool:
+        """Wait until it is signalled, for so long, and note what it says; whether it was."""
+        events = _events(self.fileno(), milliseconds)
+        if self._told and events:
             self._status = self._told[0]
-            return
-        look = _status_of_sync_file if self._kind == "sync_file" else _status_in_pipe
-        self._status = look(self.fileno())
+        elif events & select.POLLIN:
+            look = _status_of_sync_file if self._kind == "sync_file" else _status_in_pipe
+            self._status = look(self.fileno())
+        elif events:
+            self._status = ErrorStatus.DEAD_OBJECT
+        return bool(events)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
         most = limit(timeout, "timeout")
         left = -1 if most is None or most > _LONGEST else math.ceil(most * 1000)
-        if self._status is None:
-            if not _readable(self.fileno(), left):
-                raise MissedDeadline(f"fence: not signalled after {most:g} s, must be by then")
-            self._look()
+        if self._status is None and not self._look(left):
+            raise MissedDeadline(f"fence: not signalled after {most:g} s, must be by then")
         status = self._status
         if status == ErrorStatus.DEAD_OBJECT:
             raise DeadObject("fence: the side that executes died before it signalled")
@@ -172,6 +173,8 @@ def _kind_of(fd: int) -> str:
     if stat.S_ISFIFO(mode) and access == os.O_RDONLY:
         return "pipe"
     try:
+        if stat.S_IFMT(mode):  # a sync_file has none, and others may know the number of the question otherwise
+            raise OSError
         _status_of_sync_file(fd)
     except OSError:
         raise InvalidArgument(
@@ -180,10 +183,10 @@ def _kind_of(fd: int) -> str:
     return "sync_file"
 
 
-def _readable(fd: int, milliseconds: int) -> bool:
+def _events(fd: int, milliseconds: int) -> int:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(milliseconds))
+    return next((events for _, events in poll.poll(milliseconds)), 0)
 
 
 async def _readable_soon(fence: Fence) -> None:
@@ -201,16 +204,13 @@ async def _readable_soon(fence: Fence) -> None:
 
 
 @functools.cache
-def _libc() -> ctypes.PyDLL:
-    """Its calls keep the interpreter: beside a busy thread each time that it is given up costs 5 ms. None of them waits."""
-    return ctypes.PyDLL(None, use_errno=True)
+def _libc() -> ctypes.CDLL:
+    """Its calls give the interpreter up: even a look waits while a stranger writes to his pipe, for as long as he likes."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _status_in_pipe(fd: int) -> ErrorStatus:
-    """The status byte, left in the pipe; DEAD_OBJECT where the write end is gone without one."""
-    held = ctypes.c_int(0)
-    if _libc().ioctl(fd, termios.FIONREAD, ctypes.byref(held)) == 0 and held.value == 0:
-        return ErrorStatus.DEAD_OBJECT
+    """The status byte, left in the pipe; DEAD_OBJECT where another holder took it out."""
     try:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
