@@ -1,5 +1,6 @@
 """What happens after a driver's process died: a new one, models prepared again, pauses, quarantine, forgiveness."""
 
+import gc
 import os
 import signal
 import threading
@@ -155,6 +156,18 @@ def test_a_device_that_is_closed_while_it_starts_again_does_not_come_back() -> N
     process = sessions[1].process
     assert process is not None
     wait_until(lambda: process.poll() is not None, "the end of the process that was started last")
+
+
+def test_a_device_that_is_dropped_ends_its_process_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Resilient("probe", lambda: start(PROBE))
+    session, waits = device.remote().session, []
+    monkeypatch.setattr(session._thread, "join", waits.append)
+    process = session.process
+    assert process is not None
+    del device
+    gc.collect()
+    wait_until(lambda: process.poll() is not None, "the end of the process")
+    assert session.dead is not None and not waits
 
 
 def test_a_device_that_comes_back_as_another_version_is_refused(tmp_path: os.PathLike[str]) -> None:

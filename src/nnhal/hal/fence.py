@@ -22,7 +22,7 @@ from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.descriptors import close_all, open_into
+from nnhal.base.descriptors import Owner, close_all, open_into
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 from nnhal.base.time import limit
 
@@ -44,23 +44,27 @@ class Fence:
         self._kind = kind or _kind_of(fd)
         self._told: list[ErrorStatus] = [] if told is None else told
         self._status: ErrorStatus | None = None
-        self._own: list[int] = []
-        self._finalizer = weakref.finalize(self, close_all, self._own)
+        self._own: Owner | None = Owner()
         if not kind:
-            self._own.append(fd)
+            self._own.fds.append(fd)
+
+    def owner(self) -> Owner:
+        """The owner of its descriptor, which is open while that is held, also when the fence is closed."""
+        own = self._own
+        if own is None or not own.fds:
+            raise Closed("fence: used after close")
+        return own
 
     def fileno(self) -> int:
         """The descriptor; it stays the fence's."""
-        try:
-            return self._own[0]
-        except IndexError:
-            raise Closed("fence: used after close") from None
+        return self.owner().fds[0]
 
     def duplicate(self) -> "Fence":
         """Another fence for the same execution, with a descriptor of its own."""
-        fence = Fence(told=self._told, kind=self._kind)
+        own, fence = self.owner(), Fence(told=self._told, kind=self._kind)
+        assert fence._own is not None
         try:
-            fence._own.extend(map(fcntl.fcntl, (self.fileno(),), (fcntl.F_DUPFD_CLOEXEC,), (0,)))
+            fence._own.fds.extend(map(fcntl.fcntl, own.fds, (fcntl.F_DUPFD_CLOEXEC,), (0,)))
         except OSError as error:
             raise ResourceExhausted(f"fence: no descriptor: {error.strerror}") from error
         return fence
@@ -73,12 +77,13 @@ class Fence:
 
     def _look(self, milliseconds: int) -> bool:
         """Wait until it is signalled, for so long, and note what it says; whether it was."""
-        events = _events(self.fileno(), milliseconds)
+        own = self.owner()
+        events = _events(own.fds[0], milliseconds)
         if self._told and events:
             self._status = self._told[0]
         elif events & select.POLLIN:
             look = _status_of_sync_file if self._kind == "sync_file" else _status_in_pipe
-            self._status = look(self.fileno())
+            self._status = look(own.fds[0])
         elif events:
             self._status = ErrorStatus.DEAD_OBJECT
         return bool(events)
@@ -103,10 +108,10 @@ class Fence:
 
     def close(self) -> None:
         """Give the descriptor back."""
-        self._finalizer()
+        self._own = None
 
     def __repr__(self) -> str:
-        status = self.status() if self._own else self._status
+        status = self._status if self._own is None else self.status()
         return f"Fence({'pending' if status is None else status.name})"
 
 
@@ -144,8 +149,8 @@ class Signal:
     def outlasts(self, fences: Sequence[Fence]) -> bool:
         """Wait until all of these are signalled, raising as `Fence.wait`; False where nobody waits for this one any more."""
         for fence in fences:
-            poll = select.poll()
-            poll.register(fence.fileno(), select.POLLIN)
+            poll, own = select.poll(), fence.owner()
+            poll.register(own.fds[0], select.POLLIN)
             poll.register(self._own[0], 0)  # its hang-up alone
             if any(fd == self._own[0] for fd, _ in poll.poll()):
                 return False
@@ -157,8 +162,9 @@ def fence_pair() -> tuple[Fence, Signal]:
     """A pending fence and the one thing that can signal it."""
     told: list[ErrorStatus] = []
     fence, signal = Fence(told=told, kind="pipe"), Signal(told)
+    assert fence._own is not None
     try:
-        open_into([fence._own, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
+        open_into([fence._own.fds, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
     except OSError as error:
         raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
     return fence, signal

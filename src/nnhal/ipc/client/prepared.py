@@ -215,8 +215,9 @@ class RemotePrepared(Prepared):
         message = wire.ExecuteFenced(
             binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after or 0
         )
+        sent = [fence.owner() for fence in wait_for]
         reply, fds = self.session.call(
-            message, wire.Launched, fds=[f.fileno() for f in wait_for], deadline=control.deadline
+            message, wire.Launched, fds=[owner.fds[0] for owner in sent], deadline=control.deadline
         )
         fence = Fence(fds.take()) if fds else None
         return RemoteExecution(self, reply.execution, fence, request, frame, home)

@@ -155,7 +155,7 @@ class Resilient(Device):
         except BaseException:
             session.close()
             raise
-        previous, self._end = getattr(self, "_end", None), weakref.finalize(self, session.close)
+        previous, self._end = getattr(self, "_end", None), weakref.finalize(self, session.end)
         self._end.atexit = False
         if previous is not None:
             previous.detach()

@@ -204,9 +204,8 @@ class CallHandler:
             burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
-        number = self._exports.add(burst, burst.close)
-        burst.start(number)
-        return wire.Object(number), ()
+        burst.start()
+        return wire.Object(self._exports.add(burst, burst.close)), ()
 
     # ------------------------------------------------------------------------------------------------ memory domains
 
