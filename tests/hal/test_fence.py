@@ -7,6 +7,8 @@ import gc
 import os
 import select
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -27,7 +29,9 @@ from nnhal.base.errors import (
 )
 from nnhal.hal import fence as subject
 from nnhal.hal.fence import Fence, Signal, fence_pair, status_in_info
+from tests.hal import stalled
 from tests.hal.devices import LIMIT, descriptors, together
+from tests.hal.stalled import user_faults
 
 NONE, FAILED, DEAD = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE, ErrorStatus.DEAD_OBJECT
 SW_SYNC = [path for path in ("/dev/sw_sync", "/sys/kernel/debug/sync/sw_sync") if os.access(path, os.R_OK | os.W_OK)]
@@ -364,3 +368,24 @@ def test_signals_belong_to_one_fence() -> None:
             signal.set()
     assert [fence.status() for fence, _ in pairs] == [NONE if n % 2 else None for n in range(10)]
     assert all(isinstance(signal, Signal) for _, signal in pairs)
+
+
+@pytest.mark.skipif(user_faults() < 0, reason="this user may have no userfaultfd, which holds a pipe's mutex")
+def test_a_look_at_a_pipe_that_is_written_to_for_ever_holds_up_nobody_else() -> None:
+    read, write = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, stalled.__file__, str(write)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(write,)
+    ) as holder:
+        os.close(write)
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        fence, seen = Fence(read), []
+        looking = threading.Thread(target=lambda: seen.append(fence.status()))
+        looking.start()
+        task = Path(f"/proc/self/task/{looking.native_id}/stat")
+        end = time.monotonic() + LIMIT
+        while looking.is_alive() and " D " not in task.read_text():  # it waits in the kernel, and cannot be woken
+            assert time.monotonic() < end
+        holder.communicate()
+        looking.join(LIMIT)
+    assert holder.returncode == 0, "all threads stood still until the holder ended by itself"
+    assert seen == [NONE]

@@ -85,7 +85,7 @@ REPLIES: list[tuple[Any, str]] = [
         "96 08 91 92 02 02 91 c3 92 0a 14 91 00 c4 04 01020304",
     ),
     (wire.Executed(), "96 08 90 90 92 cf ffffffffffffffff cf ffffffffffffffff 90 c4 00"),
-    (wire.Info(wire.WireTiming(1, 2), wire.WireTiming(3, 4)), "93 0a 92 01 02 92 03 04"),
+    (wire.Info(wire.WireTiming(1, 2), wire.WireTiming(3, 4)), "94 0a 92 01 02 92 03 04 90"),
     (wire.Shape((4,)), "92 0c 91 04"),
     (wire.Shape(None), "92 0c c0"),
 ]

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service.connection import serve_one
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -79,6 +82,21 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
     while not true():
         assert time.monotonic() < end, f"{what}: not within {LIMIT:.0f} s"
         time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def served_here(driver: Device) -> Iterator[RemoteDevice]:
+    """A device whose service is a thread of this process, so that a test can get at it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    service = threading.Thread(target=serve_one, args=(driver, theirs, {}))
+    service.start()
+    device = RemoteDevice(Session(ours, "here"))
+    try:
+        yield device
+    finally:
+        device.close()
+        service.join(LIMIT)
+        assert not service.is_alive()
 
 
 @contextlib.contextmanager

@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed
+from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed, ResourceExhausted
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service import exports
+from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.transport.packets import pack, unpack
+from tests.ipc.drivers.probe import Probe
+from tests.ipc.support import inside, prepare, served_here, wait_until
 
 BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
 ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)
@@ -428,3 +432,23 @@ def test_bursts_that_come_and_go_leave_nothing_behind(reference):
     after = state()
     assert after[0] <= before[0] + 1
     assert after[1] <= before[1] + 5
+
+
+def test_a_burst_whose_listener_does_not_begin_is_refused_and_the_driver_told(monkeypatch):
+    monkeypatch.setattr(ServiceBurst, "_listen", lambda self: None)  # as a thread without memory ends
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+        with pytest.raises(ResourceExhausted, match="burst: no thread for it"):
+            prepared.burst()
+        assert inside(device)["bursts"] == 0
+        assert run(prepared, prepared, ONES).tolist() == TWOS.tolist()
+
+
+def test_a_burst_past_the_limit_of_objects_leaves_no_listener_and_the_driver_is_told(monkeypatch):
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+        monkeypatch.setattr(exports, "MAX_OBJECTS", 1)
+        with pytest.raises(ResourceExhausted, match="holds 1 objects"):
+            prepared.burst()
+        wait_until(lambda: inside(device)["bursts"] == 0, "the end of the burst")
+        wait_until(lambda: "nnhal-burst" not in {t.name for t in threading.enumerate()}, "the end of its listener")

@@ -24,7 +24,7 @@ F32 = np.dtype(np.float32)
 
 def request_of(given: Sequence[Array | None], outputs: Sequence[tuple[Any, Any]], rooms: Any = None) -> Request:
     """A request with outputs of these shapes and types."""
-    inputs = [Argument(f"input {n}", F32, None) for n in range(len(given))]
+    inputs = [Argument(f"input {n}", F32 if x is None else x.dtype, None) for n, x in enumerate(given)]
     made = [Argument(f"output {n}", np.dtype(kind), shape) for n, (shape, kind) in enumerate(outputs)]
     return Request(Signature(inputs, made), given, rooms)
 

@@ -111,6 +111,31 @@ def test_the_socket_of_a_killed_service_is_swept_and_the_name_is_free(runtime: P
         assert device.name == "probe"
 
 
+def test_a_sweep_never_takes_the_socket_of_a_service_that_has_just_been_started(runtime: Path) -> None:
+    """The sweeper is held between its look at a dead service's socket and the removal."""
+    path = names.path_of("probe")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(path))
+    looked, go = threading.Event(), threading.Event()
+
+    class Held(type(path)):  # type: ignore[misc]
+        def unlink(self, missing_ok: bool = False) -> None:
+            looked.set()
+            assert go.wait(LIMIT)
+            super().unlink(missing_ok)
+
+    with ThreadPoolExecutor(2) as pool:
+        sweep = pool.submit(names.sweep, Held(path))
+        assert looked.wait(LIMIT)
+        started = pool.submit(names.listen, "probe")
+        with contextlib.suppress(TimeoutError):  # it may wait for the sweeper, and must not be swept
+            started.result(1)
+        go.set()
+        assert sweep.result(LIMIT)
+        with started.result(LIMIT):
+            assert names.running() == ["probe"]
+
+
 def test_a_service_that_does_not_run_is_named_with_those_that_do(runtime: Path) -> None:
     with pytest.raises(DeviceUnavailable, match=r"service gpu: .*; running: none is running"):
         names.connect("gpu")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
+from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
@@ -267,3 +267,27 @@ def test_what_a_client_sends_a_service_takes(file: Path) -> None:
         fds = came(*map(os.dup, packing.fds))
         for memory, pool in zip(memories, sent, strict=True):
             assert np.array_equal(theirs.accept(pool, fds).bytes(), memory.bytes())
+
+
+def test_a_memory_that_is_closed_while_its_message_is_packed_is_sent_and_no_stranger() -> None:
+    memory = Memory.from_array(np.arange(64, dtype=np.uint8))
+    packing = Packing(ClientPools(shared=True))
+    pool = packing.pool(memory)
+    memory.close()
+    strangers = [memfd(64, SHRINK) for _ in range(4)]  # they take the numbers that are free
+    got = service().accept(pool, came(*map(os.dup, packing.fds)))
+    assert got.bytes().tolist() == list(range(64))
+    for fd in strangers:
+        os.close(fd)
+    fds = packing.fds
+    del packing
+    gc.collect()
+    with pytest.raises(OSError):
+        os.fstat(fds[0])
+
+
+def test_a_memory_that_was_closed_is_not_packed() -> None:
+    memory = Memory.from_array(np.arange(64, dtype=np.uint8))
+    memory.close()
+    with pytest.raises(Closed):
+        Packing(ClientPools(shared=True)).pool(memory)

@@ -1,5 +1,6 @@
 """What happens after a driver's process died: a new one, models prepared again, pauses, quarantine, forgiveness."""
 
+import gc
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable
 from nnhal.hal.request import Control
 from nnhal.ipc.client.process import DEATHS, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, WINDOW_NS, Health, Resilient, start
+from nnhal.ipc.client.session import Session
 from tests.ipc.support import LIMIT, PROBE, inside, numbers, prepare, request_for, run, wait_until
 
 SECOND = 1_000_000_000
@@ -128,6 +130,44 @@ def test_a_closed_device_does_not_come_back(device: Resilient) -> None:
     with pytest.raises(Closed):
         prepare(device)
     assert device.restarts == 0 and device.health.total == 0
+
+
+def test_a_device_that_is_closed_while_it_starts_again_does_not_come_back() -> None:
+    sessions: list[Session] = []
+    starting, closed = threading.Event(), threading.Event()
+
+    def connect() -> Session:
+        if sessions:
+            starting.set()
+            assert closed.wait(LIMIT)
+        sessions.append(start(PROBE))
+        return sessions[-1]
+
+    device = Resilient("probe", connect)
+    kill(device)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(device.status)
+        assert starting.wait(LIMIT)
+        device.close()
+        closed.set()
+        with pytest.raises(Closed):
+            call.result(LIMIT)
+    assert len(sessions) == 2 and all(session.dead is not None for session in sessions)
+    process = sessions[1].process
+    assert process is not None
+    wait_until(lambda: process.poll() is not None, "the end of the process that was started last")
+
+
+def test_a_device_that_is_dropped_ends_its_process_and_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Resilient("probe", lambda: start(PROBE))
+    session, waits = device.remote().session, []
+    monkeypatch.setattr(session._thread, "join", waits.append)
+    process = session.process
+    assert process is not None
+    del device
+    gc.collect()
+    wait_until(lambda: process.poll() is not None, "the end of the process")
+    assert session.dead is not None and not waits
 
 
 def test_a_device_that_comes_back_as_another_version_is_refused(tmp_path: os.PathLike[str]) -> None:

@@ -348,6 +348,12 @@ def test_processes_are_started_all_at_once_where_no_device_is_named(starts):
     assert [device.name for device in isolation.select(None, "process")] == ["d0", "d1", "d2", "reference"]
 
 
+def test_processes_are_started_all_at_once_where_several_devices_are_named_and_each_once(starts):
+    starts(2)
+    found = isolation.select(["d0", "d1", "d0"], "process")
+    assert [device.name for device in found] == ["d0", "d1"]
+
+
 def test_a_driver_file_loaded_in_the_place_of_another_gets_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(discovery, "_registered", {})
     found = []

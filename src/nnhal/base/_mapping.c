@@ -27,7 +27,10 @@ mapping_new(PyTypeObject *type, PyObject *args, PyObject *names)
         PyErr_Format(PyExc_ValueError, "Mapping: %zd bytes at %lld, must be at least 1 at 0 or more", size, offset);
         return NULL;
     }
-    void *base = mmap(NULL, (size_t)size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, offset);
+    void *base;
+    Py_BEGIN_ALLOW_THREADS  /* a file system may take its time */
+    base = mmap(NULL, (size_t)size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, offset);
+    Py_END_ALLOW_THREADS
     if (base == MAP_FAILED) {
         return PyErr_SetFromErrno(PyExc_OSError);
     }
@@ -48,7 +51,9 @@ mapping_free(Mapping *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Py_BEGIN_ALLOW_THREADS  /* as does giving back many gigabytes */
     munmap(self->base, (size_t)self->size);
+    Py_END_ALLOW_THREADS
     release(self);
     Py_DECREF(type);
 }

@@ -5,8 +5,22 @@ does `its.extend(map(os.dup, [fd]))`: all in one call, as `map` and what it call
 """
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Iterable
+
+
+class Owner:
+    """Descriptors that are open for as long as anybody holds this: who sends one holds its owner until it was sent.
+
+    Else another thread might close it meanwhile, and what is opened next has its number.
+    """
+
+    __slots__ = ("__weakref__", "fds")
+
+    def __init__(self, *fds: int) -> None:
+        self.fds = [*fds]
+        weakref.finalize(self, close_all, self.fds)
 
 
 def open_into(owned: Iterable[list[int]], opened: Iterable[int]) -> None:

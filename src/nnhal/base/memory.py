@@ -21,6 +21,7 @@ import numpy as np
 
 from nnhal.base import _mapping
 from nnhal.base.answers import shown
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
@@ -78,7 +79,7 @@ class Memory:
     __slots__ = (
         "__weakref__",
         "_closed",
-        "_finalizers",
+        "_owner",
         "_root",
         "_source",
         "dma_buf",
@@ -107,8 +108,7 @@ class Memory:
         self.layout, self.dma_buf, self.one_way = layout, dma_buf, False
         self._source, self._closed = source, False
         self._root: weakref.ref[Array] | None = None
-        owned = [descriptor for descriptor in (fd, dma_buf) if descriptor >= 0]
-        self._finalizers = [weakref.finalize(self, os.close, descriptor) for descriptor in owned]
+        self._owner: Owner | None = Owner(*(descriptor for descriptor in (fd, dma_buf) if descriptor >= 0))
 
     @classmethod
     def allocate(cls, size: int, name: str = "nnhal", *, one_way: bool = False) -> "Memory":
@@ -270,11 +270,16 @@ class Memory:
         self._closed = True
         self.close_descriptors()
 
+    def owner(self) -> Owner:
+        """The owner of its descriptors, `fd` first: they are open while it is held, also when the memory is closed."""
+        if self._owner is None:
+            raise Closed("memory: used after close")
+        return self._owner
+
     def close_descriptors(self) -> None:
         """Give the descriptors back and keep the mapping: nobody else will be given the memory any more."""
-        for finalizer in self._finalizers:
-            finalizer()
         self.fd = self.dma_buf = -1
+        self._owner = None
 
     def __repr__(self) -> str:
         return f"Memory({self.kind}, {self.size} bytes)"

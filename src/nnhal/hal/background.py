@@ -196,12 +196,42 @@ def check_fenced(request: Request, wait_for: Sequence[Fence]) -> None:
                     f"output {place} is a buffer of shape {show(buffer.facts.dimensions)}, must have one that is fully "
                     "specified in a fenced execution"
                 )
-        elif argument.fixed is None and (room is None or room.dtype != argument.dtype):
-            what = "room in bytes" if room is not None else "nothing"
+        elif argument.fixed is None and not (room is not None and argument.specified_by(room)):
+            what = (
+                "nothing"
+                if room is None
+                else "room in bytes"
+                if room.dtype != argument.dtype
+                else f"room of {show(room.shape)}"
+            )
             raise InvalidArgument(
                 f"output {place} has shape {show(argument.shape)} and {what}, must have one that is fully specified in a "
                 "fenced execution"
             )
+
+
+def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence:
+    """A fence that is signalled when all of these are and what is to be done then was; in error where any of it failed.
+
+    Nothing is done where nobody holds that fence any more.
+    """
+    joined, signal = fence_pair()
+    own = [fence.duplicate() for fence in fences]
+
+    def work() -> None:
+        try:
+            if signal.outlasts(own):
+                then()
+                signal.set()
+        except BaseException as error:
+            signal.set(as_error(error, "fence").status)
+        finally:
+            signal.set(ErrorStatus.DEAD_OBJECT)
+            for fence in own:
+                fence.close()
+
+    start(work)
+    return joined
 
 
 def run_fenced(

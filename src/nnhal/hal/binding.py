@@ -105,14 +105,15 @@ def _argument(
         raise InvalidRequest(f"{label}: pool {pool} is for reading only, must be writable")
     spans.append((id(memory), offset, offset + length, label if output else ""))
     shape = _shape(model, index, dims, label, output)
+    if output and not length and 0 in dims:  # room for no element: each dimension is as it is said to be
+        shape = tuple(dims)
     dtype = dtype_of(model.main.operands[index].type)
     size = -1 if shape is None else math.prod(shape) * dtype.itemsize
     if output and length != size:
         return memory.view(offset, length)  # room in bytes: too little is OUTPUT_INSUFFICIENT_SIZE
     if length != size:
         raise InvalidRequest(f"{label} has {length} bytes, must be {size} for {show(shape)} of {dtype}")
-    array = memory.view(offset, length, dtype, shape)
-    return memory.view(offset, length) if output and not array.flags.aligned else array
+    return memory.view(offset, length, dtype, shape)
 
 
 def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: bool) -> tuple[int, ...] | None:

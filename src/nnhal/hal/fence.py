@@ -15,7 +15,6 @@ import os
 import select
 import stat
 import struct
-import termios
 import weakref
 from collections.abc import Generator, Sequence, Set
 from itertools import chain
@@ -23,7 +22,7 @@ from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.descriptors import close_all, open_into
+from nnhal.base.descriptors import Owner, close_all, open_into
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 from nnhal.base.time import limit
 
@@ -45,49 +44,56 @@ class Fence:
         self._kind = kind or _kind_of(fd)
         self._told: list[ErrorStatus] = [] if told is None else told
         self._status: ErrorStatus | None = None
-        self._own: list[int] = []
-        self._finalizer = weakref.finalize(self, close_all, self._own)
+        self._own: Owner | None = Owner()
         if not kind:
-            self._own.append(fd)
+            self._own.fds.append(fd)
+
+    def owner(self) -> Owner:
+        """The owner of its descriptor, which is open while that is held, also when the fence is closed."""
+        own = self._own
+        if own is None or not own.fds:
+            raise Closed("fence: used after close")
+        return own
 
     def fileno(self) -> int:
         """The descriptor; it stays the fence's."""
-        try:
-            return self._own[0]
-        except IndexError:
-            raise Closed("fence: used after close") from None
+        return self.owner().fds[0]
 
     def duplicate(self) -> "Fence":
         """Another fence for the same execution, with a descriptor of its own."""
-        fence = Fence(told=self._told, kind=self._kind)
+        own, fence = self.owner(), Fence(told=self._told, kind=self._kind)
+        assert fence._own is not None
         try:
-            fence._own.extend(map(fcntl.fcntl, (self.fileno(),), (fcntl.F_DUPFD_CLOEXEC,), (0,)))
+            fence._own.fds.extend(map(fcntl.fcntl, own.fds, (fcntl.F_DUPFD_CLOEXEC,), (0,)))
         except OSError as error:
             raise ResourceExhausted(f"fence: no descriptor: {error.strerror}") from error
         return fence
 
     def status(self) -> ErrorStatus | None:
         """NONE for a success, another status for a failure, None while it is pending."""
-        if self._status is None and _readable(self.fileno(), 0):
-            self._look()
+        if self._status is None:
+            self._look(0)
         return self._status
 
-    def _look(self) -> None:
-        """What it says, once it is readable."""
-        if self._told:
+    def _look(self, milliseconds: int) -> bool:
+        """Wait until it is signalled, for so long, and note what it says; whether it was."""
+        own = self.owner()
+        events = _events(own.fds[0], milliseconds)
+        if self._told and events:
             self._status = self._told[0]
-            return
-        look = _status_of_sync_file if self._kind == "sync_file" else _status_in_pipe
-        self._status = look(self.fileno())
+        elif events & select.POLLIN:
+            look = _status_of_sync_file if self._kind == "sync_file" else _status_in_pipe
+            self._status = look(own.fds[0])
+        elif events:
+            self._status = ErrorStatus.DEAD_OBJECT
+        return bool(events)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds for a success; raises MissedDeadline, DeadObject or what the status stands for."""
         most = limit(timeout, "timeout")
         left = -1 if most is None or most > _LONGEST else math.ceil(most * 1000)
-        if self._status is None:
-            if not _readable(self.fileno(), left):
-                raise MissedDeadline(f"fence: not signalled after {most:g} s, must be by then")
-            self._look()
+        if self._status is None and not self._look(left):
+            raise MissedDeadline(f"fence: not signalled after {most:g} s, must be by then")
         status = self._status
         if status == ErrorStatus.DEAD_OBJECT:
             raise DeadObject("fence: the side that executes died before it signalled")
@@ -102,10 +108,10 @@ class Fence:
 
     def close(self) -> None:
         """Give the descriptor back."""
-        self._finalizer()
+        self._own = None
 
     def __repr__(self) -> str:
-        status = self.status() if self._own else self._status
+        status = self._status if self._own is None else self.status()
         return f"Fence({'pending' if status is None else status.name})"
 
 
@@ -140,13 +146,25 @@ class Signal:
             finally:
                 close_all(self._own)
 
+    def outlasts(self, fences: Sequence[Fence]) -> bool:
+        """Wait until all of these are signalled, raising as `Fence.wait`; False where nobody waits for this one any more."""
+        for fence in fences:
+            poll, own = select.poll(), fence.owner()
+            poll.register(own.fds[0], select.POLLIN)
+            poll.register(self._own[0], 0)  # its hang-up alone
+            if any(fd == self._own[0] for fd, _ in poll.poll()):
+                return False
+            fence.wait(0)
+        return True
+
 
 def fence_pair() -> tuple[Fence, Signal]:
     """A pending fence and the one thing that can signal it."""
     told: list[ErrorStatus] = []
     fence, signal = Fence(told=told, kind="pipe"), Signal(told)
+    assert fence._own is not None
     try:
-        open_into([fence._own, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
+        open_into([fence._own.fds, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
     except OSError as error:
         raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
     return fence, signal
@@ -161,6 +179,8 @@ def _kind_of(fd: int) -> str:
     if stat.S_ISFIFO(mode) and access == os.O_RDONLY:
         return "pipe"
     try:
+        if stat.S_IFMT(mode):  # a sync_file has none, and others may know the number of the question otherwise
+            raise OSError
         _status_of_sync_file(fd)
     except OSError:
         raise InvalidArgument(
@@ -169,10 +189,10 @@ def _kind_of(fd: int) -> str:
     return "sync_file"
 
 
-def _readable(fd: int, milliseconds: int) -> bool:
+def _events(fd: int, milliseconds: int) -> int:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(milliseconds))
+    return next((events for _, events in poll.poll(milliseconds)), 0)
 
 
 async def _readable_soon(fence: Fence) -> None:
@@ -190,16 +210,13 @@ async def _readable_soon(fence: Fence) -> None:
 
 
 @functools.cache
-def _libc() -> ctypes.PyDLL:
-    """Its calls keep the interpreter: beside a busy thread each time that it is given up costs 5 ms. None of them waits."""
-    return ctypes.PyDLL(None, use_errno=True)
+def _libc() -> ctypes.CDLL:
+    """Its calls give the interpreter up: even a look waits while a stranger writes to his pipe, for as long as he likes."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _status_in_pipe(fd: int) -> ErrorStatus:
-    """The status byte, left in the pipe; DEAD_OBJECT where the write end is gone without one."""
-    held = ctypes.c_int(0)
-    if _libc().ioctl(fd, termios.FIONREAD, ctypes.byref(held)) == 0 and held.value == 0:
-        return ErrorStatus.DEAD_OBJECT
+    """The status byte, left in the pipe; DEAD_OBJECT where another holder took it out."""
     try:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:

@@ -66,12 +66,11 @@ class Buffer(ABC):
     def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         self.facts = merge(desc, roles)
         self.roles = tuple(roles)
-        self._uses = {(id(r.prepared), r.index, r.output) for r in roles}
         self.token = next(_tokens)
 
     def check_role(self, prepared: Of, index: int, output: bool) -> None:
         """InvalidRequest where the buffer was not allocated for this use."""
-        if (id(prepared), index, output) not in self._uses:
+        if not any(r.prepared is prepared and r.index == index and r.output == output for r in self.roles):
             roles = ", ".join(map(str, self.roles))
             use = "output" if output else "input"
             raise InvalidRequest(f"buffer {self.token} is used as {use} {index}, must be one of its roles: {roles}")

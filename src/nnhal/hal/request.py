@@ -114,6 +114,10 @@ class Argument(NamedTuple):
         shape = self.fixed
         return None if shape is None else math.prod(shape) * self.dtype.itemsize
 
+    def specified_by(self, room: Array) -> bool:
+        """Whether an array given as room says the shape: it is of the type, and of dimensions that this may have."""
+        return room.dtype == self.dtype and (bool(room.shape) if self.shape is None else agree(room.shape, self.shape))
+
 
 class Signature:
     """The arguments of a model, and whose executions they are (`where`, for messages); made once, not for each execution."""

@@ -4,11 +4,14 @@ A service listens before it confines itself, and confines itself before numpy st
 imported here but where an error is about to be raised.
 """
 
+import contextlib
+import fcntl
 import os
 import re
 import socket
 import stat
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,8 +84,8 @@ def address(listener: socket.socket, name: str) -> str:
 
 
 def sweep(path: Path) -> bool:
-    """Remove a socket that nobody listens on; whether it is gone."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+    """Remove a socket that nobody listens on; whether it is gone. One at a time: the name may be another's by then."""
+    with _alone(), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         probe.setblocking(False)  # who is behind with its clients is there all the same
         try:
             probe.connect(str(path))
@@ -94,6 +97,16 @@ def sweep(path: Path) -> bool:
         except OSError:
             return False
     return False
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    lock = os.open(directory() / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def running() -> list[str]:

@@ -156,6 +156,8 @@ def accept(value: Any, spec: Spec, label: str) -> Array:
     if isinstance(value, Memory):
         value = _whole(value, spec, label)
     value = given(value, spec.dtype, f"{label} ({spec.name})", InvalidRequest)
+    if spec.shape is None and not value.shape:
+        raise InvalidRequest(f"{label} ({spec.name}) is a number, must be a tensor of one dimension or more")
     if spec.shape is not None and not agree(value.shape, spec.shape):
         raise InvalidRequest(f"{label} ({spec.name}) has shape {show(value.shape)}, must be {show(spec.shape)}")
     return value if value.flags.c_contiguous else value.copy()

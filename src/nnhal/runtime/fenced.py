@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, OutputInsufficientSize
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
@@ -186,7 +186,7 @@ def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], 
 def _where(array: Array | None) -> str:
     """Where an argument lies: "plain" is an array of this process, "shared" a memory that a step reads and writes in place.
 
-    Of any other memory a driver in another process gets a copy, made at the launch: not what is there at the fence.
+    Of any other memory a driver in another process writes to a copy, which is taken over after the fence.
     """
     at = None if array is None or array.base is None else Memory.of(array)
     if at is None or array is None:
@@ -221,7 +221,10 @@ def _in_background(
                 if execution.fence is not None:
                     execution.fence.wait()
         job.control, job.report = control, Report() if control.measure else None
-        caller.carry_out(job, read, written)
+        try:
+            caller.carry_out(job, read, written)
+        except OutputInsufficientSize as error:
+            raise InvalidArgument(f"fenced {error}") from None
         request.results, request.shapes = list(job.results), list(job.shapes)
         return None if job.report is None else job.report.on_device()
 

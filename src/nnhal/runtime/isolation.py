@@ -17,6 +17,7 @@ from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
 
 Isolation = Literal["none", "process"]
+K = TypeVar("K")
 T = TypeVar("T")
 _log = logger("manager")
 
@@ -77,7 +78,9 @@ def confinement(names: Sequence[str]) -> dict[str, Confined]:
     return dict(zip(names, _at_once(ask, names), strict=True))
 
 
-def _at_once(call: Callable[[str], T], names: Sequence[str]) -> list[T]:
+def _at_once(call: Callable[[K], T], names: Sequence[K]) -> list[T]:
+    if len(names) == 1:
+        return [call(names[0])]
     with ThreadPoolExecutor(max(1, len(names)), "nnhal-start") as pool:
         return list(pool.map(call, names))
 
@@ -102,7 +105,11 @@ def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[D
     if not names:
         raise InvalidArgument("devices: none is named, must be at least one")
     by_name = discovery.load_one if isolation == "none" else isolated
-    return _each_once(name if isinstance(name, Device) else _named(name, by_name) for name in names)
+
+    def device(name: str | Device) -> Device:
+        return name if isinstance(name, Device) else _named(name, by_name)
+
+    return _each_once(map(device, names) if isolation == "none" else _at_once(device, list(dict.fromkeys(names))))
 
 
 def _all_isolated() -> list[Resilient]:

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import ContractBroken
+from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.memory import ALIGNMENT, Memory, aligned
 from nnhal.base.operands import Array, typed
 from nnhal.hal.binding import Where
-from nnhal.hal.request import Request
-from nnhal.ops.schema import agree
+from nnhal.hal.request import Argument, Request
 
 GUARD = bytes(range(0xA0, 0xA0 + ALIGNMENT))
 _KEPT = 4  # free frames kept for each set of shapes
@@ -27,7 +26,8 @@ _SETS = 16  # of shapes, for which frames are kept
 _PROVIDED: Where = (-1, 0, 0, ())  # the driver provides the memory
 
 Key = tuple[Any, ...]
-_Own = tuple[bool, int, int, tuple[int, ...], np.dtype[Any], tuple[int, ...]]  # input or not, place, bytes, dims, view
+# Input or not, place, bytes, dims, type and shape of the view, which has none where the driver tells it.
+_Own = tuple[bool, int, int, tuple[int, ...], np.dtype[Any], tuple[int, ...] | None]
 
 
 def key_of(request: Request, apart: bool = False) -> Key:
@@ -51,7 +51,13 @@ def _room_key(request: Request, index: int, apart: bool) -> Key | None:
     if room is None:
         return None
     key = _key(room) if room.base is not None and not apart else ()
-    return key if len(key) == 4 else None if request.signature.outputs[index].fixed is not None else (room.nbytes,)
+    argument = request.signature.outputs[index]
+    return key if len(key) == 4 else None if argument.fixed is not None else (room.nbytes, _dims(argument, room))
+
+
+def _dims(argument: Argument, room: Array) -> tuple[int, ...]:
+    """The dimensions that room says the output has, () where it is room in bytes."""
+    return room.shape if argument.specified_by(room) else ()
 
 
 class Frame:
@@ -73,22 +79,27 @@ class Frame:
         self._out: list[tuple[int, Array, bool]] = []  # index, view, whether it is of the output's type and shape
         self.direct: list[int] = []
         self._guards: list[memoryview] = []
-        own = []
+        own: list[_Own] = []
+        signature = request.signature
+        if len(request.given) != len(signature.inputs):
+            raise InvalidRequest(
+                f"{signature.where}: request has {len(request.given)} inputs, must have {len(signature.inputs)}"
+            )
         for index, array in enumerate(request.given):
             place = None if array is None else self._shared(array, array.shape, False)
+            if array is not None and array.dtype != signature.inputs[index].dtype:
+                name, dtype, _ = signature.inputs[index]
+                raise InvalidRequest(f"{signature.where}: {name} is {array.dtype}, must be {dtype}")
             self.inputs.append(place)
             if array is not None and place is None:
                 own.append((True, index, array.nbytes, array.shape, array.dtype, array.shape))
-        for index, argument in enumerate(request.signature.outputs):
+        for index, argument in enumerate(signature.outputs):
             room, fixed = request.room(index), argument.fixed
             self.outputs.append(None)
             if index in request.output_buffers:
                 continue
             if room is not None and not apart:
-                alike = room.dtype == argument.dtype and agree(
-                    room.shape, room.shape if argument.shape is None else argument.shape
-                )
-                at = self._shared(room, room.shape if alike else (), True)
+                at = self._shared(room, _dims(argument, room), True)
                 if at is not None:
                     self.direct.append(index)
                     self.outputs[index] = at
@@ -98,7 +109,7 @@ class Frame:
                 own.append((False, index, size, fixed, argument.dtype, fixed))
             elif room is not None:
                 size = room.nbytes
-                own.append((False, index, size, (), np.dtype(np.uint8), (size,)))
+                own.append((False, index, size, _dims(argument, room), np.dtype(np.uint8), None))
             else:
                 self.outputs[index] = _PROVIDED
         self._count = len(request.given)
@@ -117,7 +128,7 @@ class Frame:
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
         """Where an array lies in a pool that the driver may map; None where it does not."""
         at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
-        if at is None or not at[0].sealed or (output and at[0].readonly):
+        if at is None or not at[0].sealed or (at[0].readonly if output else not array.flags.aligned):
             return None
         number = next((n for n, m in enumerate(self.pools) if m is at[0]), len(self.pools))
         if number == len(self.pools):
@@ -142,10 +153,15 @@ class Frame:
                 self._in.append((index, view))
                 continue
             self.outputs[index] = number, start, size, dims
-            self._out.append((index, view, bool(dims) or shape == ()))
+            self._out.append((index, view, shape is not None))
             behind = whole[start + size : end]
             behind[:] = (GUARD * 2)[: len(behind)]
             self._guards.append(behind)
+
+    @property
+    def copies(self) -> bool:
+        """Whether any input is copied into it."""
+        return bool(self._in)
 
     def try_fill(self, request: Request) -> bool:
         """Copy the inputs in where the request is all of ordinary arrays that fit this frame; else False, in a moment."""

@@ -3,6 +3,7 @@
 import weakref
 from fcntl import F_SEAL_SHRINK
 
+from nnhal.base.descriptors import Owner
 from nnhal.base.memory import Memory, seals
 from nnhal.ipc.protocol import wire
 
@@ -31,15 +32,16 @@ class Packing:
 
     def __init__(self, pools: ClientPools, held: "dict[Memory, tuple[int, int]] | None" = None) -> None:
         self._pools, self._held = pools, held or {}
-        self._keep: list[Memory] = []
+        self._keep: list[tuple[Memory, Owner]] = []
         self.fds: list[int] = []
 
     def pool(self, memory: Memory) -> wire.Pool:
         """The wire form of a memory; its descriptor joins the message."""
         memory = self._pools.shareable(memory)
-        self._keep.append(memory)
+        owner = memory.owner()
+        self._keep.append((memory, owner))
         held = self._held.get(memory)
         if held is None:
-            self.fds.append(memory.fd)
+            self.fds.append(owner.fds[0])
         readonly = memory.readonly or memory.one_way
         return wire.Pool(memory.kind, memory.size, memory.offset, readonly, *(held or ()))

@@ -5,10 +5,11 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from fcntl import F_SEAL_SHRINK
+from functools import partial
 
 import numpy as np
 
-from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
+from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus
 from nnhal.base.errors import (
     ContractBroken,
     InvalidArgument,
@@ -19,7 +20,7 @@ from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, seals
 from nnhal.base.operands import Array
-from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, notify_of
+from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, notify_of, once_signalled
 from nnhal.hal.binding import Where
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
@@ -105,9 +106,11 @@ class RemotePrepared(Prepared):
         home.append(frame)
         return timing
 
-    def taken(self, request: Request, frame: Frame) -> None:
-        """Take over outputs that all have the shapes of the model."""
-        frame.collect(request)
+    def taken(self, request: Request, frame: Frame, shapes: Sequence[tuple[int, ...]] = ()) -> None:
+        """Take over the outputs. shapes: none where all are as the model says."""
+        if shapes and len(shapes) != len(request.shapes):
+            raise ContractBroken(f"{self.session.where}: told {len(shapes)} shapes, must be {len(request.shapes)}")
+        frame.collect(request, shapes)
         for n, buffer in request.output_buffers.items():
             request.filled(n, self.signature.outputs[n].fixed or buffer.shape or ())
 
@@ -202,7 +205,10 @@ class RemotePrepared(Prepared):
         if wire.form_for(wire.ExecuteFenced, self.session.methods) is None:
             return super().execute_fenced(request, control, wait_for, after)
         check_fenced(request, wait_for)
+        wait_for = [fence for fence in wait_for if fence.status() != ErrorStatus.NONE]
         frame, home, binding = self.bound(request, control, apart=after is not None)
+        if wait_for and (frame.copies or len(wait_for) > wire.MAX_DESCRIPTORS):  # inputs are what they are by then
+            wait_for = [once_signalled(wait_for, lambda: frame.fill(request))]
         execution = RemoteExecution(self, request, frame, home)
         execution.launch(binding, control, wait_for, after or 0)
         return execution
@@ -256,7 +262,8 @@ class RemoteExecution(FencedExecution):
         message = wire.ExecuteFenced(
             self._number, binding.number, len(wait_for), control.measure, control.deadline or 0, _loop(control), after
         )
-        waited = [f.fileno() for f in wait_for]
+        sent = [fence.owner() for fence in wait_for]
+        waited = [owner.fds[0] for owner in sent]
         _, fds = self._session.call(message, wire.Acknowledged, fds=waited, deadline=control.deadline)
         self.fence = Fence(fds.take()) if fds else None
         self._session.watch_wish(self._number, control.cancelled)
@@ -271,15 +278,17 @@ class RemoteExecution(FencedExecution):
             self._session.forget_wish(self._number)
             error: NnhalError | None = None
             try:
-                self._request.execute(self._collect, UNLIMITED)
+                self._request.execute(partial(self._collect, reply.shapes), UNLIMITED)
             except NnhalError as raised:
                 error = raised
             self.finish(error, info)
         return super().get_execution_info()
 
-    def _collect(self, request: Request, _: Control) -> None:
-        self._prepared.taken(request, self._frame)
+    def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, _: Control) -> None:
+        self._prepared.taken(request, self._frame, shapes)
         self._home.append(self._frame)
+        if request.small:
+            raise InvalidArgument("fenced execution: an output is larger than its memory")
 
     def __del__(self) -> None:
         if hasattr(self, "_number"):

@@ -155,7 +155,7 @@ class Resilient(Device):
         except BaseException:
             session.close()
             raise
-        previous, self._end = getattr(self, "_end", None), weakref.finalize(self, session.close)
+        previous, self._end = getattr(self, "_end", None), weakref.finalize(self, session.end)
         self._end.atexit = False
         if previous is not None:
             previous.detach()
@@ -183,6 +183,9 @@ class Resilient(Device):
                     f"{self.level}; compile again"
                 )
             self._remote = fresh
+            if self.unusable:  # was closed while it started: `close` may have met the one before
+                fresh.close()
+                raise Closed(f"device {self.name}: was closed")
             self.restarts += 1
             _log.info("device %s: started again, %s", self.name, self.health)
             return fresh

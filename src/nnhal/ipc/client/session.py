@@ -555,11 +555,15 @@ class Session:
             os.eventfd_write(self._wake, 1)
         return again(error)
 
-    def close(self) -> None:
-        """End the connection. An own process ends with it."""
+    def end(self) -> None:
+        """End the connection, and with it an own process, without a wait: safe in finalizers."""
         if self.dead is None:
             self.dead = Closed(f"{self.where}: the connection was closed")
             os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """As `end`, and wait for it."""
+        self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
 

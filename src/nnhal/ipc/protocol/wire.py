@@ -439,10 +439,11 @@ class Shape(Reply, tag=12, frozen=True):
 
 
 class Info(Reply, tag=10, frozen=True):
-    """Timing of a fenced execution."""
+    """Timing of a fenced execution. shapes: of its outputs; none where all are as the model says."""
 
     launched: WireTiming
     fenced: WireTiming
+    shapes: Annotated[tuple[Dims, ...], Meta(max_length=4096)] = ()
 
 
 # ----------------------------------------------------------------------------------------------------------- callbacks

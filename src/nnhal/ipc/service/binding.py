@@ -3,9 +3,11 @@
 import os
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.memory import Memory
+from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import BoundRequest, flat_bytes
 from nnhal.hal.host import run_resolved
 from nnhal.hal.request import Control, Request, Run, Timing, plausible
@@ -23,6 +25,13 @@ class Held:
 
     def __init__(self, memories: Sequence[Memory]) -> None:
         self.memories = memories
+
+
+class Launched(NamedTuple):
+    """A fenced execution, and the request that it fills."""
+
+    execution: FencedExecution
+    request: Request
 
 
 class ServiceBinding:

@@ -26,6 +26,7 @@ from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 
+_LOOK = 0.25  # seconds
 _log = logger("burst")
 _DONE = pack(wire.ENCODED_DONE)
 _TOO_LONG = pack(wire.encode(error_to_wire(OperationFailed("burst: the result does not fit the queue"))))
@@ -47,7 +48,6 @@ class ServiceBurst:
         self._held = threading.Event()
         self._unwanted = threading.Event()
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
-        self._number = 0
         self._packet = b""  # the last one, and what it calls for
         self._call: tuple[ServiceBinding, Control] | None = None
         self._executor = executor_by(entry.prepared, entry.signature.where)
@@ -60,15 +60,17 @@ class ServiceBurst:
             entry.__exit__()
             raise
 
-    def start(self, number: int) -> None:
+    def start(self) -> None:
         """Start the listener; returns when its liveness can be waited on."""
-        self._number = number
+        thread = threading.Thread(target=self._listen, name="nnhal-burst", daemon=True)
         try:
-            threading.Thread(target=self._listen, name=f"nnhal-burst-{number}", daemon=True).start()
+            thread.start()
+            while not self._held.wait(_LOOK):
+                if not thread.is_alive() and not self._held.is_set():  # it had no memory to begin with
+                    raise RuntimeError
         except RuntimeError:
-            self._entry.__exit__()
+            self._finish()
             raise ResourceExhausted("burst: no thread for it; close some") from None
-        self._held.wait()
 
     def close(self) -> None:
         """End the burst; the listener ends after the execution at hand, which is not wanted any more."""
@@ -87,7 +89,7 @@ class ServiceBurst:
             while True:
                 packet = queues.receive(-1)
                 if isinstance(packet, int):
-                    _log.debug("burst %d ends: %s", self._number, _ENDS.get(packet, packet))
+                    _log.debug("burst ends: %s", _ENDS.get(packet, packet))
                     break
                 status = queues.send(self._answer(packet))
                 if status == _native.FULL:
@@ -95,7 +97,7 @@ class ServiceBurst:
                 if status < 0:
                     break
         except BaseException:
-            _log.exception("burst %d: the listener failed", self._number)
+            _log.exception("burst: the listener failed")
         finally:
             queues.close()
             queues.drop()

@@ -12,7 +12,6 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, P
 from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory
-from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
     Device,
@@ -32,7 +31,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.service.binding import Answer, Held, ServiceBinding
+from nnhal.ipc.service.binding import Answer, Held, Launched, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
@@ -220,12 +219,16 @@ class CallHandler:
             left.close()
             raise
         execution.when_ended(left.close)
-        self._exports.add(call.object, execution, lambda: None)
+        self._exports.add(call.object, Launched(execution, request), lambda: None)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
-        info = info_by(self._exports.get(call.execution, FencedExecution, "fenced execution"), self._where)
-        return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced)), ()
+        execution, request = self._exports.get(call.execution, Launched, "fenced execution")
+        info = info_by(execution, self._where)
+        declared = [argument.fixed for argument in request.signature.outputs]
+        told = None not in request.shapes and request.shapes != declared
+        shapes = tuple(request.shapes) if told else ()
+        return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced), shapes), ()
 
     def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
         fd = fds.take()
@@ -235,8 +238,8 @@ class CallHandler:
             burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
+        burst.start()
         self._exports.add(call.object, burst, burst.close)
-        burst.start(call.object)
         return wire.DONE, ()
 
     # ------------------------------------------------------------------------------------------------ memory domains
