@@ -87,12 +87,16 @@ def interrupted_in(name: str, hits: Callable[[Any, str], bool], call: Callable[[
 
 
 def interrupted_at(hits: Callable[[Any, str], bool], call: Callable[[], object]) -> int:
-    """Call again and again, interrupted at the first, the second, ... point that counts; how many."""
+    """Call again and again, interrupted at the first, the second, ... point that counts; how many.
+
+    None comes between the end of a `with` block and its `__exit__`: Python looks for signals after calls, not before them.
+    """
     for place in count():
         left = [place]
 
         def tracer(frame: Any, event: str, argument: Any, left: list[int] = left) -> Any:
-            if hits(frame, event):
+            leaves = event == "c_call" and argument.__name__ == "__exit__"
+            if not leaves and hits(frame, event):
                 left[0] -= 1
                 if left[0] < 0:
                     sys.setprofile(None)
