@@ -7,6 +7,7 @@ These are the defaults that every driver has; a driver whose engine queues work 
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -261,6 +262,15 @@ def run_after(
     return execution
 
 
+def _let_locals_go(error: BaseException | None) -> None:
+    """The execution keeps its error, whose traceback has the execution: memory and descriptors would stay until the garbage
+    collection. Where the error was raised can still be told.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 class _Work(NamedTuple):
     call: Run
     request: Request
@@ -272,16 +282,20 @@ class _Work(NamedTuple):
     launched: int
 
     def run(self) -> None:
-        error: NnhalError | None = None
-        info: ExecutionInfo | None = None
-        try:
-            info = self._run()
-        except BaseException as raised:
-            error = as_error(raised, "fenced execution")
+        error, info = self._outcome()
+        if error is not None:
+            _let_locals_go(error)
         for fence in self.wait_for:
             fence.close()
         self.execution.finish(error, info)
         self.signal.set(ErrorStatus.NONE if error is None else error.status)
+        del self, error  # the frames of a traceback know this one, as that which called them
+
+    def _outcome(self) -> tuple[NnhalError | None, ExecutionInfo | None]:
+        try:
+            return None, self._run()
+        except BaseException as raised:
+            return as_error(raised, "fenced execution"), None
 
     def _wait(self, fence: Fence) -> None:
         """Wait for a success of the fence, for as long as the execution is wanted."""
