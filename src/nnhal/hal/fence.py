@@ -16,8 +16,8 @@ import select
 import stat
 import struct
 import weakref
-from collections.abc import Generator, Sequence, Set
-from itertools import chain
+from collections.abc import Callable, Generator, Sequence, Set
+from itertools import chain, islice
 from typing import Any
 
 from nnhal.base.answers import shown
@@ -54,6 +54,15 @@ class Fence:
         if own is None or not own.fds:
             raise Closed("fence: used after close")
         return own
+
+    @classmethod
+    def taken(cls, take: Callable[[], int]) -> "Fence":
+        """As of the descriptor that `take`, written in C, gives; an interrupt comes before that or after."""
+        fence = cls(kind="pipe")
+        assert fence._own is not None
+        fence._own.fds.extend(islice(iter(take, -1), 1))
+        fence._kind = _kind_of(fence.fileno())
+        return fence
 
     def fileno(self) -> int:
         """The descriptor; it stays the fence's."""
@@ -217,16 +226,17 @@ def _libc() -> ctypes.CDLL:
 
 def _status_in_pipe(fd: int) -> ErrorStatus:
     """The status byte, left in the pipe; DEAD_OBJECT where another holder took it out."""
+    ends: list[int] = []
     try:
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise ResourceExhausted(f"fence: no descriptors to look at it: {error.strerror}") from error
-    try:
+        try:
+            ends.extend(chain.from_iterable(map(os.pipe2, (_PIPE,))))
+        except OSError as error:
+            raise ResourceExhausted(f"fence: no descriptors to look at it: {error.strerror}") from error
+        read, write = ends
         count = _libc().tee(fd, write, ctypes.c_size_t(1), ctypes.c_uint(_SPLICE_F_NONBLOCK))
         value = os.read(read, 1)[0] if count == 1 else ErrorStatus.DEAD_OBJECT
     finally:
-        os.close(read)
-        os.close(write)
+        close_all(ends)
     return ErrorStatus(value) if value in ErrorStatus.__members__.values() else ErrorStatus.GENERAL_FAILURE
 
 

@@ -18,7 +18,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
-from nnhal.base.memory import Memory, seals
+from nnhal.base.memory import Memory, huge, seals
 from nnhal.base.operands import Array
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, notify_of, once_signalled
 from nnhal.hal.binding import Where
@@ -95,7 +95,12 @@ class RemotePrepared(Prepared):
         else:
             call = binding.call(control, self.form)
             reply, fds = session.answer_to(
-                self._method, call, (), control.deadline, control.cancelled, direct=bool(frame.direct)
+                self._method,
+                call,
+                (),
+                control.deadline,
+                control.cancelled,
+                direct=bool(frame.direct or request.output_buffers),
             )
             if isinstance(reply, wire.Acknowledged):
                 self.taken(request, frame)
@@ -169,9 +174,9 @@ class RemotePrepared(Prepared):
         if fds:
             fd = fds.take()
             try:
-                if not (seals(fd) or 0) & F_SEAL_SHRINK:
+                if not (seals(fd) or 0) & F_SEAL_SHRINK or huge(fd):
                     where = self.session.where
-                    raise ContractBroken(f"{where}: provided outputs in memory that may shrink, must be sealed")
+                    raise ContractBroken(f"{where}: provided outputs in memory that may go, must be a sealed memfd")
                 data: Array = np.array(Memory.from_fd(fd, total, kept=False).bytes())
             finally:
                 os.close(fd)
@@ -265,7 +270,7 @@ class RemoteExecution(FencedExecution):
         sent = [fence.owner() for fence in wait_for]
         waited = [owner.fds[0] for owner in sent]
         _, fds = self._session.call(message, wire.Acknowledged, fds=waited, deadline=control.deadline)
-        self.fence = Fence(fds.take()) if fds else None
+        self.fence = Fence.taken(fds.take) if fds else None
         self._session.watch_wish(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
