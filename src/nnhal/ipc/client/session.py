@@ -146,6 +146,8 @@ class Session:
             raise DeviceUnavailable(f"{self.where}: the driver process did not start: {error_from_wire(reply)}")
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
             raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
+        if reply.level not in Level.__members__.values():
+            raise DeviceUnavailable(f"{self.where}: is at level {reply.level}, must be 1 to {max(Level):d}")
         return reply
 
     # --------------------------------------------------------------------------------------------------------- calls
@@ -280,7 +282,8 @@ class Session:
         self, message: wire.PrepareModel | wire.Execute, packing: Packing | None = None, deadline: int | None = None
     ) -> Pending:
         """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
-        pending = self._pending[message.object] = Pending(message.object)
+        kind = wire.NotifyPrepared if isinstance(message, wire.PrepareModel) else wire.NotifyExecuted
+        pending = self._pending[message.object] = Pending(message.object, kind)
         try:
             self.call(message, wire.Acknowledged, packing, deadline=deadline)
         except BaseException:
@@ -451,7 +454,11 @@ class Session:
             message = wire.decode_callback(data)
         except wire.WireError as error:
             raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
-        pending = self._pending.pop(message.object, None)
+        pending = self._pending.get(message.object)
+        if pending is not None and type(message) is not pending.kind:
+            came, due = type(message).__name__, pending.kind.__name__
+            raise DeadObject(f"{self.where}: notified by {came} of {message.object}, must be by {due}")
+        self._pending.pop(message.object, None)
         if pending is None:  # nobody waits any more, or it came twice
             return
         if isinstance(message.result, wire.Failed):
