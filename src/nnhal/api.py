@@ -10,7 +10,7 @@ from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import BadFile, InvalidArgument
 from nnhal.base.time import nanoseconds, point_in_time
-from nnhal.hal.device import Device, identity_of
+from nnhal.hal.device import MOST_THREADS, Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -21,7 +21,6 @@ from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
 
 Path = str | os.PathLike[str]
-MOST_THREADS = 1024  # that an engine may be asked to use
 
 
 def load(

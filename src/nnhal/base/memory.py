@@ -9,6 +9,7 @@ travel and serve calls that stay in it.
 import contextlib
 import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import stat
@@ -57,6 +58,20 @@ def seals(fd: int) -> int | None:
         return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:
         return None
+
+
+def huge(fd: int) -> bool:
+    """Whether a memory that has seals is of huge pages: through a hole in it a reader may find none left, which ends it."""
+    return os.fstat(fd).st_dev != _device_of_memfds()
+
+
+@functools.cache
+def _device_of_memfds() -> int:
+    fd = os.memfd_create("nnhal-look", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
 
 
 class Layout(NamedTuple):

@@ -26,6 +26,7 @@ from nnhal.hal.request import Control, Request, Signature, Timing, plausible
 from nnhal.model.graph import Model, Operation
 
 T = TypeVar("T")
+MOST_THREADS = 1024  # that an engine may be asked to use
 RELAXATIONS = {
     "float16": "between operations float16 may be float32: not rounded, and not infinite beyond 65504",
     "infinities": "an infinite result may be the greatest number of its type",
@@ -79,8 +80,8 @@ class Capabilities:
 class Hints:
     """What the application wants of a compilation.
 
-    threads: how many the engine may use, 0 for its own choice. deadline: monotonic nanoseconds, None for no limit.
-    options: the device's own, as given in `driver_options`.
+    threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice. deadline: monotonic nanoseconds,
+    None for no limit. options: the device's own, as given in `driver_options`.
     """
 
     preference: Preference = Preference.FAST_SINGLE_ANSWER

@@ -14,6 +14,7 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
+    MOST_THREADS,
     Device,
     Hints,
     allocated_by,
@@ -308,6 +309,8 @@ def _hints(call: wire.PrepareModel) -> Hints:
         raise InvalidArgument(f"preference is {preference}, must be one of {', '.join(Preference.__members__)}")
     if priority not in Priority.__members__.values():
         raise InvalidArgument(f"priority is {priority}, must be one of {', '.join(Priority.__members__)}")
+    if call.threads > MOST_THREADS:
+        raise InvalidArgument(f"threads is {call.threads}, must be at most {MOST_THREADS}")
     try:
         options = json.loads(call.options) if call.options else {}
     except ValueError as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from fcntl import F_SEAL_SHRINK
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
-from nnhal.base.memory import Memory, seals
+from nnhal.base.memory import Memory, huge, seals
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Descriptors
 
@@ -69,6 +69,10 @@ class ServicePools:
                 raise InvalidArgument("pool: a file cannot be sealed, must be a sealed memfd for this service")
         elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
+        elif huge(fd):
+            raise InvalidArgument(
+                "pool: is a memory of huge pages, which may be gone when it is read; must be of others"
+            )
         memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=pool.kind in _IMPORTED)
         memory.kind = pool.kind
         return memory
