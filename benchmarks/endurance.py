@@ -1,9 +1,9 @@
 """Endurance of the isolation layer: growth over many executions and connections, deaths, a model of 100 MB.
 
-    python benchmarks/endurance.py [growth] [deaths] [weights] [--executions N] [--connections N] [--kills N]
-                                   [--mebibytes N] [--quick] [--json]
+    python benchmarks/endurance.py [growth] [shapes] [deaths] [weights] [--executions N] [--shapes N] [--connections N]
+                                   [--kills N] [--mebibytes N] [--quick] [--json]
 
-All three parts where none is named. Exit status 1 where a part breaks its rule. The last line is JSON.
+All parts where none is named. Exit status 1 where a part breaks its rule. The last line is JSON.
 """
 
 import argparse
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from endurance_parts.deaths import CLIENTS, IN_TIME, KINDS, Delays, deaths
-from endurance_parts.growth import RULE, Growth, connections, executions
+from endurance_parts.growth import RULE, Growth, connections, executions, shapes
 from endurance_parts.weights import ADDED, Held, held
 
 from nnhal.cli import common
 
-PARTS = "growth", "deaths", "weights"
-QUICK = {"executions": 5000, "connections": 50, "kills": 1, "mebibytes": 32}
+PARTS = "growth", "shapes", "deaths", "weights"
+QUICK = {"executions": 5000, "shapes": 200, "connections": 50, "kills": 1, "mebibytes": 32}
 
 
 @dataclass
@@ -48,6 +48,7 @@ def show_growth(rows: list[Growth]) -> None:
         "process",
         ">descriptors",
         ">mappings",
+        ">threads",
         ">RSS MiB",
         ">private MiB",
         ">private half",
@@ -60,6 +61,7 @@ def show_growth(rows: list[Growth]) -> None:
                 *(row.what, row.rounds, row.process),
                 f"{row.warm.descriptors} -> {row.end.descriptors}",
                 f"{row.warm.mappings} -> {row.end.mappings}",
+                f"{row.warm.threads} -> {row.end.threads}",
                 f"{mib(row.warm.resident)} -> {mib(row.end.resident)}",
                 f"{mib(row.warm.private)} -> {mib(row.end.private)}",
                 f"{(row.end.private - row.half.private) / 1024:+.0f} KiB",
@@ -143,6 +145,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; all by default")
     parser.add_argument("--executions", type=int, default=100_000)
+    parser.add_argument("--shapes", type=int, default=1000, help="that take turns in as many executions")
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=200, help="for each kind of waiter and client")
     parser.add_argument("--mebibytes", type=int, default=100)
@@ -163,6 +166,8 @@ def main() -> int:
         if "growth" in parts:
             found.growth += executions(given.executions, counted("executions", given.executions))
             found.growth += connections(given.connections, counted("connections", given.connections))
+        if "shapes" in parts:
+            found.growth += shapes(given.executions, given.shapes, counted("shapes", given.executions))
         if "deaths" in parts:
             found.deaths = deaths(given.kills, counted("kills", given.kills * len(CLIENTS) * len(KINDS)))
         if "weights" in parts:

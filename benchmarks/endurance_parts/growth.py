@@ -23,11 +23,11 @@ from nnhal.ipc.client.process import start
 from nnhal.model.graph import Model
 
 WARM_UP = 0.1  # of the rounds: caches fill, allocators take their arenas
-DESCRIPTORS, MAPPINGS = 0, 8  # that may be more at the end than after the warm-up
+DESCRIPTORS, MAPPINGS, THREADS = 0, 8, 0  # that may be more at the end than after the warm-up
 PRIVATE = 1 << 20  # bytes that may be more at the end than half-way: what leaks, leaks in both halves
 RULE = (
-    f"no growth: after the warm-up at most {DESCRIPTORS} more descriptors and {MAPPINGS} more mappings; in the second half "
-    f"at most {PRIVATE >> 10} KiB more private memory"
+    f"no growth: after the warm-up at most {DESCRIPTORS} more descriptors, {MAPPINGS} more mappings and {THREADS} more "
+    f"threads; in the second half at most {PRIVATE >> 10} KiB more private memory"
 )
 
 
@@ -47,6 +47,7 @@ class Growth(NamedTuple):
         return (
             self.end.descriptors - self.warm.descriptors <= DESCRIPTORS
             and self.end.mappings - self.warm.mappings <= MAPPINGS
+            and self.end.threads - self.warm.threads <= THREADS
             and self.end.private - self.half.private <= PRIVATE
         )
 
@@ -103,6 +104,31 @@ def executions(count: int, progress: Callable[[], None]) -> list[Growth]:
                 burst.free_memory(memory)
 
             return watched("burst executions", count, work, device.session.welcome.pid, progress)
+    finally:
+        device.close()
+
+
+def shapes(count: int, different: int, progress: Callable[[], None]) -> list[Growth]:
+    """Executions in one burst over so many shapes in turn, in random order; every result is looked at."""
+    b = Builder()
+    given = b.input((0,))
+    model = b.finish([given], [b.add(given, given)])
+    order = np.random.default_rng(4).integers(1, different + 1, count)
+    device = RemoteDevice(start("reference", options=["--unconfined"]))
+    try:
+        prepared = prepared_by(device, model, Hints())
+        left = iter(order.tolist())
+        with prepared.burst() as burst:
+
+            def work() -> None:
+                size = next(left)
+                x, y = np.full(size, size, np.float32), np.empty(size, np.float32)
+                prepared.request([x], [y]).execute(burst.run, UNLIMITED)
+                assert (y == 2 * size).all()
+
+            found = watched(f"{different} shapes", count, work, device.session.welcome.pid, progress)
+            assert not burst.plain, burst.plain
+            return found
     finally:
         device.close()
 

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 
 class Usage(NamedTuple):
-    """Open descriptors, lines of its map, and bytes.
+    """Open descriptors, lines of its map, threads, and bytes.
 
     resident; private: in no other process; anonymous: of no file or shared memory; share: resident, shared pages in part.
     """
 
     descriptors: int
     mappings: int
+    threads: int
     resident: int
     private: int
     anonymous: int
@@ -28,6 +29,7 @@ def usage(pid: int) -> Usage:
     return Usage(
         len(os.listdir(root / "fd")),
         len((root / "maps").read_text().splitlines()),
+        len(os.listdir(root / "task")),
         size["Rss"],
         size["Private_Clean"] + size["Anonymous"],
         size["Anonymous"],

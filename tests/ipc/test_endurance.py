@@ -16,6 +16,7 @@ def test_nothing_grows_and_every_waiter_of_a_killed_driver_gets_dead_object() ->
     assert {(g["work"], g["process"]) for g in found["growth"] if g["ok"]} == {
         *(("burst executions", "client"), ("burst executions", "service")),
         *(("connections", "client"), ("connections", "service")),
+        *(("200 shapes", "client"), ("200 shapes", "service")),
     }
     assert found["weights"]["ok"], found["weights"]
     assert [d["wrong"] for d in found["deaths"] if d["wrong"]] == []
