@@ -20,8 +20,9 @@ class Interrupt(KeyboardInterrupt):
 class Interrupts:
     """Strikes the main thread, one strike at a time. A strike within a finalizer, where Python loses it, comes again."""
 
-    def __init__(self) -> None:
-        self.armed, self.lost = False, 0
+    def __init__(self, kind: type[BaseException] = Interrupt) -> None:
+        """kind: what a strike raises, as the handlers of programs raise errors of their own."""
+        self.kind, self.armed, self.lost = kind, False, 0
         self._asked: queue.SimpleQueue[float | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="interrupts", daemon=True)
 
@@ -50,13 +51,13 @@ class Interrupts:
             block()
             self.armed = False
             return False
-        except Interrupt:
+        except self.kind:
             return True
 
     @contextlib.contextmanager
     def expected(self, seconds: float) -> Iterator[None]:
         """The block is struck so much later, or the test fails."""
-        with pytest.raises(Interrupt):
+        with pytest.raises(self.kind):
             self.after(seconds)
             yield
 
@@ -71,10 +72,10 @@ class Interrupts:
     def _strike(self, *_: object) -> None:
         if self.armed:
             self.armed = False
-            raise Interrupt
+            raise self.kind
 
     def _unraisable(self, what: Any) -> None:
-        if what.exc_type is Interrupt:
+        if what.exc_type is self.kind:
             self.lost += 1
             self.after(0)
         else:

@@ -6,6 +6,7 @@ import random
 import select
 import socket
 import struct
+import threading
 import time
 
 import pytest
@@ -20,6 +21,7 @@ from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service.connection import MAX_CLIENTS, QUEUED
 from nnhal.ipc.transport.channel import MARK
 from tests.faults.support import (
+    LIMIT,
     ONE,
     Hostile,
     attempt,
@@ -27,10 +29,12 @@ from tests.faults.support import (
     client_of,
     doubling,
     held,
+    service,
     undisturbed,
     wait_until,
     works,
 )
+from tests.ipc.support import lingering
 
 GIB = 1 << 30
 MOST_DESCRIPTORS = 253  # that the kernel takes with one message
@@ -293,3 +297,63 @@ def _served(name: str) -> bool:
         return True
     assert isinstance(device, NnhalError), device
     return False
+
+
+def test_messages_without_bytes_leave_no_descriptor_however_many_come(shared: str) -> None:
+    """27: sixteen of 64 would be all that the service may open; before the greeting, after it, and on a lane."""
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("64i", *[0] * 64))]
+        for n in range(24):
+            with Hostile(shared, greet=n % 3 > 0, callbacks=False) as hostile:
+                lane = hostile.lane() if n % 3 > 1 else hostile.channel
+                lane.socket.sendmsg([], rights)
+                assert isinstance(attempt(lane.receive), DeadObject)
+                lane.close()
+        back_to(before, watcher)
+
+
+@pytest.mark.parametrize("size", [0, wire.INLINE + 8192])
+def test_a_socket_that_takes_its_time_to_close_holds_nobody_up(shared: str, size: int) -> None:
+    """27: it comes with a message that is refused; its last close waits for a peer that does not read."""
+    with undisturbed(shared) as neighbour, client_of(shared) as watcher, Hostile(shared) as hostile:
+        before = held(watcher)
+        hostile.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        rounds, kept = neighbour.rounds, []
+        for _ in range(3):
+            sender, peer = lingering(int(LIMIT))
+            kept.append(peer)
+            hostile.push(b"\xc0" + bytes(size), [sender.fileno()])
+            threading.Thread(target=sender.close).start()  # where it is the last close, it waits
+        wait_until(lambda: neighbour.rounds > rounds + 20, "rounds of another client while it closes")
+        for peer in kept:
+            peer.close()
+        back_to(before, watcher)
+
+
+@pytest.mark.parametrize("threads", [2**16, 2**31 - 1, 2**32 - 1])
+def test_an_engine_is_not_told_to_use_more_threads_than_a_process_can_have(threads: int) -> None:
+    """27: the number of threads is the client's word."""
+    with service("litert", "engine"), undisturbed("engine"), Hostile("engine") as hostile:
+        whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
+        reply = attempt(lambda: hostile.call(wire.PrepareModel(1, V1_3, whole, threads=threads)))
+        assert isinstance(reply, wire.Failed) and "threads" in reply.message, reply
+
+
+def test_lanes_that_are_joined_to_one_another_harm_nobody_else_and_end_with_their_client(shared: str) -> None:
+    """27: both ends of a pair of sockets as lanes: the answer of one is the question of the other."""
+    with undisturbed(shared) as neighbour, client_of(shared) as watcher:
+        before = held(watcher)
+        hostile = Hostile(shared)
+        for data in (b"\xc0", QUERY, wire.encode(wire.Release((1,)))):
+            a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            for side in (a, b):
+                reply = hostile.make(wire.AttachLane, False, fds=(side.fileno(),))
+                assert isinstance(reply, wire.Acknowledged), reply
+            a.send(ONE + data)
+            a.close()
+            b.close()
+        neighbour.still_served()
+        alive(hostile)
+        hostile.close()
+        back_to(before, watcher)

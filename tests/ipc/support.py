@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.errors import DeadObject
+from nnhal.base.levels import V1_3
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
@@ -20,6 +24,7 @@ from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.connection import serve_one
+from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -109,3 +114,74 @@ def own_process(driver: str = PROBE, **named: Any) -> Iterator[RemoteDevice]:
         device.close()
         assert device.session.process is not None
         device.session.process.wait(LIMIT)
+
+
+def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:
+    """A socket whose last close takes so long, as its sender wished, and its peer, which does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 16))
+    sock.setblocking(True)
+    return sock, peer
+
+
+class Peer:
+    """A service of a test's own making: `answer` is given a lane and a call, all but greetings and lanes.
+
+    level: that it says it is at. callbacks: the lane for notifications, once it was attached.
+    """
+
+    def __init__(self, answer: Callable[[Channel, wire.ClientCall], None], level: int = int(V1_3)) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answer, self._level = answer, level
+        self._lanes, self._threads = [Channel(theirs)], list[threading.Thread]()
+        self.callbacks: Channel | None = None
+        self._start(self._lanes[0])
+        try:
+            self.session = Session(ours, "peer")
+        except BaseException:
+            self._end()
+            raise
+
+    def _start(self, lane: Channel) -> None:
+        self._threads.append(threading.Thread(target=self._serve, args=(lane,)))
+        self._threads[-1].start()
+
+    def _serve(self, channel: Channel) -> None:
+        with contextlib.suppress(DeadObject, OSError):
+            while True:
+                data, fds = channel.receive()
+                call = wire.decode_call(data)
+                if isinstance(call, wire.Hello):
+                    welcome = wire.Welcome(wire.VERSION, self._level, "peer", os.getpid(), 0, True, {})
+                    channel.answer(wire.encode(welcome))
+                elif isinstance(call, wire.AttachLane):
+                    lane = Channel(socket.socket(fileno=fds.take()))
+                    self._lanes.append(lane)
+                    if call.callbacks:
+                        self.callbacks = lane
+                    else:
+                        self._start(lane)
+                else:
+                    self._answer(channel, call)
+
+    def __enter__(self) -> Session:
+        return self.session
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+        self._end()
+
+    def _end(self) -> None:
+        for lane in self._lanes:
+            with contextlib.suppress(OSError):
+                lane.socket.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(LIMIT)
+        for lane in self._lanes:
+            lane.close()

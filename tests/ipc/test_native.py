@@ -26,6 +26,7 @@ import pytest
 
 from nnhal.ipc.transport import _native
 from tests.ipc.fuzz_queue import fuzz
+from tests.ipc.support import lingering
 
 HANG_NS = 30_000_000_000  # a wait that takes this long hangs
 REQUEST, RESULT = 64, 320  # where a queue's words start: write index, +64 read index, +128 event, +192 waiter
@@ -431,28 +432,10 @@ def test_nobody_makes_an_owner_of_descriptors_but_a_lane():
     _native.NONE.close()
 
 
-def lingering() -> socket.socket:
-    """A socket whose last close takes a second: its sender wished so, and the peer does not read."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        sock = socket.create_connection(server.getsockname())
-        peer, _ = server.accept()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
-    sock.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        while True:
-            sock.send(bytes(1 << 16))
-    sock.setblocking(True)
-    _peers.append(peer)
-    return sock
-
-
-_peers: list[socket.socket] = []
-
-
 @pytest.mark.parametrize("how", ("closed", "forgotten", "refused"))
 def test_other_threads_run_while_descriptors_are_closed_that_take_long(lanes, how):
     a, b, sock, _ = lanes
-    long = lingering()
+    long, reader = lingering(1)
     if how == "refused":
         sock.sendmsg([b"short"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [long.fileno()]))])
     else:
@@ -474,7 +457,7 @@ def test_other_threads_run_while_descriptors_are_closed_that_take_long(lanes, ho
     while thread.is_alive():
         time.sleep(0.001)
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
-    _peers.pop().close()
+    reader.close()
     assert how == "refused" or spent[0] > 0.5, "closing was quick, so nothing was tried"
     assert longest < 0.5
 

@@ -1,5 +1,6 @@
 """Memories between processes: mapped once while in use; what could be cut off under its reader does not travel."""
 
+import ctypes
 import fcntl
 import gc
 import mmap
@@ -157,6 +158,32 @@ def test_what_is_neither_memfd_nor_file_is_refused(path: str) -> None:
         service(shared=False).accept(sent(64, readonly=True), came(os.open(path, os.O_RDONLY)))
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_memory_of_huge_pages_is_refused(shared: bool) -> None:
+    """A hole in it gives its page back, and where there is no other, a reader is killed; F_SEAL_SHRINK allows holes."""
+    try:
+        fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError as error:
+        pytest.skip(f"this kernel has no memory of huge pages: {error}")
+    os.ftruncate(fd, 1 << 21)
+    fcntl.fcntl(fd, ADD_SEALS, SHRINK)
+    for readonly in (True, False):
+        with pytest.raises(InvalidArgument, match="huge pages"):
+            service(shared=shared).accept(sent(1 << 21, readonly=readonly), came(os.dup(fd)))
+    os.close(fd)
+
+
+def test_a_hole_in_a_memory_reads_as_zeros_and_kills_nobody() -> None:
+    fd = memfd(4 * mmap.PAGESIZE, SHRINK)
+    os.pwrite(fd, b"x" * 4 * mmap.PAGESIZE, 0)
+    memory = service().accept(sent(4 * mmap.PAGESIZE), came(os.dup(fd)))
+    keep_size_and_punch = 3
+    place, length = (ctypes.c_long(n * mmap.PAGESIZE) for n in (1, 2))
+    assert ctypes.CDLL(None, use_errno=True).fallocate(fd, keep_size_and_punch, place, length) == 0
+    os.close(fd)
+    assert bytes(memory.bytes()) == b"x" * mmap.PAGESIZE + bytes(2 * mmap.PAGESIZE) + b"x" * mmap.PAGESIZE
+
+
 @pytest.mark.parametrize(
     ("size", "offset"), [(65, 0), (64, 1), (1, 64), (0, 0), (2**63, 0), (1, 2**63), (2**39, 2**62)]
 )
@@ -208,13 +235,31 @@ def client(*, shared: bool = False) -> ClientPools:
     return ClientPools(shared=shared)
 
 
+def same(fd: int) -> int:
+    """What tells the memory behind a descriptor."""
+    return os.fstat(fd).st_ino
+
+
+def test_a_memory_that_is_closed_while_its_message_goes_out_does_not_send_a_strangers_descriptor() -> None:
+    memory = Memory.allocate(8)
+    own, packing = same(memory.fd), Packing(client())
+    packing.pool(memory)
+    memory.close()
+    strangers = [memfd(16) for _ in range(8)]  # they take the numbers that are free
+    assert list(map(same, packing.fds)) == [own]
+    for fd in strangers:
+        os.close(fd)
+    with pytest.raises(Closed):
+        Packing(client()).pool(memory)
+
+
 def test_the_descriptor_of_a_memory_travels_with_each_message() -> None:
     pools, memory, other = client(), Memory.allocate(8), Memory.allocate(16)
     for _ in range(3):
         packing = Packing(pools)
         assert packing.pool(memory) == wire.Pool("ashmem", 8, 0, False)
         assert packing.pool(other) == wire.Pool("ashmem", 16, 0, False)
-        assert packing.fds == [memory.fd, other.fd]
+        assert list(map(same, packing.fds)) == [same(memory.fd), same(other.fd)]
 
 
 def test_a_memory_that_was_sent_ahead_travels_as_its_object_and_place() -> None:
@@ -222,7 +267,7 @@ def test_a_memory_that_was_sent_ahead_travels_as_its_object_and_place() -> None:
     packing = Packing(client(), {memory: (5, 2)})
     assert packing.pool(memory) == wire.Pool("ashmem", 8, 0, False, 5, 2)
     assert packing.pool(other) == wire.Pool("ashmem", 8, 0, False)
-    assert packing.fds == [other.fd]
+    assert list(map(same, packing.fds)) == [same(other.fd)]
 
 
 def test_a_copy_lives_as_long_as_the_memory_and_its_message() -> None:

@@ -268,3 +268,20 @@ def test_a_device_in_quarantine_is_offline_and_not_started_until_forgiven(device
     clock.now += WINDOW_NS
     assert np.array_equal(run(prepared, numbers()), 2 * numbers())
     assert device.status() == DeviceStatus.AVAILABLE and device.pid != pid
+
+
+def test_a_device_that_nobody_holds_is_ended_and_not_waited_for(monkeypatch):
+    """The finalizer runs wherever the garbage collector does; its driver may take as long as it likes."""
+    device = Resilient("probe", lambda: start(PROBE))
+    session, gate = device.remote().session, threading.Event()
+    tidy = session._tidy
+    waited: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_tidy", lambda: (gate.wait(LIMIT), tidy()))
+        patch.setattr(session._thread, "join", waited.append)
+        del device
+        gc.collect()
+    assert session.dead is not None and session._thread.is_alive() and not waited
+    gate.set()
+    session._thread.join(LIMIT)
+    assert session.process is not None and session.process.poll() is not None

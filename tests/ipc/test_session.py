@@ -31,7 +31,6 @@ from nnhal.base.errors import (
     NnhalError,
     OperationFailed,
 )
-from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Hints, Prepared
@@ -40,14 +39,25 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
-from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.interrupts import Interrupts, interrupted_at
-from tests.ipc.support import LIMIT, doubling, inside, made, numbers, own_process, prepare, request_for, run, wait_until
+from tests.ipc.support import (
+    LIMIT,
+    Peer,
+    doubling,
+    inside,
+    made,
+    numbers,
+    own_process,
+    prepare,
+    request_for,
+    run,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -769,49 +779,6 @@ def test_a_message_without_a_number_is_never_answered(device: RemoteDevice) -> N
     assert wire.decode_reply(lane.call(good)[0]) == wire.Word("1")
     with pytest.raises(MissedDeadline):
         lane.receive(50_000_000)
-
-
-class Peer:
-    """A service of this test's own making: `answer` is given a lane and a call, all but greetings and lanes."""
-
-    def __init__(self, answer: Callable[[Channel, wire.ClientCall], None]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._answer, self._lanes, self._threads = answer, [Channel(theirs)], list[threading.Thread]()
-        self._start(self._lanes[0])
-        self.session = Session(ours, "peer")
-
-    def _start(self, lane: Channel) -> None:
-        self._threads.append(threading.Thread(target=self._serve, args=(lane,)))
-        self._threads[-1].start()
-
-    def _serve(self, channel: Channel) -> None:
-        with contextlib.suppress(DeadObject, OSError):
-            while True:
-                data, fds = channel.receive()
-                call = wire.decode_call(data)
-                if isinstance(call, wire.Hello):
-                    welcome = wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0, True, {})
-                    channel.answer(wire.encode(welcome))
-                elif isinstance(call, wire.AttachLane):
-                    lane = Channel(socket.socket(fileno=fds.take()))
-                    self._lanes.append(lane)
-                    if not call.callbacks:
-                        self._start(lane)
-                else:
-                    self._answer(channel, call)
-
-    def __enter__(self) -> Session:
-        return self.session
-
-    def __exit__(self, *_: object) -> None:
-        self.session.close()
-        for lane in self._lanes:
-            with contextlib.suppress(OSError):
-                lane.socket.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(LIMIT)
-        for lane in self._lanes:
-            lane.close()
 
 
 def test_descriptors_that_come_with_an_answer_and_that_nobody_wants_are_closed() -> None:

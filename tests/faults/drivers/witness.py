@@ -3,7 +3,8 @@
 The reason of a verdict is what the process holds, as JSON: descriptors, mappings, resident bytes, threads. Options of
 `prepare`: {"beyond": 8} writes so many bytes past the end of the first output, {"sleep": 0.5} makes each run take that long,
 {"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
-{"timing": 1} answers with times of numpy's types.
+{"timing": 1} answers with times of numpy's types, {"scribble": 1} overwrites all shared memory that it can reach and fails,
+{"sulky": 1} raises in `close`.
 """
 
 import ctypes
@@ -11,6 +12,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,16 @@ def _end_with_an_orphan() -> None:
     os._exit(7)
 
 
+def _scribble() -> None:
+    """Overwrite every shared mapping that is writable, or that the kernel lets be made so."""
+    libc = ctypes.CDLL(None)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:" in line and line.split()[1][3] == "s":
+            start, end = (int(place, 16) for place in line.split()[0].split("-"))
+            if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(end - start), 3) == 0:  # PROT_READ | PROT_WRITE
+                ctypes.memset(start, 0x41, end - start)
+
+
 class WitnessPrepared(Prepared):
     """A prepared model that follows its options."""
 
@@ -56,6 +68,9 @@ class WitnessPrepared(Prepared):
         time.sleep(options.get("sleep", 0))
         if "orphan" in options:
             _end_with_an_orphan()
+        if "scribble" in options:
+            _scribble()
+            raise OperationFailed("the engine failed")
         if "say" in options:
             raise OperationFailed(options["say"])
         timing = self._inner.run(request, control)
@@ -63,6 +78,11 @@ class WitnessPrepared(Prepared):
             room = request.rooms[0]  # the memory that both processes share, which no driver is handed
             ctypes.memset(room.ctypes.data + room.nbytes, 0, options["beyond"])
         return Timing(np.int64(5), np.int64(7)) if "timing" in options else timing  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._inner.close()
+        if "sulky" in self._options:
+            raise RuntimeError("the engine cannot be let go")
 
 
 class Witness(Reference):

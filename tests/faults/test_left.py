@@ -1,0 +1,356 @@
+"""What clients leave behind: work, objects, memory and lanes end with them, and one object's end is nobody else's matter."""
+
+import gc
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import Cancelled, DeadObject
+from nnhal.base.levels import V1_3
+from nnhal.base.memory import Memory
+from nnhal.drivers.null import device as null
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import Control
+from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import model_to_wire
+from nnhal.ipc.service.burst import ServiceBurst
+from nnhal.ipc.service.connection import Connection
+from nnhal.ipc.service.exports import Export
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import Channel
+from nnhal.model.builder import ModelBuilder
+from tests.faults.support import (
+    LIMIT,
+    WITNESS,
+    Hostile,
+    X,
+    attempt,
+    back_to,
+    client_of,
+    doubling,
+    held,
+    prepared,
+    request,
+    run,
+    service,
+    undisturbed,
+    wait_until,
+    works,
+)
+from tests.ipc.support import PROBE, inside, own_process, prepare
+
+EXPECTED = (X + X).tobytes()
+
+
+# --------------------------------------------------------------------------------------------------- a close that raises
+
+
+def test_a_driver_whose_close_raises_disturbs_neither_other_executions_nor_later_ends():
+    with own_process(WITNESS) as device:
+        sound = prepared(device, sleep=0.01)
+        for _ in range(20):
+            prepared(device, sulky=1).close()
+        with ThreadPoolExecutor(3) as pool:
+            for output in pool.map(lambda _: run(sound, X), range(30)):
+                assert output.tobytes() == EXPECTED
+        assert device.session.dead is None
+        assert works(device)
+
+
+def test_clients_of_a_driver_whose_close_raises_leave_nothing():
+    with service(WITNESS, "sulky"), client_of("sulky") as watcher:
+        before = held(watcher)
+        for _ in range(10):
+            with client_of("sulky") as device:
+                for _ in range(3):
+                    assert run(prepared(device, sulky=1), X).tobytes() == EXPECTED
+        back_to(before, watcher)
+
+
+# ------------------------------------------------------------------------------------- objects that come after their client
+
+
+def _leaves_while_it_prepares() -> None:
+    with Hostile("probe") as client:
+        whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
+        reply = client.call(wire.PrepareModel(1, V1_3, whole, options=b'{"busy": 0.3}'))
+        assert isinstance(reply, wire.Acknowledged), reply
+
+
+def _leaves_without_a_word_after_much() -> None:
+    with Hostile("probe") as client:
+        number = client.prepare()
+        client.send(wire.Allocate(number + 1, (64,), ((number, 0, False, 1.0),)))
+        queues = _native.create_queues(16, 16)
+        client.send(wire.ConfigureExecutionBurst(number + 2, number), (queues,))
+        client.send(
+            wire.PrepareModel(number + 3, V1_3, model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True)))
+        )
+        os.close(queues)
+
+
+@pytest.mark.parametrize("leave", [_leaves_while_it_prepares, _leaves_without_a_word_after_much])
+def test_objects_that_are_made_when_their_client_has_gone_are_ended_all_the_same(leave):
+    with service(PROBE, "probe"), client_of("probe") as watcher:
+        before = inside(watcher)
+        for _ in range(5):
+            leave()
+        wait_until(lambda: inside(watcher)["threads"] <= before["threads"], "threads of those that left")
+        for what in ("prepared", "buffers", "bursts", "memories"):
+            wait_until(lambda what=what: inside(watcher).get(what, 0) <= before.get(what, 0), what)
+
+
+# ------------------------------------------------------------------------------------------------- memory of what is gone
+
+
+def _heavy(n: int) -> nnhal.Model:
+    b = nnhal.Builder()
+    x = b.input((n,))
+    return b.finish([x], [b.add(x, np.ones(n, np.float32))])
+
+
+def test_a_driver_keeps_nothing_of_a_large_model_that_its_client_dropped():
+    """32 MiB of constants, of inputs and of outputs; allocators may keep what is small."""
+    n = 8 << 20
+    with own_process(WITNESS) as device:
+        assert works(device)
+        before = held(device)
+        model = prepared(device, _heavy(n))
+        x = np.ones(n, np.float32)
+        for _ in range(2):
+            assert run(model, x)[-1] == 2
+        assert held(device)["resident"] - before["resident"] > 64 << 20, "nothing of it was there, so nothing was tried"
+        model.close()
+        del model, x
+        gc.collect()
+        wait_until(lambda: held(device)["mappings"] <= before["mappings"], "mappings of the model and its frames")
+        wait_until(lambda: held(device)["resident"] - before["resident"] < 8 << 20, "resident memory")
+
+
+# -------------------------------------------------------------------------------------------- executions nobody waits for
+
+
+def _run(model: Prepared) -> None:
+    request(model).execute(model.run, Control())
+
+
+def _burst(model: Prepared) -> None:
+    request(model).execute(model.burst().run, Control())
+
+
+def _callback(model: Prepared) -> None:
+    model.execute(request(model), Control(), lambda *_: None)
+
+
+def _fenced(model: Prepared) -> None:
+    model.execute_fenced(request(model), Control())
+
+
+@pytest.mark.parametrize("way", [_run, _burst, _callback, _fenced], ids=lambda way: way.__name__.strip("_"))
+def test_executions_of_a_client_that_left_end_and_leave_no_thread(way: Callable[[Prepared], Any]):
+    """The driver looks at its control; each execution would take ten minutes."""
+    with service(PROBE, "probe"), client_of("probe") as watcher:
+        before = inside(watcher)
+        for _ in range(3):
+            with client_of("probe") as device:
+                models = [prepare(device, doubling(64), sleep=10 * LIMIT) for _ in range(6)]
+                threads = [threading.Thread(target=attempt, args=(lambda m=m: way(m),)) for m in models]
+                for thread in threads:
+                    thread.start()
+                wait_until(lambda: inside(watcher).get("inside", 0) == 6, "executions begin")
+            wait_until(lambda: inside(watcher)["inside"] == 0, "executions end")
+            for thread in threads:
+                thread.join(LIMIT)
+        wait_until(lambda: inside(watcher)["prepared"] == 0, "models are closed")
+        wait_until(lambda: inside(watcher)["threads"] <= before["threads"], "threads end")
+
+
+def test_an_execution_that_is_cancelled_ends_in_its_driver():
+    device = Resilient("probe", lambda: start(PROBE))
+    options = {"probe": {"sleep": 10 * LIMIT}}
+    try:
+        with nnhal.compile(doubling(), devices=device, driver_options=options, fallback="forbid") as compiled:
+            for _ in range(3):
+                execution = compiled.submit(np.ones(4, np.float32))
+                wait_until(lambda: inside(device).get("inside", 0) == 1, "it begins")
+                execution.cancel()
+                with pytest.raises(Cancelled):
+                    execution.result()
+                wait_until(lambda: inside(device)["inside"] == 0, "it ends in the driver")
+            assert device.restarts == 0
+    finally:
+        device.close()
+
+
+def test_fenced_executions_whose_fences_never_come_end_with_their_client(shared):
+    """A stranger holds the other end of the pipe that they wait for."""
+    ready, kept = os.pipe()
+    out = wire.WireArgument(0, 256, 256, (64,))
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        for _ in range(2):
+            with Hostile(shared) as client:
+                memory = Memory.allocate(512)
+                pool = wire.Pool("ashmem", 512, 0, False)
+                client.bind(client.prepare(), [pool], wire.WireArgument(0, 0, 256, (64,)), out, fds=(memory.fd,))
+                binding = client.made
+                for _ in range(100):
+                    reply = client.make(wire.ExecuteFenced, binding, 1, fds=(ready,))
+                    assert isinstance(reply, wire.Acknowledged), reply
+                assert held(watcher)["threads"] >= before["threads"] + 100
+            back_to(before, watcher)
+    os.close(ready)
+    os.close(kept)
+
+
+# ------------------------------------------------------------------------------------------------------------ stray lanes
+
+
+def test_no_lane_outlives_its_connection_whenever_it_is_attached(shared):
+    """Lanes are attached on another lane until the connection has ended under it."""
+    with undisturbed(shared), client_of(shared) as watcher:
+        before = held(watcher)
+        strays: list[Channel] = []
+        for n in range(20):
+            client = Hostile(shared)
+            side = client.lane()
+            client.close()
+            for _ in range(n):
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                strays.append(Channel(ours))
+                with theirs:
+                    if isinstance(attempt(lambda s=side, t=theirs: s.send(ATTACH, (t.fileno(),))), DeadObject):
+                        break
+            side.close()
+        for stray in strays:
+            wait_until(lambda stray=stray: isinstance(attempt(lambda: stray.call(QUERY)), DeadObject), "a lane's end")
+            stray.close()
+        back_to(before, watcher)
+
+
+ATTACH, QUERY = wire.encode(wire.AttachLane(10**6, False)), wire.encode(wire.GetVersionString())
+
+
+def test_a_connection_that_is_ending_takes_no_lane():
+    """The same without chance: its driver's close keeps the connection ending for as long as the test wants."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = Connection(null(), theirs, shared=True, confinement={})
+    gate = threading.Event()
+    connection.ends(gate.wait)
+    ending = threading.Thread(target=connection.serve)
+    ending.start()
+    ours.close()
+    wait_until(lambda: connection._ending, "the end begins")
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lane = Channel(b)
+    with pytest.raises(DeadObject, match="is ending"):
+        connection._take_lane(lane, wire.AttachLane(1, False))
+    assert not connection._lanes
+    lane.close()
+    a.close()
+    gate.set()
+    ending.join(LIMIT)
+
+
+# ------------------------------------------------------------------------------------------------------- many memories
+
+
+def test_a_thousand_memories_are_arguments_of_several_executions_in_any_order():
+    """Each is an argument of several bindings, all are kept; the driver holds no descriptor of any."""
+    count, wide = 1000, 50
+    b = nnhal.Builder()
+    given = [b.input((1,)) for _ in range(wide)]
+    total = given[0]
+    for x in given[1:]:
+        total = b.add(total, x)
+    model = b.finish(given, [total])
+    with own_process(WITNESS) as device:
+        adding = prepared(device, model)
+        before, ours = held(device), len(os.listdir("/proc/self/fd"))
+        memories = [Memory.from_array(np.float32([n])) for n in range(count)]
+        order = np.random.default_rng(5).permutation(np.repeat(np.arange(count), 3)).reshape(-1, wide)
+        for places in order:
+            views = [memories[n].view(0, 4, np.float32, (1,)) for n in places]
+            done = adding.request(views, [np.zeros(1, np.float32)])
+            done.execute(adding.run, Control())
+            assert done.results[0].tolist() == [float(places.sum())]
+        now = held(device)
+        assert now["descriptors"] <= before["descriptors"] + 1
+        del memories, views, done, x, total, given
+        wait_until(lambda: gc.collect() >= 0 and held(device)["mappings"] <= before["mappings"] + 2, "mappings")
+        assert len(os.listdir("/proc/self/fd")) <= ours
+
+
+def test_each_of_a_thousand_memories_in_turn_is_found_again():
+    """No memory is mapped anew in the middle of being let go: the same ones come round again and again."""
+    with own_process(WITNESS) as device:
+        model = prepared(device)
+        memories = [Memory.from_array(np.full(64, n, np.float32)) for n in range(1000)]
+        for _ in range(3):
+            for n, memory in enumerate(memories):
+                done = model.request([memory.view(0, 256, np.float32, (64,))], [np.zeros(64, np.float32)])
+                done.execute(model.run, Control())
+                assert done.results[0][7] == 2 * n
+        assert works(device)
+
+
+def test_a_model_over_a_thousand_memories_is_compiled_and_leaves_none():
+    kind = OperandType.TENSOR_FLOAT32
+    b = ModelBuilder()
+    x = total = b.operand(kind, (1,))
+    none = b.constant(OperandType.INT32, 0)
+    for n in range(1000):
+        constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
+        sum_ = b.operand(kind, (1,))
+        b.operation("ADD", [total, constant, none], [sum_])
+        total = sum_
+    model = b.finish([x], [total])
+    with own_process(WITNESS) as device:
+        assert works(device)
+        before = held(device)
+        summing = prepared(device, model)
+        assert run(summing, np.float32([5])).tolist() == [5 + 999 * 1000 / 2]
+        assert held(device)["mappings"] >= before["mappings"] + 1000
+        summing.close()
+        del summing
+        back_to(before, device, "descriptors", "mappings")
+
+
+class _Unheld:
+    """Queues that cannot be held."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def hold(self) -> None:
+        raise MemoryError
+
+    def close(self) -> None:
+        self.closed = True
+
+    def drop(self) -> None:
+        """There is nothing to let go of."""
+
+
+def test_a_burst_whose_listener_cannot_begin_holds_its_lane_not_up_and_lets_its_model_go():
+    model = doubling(64)
+    entry = Export(prepare(Reference(), model), model)
+    fd = _native.create_queues(16, 16)
+    burst = ServiceBurst(entry, fd, lambda _: pytest.fail("nothing is called"), V1_3, -1)
+    os.close(fd)
+    burst._queues = queues = _Unheld()  # type: ignore[assignment]
+    starting = threading.Thread(target=burst.start)
+    starting.start()
+    starting.join(LIMIT)
+    assert not starting.is_alive()
+    wait_until(lambda: queues.closed and not entry._users, "the model is used no more")
