@@ -93,9 +93,10 @@ class SimulatedPrepared(Prepared):
             misbehave(world, control, bool(x[-1]))
             control.check()
             y = f(x, self.tag)
-            if world.chance("driver writes late"):
-                self._write_late(request, y)
+            late = world.chance("driver writes late")
             request.write(0, y)
+            if late:
+                self._write_late(request, y)
             if world.chance("driver answers late"):
                 world.sleep(world.random.randrange(10_000_000))
             return Timing(1000, 2000) if control.measure else None

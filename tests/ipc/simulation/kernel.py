@@ -603,6 +603,7 @@ class Epoll:
 
     def __init__(self) -> None:
         world().step("epoll")
+        self._fd = -1
         self._file = EpollFile()
         self._fd = given(here(), self._file)
         self._wanted: dict[int, list[Any]] = {}  # file, mask, whether it is armed

@@ -1,5 +1,6 @@
 """What clients do in a simulation, and what is looked at: every result, and all that is left at the end."""
 
+import contextlib
 import gc
 import logging
 import sys
@@ -98,7 +99,8 @@ class Service:
         sock = kernel.Socket(fileno=kernel.given(self.process, end))
 
         def main() -> None:
-            serve_one(self.device, sock, {})  # type: ignore[arg-type]
+            with contextlib.suppress(OSError):
+                serve_one(self.device, sock, {})  # type: ignore[arg-type]
             self.process.kill()
 
         self.process.spawn("main", main)
@@ -305,6 +307,10 @@ class Client:
         except Interrupt:
             if memory is not None and world.now - began > 19 * SECOND // 10:
                 array = None  # "not defended against": a driver that looks at nothing for longer than 2 s
+            raise
+        except NnhalError:
+            if memory is not None and prepared.session.dead is not None and prepared.session.process is None:
+                array = None  # "not defended against": the session ended, and the service goes on
             raise
         finally:
             if array is not None:
@@ -663,7 +669,8 @@ class Run:
         """What to print of a violation."""
         world = self.world
         waiting = f"\n\nWho waited where:\n{self._waiting}" if "for ever" in world.failure else ""
-        return f"seed {self.seed}, policy {world.policy}: {world.failure}\n\n{world.history(steps)}{waiting}"
+        seen = f"\nSeen at:\n{world.where}"
+        return f"seed {self.seed}, policy {world.policy}: {world.failure}\n\n{world.history(steps)}{waiting}{seen}"
 
 
 __all__ = ["Cancelled", "Closed", "MissedDeadline", "Run", "native", "service_connection", "stage"]

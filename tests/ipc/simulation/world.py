@@ -61,8 +61,10 @@ class Task:
         world.runnable.append(self)
 
     def _main(self) -> None:
+        run = self._run
+        del self._run  # it holds what the thread holds
         try:
-            self._run()
+            run()
         except GreenletExit:
             pass
         except Violation as error:
@@ -72,6 +74,7 @@ class Task:
                 text = "".join(traceback.format_exception(error))
                 self.world.fail(f"thread {self.name} ended with {type(error).__name__}\n{text}")
         finally:
+            del run
             self._end()
 
     def _end(self) -> None:
@@ -172,7 +175,7 @@ class World:
         self.trace: deque[tuple[int, int, str, str]] = deque(maxlen=_REMEMBERED)
         self.digest = 0
         self.counts: Counter[str] = Counter()
-        self.failure = ""
+        self.failure = self.where = ""  # what is broken, and where it was seen
         self.over = self.quiet = False
         self.rates: dict[str, float] = {}  # of what is injected
         self.reuse = self.random.random() < 0.5  # numbers of descriptors, as the kernel does; else each use after close is seen
@@ -194,7 +197,7 @@ class World:
         """An invariant is broken: the run ends."""
         if not self.failure and not self.over:
             self.note("VIOLATION")
-            self.failure = why
+            self.failure, self.where = why, "".join(traceback.format_stack(limit=16))
 
     def chance(self, what: str) -> bool:
         """Whether something is injected now; counted where it is."""

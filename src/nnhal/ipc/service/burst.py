@@ -47,7 +47,6 @@ class ServiceBurst:
         self._held = threading.Event()
         self._unwanted = threading.Event()
         self._plain, self._measured = Control(cancelled=self._unwanted), Control(measure=True, cancelled=self._unwanted)
-        self._number = 0
         self._packet = b""  # the last one, and what it calls for
         self._call: tuple[ServiceBinding, Control] | None = None
         self._executor = executor_by(entry.prepared, entry.signature.where)
@@ -60,13 +59,12 @@ class ServiceBurst:
             entry.__exit__()
             raise
 
-    def start(self, number: int) -> None:
-        """Start the listener; returns when its liveness can be waited on."""
-        self._number = number
+    def start(self) -> None:
+        """Start the listener, which ends with the burst; returns when its liveness can be waited on."""
         try:
-            threading.Thread(target=self._listen, name=f"nnhal-burst-{number}", daemon=True).start()
+            threading.Thread(target=self._listen, name="nnhal-burst", daemon=True).start()
         except RuntimeError:
-            self._entry.__exit__()
+            self._finish()
             raise ResourceExhausted("burst: no thread for it; close some") from None
         self._held.wait()
 
@@ -87,7 +85,7 @@ class ServiceBurst:
             while True:
                 packet = queues.receive(-1)
                 if isinstance(packet, int):
-                    _log.debug("burst %d ends: %s", self._number, _ENDS.get(packet, packet))
+                    _log.debug("burst of %s ends: %s", self._entry.signature.where, _ENDS.get(packet, packet))
                     break
                 status = queues.send(self._answer(packet))
                 if status == _native.FULL:
@@ -95,7 +93,7 @@ class ServiceBurst:
                 if status < 0:
                     break
         except BaseException:
-            _log.exception("burst %d: the listener failed", self._number)
+            _log.exception("burst of %s: the listener failed", self._entry.signature.where)
         finally:
             queues.close()
             queues.drop()

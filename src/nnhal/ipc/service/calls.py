@@ -235,8 +235,8 @@ class CallHandler:
             burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
+        burst.start()  # first: who cannot add it closes it, and then the listener does the rest
         self._exports.add(call.object, burst, burst.close)
-        burst.start(call.object)
         return wire.DONE, ()
 
     # ------------------------------------------------------------------------------------------------ memory domains

@@ -1,5 +1,6 @@
 """What a connection owns on the service's side, and how it comes to its end: wishes to stop, and the closing of objects."""
 
+import contextlib
 import os
 import select
 import threading
@@ -36,8 +37,10 @@ class Wanted:
                 return event
             self._poll.register(lane, select.EPOLLRDHUP | select.EPOLLONESHOT)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="nnhal-wanted", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="nnhal-wanted", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the next lane tries again
+                    thread.start()
+                    self._thread = thread
             return event
 
     def begin(self, call: int) -> threading.Event:
@@ -70,7 +73,8 @@ class Wanted:
         while not self.gone.is_set():
             for lane, _ in self._poll.poll():
                 self._tell(lane)
-        self._close()
+        with self._lock:  # `end` may be about to wake this thread
+            self._close()
 
     def _tell(self, lane: int) -> None:
         with self._lock:
