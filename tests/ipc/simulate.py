@@ -15,11 +15,13 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.ipc.simulation.stage import staged, stepped
+from tests.ipc.simulation.stage import Changes, staged, stepped
 from tests.ipc.simulation.workload import Run
 
 
-def simulate(steps: int, seed: int, runs: int | None = None, show: bool = False, history: int = 60) -> tuple[Counter[str], str]:
+def simulate(
+    steps: int, seed: int, runs: int | None = None, show: bool = False, history: int = 60, changes: Changes = ()
+) -> tuple[Counter[str], str]:
     """Run until so many steps, or runs, are done; what happened, and the report of the first violation, if any."""
     counts: Counter[str] = Counter()
     began = shown = time.monotonic()
@@ -28,7 +30,7 @@ def simulate(steps: int, seed: int, runs: int | None = None, show: bool = False,
     gc.freeze()
     gc.disable()
     try:
-        with staged(), stepped():
+        with staged(), stepped(changes):
             number = 0
             while counts["steps"] < steps and (runs is None or number < runs):
                 run = Run(seed + number, number)

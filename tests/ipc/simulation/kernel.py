@@ -724,6 +724,13 @@ class DriverProcess:
         return "the driver process ended"
 
 
+def watched(fd: int) -> Process | None:
+    """The process that a descriptor stands for."""
+    process = _process_of(fd)
+    file = process.files.get(fd) if process is not None else None
+    return file.process if isinstance(file, PidFile) else None
+
+
 def when_dead(process: Process, then: Callable[[], object]) -> None:
     """Do something once a process has ended."""
     w = world()

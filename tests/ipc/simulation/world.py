@@ -51,7 +51,7 @@ class Task:
         self.greenlet = greenlet(self._main, world.hub)
         self.parked = self.ended = self.strikes = self.struck = self.killed = False
         self.waits = ""
-        self.token = 0  # of the wait at hand
+        self.token = self.interrupts = 0  # token: of the wait at hand
         self.rank = world.random.random()
         self.locks: list[Any] = []
         self.holding: Any = None
@@ -262,6 +262,7 @@ class World:
             task.waits = ""
             if task.struck:
                 task.struck = False
+                task.interrupts += 1
                 self.note("interrupted")
                 raise Interrupt
         return True
