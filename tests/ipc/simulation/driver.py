@@ -63,7 +63,7 @@ def misbehave(world: World, control: Control | None, bounded: bool = False) -> N
     if world.chance("driver is slow"):
         world.sleep(world.random.randrange(30_000_000))
     if control is not None and bounded and world.chance("driver waits for the end"):
-        end = world.now + 3 * SECOND  # some ends are told to nobody
+        end = world.now + (3 if world.rates.get("no thread") else 100) * SECOND  # without a thread nobody tells it
         while world.now < end:
             world.sleep(5_000_000)
             control.check()

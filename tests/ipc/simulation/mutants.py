@@ -15,13 +15,19 @@ MUTANTS: dict[str, Changes] = {
         (_SESSION, "        channel.hang_up()\n", "\n"),
     ],
     "a notification of a call that failed is waited for": [
-        (_SESSION, "            self._pending.pop(number, None)\n            raise", "            raise\n"),
+        (_SESSION, "            self._pending.pop(message.object, None)\n            raise", "            raise\n"),
     ],
-    "a preparation that nobody waits for is kept": [
-        (_SESSION, "                self.release(message.result.object)\n        elif", "                pass\n        elif"),
+    "what a call that was given up made is kept": [
+        (_SESSION, "                if lane.made:", "                if False:"),
     ],
-    "what a call that was given up brings is kept": [
-        (_SESSION, "                self.release(reply.object)\n", "                pass\n"),
+    "the service is not told that nobody waits for a notification": [
+        (_SESSION, "                self._cancelled.append(pending.number)\n", "\n"),
+    ],
+    "nobody looks whether what goes on is wanted": [
+        (_SESSION, "                if self._wishes:\n", "                if False:\n"),
+    ],
+    "what was released while it was made is held": [
+        (_EXPORTS, "            if number in self._objects:\n                self._objects[number] = item", "            if True:\n                self._objects[number] = item"),
     ],
     "the death of a session wakes nobody who waits for a notification": [
         (_SESSION, "self._pending.popitem()[1].set(error)", "self._pending.popitem()"),
@@ -59,7 +65,7 @@ MUTANTS: dict[str, Changes] = {
         (_EXPORTS, "            if self._users or self._closed:\n", "            if self._users:\n"),
     ],
     "what is added after the end of a connection is not ended": [
-        (_EXPORTS, "        self._ends(end)\n        if self._closed:", "        if self._closed:\n"),
+        (_EXPORTS, "            self._ends(end)\n            raise\n", "            raise\n\n"),
     ],
     "what ends after the thread that ends is forgotten": [
         (_SCOPE, "            if self._finished:\n                return False\n", "\n\n"),
@@ -68,7 +74,7 @@ MUTANTS: dict[str, Changes] = {
         (_SCOPE, "        with self._lock:  # `end` may be about to wake this thread\n            self._close()\n", "        self._close()\n\n"),
     ],
     "a lane that ended is not forgotten": [
-        (_CONNECTION, "            self._wanted.forget(number)\n", "\n"),
+        (_CONNECTION, "            self.wanted.forget(number)\n", "\n"),
     ],
     "lanes outlive their connection": [
         (_CONNECTION, "            with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up\n                channel.socket", "            if False:\n                channel.socket"),
@@ -77,7 +83,7 @@ MUTANTS: dict[str, Changes] = {
         (_CONNECTION, "            finally:\n                close_all(given)\n\n    def _answer", "            finally:\n                pass\n\n    def _answer"),
     ],
     "work that could not be begun is done all the same": [
-        (_CONNECTION, "            to_do.clear()\n", "\n"),
+        (_CONNECTION, "                to_do.pop()\n", "                pass\n"),
     ],
     "the end of a burst is not told": [
         (_SERVICE_BURST, "            queues.drop()\n            self._finish()\n", "            queues.drop()\n\n"),

@@ -380,7 +380,7 @@ class Client:
     def fenced(self) -> None:
         world, rng = self.world, self.world.random
         prepared, tag = self.any()
-        control = UNLIMITED if rng.random() < 0.7 else Control(deadline=world.now + rng.randrange(100_000_000))
+        control = self.control()
         x = self.x(control.bounded)
         array = np.full(SIZE, np.nan, np.float32)
         request = prepared.request([x], [array])

@@ -244,9 +244,10 @@ class Connection:
         try:
             self._background.submit(notify)
         except RuntimeError:
-            if not to_do:  # another thread has it already
+            try:
+                to_do.pop()
+            except IndexError:  # another thread has it already
                 return
-            to_do.clear()
             self._queued.release()
             if self._ending:
                 raise DeadObject("connection: is ending") from None
