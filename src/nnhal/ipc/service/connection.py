@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import DEBUG
@@ -63,9 +64,9 @@ class Connection:
         self._device, self._shared, self._confinement = device, shared, confinement
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
+        self.wanted, self.ends = Wanted(), Ends()
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
-        self.wanted, self.ends = Wanted(), Ends()
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
@@ -227,7 +228,15 @@ class Connection:
         if not self._queued.acquire(blocking=False):
             raise ResourceExhausted(f"connection: {QUEUED} calls wait already, must be no more")
 
+        to_do = deque(
+            (work,)
+        )  # whoever takes it out has it: work may be queued though no thread for it could be started
+
         def notify() -> None:
+            try:
+                work = to_do.pop()
+            except IndexError:
+                return
             try:
                 message, given = work()
                 try:
@@ -243,8 +252,14 @@ class Connection:
         try:
             self._background.submit(notify)
         except RuntimeError:
+            try:
+                to_do.pop()
+            except IndexError:  # another thread has it already
+                return
             self._queued.release()
-            raise DeadObject("connection: is ending") from None
+            if self._ending:
+                raise DeadObject("connection: is ending") from None
+            raise ResourceExhausted("connection: no thread for work in the background") from None
 
     def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:
@@ -279,6 +294,8 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
     def serve(sock: socket.socket) -> None:
         try:
             Connection(device, sock, shared=True, confinement=confinement).serve()
+        except OSError as error:
+            _log.warning("a client was not served: %s", error)  # no descriptors for it
         finally:
             connections.release()
 

@@ -57,17 +57,31 @@ class Ends:
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._finished = False
 
     def __call__(self, end: Callable[[], object]) -> None:
-        """Have this done in a moment; what it raises is logged."""
+        """Have this done in a moment, or now where the thread has ended or none is to be had; what it raises is logged."""
+        if not self._handed_over(end):
+            _do(end)
+
+    def _handed_over(self, end: Callable[[], object]) -> bool:
         with self._lock:
+            if self._finished:
+                return False
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="nnhal-ends", daemon=True)
-                self._thread.start()
-        self._queue.put(end)
+                thread = threading.Thread(target=self._work, name="nnhal-ends", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
+            self._queue.put(end)
+            return True
 
     def finish(self, seconds: float) -> bool:
         """End the thread after what is to be done; whether that took no longer."""
+        with self._lock:
+            self._finished = True
         if self._thread is None:
             return True
         self._queue.put(None)
@@ -76,8 +90,12 @@ class Ends:
 
     def _work(self) -> None:
         while (end := self._queue.get()) is not None:
-            try:
-                end()
-            except BaseException:
-                _log.exception("an object of a client failed to end")
+            _do(end)
             del end  # it holds the object
+
+
+def _do(end: Callable[[], object]) -> None:
+    try:
+        end()
+    except BaseException:
+        _log.exception("an object of a client failed to end")
