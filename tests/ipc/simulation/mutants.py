@@ -5,6 +5,7 @@ from tests.ipc.simulation.stage import Changes
 _SESSION, _BURST = "nnhal.ipc.client.session", "nnhal.ipc.client.burst"
 _PREPARED, _CHANNEL = "nnhal.ipc.client.prepared", "nnhal.ipc.transport.channel"
 _CONNECTION, _CALLS = "nnhal.ipc.service.connection", "nnhal.ipc.service.calls"
+_NATIVE = "tests.ipc.simulation.native"  # the model, as the code is C
 _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.service.scope", "nnhal.ipc.service.burst"
 
 MUTANTS: dict[str, Changes] = {
@@ -12,7 +13,7 @@ MUTANTS: dict[str, Changes] = {
         (_SESSION, "            if channel.in_doubt:\n", "            if False:\n"),
     ],
     "a lane that is given up is not hung up": [
-        (_SESSION, "        channel.hang_up()\n", "\n"),
+        (_SESSION, "        lane.channel.hang_up()\n", "\n"),
     ],
     "a notification of a call that failed is waited for": [
         (_SESSION, "            self._pending.pop(message.object, None)\n            raise", "            raise\n"),
@@ -37,11 +38,11 @@ MUTANTS: dict[str, Changes] = {
         (_SESSION, "self._pending.popitem()[1].set(error)", "self._pending.popitem()"),
         (_SESSION, "self._pending.popitem()[1].set(self.dead)", "self._pending.popitem()"),
     ],
-    "a session that died between a call and its notification is not seen": [
-        (_SESSION, "        if self.dead is not None and not pending.came:", "        if False:"),
-    ],
     "nobody waits for the end of a driver that writes to the caller": [
         (_SESSION, "                if direct:\n", "                if False:\n"),
+    ],
+    "nobody waits for the end of a process that writes to the caller": [
+        (_SESSION, "            self._thread.join(5)  # it ends the process\n", "            pass\n"),
     ],
     "the control lane is closed while a thread sends on it": [
         (_SESSION, "        with theirs, self._attaching:", "        with theirs:"),
@@ -68,8 +69,13 @@ MUTANTS: dict[str, Changes] = {
     "a model is closed twice": [
         (_EXPORTS, "            if self._users or self._closed:\n", "            if self._users:\n"),
     ],
-    "what is added after the end of a connection is not ended": [
-        (_EXPORTS, "            self._ends(end)\n            raise\n", "            raise\n\n"),
+    "what was made for a number that is gone is not ended": [
+        (_EXPORTS, '        self._ends(end)\n        raise Closed(f"object', '\n        raise Closed(f"object'),
+    ],
+    "an answer is taken whatever its number": [
+        (_CHANNEL, "        return self.lane.awaited != 0\n", "        return False\n"),
+        (_NATIVE, "        if self.awaited:\n            return real.CORRUPT\n", "\n\n"),
+        (_NATIVE, "            if number != self.awaited or not whole:", "            if not whole:"),
     ],
     "what ends after the thread that ends is forgotten": [
         (_SCOPE, "            if self._finished:\n                return False\n", "\n\n"),
@@ -83,13 +89,6 @@ MUTANTS: dict[str, Changes] = {
     ],
     "a lane that ended is not forgotten": [
         (_CONNECTION, "            self.wanted.forget(number)\n", "\n"),
-    ],
-    "lanes outlive their connection": [
-        (
-            _CONNECTION,
-            "            with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up\n                channel.socket",
-            "            if False:\n                channel.socket",
-        ),
     ],
     "descriptors that were sent stay open": [
         (

@@ -217,9 +217,8 @@ def stepped(changes: Changes = ()) -> Iterator[None]:
         if world is not None and world.fine:
             world.statement()
 
-    for name in STAGED:
-        if not name.startswith(STEPPED):
-            continue
+    steps = [name for name in STAGED if name.startswith(STEPPED)]
+    for name in dict.fromkeys((*steps, *(name for name, _, _ in changes))):
         module = importlib.import_module(name)
         path = str(module.__file__)
         source = Path(path).read_text(encoding="utf-8")
@@ -227,7 +226,9 @@ def stepped(changes: Changes = ()) -> Iterator[None]:
             if where == name:
                 assert text in source and text.count("\n") == instead.count("\n"), f"{name}: has no {text!r} any more"
                 source = source.replace(text, instead)
-        tree = _Between().visit(ast.parse(source, path))
+        tree = ast.parse(source, path)
+        if name in steps:
+            tree = _Between().visit(tree)
         codes = _codes(compile(tree, path, "exec"), {})
         setattr(module, _STEP, between)
         named.append(module)

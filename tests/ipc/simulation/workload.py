@@ -119,7 +119,7 @@ class Client:
         self.own_end: set[int] = set()  # ids of sessions that were closed here
         self.kept: deque[tuple[Any, float, RemoteDevice, bool]] = deque(maxlen=6)
         self.left = threads_
-        self.watched: deque[tuple[Array, bytes]] = deque(maxlen=8)
+        self.watched: deque[tuple[Array, bytes, str]] = deque(maxlen=8)
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self.excuses = 0
         for n in range(threads_):
@@ -232,7 +232,7 @@ class Client:
         if session._given_up or len(session._free) != len(session._lanes):
             self.world.fail(f"{self.process.name} has {len(session._lanes)} lanes, {len(session._given_up)} given up")
         for connection in self.run.connections():
-            if not connection._ending and kernel.watched(connection.watch) is self.process:
+            if not getattr(connection, "_ending", True) and kernel.watched(connection.watch) is self.process:
                 left = [type(item).__name__ for item, _ in connection._calls._exports._objects.values()]
                 if left:
                     self.world.fail(f"{self.process.name} let go of everything, and the service still holds: {left}")
@@ -243,13 +243,16 @@ class Client:
 
     def look(self) -> None:
         """Nothing was written to what belongs to the caller again."""
-        for array, then in self.watched:
+        for array, then, what in self.watched:
             if array.tobytes() != then:
-                self.world.fail("memory of the caller's was written to after the end of its execution")
+                self.world.fail(f"memory of the caller's was written to after the end of its execution: {what}")
 
-    def watch(self, array: Array) -> None:
+    def watch(self, array: Array, what: str) -> None:
         """From now on nobody may write to it."""
-        self.watched.append((array, array.tobytes()))
+        task = self.world.current
+        assert task is not None
+        how = "a pool" if array.base is not None else "an array"
+        self.watched.append((array, array.tobytes(), f"{what} into {how} of {task.name} at step {self.world.steps}"))
 
     def x(self, bounded: bool = False) -> Array:
         """An input that no other execution has."""
@@ -342,7 +345,7 @@ class Client:
             raise
         finally:
             if array is not None:
-                self.watch(array)
+                self.watch(array, what)
         if control.deadline is not None and world.now > control.deadline + 5 * SECOND:
             world.fail(f"{what}: gave a result {(world.now - control.deadline) / SECOND:.1f} s after its deadline")
 
@@ -372,7 +375,7 @@ class Client:
             if error is None:
                 self.expect(request, x, tag, "execute in the background")
             if array is not None:
-                self.watch(array)
+                self.watch(array, "background")
             told.set()
 
         prepared.execute(request, control, notify)
@@ -402,11 +405,16 @@ class Client:
         try:
             if execution.fence is not None:
                 execution.fence.wait(LONGEST / SECOND / 2)
+        except MissedDeadline:
+            if execution.fence is not None and execution.fence.status() is None and not world.rates.get("no thread"):
+                world.fail("a fenced execution goes on, long after nobody wants it")
+            raise
+        try:
             execution.get_execution_info()
             self.expect(request, x, tag, "fenced execution")
         finally:
             if execution.fence is None or execution.fence.status() is not None:
-                self.watch(array)
+                self.watch(array, "fenced")
 
     def in_burst(self) -> None:
         world, rng = self.world, self.world.random
@@ -429,7 +437,7 @@ class Client:
                     if burst.ended:
                         return
             if memory is None:
-                self.watch(array)
+                self.watch(array, "burst")
         finally:
             if rng.random() < 0.7:
                 burst.close()

@@ -413,6 +413,8 @@ class Session:
                 return
             time.sleep(0.002)
             self._rouse()
+        if self.dead is not None and self.process is not None:
+            self._thread.join(5)  # it ends the process
 
     def _rouse(self) -> None:
         if self.dead is None:
