@@ -1,6 +1,7 @@
 """Sessions with real service processes: parallel calls, notifications, deadlines, fences, driver memory, releases."""
 
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -30,6 +31,7 @@ from nnhal.base.errors import (
     MissedDeadline,
     NnhalError,
     OperationFailed,
+    ResourceExhausted,
 )
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
@@ -40,6 +42,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
@@ -47,7 +50,19 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.interrupts import Interrupts, interrupted_at
-from tests.ipc.support import LIMIT, doubling, inside, made, numbers, own_process, prepare, request_for, run, wait_until
+from tests.ipc.support import (
+    LIMIT,
+    PROBE,
+    doubling,
+    inside,
+    made,
+    numbers,
+    own_process,
+    prepare,
+    request_for,
+    run,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +81,29 @@ def test_calls_of_eight_threads_are_inside_the_driver_at_once(device: RemoteDevi
         outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(8)))
     for n, y in enumerate(outputs):
         assert np.array_equal(y, 2 * numbers(start=n))
+
+
+@pytest.mark.parametrize("what", ["a thread", "a descriptor"])
+def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    begin = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name == "nnhal-session":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    def no_descriptor(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(
+        *((threading.Thread, "start", no_thread) if what == "a thread" else (os, "eventfd", no_descriptor))
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
+        start(PROBE)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "its descriptors are closed")
 
 
 def test_lanes_are_used_again() -> None:
