@@ -85,34 +85,5 @@ def test_without_a_thread_an_object_ends_at_once(monkeypatch):
     assert ends.finish(LIMIT) and done == ["here", "there"]
 
 
-def test_a_lane_is_watched_as_soon_as_there_is_a_thread_for_it(monkeypatch, lane):
-    wanted, (ours, theirs) = Wanted(), lane
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", no_thread)
-        event = wanted.of(ours.fileno())
-    theirs.close()
-    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with a, b:
-        wanted.of(a.fileno())
-        assert event.wait(LIMIT)
-        wanted.forget(a.fileno())
-    wanted.end()
-
-
-def test_the_thread_that_watches_closes_nothing_while_its_end_is_told(lane):
-    wanted, (ours, theirs) = Wanted(), lane
-    wanted.of(ours.fileno())
-    with wanted._lock:  # as `end` does
-        wanted.gone.set()
-        wanted._lanes.clear()
-        os.eventfd_write(wanted._wake, 1)  # what wakes it may as well be a lane
-        assert wanted._thread is not None
-        wanted._thread.join(0.1)
-        os.fstat(wanted._wake)
-        assert wanted._thread.is_alive()
-    wanted._thread.join(LIMIT)
-    assert not wanted._thread.is_alive()
-
-
 def no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")

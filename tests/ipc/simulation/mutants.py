@@ -80,15 +80,8 @@ MUTANTS: dict[str, Changes] = {
     "what ends after the thread that ends is forgotten": [
         (_SCOPE, "            if self._finished:\n                return False\n", "\n\n"),
     ],
-    "the descriptor that wakes a thread is closed before it is written": [
-        (
-            _SCOPE,
-            "        with self._lock:  # `end` may be about to wake this thread\n            self._close()\n",
-            "        self._close()\n\n",
-        ),
-    ],
     "a lane that ended is not forgotten": [
-        (_CONNECTION, "            self.wanted.forget(number)\n", "\n"),
+        (_CONNECTION, "            self.wanted.ended(number)\n            self._lanes", "\n            self._lanes"),
     ],
     "descriptors that were sent stay open": [
         (
@@ -111,6 +104,6 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "an execution that nobody wants is not told": [
-        (_SCOPE, "                event.set()\n\n    def _close", "                pass\n\n    def _close"),
+        (_SCOPE, "        if event is not None:\n            event.set()\n", "        if event is not None:\n            pass\n"),
     ],
 }
