@@ -1,6 +1,5 @@
 """A service that lacks a thread or a descriptor: what it could not do is an error, and nothing of it is left."""
 
-import errno
 import os
 import socket
 import threading
@@ -87,21 +86,6 @@ def test_work_that_got_no_thread_is_an_error_and_is_not_done_later(monkeypatch: 
     assert notification.object == 2 and done == [2]
     ours.close()
     connection._end()
-
-
-def test_a_client_that_gets_no_descriptors_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-    def no_descriptor(*_: object) -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "eventfd", no_descriptor)
-    before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="Too many"):
-        Connection(device(), theirs, shared=True, confinement={})
-    assert len(os.listdir("/proc/self/fd")) <= before
-    ours.close()
-    theirs.close()
 
 
 def test_a_model_that_is_prepared_after_the_end_of_its_client_is_closed() -> None:

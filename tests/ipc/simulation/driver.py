@@ -1,5 +1,6 @@
 """A driver for simulations: it computes f(x) = 2 x + tag, and misbehaves as the world has it."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,10 +118,8 @@ class SimulatedPrepared(Prepared):
                 return
             world.fail("a write after the end of an execution, or a second one, was taken")
 
-        try:
+        with contextlib.suppress(RuntimeError):
             threads.Thread(target=work, name="late").start()
-        except RuntimeError:
-            pass
 
     def _alive(self, what: str) -> None:
         if self.closed:

@@ -61,10 +61,6 @@ class File(Source):
         """What a poll would see."""
         return 0
 
-    def poked(self) -> None:
-        """As `changed`, for those too who poll it by an epoll."""
-        self.changed()
-
 
 def here() -> Process:
     """The process of who runs."""
@@ -163,7 +159,7 @@ class SocketFile(File):
             peer.read_end = peer.write_end = True
             if self.received:
                 peer.error = errno.ECONNRESET
-            peer.poked()
+            peer.changed()
         while self.received:
             for file in self.received.popleft()[1]:
                 file.drop()
@@ -175,8 +171,8 @@ class SocketFile(File):
         if self.peer is not None:
             self.peer.read_end |= write
             self.peer.write_end |= read
-            self.peer.poked()
-        self.poked()
+            self.peer.changed()
+        self.changed()
 
     def _failed(self) -> OSError | None:
         number, self.error = self.error, 0
@@ -192,7 +188,7 @@ class SocketFile(File):
         if len(self.peer.received) >= ROOM:
             raise failed(errno.EAGAIN)
         self.peer.received.append((data, tuple(file.hold() for file in files)))
-        self.peer.poked()
+        self.peer.changed()
 
     def get(self) -> tuple[bytes, tuple[File, ...]] | None:
         """Receive; None at the end, EAGAIN where nothing is there. Whoever takes files holds them from now on."""
@@ -202,7 +198,7 @@ class SocketFile(File):
         if self.received:
             message = self.received.popleft()
             if self.peer is not None:
-                self.peer.poked()
+                self.peer.changed()
             return message
         if self.read_end:
             return None
@@ -348,7 +344,7 @@ class PidFile(File):
 
     def wake(self) -> None:
         """The process has ended."""
-        self.poked()
+        self.changed()
 
     def closed(self) -> None:
         self.process.waiters.remove(self)  # type: ignore[arg-type]
@@ -378,7 +374,7 @@ class PipeFile(File):
         other, self.other = self.other, None
         if other is not None:
             other.other = None
-            other.poked()
+            other.changed()
 
 
 class MemoryFile(File):
@@ -418,7 +414,7 @@ def eventfd_write(fd: int, value: int) -> None:
     file = file_of(fd, "eventfd_write")
     assert isinstance(file, EventFile), "eventfd_write: of another descriptor"
     file.count += value
-    file.poked()
+    file.changed()
 
 
 def eventfd_read(fd: int) -> int:
@@ -468,7 +464,7 @@ def write(fd: int, data: Any) -> int:
     if file.other is None:
         raise BrokenPipeError(errno.EPIPE, "broken")
     file.other.data += bytes(data)
-    file.other.poked()
+    file.other.changed()
     return len(data)
 
 
@@ -544,16 +540,6 @@ mmap = _Constants(real_mmap, mmap=lambda fd, size, **how: real_mmap.mmap(_memory
 socket = _Constants(real_socket, socket=Socket, socketpair=socketpair)
 
 
-class Mapping:
-    """nnhal.base._mapping: real mappings of simulated descriptors."""
-
-    Mapping: Any
-
-    def __new__(cls, fd: int, size: int, offset: int, writable: bool) -> Any:
-        world().step("mmap")
-        return _mapping.Mapping(_memory(fd, "mmap").fd, size, offset, writable)
-
-
 class _Mappings:
     """The module: its class makes real mappings, and is what real ones are instances of."""
 
@@ -563,7 +549,8 @@ class _Mappings:
 
     class Mapping(metaclass=_Meta):
         def __new__(cls, fd: int, size: int, offset: int, writable: bool) -> Any:
-            return Mapping(fd, size, offset, writable)
+            world().step("mmap")
+            return _mapping.Mapping(_memory(fd, "mmap").fd, size, offset, writable)
 
 
 mappings = _Mappings()
@@ -596,75 +583,7 @@ class Poll:
         return seen()
 
 
-class EpollFile(File):
-    kind = "epoll"
-
-
-class Epoll:
-    """select.epoll, as far as one thread waits in it. What is closed leaves it."""
-
-    def __init__(self) -> None:
-        world().step("epoll")
-        self._fd = -1
-        self._file = EpollFile()
-        self._fd = given(here(), self._file)
-        self._wanted: dict[int, list[Any]] = {}  # file, mask, whether it is armed
-
-    def register(self, fd: int, mask: int) -> None:
-        file_of(self._fd, "epoll")
-        known = self._wanted.get(fd)
-        file = file_of(fd, "epoll.register")
-        if known is not None and known[0] is file:
-            raise FileExistsError(errno.EEXIST, "registered already")
-        self._wanted[fd] = [file, mask, True]
-        self._file.changed()
-
-    def unregister(self, fd: int) -> None:
-        file_of(self._fd, "epoll")
-        known = self._wanted.pop(fd, None)
-        if known is None or known[0] is not file_of(fd, "epoll.unregister"):
-            raise FileNotFoundError(errno.ENOENT, "is not registered")
-
-    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        assert timeout is None
-        file_of(self._fd, "epoll")
-        w = world()
-        process = _process_of(self._fd)
-        assert process is not None
-        found: list[tuple[int, int]] = []
-        watched: list[File] = []
-
-        def seen() -> bool:
-            found.clear()
-            for fd, (file, mask, armed) in list(self._wanted.items()):
-                if not file.users:
-                    del self._wanted[fd]
-                elif armed and file.events() & (mask | POLLERR | POLLHUP):
-                    found.append((fd, file.events()))
-            return bool(found)
-
-        while True:
-            watched = [known[0] for known in self._wanted.values()]
-            before = len(self._wanted)
-            w.block("epoll", lambda: seen() or len(self._wanted) != before, (self._file, *watched))
-            if seen():
-                break
-        for fd, _ in found:
-            known = self._wanted[fd]
-            if known[1] & real_select.EPOLLONESHOT:
-                known[2] = False
-        return list(found)
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            close(fd)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-select = _Constants(real_select, poll=Poll, epoll=Epoll)
+select = _Constants(real_select, poll=Poll)
 
 
 class _Libc:
@@ -675,12 +594,6 @@ class _Libc:
         poll = Poll()
         poll.register(fd, mask)
         return len(poll.poll(milliseconds))
-
-    def ioctl(self, fd: int, request: int, count: Any) -> int:
-        file = file_of(fd, "ioctl")
-        assert isinstance(file, PipeFile)
-        count._obj.value = len(file.data)
-        return 0
 
     def tee(self, source: int, target: int, length: Any, flags: Any) -> int:
         world().step("tee")

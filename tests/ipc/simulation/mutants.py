@@ -75,7 +75,7 @@ MUTANTS: dict[str, Changes] = {
     "an answer is taken whatever its number": [
         (_CHANNEL, "        return self.lane.awaited != 0\n", "        return False\n"),
         (_NATIVE, "        if self.awaited:\n            return real.CORRUPT\n", "\n\n"),
-        (_NATIVE, "            if number != self.awaited or not whole:", "            if not whole:"),
+        (_NATIVE, "            if number != self.awaited or data is None:", "            if data is None:"),
     ],
     "what ends after the thread that ends is forgotten": [
         (_SCOPE, "            if self._finished:\n                return False\n", "\n\n"),
@@ -104,6 +104,10 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "an execution that nobody wants is not told": [
-        (_SCOPE, "        if event is not None:\n            event.set()\n", "        if event is not None:\n            pass\n"),
+        (
+            _SCOPE,
+            "        if event is not None:\n            event.set()\n",
+            "        if event is not None:\n            pass\n",
+        ),
     ],
 }

@@ -4,6 +4,7 @@ import errno
 import struct
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,15 @@ class _Nothing(Descriptors):
 NONE = _Nothing()
 
 
+def _any(sock: SocketFile, events: int, watched: list[File]) -> bool:
+    """Whether a socket has any of these events, or what is watched has ended."""
+    return bool(sock.events() & events) or any(file.events() for file in watched)
+
+
+def _limit(timeout_ns: int) -> int | None:
+    return None if timeout_ns < 0 else timeout_ns
+
+
 class Lane:
     """Messages with descriptors over one end of a socket."""
 
@@ -67,8 +77,8 @@ class Lane:
 
     # ---------------------------------------------------------------------------------------------------------- receive
 
-    def _take(self, sock: SocketFile) -> "tuple[int, bytes, Descriptors] | int | None":
-        """A message, a status, or None where there is none."""
+    def _take(self, sock: SocketFile) -> "tuple[int, bytes | None, Descriptors] | int | None":
+        """A message, without bytes where they are lost, None for them where it has none; a status; None where nothing is."""
         try:
             message = sock.get()
         except OSError as error:
@@ -89,14 +99,14 @@ class Lane:
         owner = Descriptors(fds) if fds else NONE
         if len(data) <= 8:
             owner.close()
-            return 0, b"", NONE
+            return 0, None, NONE
         number = int.from_bytes(data[:8], "little")
         if lost:
             owner.close()
             return number, b"", NONE
         return number, data[8:], owner
 
-    def _wait(self, timeout_ns: int) -> "tuple[int, bytes, Descriptors] | int":
+    def _wait(self, timeout_ns: int) -> "tuple[int, bytes | None, Descriptors] | int":
         w, sock = world(), self._socket()
         if sock is None:
             return real.CLOSED
@@ -106,12 +116,8 @@ class Lane:
         if timeout_ns == 0:
             return real.TIMEOUT
         watched = self._watched()
-
-        def ready() -> bool:
-            return bool(sock.events() & ~POLLOUT) or any(file.events() for file in watched)
-
         while True:
-            if not w.block("receive", ready, (sock, *watched), None if timeout_ns < 0 else timeout_ns):
+            if not w.block("receive", partial(_any, sock, ~POLLOUT, watched), (sock, *watched), _limit(timeout_ns)):
                 return real.TIMEOUT
             sock = self._socket()
             if sock is None:
@@ -134,21 +140,15 @@ class Lane:
         if isinstance(got, int):
             return got
         number, data, owner = got
-        whole = bool(data) or number  # else shorter than its number
         if self.awaited:
             self.asked = 0
-            if number != self.awaited or not whole:
+            if number != self.awaited or data is None:
                 owner.close()
                 return real.CORRUPT
             self.awaited = 0
         else:
             self.asked = number
-        if not data:
-            return real.TOO_LARGE if number else self._short()
-        return data, owner
-
-    def _short(self) -> int:
-        return real.CORRUPT
+        return (data, owner) if data else real.CORRUPT if data is None else real.TOO_LARGE
 
     # ------------------------------------------------------------------------------------------------------------- send
 
@@ -177,12 +177,7 @@ class Lane:
             if gone:
                 return real.DEAD
             watched = self._watched()
-            full = sock
-
-            def ready() -> bool:
-                return bool(full.events() & ~POLLIN) or any(file.events() for file in watched)
-
-            if not w.block("send", ready, (sock, *watched), None if timeout_ns < 0 else timeout_ns):
+            if not w.block("send", partial(_any, sock, ~POLLIN, watched), (sock, *watched), _limit(timeout_ns)):
                 return real.TIMEOUT
             gone = any(file.events() for file in watched)
 

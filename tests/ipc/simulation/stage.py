@@ -160,7 +160,8 @@ class _Between(ast.NodeTransformer):
         self._depth -= 1
         return node
 
-    visit_FunctionDef = visit_AsyncFunctionDef = _function
+    def visit(self, node: ast.AST) -> Any:
+        return self._function(node) if isinstance(node, ast.FunctionDef) else super().visit(node)
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)

@@ -22,7 +22,7 @@ def world() -> World:
 @contextmanager
 def inside(new: World) -> Iterator[None]:
     """For the block, that world runs."""
-    global _world
+    global _world  # noqa: PLW0603
     before, _world = _world, new
     try:
         yield

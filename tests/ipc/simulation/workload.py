@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import Cancelled, Closed, DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
+from nnhal.base.errors import DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
 from nnhal.base.levels import V1_0, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
@@ -26,9 +26,8 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.service import connection as service_connection
 from nnhal.ipc.service.connection import serve_clients, serve_one
 from nnhal.model.graph import Model
-from tests.ipc.simulation import kernel, stage, threads
+from tests.ipc.simulation import kernel, threads
 from tests.ipc.simulation.driver import SimulatedDevice, f
-from tests.ipc.simulation.native import native
 from tests.ipc.simulation.world import SECOND, Interrupt, Process, Violation, World
 
 SIZE = 4
@@ -677,40 +676,32 @@ class Run:
             self._left()
 
     def _left(self) -> None:
+        """What is there though both sides have come to their end."""
         world = self.world
         for client in self.clients:
-            if not client.process.alive:
-                continue
-            left = {fd - client.process.base: file.kind for fd, file in client.process.files.items()}
-            if left:
-                world.fail(f"{client.process.name} has descriptors left: {left}")
-            if client.process.tasks:
-                world.fail(f"{client.process.name} has threads left: {[task.name for task in client.process.tasks]}")
-            for session in list(client.sessions):
-                world.fail(
-                    f"{client.process.name} has a session left, referred to by {gc.get_referrers(session)!r:.2000}"
-                )
+            if client.process.alive:
+                self._nothing_of(client.process, [])
+                for session in list(client.sessions):
+                    world.fail(f"{client.process.name} has a session left: {gc.get_referrers(session)!r:.2000}")
         for service in self.services:
-            if not service.process.alive:
-                continue
             name = service.process.name
-            if not service.shared:
+            if service.process.alive and not service.shared:
                 world.fail(f"{name} goes on after the end of its client")
-                continue
-            left = {fd - service.process.base: file.kind for fd, file in service.process.files.items()}
-            if left:
-                world.fail(f"{name} has descriptors left: {left}")
-            names = [task.name for task in service.process.tasks if not task.name.endswith("/main")]
-            if names:
-                world.fail(f"{name} has threads left: {names}")
-            if len(service.process.tasks) != 1 + len(names):
-                world.fail(f"{name} listens no more")
-            if service.device.live:
-                world.fail(f"{name}: the driver still has {len(service.device.live)} models that nobody closed")
-        if not any(client.process.alive is False for client in self.clients) and not world.buried:
-            left_queues = list(world.queues)
-            if left_queues:
-                world.fail(f"{len(left_queues)} sides of bursts are left")
+            elif service.process.alive:
+                self._nothing_of(service.process, [f"{name}/main"])
+                if service.device.live:
+                    world.fail(f"{name}: the driver still has {len(service.device.live)} models that nobody closed")
+        if world.queues and not world.buried:
+            world.fail(f"{len(world.queues)} sides of bursts are left")
+
+    def _nothing_of(self, process: Process, threads: list[str]) -> None:
+        """A process has no descriptors, and these threads alone."""
+        left = {fd - process.base: file.kind for fd, file in process.files.items()}
+        if left:
+            self.world.fail(f"{process.name} has descriptors left: {left}")
+        names = [task.name for task in process.tasks]
+        if names != threads:
+            self.world.fail(f"{process.name} has threads {names}, must have {threads}")
 
     def report(self, steps: int = 60) -> str:
         """What to print of a violation."""
@@ -718,6 +709,3 @@ class Run:
         waiting = f"\n\nWho waited where:\n{self._waiting}" if "for ever" in world.failure else ""
         seen = f"\nSeen at:\n{world.where}"
         return f"seed {self.seed}, policy {world.policy}: {world.failure}\n\n{world.history(steps)}{waiting}{seen}"
-
-
-__all__ = ["Cancelled", "Closed", "MissedDeadline", "Run", "native", "service_connection", "stage"]

@@ -352,11 +352,8 @@ class World:
 
     def waiting(self) -> str:
         """Who waits where."""
-        lines = []
-        for process in self.processes:
-            for task in process.tasks:
-                lines.append(f"{task.name} waits for: {task.waits or 'nothing, may run'}\n{task.stack()}")
-        return "\n".join(lines)
+        tasks = [task for process in self.processes for task in process.tasks]
+        return "\n".join(f"{task.name} waits for: {task.waits or 'nothing, may run'}\n{task.stack()}" for task in tasks)
 
     def history(self, steps: int) -> str:
         """The last steps."""

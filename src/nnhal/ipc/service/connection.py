@@ -64,9 +64,9 @@ class Connection:
         self._device, self._shared, self._confinement = device, shared, confinement
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
-        self.wanted, self.ends = Wanted(), Ends()
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
+        self.wanted, self.ends = Wanted(), Ends()
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
@@ -294,8 +294,6 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
     def serve(sock: socket.socket) -> None:
         try:
             Connection(device, sock, shared=True, confinement=confinement).serve()
-        except OSError as error:
-            _log.warning("a client was not served: %s", error)  # no descriptors for it
         finally:
             connections.release()
 
