@@ -106,6 +106,35 @@ def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reaso
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "its descriptors are closed")
 
 
+def test_a_session_that_is_closed_during_an_execution_leaves_the_callers_memory_alone() -> None:
+    pool = Memory.allocate(32)
+    x, y = pool.view(0, 16, np.float32, (4,)), pool.view(16, 16, np.float32, (4,))
+    with own_process() as device:
+        prepared = prepare(device, sleep=1.0)
+        process, alive = device.session.process, []
+        assert process is not None
+
+        def execute() -> None:
+            with pytest.raises(NnhalError):
+                requests.run(prepared, [x], rooms=[y])
+            alive.append(process.poll() is None)
+
+        thread = threading.Thread(target=execute)
+        thread.start()
+        wait_until(lambda: device.session.calls.get("executeSynchronously_1_3", 0) == 1, "the call")
+        wait_until(lambda: bool(device.session._lanes) and not device.session._free, "its lane")
+        device.session.close()
+        thread.join(LIMIT)
+    assert alive == [False]
+
+
+def test_the_lane_that_carries_new_lanes_is_not_closed_under_who_sends_on_it() -> None:
+    with own_process() as device, device.session._attaching:
+        device.session.end()
+        device.session._thread.join(0.2)
+        assert device.session._control.socket.fileno() >= 0
+
+
 def test_lanes_are_used_again() -> None:
     with own_process() as device:
         prepared = prepare(device, meet=8)

@@ -26,7 +26,7 @@ SEEDS = 1, 1000, 2000
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_simulated_runs_break_no_invariant(seed: int) -> None:
-    counts, report = simulate(15_000, seed)
+    counts, report = simulate(10_000, seed)
     assert not report, report
     assert counts["sessions"] and counts["calls"]
 
@@ -35,7 +35,7 @@ def test_runs_of_a_new_seed_break_no_invariant(capsys: pytest.CaptureFixture[str
     seed = random.SystemRandom().randrange(10**9)
     with capsys.disabled():
         print(f" seed {seed} ", end="")
-    _, report = simulate(15_000, seed)
+    _, report = simulate(10_000, seed)
     assert not report, report
 
 

@@ -41,12 +41,6 @@ MUTANTS: dict[str, Changes] = {
     "nobody waits for the end of a driver that writes to the caller": [
         (_SESSION, "                if direct:\n", "                if False:\n"),
     ],
-    "nobody waits for the end of a process that writes to the caller": [
-        (_SESSION, "            self._thread.join(5)  # it ends the process\n", "            pass\n"),
-    ],
-    "the control lane is closed while a thread sends on it": [
-        (_SESSION, "        with theirs, self._attaching:", "        with theirs:"),
-    ],
     "an execution with a deadline writes to the caller's pool": [
         (_PREPARED, "self.frames.take(request, apart or control.bounded)", "self.frames.take(request, False)"),
     ],
@@ -80,7 +74,7 @@ MUTANTS: dict[str, Changes] = {
     "what ends after the thread that ends is forgotten": [
         (_SCOPE, "            if self._finished:\n                return False\n", "\n\n"),
     ],
-    "a lane that ended is not forgotten": [
+    "a lane that ended can still be cancelled": [
         (_CONNECTION, "            self.wanted.ended(number)\n            self._lanes", "\n            self._lanes"),
     ],
     "descriptors that were sent stay open": [

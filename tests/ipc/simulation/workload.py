@@ -233,6 +233,8 @@ class Client:
         for connection in self.run.connections():
             if not getattr(connection, "_ending", True) and kernel.watched(connection.watch) is self.process:
                 left = [type(item).__name__ for item, _ in connection._calls._exports._objects.values()]
+                if len(connection.wanted._events) != len(connection._lanes):
+                    self.world.fail(f"{self.process.name} has ended calls that may still be cancelled")
                 if left:
                     self.world.fail(f"{self.process.name} let go of everything, and the service still holds: {left}")
 
@@ -435,6 +437,8 @@ class Client:
                     error.__traceback__ = None
                     if burst.ended:
                         return
+                except Interrupt as error:  # the next one is to be told that it has ended
+                    error.__traceback__ = None
             if memory is None:
                 self.watch(array, "burst")
         finally:
