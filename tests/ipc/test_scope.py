@@ -63,3 +63,27 @@ def test_an_end_that_hangs_is_not_waited_for():
     assert not ends.finish(0.05)
     go.set()
     wait_until(lambda: ends.finish(0.05), "the end")
+
+
+def test_what_ends_after_the_thread_that_ends_is_done_all_the_same():
+    done: list[str] = []
+    ends = Ends()
+    ends(lambda: done.append("before"))
+    assert ends.finish(LIMIT)
+    ends(lambda: done.append("after"))
+    assert done == ["before", "after"]
+
+
+def test_without_a_thread_an_object_ends_at_once(monkeypatch):
+    done: list[str] = []
+    ends = Ends()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        ends(lambda: done.append("here"))
+        assert done == ["here"]
+    ends(lambda: done.append("there"))
+    assert ends.finish(LIMIT) and done == ["here", "there"]
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

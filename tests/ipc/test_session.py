@@ -1,6 +1,7 @@
 """Sessions with real service processes: parallel calls, notifications, deadlines, fences, driver memory, releases."""
 
 import contextlib
+import errno
 import gc
 import itertools
 import os
@@ -30,6 +31,7 @@ from nnhal.base.errors import (
     MissedDeadline,
     NnhalError,
     OperationFailed,
+    ResourceExhausted,
 )
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
@@ -39,6 +41,7 @@ from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.process import start
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
@@ -47,6 +50,7 @@ from tests import requests
 from tests.interrupts import Interrupts, interrupted_at
 from tests.ipc.support import (
     LIMIT,
+    PROBE,
     Peer,
     doubling,
     inside,
@@ -76,6 +80,58 @@ def test_calls_of_eight_threads_are_inside_the_driver_at_once(device: RemoteDevi
         outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(8)))
     for n, y in enumerate(outputs):
         assert np.array_equal(y, 2 * numbers(start=n))
+
+
+@pytest.mark.parametrize("what", ["a thread", "a descriptor"])
+def test_a_session_that_lacks_a_thread_or_a_descriptor_is_refused_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    begin = threading.Thread.start
+
+    def no_thread(thread: threading.Thread) -> None:
+        if thread.name == "nnhal-session":
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    def no_descriptor(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(
+        *((threading.Thread, "start", no_thread) if what == "a thread" else (os, "eventfd", no_descriptor))
+    )
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ResourceExhausted, match=what.removeprefix("a ")):
+        start(PROBE)
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, "its descriptors are closed")
+
+
+def test_a_session_that_is_closed_during_an_execution_leaves_the_callers_memory_alone() -> None:
+    pool = Memory.allocate(32)
+    x, y = pool.view(0, 16, np.float32, (4,)), pool.view(16, 16, np.float32, (4,))
+    with own_process() as device:
+        prepared = prepare(device, sleep=1.0)
+        process, alive = device.session.process, []
+        assert process is not None
+
+        def execute() -> None:
+            with pytest.raises(NnhalError):
+                requests.run(prepared, [x], rooms=[y])
+            alive.append(process.poll() is None)
+
+        thread = threading.Thread(target=execute)
+        thread.start()
+        wait_until(lambda: device.session.calls.get("executeSynchronously_1_3", 0) == 1, "the call")
+        wait_until(lambda: bool(device.session._lanes) and not device.session._free, "its lane")
+        device.session.close()
+        thread.join(LIMIT)
+    assert alive == [False]
+
+
+def test_the_lane_that_carries_new_lanes_is_not_closed_under_who_sends_on_it() -> None:
+    with own_process() as device, device.session._attaching:
+        device.session.end()
+        device.session._thread.join(0.2)
+        assert device.session._control.socket.fileno() >= 0
 
 
 def test_lanes_are_used_again() -> None:

@@ -42,6 +42,8 @@ class RemoteBurst(Burst):
         self.plain: dict[str, int] = {}  # why executions took the plain call, and how often
         self.ended = False  # of no use any more, though nobody closed it
         self._session.bursts[self._number] = self
+        if self._session.dead is not None:  # it may have died between
+            self.session_died()
 
     def session_died(self) -> None:
         """Wake whoever waits, where the kernel could not."""

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from nnhal.base.descriptors import close_all
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -81,7 +82,7 @@ class Session:
         self.dead: NnhalError | None = None
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
-        self._death_lock = threading.Lock()
+        self._death_lock, self._attaching = threading.Lock(), threading.Lock()
         self._free: deque[Channel] = deque()
         # All but those given up; one that nobody holds is closed.
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
@@ -95,6 +96,9 @@ class Session:
         self._wishes: dict[int, threading.Event] = {}  # of calls that go on; set where they are not wanted any more
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
+        self._own: list[int] = []  # both: whoever holds the session may use them
+        # releases and failed calls come from any thread, to the last
+        weakref.finalize(self, _close_left, self._own, self._free).atexit = False
         try:
             self._start()
         except BaseException:
@@ -109,14 +113,20 @@ class Session:
         self.methods = min(self.level, V1_3)
         self.pools = ClientPools(shared=self.welcome.shared)
         self.watch = pidfd(self.welcome.pid)
+        self._own += [self.watch] * (self.watch >= 0)
         self._control.lane.watch = self.watch
         self._control.lane.peer_cpus = self.welcome.cpus
         self._callbacks = self._attach(True)
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # releases and failed calls come from any thread, to the last
-        weakref.finalize(self, _close_left, self._wake, self._free).atexit = False
+        try:
+            self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError as error:
+            raise ResourceExhausted(f"{self.where}: no descriptor for its connection: {error.strerror}") from None
+        self._own.append(self._wake)
         self._thread = threading.Thread(target=self._keep_house, name="nnhal-session", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise ResourceExhausted(f"{self.where}: no thread to keep its connection") from None
 
     def _abandon(self) -> None:
         """Leave nothing of a session that did not come about: no descriptor, no process."""
@@ -126,9 +136,7 @@ class Session:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-        if self.watch >= 0:
-            os.close(self.watch)
-            self.watch = -1
+        close_all(self._own)
 
     def _greet(self) -> wire.Welcome:
         try:
@@ -351,7 +359,7 @@ class Session:
         except OSError as error:
             raise ResourceExhausted(f"{self.where}: no lane can be opened: {error.strerror}") from None
         channel = Channel(ours, -1, self.welcome.cpus, number)
-        with theirs:
+        with theirs, self._attaching:  # nobody closes the lane meanwhile
             if self.dead is not None:
                 raise again(self.dead)
             try:
@@ -408,6 +416,8 @@ class Session:
                 return
             time.sleep(0.002)
             self._rouse()
+        if self.dead is not None and self.process is not None:
+            self._thread.join(5)  # it ends the process
 
     def _rouse(self) -> None:
         if self.dead is None:
@@ -493,7 +503,10 @@ class Session:
                     self._hangs()
                 self._late.append((pending, since))
         for _ in range(len(self._given_up)):
-            lane = self._given_up.popleft()
+            try:
+                lane = self._given_up.popleft()
+            except IndexError:  # closed by another thread: the session has died
+                return
             if self._has_ended(lane.channel):
                 lane.channel.close()
                 if lane.made:  # the service has made it by now, and did not know it when its owner went
@@ -579,9 +592,12 @@ class Session:
             with contextlib.suppress(OSError):
                 channel.socket.shutdown(socket.SHUT_RDWR)
         self._close_lanes()
+        for burst in list(self.bursts.values()):
+            burst.session_died()
         while self._pending:
             self._pending.popitem()[1].set(self.dead)
-        self._control.close()
+        with self._attaching:
+            self._control.close()
         self._callbacks.close()
         if self.process is not None:
             try:
@@ -589,19 +605,15 @@ class Session:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        if self.watch >= 0:
-            os.close(self.watch)
-            self.watch = -1
 
     def _forked(self) -> None:
         """In a forked child: the connection is the parent's."""
         self.dead = Closed(f"{self.where}: belongs to the process that this one was forked from; compile again here")
-        self._death_lock = threading.Lock()
+        self._death_lock, self._attaching = threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *list(self._lanes)):
             channel.close()
-        if self.watch >= 0:
-            os.close(self.watch)
-            self.watch = -1
+        close_all(self._own)
+        self.watch = -1
 
 
 def _some(numbers: deque[int]) -> tuple[int, ...]:
@@ -609,9 +621,9 @@ def _some(numbers: deque[int]) -> tuple[int, ...]:
     return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
 
 
-def _close_left(wake: int, lanes: deque[Channel]) -> None:
+def _close_left(own: list[int], lanes: deque[Channel]) -> None:
     """What a session leaves when nobody holds it any more."""
-    os.close(wake)
+    close_all(own)
     for channel in lanes:
         channel.close()
 

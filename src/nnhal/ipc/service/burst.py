@@ -61,7 +61,7 @@ class ServiceBurst:
             raise
 
     def start(self) -> None:
-        """Start the listener; returns when its liveness can be waited on."""
+        """Start the listener, which ends with the burst; returns when its liveness can be waited on."""
         thread = threading.Thread(target=self._listen, name="nnhal-burst", daemon=True)
         try:
             thread.start()
@@ -89,7 +89,7 @@ class ServiceBurst:
             while True:
                 packet = queues.receive(-1)
                 if isinstance(packet, int):
-                    _log.debug("burst ends: %s", _ENDS.get(packet, packet))
+                    _log.debug("burst of %s ends: %s", self._entry.signature.where, _ENDS.get(packet, packet))
                     break
                 status = queues.send(self._answer(packet))
                 if status == _native.FULL:
@@ -97,7 +97,7 @@ class ServiceBurst:
                 if status < 0:
                     break
         except BaseException:
-            _log.exception("burst: the listener failed")
+            _log.exception("burst of %s: the listener failed", self._entry.signature.where)
         finally:
             queues.close()
             queues.drop()

@@ -239,7 +239,7 @@ class CallHandler:
             burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
-        burst.start()
+        burst.start()  # first: who cannot add it closes it, and then the listener does the rest
         self._exports.add(call.object, burst, burst.close)
         return wire.DONE, ()
 

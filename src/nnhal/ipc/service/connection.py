@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from logging import DEBUG
@@ -227,7 +228,15 @@ class Connection:
         if not self._queued.acquire(blocking=False):
             raise ResourceExhausted(f"connection: {QUEUED} calls wait already, must be no more")
 
+        to_do = deque(
+            (work,)
+        )  # whoever takes it out has it: work may be queued though no thread for it could be started
+
         def notify() -> None:
+            try:
+                work = to_do.pop()
+            except IndexError:
+                return
             try:
                 message, given = work()
                 try:
@@ -243,8 +252,14 @@ class Connection:
         try:
             self._background.submit(notify)
         except RuntimeError:
+            try:
+                to_do.pop()
+            except IndexError:  # another thread has it already
+                return
             self._queued.release()
-            raise DeadObject("connection: is ending") from None
+            if self._ending:
+                raise DeadObject("connection: is ending") from None
+            raise ResourceExhausted("connection: no thread for work in the background") from None
 
     def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:
