@@ -10,7 +10,7 @@ from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
     Device,
@@ -201,7 +201,10 @@ class CallHandler:
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
+            entry = self._entry(call.prepared)
+            if seals(fd) is not None and not ordinary(fd):
+                raise InvalidArgument("configureExecutionBurst: the queues are in no memfd of ordinary pages, must be")
+            burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
         burst.start()
