@@ -160,8 +160,10 @@ class Connection:
         channel = Channel(sock, -1, self._peer_cpus)
         try:
             self._take_lane(channel, callbacks=call.callbacks)
-        except BaseException:
+        except BaseException as error:
             self._lanes.discard(channel)
+            with contextlib.suppress(NnhalError):  # the answer to its first call, which need not have come yet
+                channel.ask(wire.encode(error_to_wire(error)))
             channel.close()
             raise
         return wire.DONE, ()
@@ -178,7 +180,10 @@ class Connection:
             if len(self._lanes) >= MAX_LANES:
                 raise ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
             self._lanes.add(channel)
-        threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True).start()
+        try:
+            threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True).start()
+        except RuntimeError:
+            raise ResourceExhausted("connection: no thread for another lane; wait for calls to end") from None
 
     def _lane(self, channel: Channel) -> None:
         number = channel.socket.fileno()
