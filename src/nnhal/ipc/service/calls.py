@@ -30,7 +30,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.service.binding import Answer, Held, Launched, ServiceBinding
+from nnhal.ipc.service.binding import Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
@@ -185,11 +185,11 @@ class CallHandler:
             entry.__exit__()
             raise
         execution.when_ended(entry.__exit__)
-        number = self._exports.add(Launched(execution, request), lambda: None)
+        number = self._exports.add(LaunchedRequest(execution, request), lambda: None)
         return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
-        execution, request = self._exports.get(call.execution, Launched, "fenced execution")
+        execution, request = self._exports.get(call.execution, LaunchedRequest, "fenced execution")
         info = info_by(execution, self._where)
         declared = [argument.fixed for argument in request.signature.outputs]
         told = None not in request.shapes and request.shapes != declared
