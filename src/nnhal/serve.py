@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", default="", help="name of the service; the driver's by default")
     parser.add_argument("--level", default="", help="serve at this lower HAL level: 1.0 to 1.3")
     parser.add_argument("--read", action="append", default=[], help="a file or directory that the driver may read")
+    parser.add_argument(
+        "--device", action="append", default=[], help="a device node that it may read, write and control"
+    )
     parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
     parser.add_argument("--json", action="store_true", help="print name, socket, level and confinement once it serves")
@@ -40,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(
             *(given.driver, given.fd, given.name, given.level, given.read),
+            devices=given.device,
             allow=[name for names in given.allow for name in names.split(",")],
             confined=not given.unconfined,
             announced=given.json,
@@ -59,6 +63,7 @@ def run(
     name: str = "",
     level: str = "",
     read: Sequence[str] = (),
+    devices: Sequence[str] = (),
     allow: Sequence[str] = (),
     confined: bool = True,
     announced: bool = False,
@@ -88,7 +93,7 @@ def run(
         sys.path[:] = [
             os.path.realpath(path) if os.path.isabs(path) else path for path in sys.path
         ]  # readlink is refused
-        report = confine(readable, Limits(), allow)
+        report = confine(readable, Limits(), allow, [Path(d).resolve() for d in devices])
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
     from nnhal.ipc.service.connection import refuse, serve_clients, serve_one

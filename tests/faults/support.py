@@ -2,6 +2,7 @@
 
 import array
 import contextlib
+import ctypes
 import json
 import os
 import socket
@@ -28,6 +29,8 @@ from tests.ipc.support import LIMIT, doubling, made, numbers, run, wait_until
 
 WITNESS = str(Path(__file__).parent / "drivers" / "witness.py")
 X = numbers(64)
+MFD_HUGETLB = 4
+_libc = ctypes.CDLL(None, use_errno=True)
 ONE = (1).to_bytes(8, "little")  # the number of a call, as it stands before its message
 
 
@@ -110,6 +113,21 @@ def back_to(before: dict[str, int], device: Device, *whats: str) -> None:
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def huge_pages() -> int:
+    """Bytes of a huge page; 0 where there is no memory of such pages."""
+    try:
+        os.close(os.memfd_create("huge", os.MFD_CLOEXEC | MFD_HUGETLB))
+    except OSError:
+        return 0
+    found = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("Hugepagesize:"))
+    return int(found.split()[1]) << 10
+
+
+def punch(fd: int, size: int) -> None:
+    """Take the pages out of a memory; its size stays."""
+    assert _libc.fallocate(fd, 3, ctypes.c_long(0), ctypes.c_long(size)) == 0, os.strerror(ctypes.get_errno())
 
 
 class Neighbour:

@@ -13,6 +13,7 @@ import pytest
 
 from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import NnhalError
+from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
@@ -21,6 +22,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.model.builder import ModelBuilder
 from tests import requests
 from tests.faults.support import (
+    MFD_HUGETLB,
     WITNESS,
     Hostile,
     X,
@@ -29,8 +31,10 @@ from tests.faults.support import (
     client_of,
     doubling,
     held,
+    huge_pages,
     numbers,
     prepared,
+    punch,
     undisturbed,
     works,
 )
@@ -41,9 +45,9 @@ ROOM = 4096
 INPUT, OUTPUT = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
 
 
-def memfd(size: int = ROOM, seals: int = SEAL_SHRINK) -> int:
+def memfd(size: int = ROOM, seals: int = SEAL_SHRINK, flags: int = 0) -> int:
     """A memory of a client's, sealed as asked for."""
-    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
     os.ftruncate(fd, size)
     if seals:
         fcntl.fcntl(fd, F_ADD_SEALS, seals)
@@ -292,6 +296,39 @@ KINDS: dict[str, Callable[[], int]] = {
     "a file": lambda: os.open(__file__, os.O_RDONLY),
     "a memory sealed against writing": lambda: memfd(seals=SEAL_SHRINK | SEAL_WRITE),
 }
+
+
+@pytest.mark.skipif(not huge_pages(), reason="this kernel has no huge pages")
+def test_a_memory_of_huge_pages_is_refused_as_a_pool_and_as_queues(shared: str) -> None:
+    """18: sealed against shrinking, and yet a read of a page that is punched out of it ends the reader by SIGBUS."""
+    with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
+        number, before, fd = hostile.prepare(), held(watcher), memfd(huge_pages(), flags=MFD_HUGETLB)
+        refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool: is of huge pages")
+        refused(hostile.call(wire.ConfigureExecutionBurst(number), (fd,)), "in no memfd of ordinary pages")
+        os.close(fd)
+        back_to(before, watcher)
+
+
+def test_holes_that_a_client_punches_into_its_memory_are_zeros_and_kill_nobody(shared: str) -> None:
+    """18: the seal against shrinking does not stop it, at no time."""
+    with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
+        number = hostile.prepare()
+        bound = hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)).object
+        results = memory.view(256, 256, np.float32)
+        call = wire.ExecuteSynchronously(V1_3, bound)
+        assert isinstance(hostile.call(call), wire.Acknowledged) and (results == X + X).all()
+        punch(memory.fd, ROOM)
+        assert isinstance(hostile.call(call), wire.Acknowledged) and not results.any()
+        ending = threading.Event()
+        puncher = threading.Thread(target=lambda: [punch(memory.fd, ROOM) for _ in iter(ending.is_set, True)])
+        puncher.start()
+        try:
+            for _ in range(300):
+                memory.bytes()[:256] = X.view(np.uint8)
+                assert isinstance(hostile.call(call), wire.Acknowledged)
+        finally:
+            ending.set()
+            puncher.join()
 
 
 @pytest.mark.parametrize("kind", KINDS)

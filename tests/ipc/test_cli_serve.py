@@ -107,6 +107,22 @@ def test_a_service_announces_itself_in_one_line_of_json() -> None:
         assert process.stdout.read() == ""
 
 
+def test_a_driver_that_needs_a_device_is_served_confined(tmp_path: Path) -> None:
+    driver = tmp_path / "accelerated.py"
+    driver.write_text(
+        "from nnhal.drivers.reference import Reference\ndef device():\n open('/dev/full', 'r+b', 0)\n return Reference()\n"
+    )
+    words = [*NNHAL, "serve", str(driver), "--json"]
+    with subprocess.Popen([*words, "--device", "/dev/full"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            report = json.loads(process.stdout.readline())["confinement"]
+            assert "/dev/full to write" in report["landlock"] and "for devices ioctl" in report["seccomp"]
+        finally:
+            process.terminate()
+    assert "/dev/full" in nnhal(*words[len(NNHAL) :], code=1)
+
+
 def test_what_cannot_be_served_is_said_with_the_alternatives() -> None:
     assert re.search("driver 'npu' is not known, must be one of .*reference", nnhal("serve", "npu", code=3))
     assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "../x", code=3)

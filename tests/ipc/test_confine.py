@@ -246,6 +246,37 @@ def test_given_paths_and_the_null_device_can_be_used(tmp_path: Path) -> None:
     assert said(body + look + more, cwd=tmp_path) == ["driver/weights table", "EACCES EACCES EACCES"]
 
 
+def test_a_given_device_is_written_and_controlled_and_no_other() -> None:
+    body = """
+import fcntl
+def control(path):
+    with open(path, "rb") as device:
+        fcntl.ioctl(device, 0x6400)
+def write(path):
+    with open(path, "wb", buffering=0) as device:
+        device.write(b"x")
+for path in ("/dev/full", "/dev/zero"):
+    print(outcome(lambda: write(path)), outcome(lambda: control(path)))
+print(report["landlock"])
+print(report["seccomp"])
+"""
+    given = "report = confine([], Limits(), (), [Path('/dev/full')])\n"
+    full, zero, landlock, seccomp = said(given + body)
+    assert full == "ENOSPC ENOTTY"  # the device's own answers
+    assert zero == "EACCES EACCES" and "/dev/full to write" in landlock and "for devices ioctl" in seccomp
+    full, zero, landlock, seccomp = said(CONFINE + body)
+    assert full.startswith("EACCES") and zero == "EACCES EPERM"
+    assert "none to write" in landlock and "devices" not in seccomp
+
+
+@pytest.mark.parametrize("path", ["dev/null", "/dev/missing", "/etc/passwd", "/dev"])
+def test_what_is_no_character_device_is_not_given_as_one(path: str) -> None:
+    before = privileges()
+    with pytest.raises(InvalidArgument, match=r"must be the absolute path of a character device"):
+        confine([], Limits(), (), [Path(path)])
+    assert privileges() == before
+
+
 def test_home_and_working_folder_on_the_import_path_stay_closed_but_not_a_folder_in_them(tmp_path: Path) -> None:
     work, modules = tmp_path / "work", tmp_path / "work" / "modules"
     modules.mkdir(parents=True)

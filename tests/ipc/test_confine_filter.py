@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.ipc.confinement import filter as subject
-from nnhal.ipc.confinement.allowed import ALLOWED, JUDGED, plain_names
+from nnhal.ipc.confinement.allowed import ALLOWED, JUDGED, WITH_DEVICES, plain_names
 from nnhal.ipc.confinement.filter import Bpf
 from nnhal.ipc.confinement.landlock import CREATE
 from nnhal.ipc.confinement.numbers import NAMES, numbers
@@ -89,6 +89,17 @@ def test_filter_judges_calls_by_architecture_number_and_arguments(machine: str, 
     assert judged(code, arch, 4000) == errno.ENOSYS
 
 
+def test_for_devices_ioctl_is_allowed_but_of_what_else_a_process_has_open() -> None:
+    arch, ioctl = 0xC000003E, numbers("x86_64")["ioctl"]
+    given, others = (subject.assemble(subject.program("x86_64", 4321, devices=x)) for x in (True, False))
+    drm, nvidia, fence = 0xC0406400, 0xC020462A, 0xC0383E04
+    # TIOCSTI, FIOASYNC, FIOSETOWN, FICLONE, FS_IOC_SETFLAGS, BLKDISCARD, UFFDIO_API
+    harmful = (0x5412, 0x100005412, 0x5452, 0x8901, 0x40049409, 0x40086602, 0x1277, 0xC018AA3F)
+    assert [judged(given, arch, ioctl, 3, x) for x in (drm, nvidia, fence, 0x5401)] == [0] * 4
+    assert {judged(given, arch, ioctl, 3, x) for x in harmful} == {errno.EPERM}
+    assert {judged(others, arch, ioctl, 3, x) for x in (drm, nvidia, *harmful)} == {errno.EPERM}
+
+
 def test_calls_that_are_added_are_allowed_with_any_arguments() -> None:
     arch, calls = 0xC000003E, numbers("x86_64")
     code = subject.assemble(subject.program("x86_64", 4321, ["flock", "ioctl", "io_uring_setup"]))
@@ -105,6 +116,7 @@ def test_the_page_on_confinement_says_what_the_tables_say() -> None:
     ]
     groups = [f"| **{x.what}**: {x.why} | {' '.join(f'`{name}`' for name in x.calls.split())} |" for x in ALLOWED]
     judged = [f"| `{x.name}` | {x.rule} |" for x in JUDGED]
+    assert WITH_DEVICES.rule in page
     between = ["| judged | allowed |", "| --- | --- |"]
     assert rows == ["| what for | calls |", "| --- | --- |", *groups, *between, *judged]
     assert f"\n{len(plain_names())} are allowed as they are and {len(JUDGED)} with some arguments, on x86-64;" in page

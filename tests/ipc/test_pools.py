@@ -1,23 +1,31 @@
 """Memories between processes: mapped once while in use; what could be cut off under its reader does not travel."""
 
+import contextlib
 import ctypes
 import fcntl
 import gc
 import mmap
 import os
 import socket
+import struct
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted, Unmappable
+from nnhal.base.errors import Closed, ContractBroken, InvalidArgument, ResourceExhausted, Unmappable
 from nnhal.base.memory import Memory, seals
+from nnhal.frontends.python import Builder
 from nnhal.ipc.client.pools import ClientPools, Packing
+from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service import pools as subject
 from nnhal.ipc.service.pools import ServicePools
 from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import MARK, whole
+from tests.faults.support import MFD_HUGETLB, huge_pages
+from tests.ipc.support import own_process, prepare
 
 SHRINK, ADD_SEALS = 0x0002, 1033
 
@@ -336,3 +344,73 @@ def test_a_memory_that_was_closed_is_not_packed() -> None:
     memory.close()
     with pytest.raises(Closed):
         Packing(ClientPools(shared=True)).pool(memory)
+
+
+@pytest.mark.skipif(not huge_pages(), reason="this kernel has no huge pages")
+def test_a_long_message_in_huge_pages_of_which_there_are_none_is_read() -> None:
+    """It is not mapped: whatever its sender does to it later, nobody dies of it."""
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_HUGETLB)
+    os.ftruncate(fd, huge_pages())
+    fcntl.fcntl(fd, ADD_SEALS, SHRINK | 1 | 4 | 8)
+    head = struct.pack("<BQ", MARK, huge_pages())
+    assert whole((head, came(fd)))[0] == bytes(huge_pages())
+
+
+@pytest.mark.skipif(not huge_pages(), reason="this kernel has no huge pages")
+def test_a_memory_of_huge_pages_travels_as_a_copy() -> None:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_HUGETLB)
+    os.ftruncate(fd, huge_pages())
+    fcntl.fcntl(fd, ADD_SEALS, SHRINK)
+    memory = Memory.wrap(np.zeros(64, np.uint8))
+    memory.fd = fd  # as if it could be mapped, which takes huge pages of the machine's
+    assert not memory.sealed and ClientPools(shared=False).shareable(memory) is not memory
+    memory.fd = -1
+    os.close(fd)
+
+
+def shrinking() -> int:
+    return memfd(1 << 20)
+
+
+def huge() -> int:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | MFD_HUGETLB)
+    os.ftruncate(fd, huge_pages())
+    fcntl.fcntl(fd, ADD_SEALS, SHRINK)
+    return fd
+
+
+PROVIDED = {
+    "shrinks": shrinking,
+    "is too short": lambda: memfd(8),
+    "is no memory": lambda: os.open("/dev/null", os.O_RDONLY),
+}
+
+
+@pytest.mark.parametrize("what", PROVIDED | ({"is of huge pages": huge} if huge_pages() else {}))
+def test_memory_that_a_driver_provides_is_read_and_kills_nobody_whatever_becomes_of_it(what: str) -> None:
+    b = Builder()
+    x = b.input((0,))
+    given = np.zeros(1 << 17, np.float32)
+    told = wire.Executed(((given.size,),), (True,), provided=(0,))
+    fd, ending = (PROVIDED | {"is of huge pages": huge})[what](), threading.Event()
+
+    def change() -> None:
+        while not ending.is_set():
+            os.ftruncate(fd, 0)
+            os.ftruncate(fd, 1 << 20)
+
+    changing = threading.Thread(target=change)
+    with own_process("reference") as device:
+        prepared = prepare(device, b.finish([x], [b.add(x, x)]))
+        assert isinstance(prepared, RemotePrepared)
+        if what == "shrinks":
+            changing.start()
+        try:
+            for _ in range(100):
+                with contextlib.suppress(ContractBroken):
+                    prepared._take_provided(prepared.request([given]), told, came(os.dup(fd)))
+        finally:
+            ending.set()
+            if what == "shrinks":
+                changing.join()
+            os.close(fd)

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import DeviceStatus, OperandType
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -43,11 +43,13 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service import connection
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.interrupts import Interrupts, interrupted_at
+from tests.ipc.drivers.probe import Probe
 from tests.ipc.support import (
     LIMIT,
     PROBE,
@@ -60,6 +62,7 @@ from tests.ipc.support import (
     prepare,
     request_for,
     run,
+    served_here,
     wait_until,
 )
 
@@ -894,3 +897,51 @@ def test_methods_that_were_called_are_counted_by_their_hal_names() -> None:
         run(prepare(device), numbers())
         assert device.session.calls["prepareModel_1_1"] == device.session.calls["execute"] == 1
         assert not [name for name in device.session.calls if "1_2" in name or "1_3" in name or "ynchronous" in name]
+
+
+# ------------------------------------------------------------------------------------------------------- refused lanes
+
+
+def test_a_lane_that_the_service_does_not_take_is_an_error_with_the_limit_and_the_session_lives_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MAX_LANES", 2)
+    with served_here(Probe()) as device, ThreadPoolExecutor(2) as pool:
+        both = prepare(device, meet=3)  # a run ends when three are inside
+        x = numbers()
+        lone = [pool.submit(run, both, x) for _ in range(2)]
+        wait_until(lambda: len(device.session._lanes) == 2 and not device.session._free, "both lanes are in use")
+        for _ in range(50):
+            with pytest.raises(ResourceExhausted, match="connection: has 2 lanes, must be no more"):
+                run(both, x)
+        assert len(device.session._lanes) == 2
+        monkeypatch.setattr(connection, "MAX_LANES", 3)
+        assert np.array_equal(run(both, x), 2 * x)
+        assert all(np.array_equal(each.result(LIMIT), 2 * x) for each in lone)
+        assert device.session.dead is None
+
+
+def test_a_lane_without_a_thread_is_resource_exhausted_and_the_session_lives_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+
+        def no_thread(self: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        device.session._free.pop().close()
+        with monkeypatch.context() as none:
+            none.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(ResourceExhausted, match="no thread for another lane"):
+                device.status()
+        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+
+
+def test_a_first_call_that_fails_is_an_error_of_its_own_and_the_next_one_works(device: RemoteDevice) -> None:
+    for _ in range(3):
+        while device.session._free:
+            device.session._free.pop().close()
+        with pytest.raises(InvalidArgument, match="is not held"):
+            device.session.call(wire.Bind(999, wire.WireRequest((), (), ())), wire.Object)
+    assert device.status() == DeviceStatus.AVAILABLE

@@ -60,18 +60,30 @@ def seals(fd: int) -> int | None:
         return None
 
 
-def huge(fd: int) -> bool:
-    """Whether a memory that has seals is of huge pages: through a hole in it a reader may find none left, which ends it."""
-    return os.fstat(fd).st_dev != _device_of_memfds()
+def ordinary(fd: int) -> bool:
+    """Whether it is a memfd of ordinary pages. One of huge pages ends who reads where the machine has none left."""
+    return os.fstat(fd).st_dev == _memfds()
 
 
 @functools.cache
-def _device_of_memfds() -> int:
+def _memfds() -> int:
+    """The device number that memfds of ordinary pages have, and nothing else."""
     fd = os.memfd_create("nnhal-look", os.MFD_CLOEXEC)
     try:
         return os.fstat(fd).st_dev
     finally:
         os.close(fd)
+
+
+def first_bytes(fd: int, length: int) -> bytes:
+    """What a memory of somebody else's begins with, read and not mapped, so that nothing that he does to it ends the reader.
+
+    Fewer bytes where it has no more.
+    """
+    data = os.pread(fd, length, 0)
+    while len(data) < length and (more := os.pread(fd, length - len(data), len(data))):
+        data += more
+    return data
 
 
 class Layout(NamedTuple):
@@ -225,8 +237,8 @@ class Memory:
 
     @property
     def sealed(self) -> bool:
-        """Whether nobody can shrink it any more (F_SEAL_SHRINK), so that another process may map it."""
-        return self.fd >= 0 and bool((seals(self.fd) or 0) & fcntl.F_SEAL_SHRINK)
+        """Whether nobody can shrink it any more (F_SEAL_SHRINK) and its pages are ordinary: another process may map it."""
+        return self.fd >= 0 and bool((seals(self.fd) or 0) & fcntl.F_SEAL_SHRINK) and ordinary(self.fd)
 
     def copy_to(self, other: "Memory") -> None:
         """Copy all bytes to a memory of the same size."""

@@ -3,6 +3,7 @@
 import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,9 @@ def command(path: Path, device: str, drivers: tuple[str, ...], jobs: int, **opti
     )
     outcomes: list[Outcome] = []
     calls: Counter[str] = Counter()
-    with common.progress(options["as_json"]) as bar:
+    with closing(run_all(selection, jobs)) as tasks, common.progress(options["as_json"]) as bar:
         task = bar.add_task(f"vectors on {device}", total=None)
-        for some, done, total in run_all(selection, jobs):
+        for some, done, total in tasks:
             outcomes += some.outcomes
             calls += some.calls
             bar.update(task, completed=done, total=total)

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 done, and the answer is no (a difference, a failed vector)
 that is not valid or not supported; 4 a device or an execution failed; 130 interrupted.
 """
 
+import gc
 import json
 import sys
 import warnings
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
     except click.exceptions.Abort:
         click.echo("nnhal: interrupted", err=True)
+        gc.freeze()  # the end does not look through what there is
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
         error.show()

@@ -19,6 +19,14 @@ from nnhal.runtime import discovery
 @click.option("--name", default="", help="Name of the service; the driver's by default.")
 @click.option("--level", default="", help="Serve at this lower HAL level: 1.0 to 1.3.")
 @click.option("--read", multiple=True, type=click.Path(exists=True), help="A file or directory the driver may read.")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    type=click.Path(exists=True),
+    metavar="/dev/NAME",
+    help="An accelerator's device node: read, written and controlled by the driver. May be repeated.",
+)
 @click.option("--allow", multiple=True, metavar="CALL[,CALL]", help="System calls it may make besides those it needs.")
 @click.option("--unconfined", is_flag=True, help="Do not confine the process (for debugging).")
 @click.option(
@@ -33,6 +41,7 @@ def command(
     name: str,
     level: str,
     read: Sequence[str],
+    devices: Sequence[str],
     allow: Sequence[str],
     unconfined: bool,
     systemd: Path | None,
@@ -51,6 +60,7 @@ def command(
     words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name]
     words += ["--level", level] if level else []
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]
+    words += [word for path in devices for word in ("--device", str(Path(path).resolve()))]
     words += [word for names_ in allow for word in ("--allow", names_)]
     words += ["--unconfined"] if unconfined else []
     if systemd is not None:

@@ -1,13 +1,16 @@
 """Runs a folder of vectors over several processes."""
 
+import contextlib
 import hashlib
 import re
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +60,7 @@ class TaskResult:
     calls: Counter[str]
 
 
-def run_all(selection: Selection, jobs: int) -> Iterator[tuple[TaskResult, int, int]]:
+def run_all(selection: Selection, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
     """Outcomes as they come, with the number of tasks done and of all; in this process where `jobs` is 1."""
     work = members(selection.path)
     chunks = [work[i : i + CHUNK] for i in range(0, len(work), CHUNK)]
@@ -69,10 +72,42 @@ def run_all(selection: Selection, jobs: int) -> Iterator[tuple[TaskResult, int, 
         finally:
             _worker.clear()  # and with it a process that was started for this selection
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _start, (selection,)) as pool:
-        futures = [pool.submit(_run, chunk) for chunk in chunks]
+    others, futures = set(active_children()), []
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (selection,))
+    try:
+        with _inherited():
+            futures = [pool.submit(_run, chunk) for chunk in chunks]
         for done, future in enumerate(as_completed(futures), 1):
             yield future.result(), done, len(chunks)
+    finally:
+        with _uninterrupted():
+            if not futures or not all(future.done() for future in futures):
+                for worker in set(active_children()) - others:
+                    worker.kill()  # its driver ends with it
+            pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _inherited() -> Iterator[None]:
+    """Workers that are started here are not interrupted: a terminal's Ctrl-C reaches them too, and is for this process."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C changes nothing: what it would end, ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _start(selection: Selection) -> None:

@@ -1,7 +1,6 @@
 """The memories that a client sends: as descriptors of what the service may map, else of a sealed copy."""
 
 import weakref
-from fcntl import F_SEAL_SHRINK
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.memory import Memory, seals
@@ -17,10 +16,8 @@ class ClientPools:
 
     def shareable(self, memory: Memory) -> Memory:
         """The memory itself where the service may map it, else a sealed copy, made once."""
-        if memory.fd >= 0:
-            found = seals(memory.fd)
-            if (found or 0) & F_SEAL_SHRINK or (found is None and memory.readonly and not self._shared):
-                return memory
+        if memory.sealed or (memory.readonly and not self._shared and memory.fd >= 0 and seals(memory.fd) is None):
+            return memory
         copy = self._copies.get(memory)
         if copy is None:
             copy = self._copies[memory] = Memory.from_array(memory.bytes())

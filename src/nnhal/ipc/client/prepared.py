@@ -4,7 +4,6 @@ import math
 import os
 from collections import deque
 from collections.abc import Sequence
-from fcntl import F_SEAL_SHRINK
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
-from nnhal.base.memory import Memory, huge, seals
+from nnhal.base.memory import first_bytes
 from nnhal.base.operands import Array
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_fenced, notify_of, once_signalled
 from nnhal.hal.binding import Where
@@ -174,10 +173,10 @@ class RemotePrepared(Prepared):
         if fds:
             fd = fds.take()
             try:
-                if not (seals(fd) or 0) & F_SEAL_SHRINK or huge(fd):
-                    where = self.session.where
-                    raise ContractBroken(f"{where}: provided outputs in memory that may go, must be a sealed memfd")
-                data: Array = np.array(Memory.from_fd(fd, total, kept=False).bytes())
+                length = os.fstat(fd).st_size
+                data: Array = np.frombuffer(first_bytes(fd, min(total, length)), np.uint8)
+            except OSError as error:
+                raise ContractBroken(f"{self.session.where}: provided outputs that cannot be read: {error}") from None
             finally:
                 os.close(fd)
         else:

@@ -248,18 +248,29 @@ class Session:
             channel = self._free.pop()
         except IndexError:
             channel = self._lane(deadline)
-        blamed = False
+        blamed = refused = False
+        fresh = not channel.lane.called
         try:
             if deadline is None and cancelled is None:
-                return channel.call(data, fds)
-            return self._patient_call(channel, data, fds, deadline, cancelled)
+                answer = channel.call(data, fds)
+            else:
+                answer = self._patient_call(channel, data, fds, deadline, cancelled)
+            refused = fresh and _refuses(answer)
+            return answer
         except MissedDeadline:
             blamed = True
             raise
         except DeadObject as error:
-            raise self._died(error) from None
+            left = _left(channel) if fresh else None
+            if left is None:
+                raise self._died(error) from None
+            refused = True
+            return left
         finally:
-            if channel.in_doubt:
+            if refused:
+                self._lanes.discard(channel)
+                channel.close()
+            elif channel.in_doubt:
                 self._give_up(_GivenUp(channel, time.monotonic_ns(), blamed, made))
                 if direct:
                     self._settle(channel)
@@ -619,6 +630,23 @@ class Session:
 def _some(numbers: deque[int]) -> tuple[int, ...]:
     """As many numbers as go with one message."""
     return tuple(numbers.popleft() for _ in range(min(len(numbers), 1 << 15)))
+
+
+def _refuses(answer: Message) -> bool:
+    """Whether the answer to the first call on a lane may be that the service did not take the lane."""
+    try:
+        return answer[0] != wire.ENCODED_DONE and isinstance(wire.decode_reply(answer[0]), wire.Failed)
+    except wire.WireError:
+        return False
+
+
+def _left(channel: Channel) -> Message | None:
+    """What the service left on a lane that it did not take."""
+    try:
+        answer = channel.receive(0)
+    except NnhalError:
+        return None
+    return answer if _refuses(answer) else None
 
 
 def _close_left(own: list[int], lanes: deque[Channel]) -> None:

@@ -74,7 +74,8 @@ OWN = -1  # stands for the process's own number
 class Check:
     """What an argument (0 to 5) must be: one of `values`, where there are any, with all bits of `has` and none of `lacks`.
 
-    The lower 32 bits are looked at, as the kernel does for an int; all 64 for `null`, which must be zero.
+    The lower 32 bits are looked at, as the kernel does for an int; all 64 for `null`, which must be zero. kinds: what its
+    second byte may not be, which says of an ioctl what it is for.
     """
 
     argument: int
@@ -82,6 +83,7 @@ class Check:
     has: int = 0
     lacks: int = 0
     null: bool = False
+    kinds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,8 @@ IOCTL = (
 )
 PRCTL = (3, 15, 16, 51, 64, 0x53564D41)  # GET_DUMPABLE, SET_NAME, GET_NAME, SVE_GET_VL, SME_GET_VL, SET_VMA
 SOL_SOCKET, SO_RCVTIMEO, SO_SNDTIMEO = 1, 20, 21
+# Of files, block devices, terminals, sockets, userfaultfd, seccomp, namespaces, processes: what else a process has open.
+NO_DEVICE = (0x00, 0x12, 0x21, 0x54, 0x58, 0x66, 0x76, 0x89, 0x8A, 0x8B, 0x93, 0x94, 0xAA, 0xB7, 0xE5, 0xFF)
 _itself = Check(0, (0, OWN))
 
 JUDGED = (
@@ -132,6 +136,14 @@ JUDGED = (
     JudgedCall("sched_setaffinity", "its own", ((_itself,),)),
     JudgedCall("sendto", "without a receiver's name: to whom the socket is connected", ((Check(4, null=True),),)),
     JudgedCall("setsockopt", "time-outs of a lane", ((Check(1, (SOL_SOCKET,)), Check(2, (SO_RCVTIMEO, SO_SNDTIMEO))),)),
+)
+
+
+# For a process that is given devices. What a descriptor is of cannot be seen here; landlock opens no other devices.
+WITH_DEVICES = JudgedCall(
+    "ioctl",
+    "the same, and what is not for files, terminals, sockets, processes or memory",
+    ((Check(1, IOCTL),), (Check(1, kinds=NO_DEVICE),)),
 )
 
 

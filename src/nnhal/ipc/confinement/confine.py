@@ -26,19 +26,27 @@ from nnhal.ipc.confinement.numbers import NAMES
 __all__ = ["Limits", "available", "confine"]
 
 
-def confine(read: Sequence[Path], limits: Limits, allow: Collection[str] = ()) -> dict[str, str]:
+def confine(
+    read: Sequence[Path], limits: Limits, allow: Collection[str] = (), devices: Sequence[Path] = ()
+) -> dict[str, str]:
     """Confine the calling process, irreversibly.
 
     read: absolute paths it may read besides what Python needs. allow: names of system calls that it may make besides those
-    of `confinement.allowed`, with any arguments; landlock and the limits stay.
+    of `confinement.allowed`, with any arguments; landlock and the limits stay. devices: absolute paths of character devices
+    that it may read, write and control.
 
     Answers "stdio", "no_new_privs", "rlimits", "landlock", "seccomp" with "applied: what" or "not applied: why".
-    Raises InvalidArgument, before anything is applied, for a path that is relative or does not exist and for a name that
-    is no system call's.
+    Raises InvalidArgument, before anything is applied, for a path that is relative or does not exist, for what is no
+    character device, and for a name that is no system call's.
     """
     for path in read:
         fits = path.is_absolute() and os.path.exists(path)
         require(fits, f"confine: read path {str(path)!r} is relative or missing, must be absolute and exist")
+    for path in devices:
+        fits = path.is_absolute() and path.is_char_device()
+        require(
+            fits, f"confine: device {str(path)!r} must be the absolute path of a character device, such as /dev/null"
+        )
     for name in allow:
         like = ", ".join(difflib.get_close_matches(name, NAMES)) or "read"
         require(name in NAMES, f"confine: allowed call is {name!r}, must be the name of a system call, such as {like}")
@@ -46,8 +54,8 @@ def confine(read: Sequence[Path], limits: Limits, allow: Collection[str] = ()) -
         "stdio": stdio.redirect,
         "no_new_privs": kernel.no_new_privileges,
         "rlimits": lambda: limit(limits),
-        "landlock": lambda: landlock.restrict(read),
-        "seccomp": lambda: calls.install(allow),
+        "landlock": lambda: landlock.restrict(read, devices),
+        "seccomp": lambda: calls.install(allow, devices=bool(devices)),
     }
     return {name: _outcome(step, "applied: ", "not applied: ") for name, step in steps.items()}
 

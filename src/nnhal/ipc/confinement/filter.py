@@ -7,7 +7,7 @@ import struct
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from nnhal.ipc.confinement.allowed import JUDGED, OWN, Check, JudgedCall, plain_names
+from nnhal.ipc.confinement.allowed import JUDGED, OWN, WITH_DEVICES, Check, JudgedCall, plain_names
 from nnhal.ipc.confinement.kernel import AUDIT_ARCH, machine, syscall
 from nnhal.ipc.confinement.numbers import UNIFIED, numbers
 
@@ -46,15 +46,18 @@ def assemble(items: Sequence[Bpf | str]) -> bytes:
     )
 
 
-def program(name: str, pid: int, more: Collection[str] = ()) -> list[Bpf | str]:
+def program(name: str, pid: int, more: Collection[str] = (), *, devices: bool = False) -> list[Bpf | str]:
     """The filter for the process `pid` on that machine (a key of AUDIT_ARCH), with more calls allowed, by name.
+
+    devices: whether it is given any.
 
     Refused is EPERM, but ENOSYS from UNIFIED on (clone3 and x32's numbers, from 1 << 30 on, are among them), as on a kernel
     that does not have the call: libraries then do without.
     """
     of = numbers(name)
     plain = [x for x in dict.fromkeys([*plain_names(), *more]) if x in of]
-    judged = [x for x in JUDGED if x.name in of and x.name not in more]
+    calls = [WITH_DEVICES if devices and x.name == WITH_DEVICES.name else x for x in JUDGED]
+    judged = [x for x in calls if x.name in of and x.name not in more]
     return [
         *(Bpf(LOAD, ARCH), Bpf(EQUAL, AUDIT_ARCH[name], yes="ours"), Bpf(RETURN, REFUSE | errno.EPERM)),
         *("ours", Bpf(LOAD, NR)),
@@ -91,14 +94,17 @@ def _check(check: Check, passed: str, failed: str, pid: int) -> Iterator[Bpf | s
         yield from (Bpf(EQUAL, values[-1], no=failed), passed)
     if check.lacks:
         yield Bpf(ANY_BIT, check.lacks, yes=failed)
+    if check.kinds:
+        yield Bpf(MASK, 0xFF00)
+        yield from (Bpf(EQUAL, kind << 8, yes=failed) for kind in check.kinds)
     if check.has:
         yield from (Bpf(MASK, check.has), Bpf(EQUAL, check.has, no=failed))
 
 
-def install(more: Collection[str] = ()) -> str:
+def install(more: Collection[str] = (), *, devices: bool = False) -> str:
     """Filter the system calls of all threads, for good. more: names of calls that are allowed besides, unjudged."""
     name = machine()
-    code = ctypes.create_string_buffer(assemble(program(name, os.getpid(), more)))
+    code = ctypes.create_string_buffer(assemble(program(name, os.getpid(), more, devices=devices)))
     count = len(code) // 8
     filters = struct.pack("@HP", count, ctypes.addressof(code))
     stuck = syscall("seccomp", SECCOMP[name], SET_MODE_FILTER, ALL_THREADS, filters)
@@ -107,6 +113,7 @@ def install(more: Collection[str] = ()) -> str:
     of = numbers(name)
     plain, judged = (sum(x in of for x in names) for names in (plain_names(), [x.name for x in JUDGED]))
     said = f"{name}, {plain + judged} system calls allowed, {judged} of them with some arguments only, all threads"
+    said += "; for devices ioctl of all kinds but those of files, terminals, sockets, processes and memory" * devices
     return said + (f"; by option also {', '.join(sorted(more))}" if more else "")
 
 

@@ -5,7 +5,7 @@ import pwd
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,20 +63,24 @@ def import_paths() -> tuple[set[Path], set[Path]]:
     return opened | (entries - closed), closed
 
 
-def _rules(readable: Iterable[Path]) -> dict[Path, int]:
+def _rules(readable: Iterable[Path], devices: Iterable[Path]) -> dict[Path, int]:
     """Every place that may be opened, with its rights; symbolic links resolved, places that do not exist left out."""
     rules = {_real(x): READ for x in [*readable, *map(Path, SYSTEM)]}
     rules |= {Path("/dev/null"): READ | WRITE, Path("/dev/udmabuf"): READ | WRITE | IOCTL_DEV}
+    rules |= {_real(x): READ | WRITE | IOCTL_DEV for x in devices}
     return {place: rights for place, rights in rules.items() if os.path.exists(place)}
 
 
-def restrict(read: Iterable[Path]) -> str:
-    """Close every file but those that Python needs and these, for good; what was done, and what the kernel lacks for it."""
+def restrict(read: Iterable[Path], devices: Sequence[Path] = ()) -> str:
+    """Close every file but those that Python needs and these, for good; what was done, and what the kernel lacks for it.
+
+    devices: are written to as well, and controlled by ioctl.
+    """
     abi = version()
     handled = (1 << RIGHTS_SINCE[min(abi, max(RIGHTS_SINCE))]) - 1
     net, scopes = TCP_BIND_CONNECT * (abi >= 4), SCOPE_ABSTRACT_SIGNAL * (abi >= 6)
     opened, closed = import_paths()
-    rules = _rules([*opened, *read])
+    rules = _rules([*opened, *read], devices)
     escaped = _other_threads() if abi < 8 else ""
     fields = struct.pack("=QQQ", handled, net, scopes)  # a kernel that knows fewer fields takes zeros for the rest
     ruleset = syscall("landlock_create_ruleset", CREATE, fields, len(fields), 0)
@@ -89,9 +93,15 @@ def restrict(read: Iterable[Path]) -> str:
         os.close(ruleset)
     guarded = [what for since, what in SINCE.items() if since in (4, 6) and abi >= since]
     lacking = [what for since, what in SINCE.items() if abi < since]
-    said = f"ABI {abi}, {len(rules)} places to read, none to write" + "".join(f", no {what}" for what in guarded)
+    said = f"ABI {abi}, {len(rules)} places to read, {_to_write(devices)} to write" + "".join(
+        f", no {what}" for what in guarded
+    )
     said += f"; the kernel lacks {', '.join(lacking)}" if lacking else ""
     return said + escaped + (f"; import paths left closed: {', '.join(map(str, sorted(closed)))}" if closed else "")
+
+
+def _to_write(devices: Iterable[Path]) -> str:
+    return ", ".join(map(str, devices)) or "none"
 
 
 def _add_rule(ruleset: int, place: Path, rights: int) -> None:

@@ -27,7 +27,7 @@ class Held:
         self.memories = memories
 
 
-class Launched(NamedTuple):
+class LaunchedRequest(NamedTuple):
     """A fenced execution, and the request that it fills."""
 
     execution: FencedExecution

@@ -11,7 +11,7 @@ from nnhal.base.answers import let_go
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, Preference, Priority
 from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
-from nnhal.base.memory import Memory
+from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
     MOST_THREADS,
@@ -32,7 +32,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.service.binding import Answer, Held, Launched, ServiceBinding
+from nnhal.ipc.service.binding import Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
@@ -220,11 +220,11 @@ class CallHandler:
             left.close()
             raise
         execution.when_ended(left.close)
-        self._exports.add(call.object, Launched(execution, request), lambda: None)
+        self._exports.add(call.object, LaunchedRequest(execution, request), lambda: None)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
-        execution, request = self._exports.get(call.execution, Launched, "fenced execution")
+        execution, request = self._exports.get(call.execution, LaunchedRequest, "fenced execution")
         info = info_by(execution, self._where)
         declared = [argument.fixed for argument in request.signature.outputs]
         told = None not in request.shapes and request.shapes != declared
@@ -236,7 +236,10 @@ class CallHandler:
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
+            entry = self._entry(call.prepared)
+            if seals(fd) is not None and not ordinary(fd):
+                raise InvalidArgument("configureExecutionBurst: the queues are in no memfd of ordinary pages, must be")
+            burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch)
         finally:
             os.close(fd)
         burst.start()  # first: who cannot add it closes it, and then the listener does the rest

@@ -157,8 +157,10 @@ class Connection:
         channel = Channel(sock, -1, self._peer_cpus)
         try:
             self._take_lane(channel, call)
-        except BaseException:
+        except BaseException as error:
             self._lanes.discard(channel)
+            with contextlib.suppress(NnhalError):  # the answer to its first call, which need not have come yet
+                channel.ask(wire.encode(error_to_wire(error)))
             channel.close()
             raise
         return wire.DONE, ()
@@ -180,9 +182,9 @@ class Connection:
             threading.Thread(
                 target=self._lane, args=(channel, call.object, unwanted), name="nnhal-lane", daemon=True
             ).start()
-        except BaseException:
+        except RuntimeError:
             self.wanted.ended(call.object)
-            raise
+            raise ResourceExhausted("connection: no thread for another lane; wait for calls to end") from None
 
     def _lane(self, channel: Channel, number: int, unwanted: threading.Event) -> None:
         try:

@@ -1,8 +1,8 @@
 """The memories of a client as its service maps them: each once, while something here uses it.
 
 A descriptor comes with the message that needs it: a model, a binding, a copy. A memory that another process may shrink
-would kill its reader, so it must be sealed against shrinking. The one exception is a regular file that a client's own
-driver process maps: it kills nobody else.
+would kill its reader, so it must be sealed against shrinking, and of ordinary pages: what is punched out of such a memory
+reads as zeros. The one exception is a regular file that a client's own driver process maps: it kills nobody else.
 """
 
 import os
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from fcntl import F_SEAL_SHRINK
 
 from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
-from nnhal.base.memory import Memory, huge, seals
+from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Descriptors
 
@@ -69,10 +69,8 @@ class ServicePools:
                 raise InvalidArgument("pool: a file cannot be sealed, must be a sealed memfd for this service")
         elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
-        elif huge(fd):
-            raise InvalidArgument(
-                "pool: is a memory of huge pages, which may be gone when it is read; must be of others"
-            )
+        elif not ordinary(fd):
+            raise InvalidArgument("pool: is of huge pages, of which there may be none left, must be of ordinary ones")
         memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=pool.kind in _IMPORTED)
         memory.kind = pool.kind
         return memory

@@ -749,6 +749,7 @@ static PyMemberDef lane_members[] = {
     {"watch", T_INT, offsetof(Lane, watch), 0, NULL},
     {"asked", T_ULONGLONG, offsetof(Lane, asked), READONLY, NULL},
     {"awaited", T_ULONGLONG, offsetof(Lane, awaited), READONLY, NULL},
+    {"called", T_ULONGLONG, offsetof(Lane, called), READONLY, NULL},
     {"peer_cpus", T_ULONGLONG, offsetof(Lane, peer_cpus), 0, NULL},
     {"spin", T_BOOL, offsetof(Lane, pace.spin), 0, NULL},
     {"hold_ns", T_LONGLONG, offsetof(Lane, pace.hold_ns), 0, NULL},

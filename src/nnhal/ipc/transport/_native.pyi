@@ -95,6 +95,9 @@ class Lane:
     @property
     def awaited(self) -> int:
         """Number of the call whose answer is to come, else 0."""
+    @property
+    def called(self) -> int:
+        """The number of the last call sent."""
 
     def send(self, data: Buffer, fds: Sequence[int] = (), timeout_ns: int = 5_000_000_000, /) -> int:
         """Send one message of 1 byte or more that wants no answer, with copies of descriptors.

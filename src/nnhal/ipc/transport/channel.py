@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import socket
 import struct
@@ -11,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
-from nnhal.base.memory import SEALS, seals
+from nnhal.base.memory import SEALS, first_bytes, seals
 from nnhal.ipc.protocol.wire import INLINE, MAX_MESSAGE
 from nnhal.ipc.transport import _native
 
@@ -160,7 +159,6 @@ def _unspill(head: bytes, fds: Descriptors) -> bytes:
             raise InvalidArgument(
                 f"long message: {length} bytes are announced, must be its memory's size, at most 1 GiB"
             )
-        with mmap.mmap(memory, length, access=mmap.ACCESS_READ) as region:
-            return region[:]
+        return first_bytes(memory, length)
     finally:
         os.close(memory)

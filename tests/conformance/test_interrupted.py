@@ -1,0 +1,99 @@
+"""Ctrl-C while vectors run, as a terminal sends it to all of its processes: the command ends, and nothing is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.ipc.support import LIMIT, wait_until
+
+STUCK = """
+import time
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Prepared
+
+class StuckPrepared(Prepared):
+    def run(self, request, control):
+        time.sleep(3600)
+
+class Stuck(Reference):
+    name, version = "stuck", "1"
+    def prepare(self, model, hints):
+        return StuckPrepared()
+
+def device():
+    return Stuck()
+"""
+
+
+class Command:
+    """A command in a process group of its own, with all that it started: they have a mark in their environment."""
+
+    def __init__(self, *words: str) -> None:
+        self._mark = f"NNHAL_TEST_MARK={uuid.uuid4()}"
+        name, value = self._mark.split("=")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from nnhal.cli.main import main; main()", *words],
+            env={**os.environ, name: value},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+        )
+
+    def processes(self) -> list[str]:
+        """Command lines of all that live."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self._mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:  # ended meanwhile, or another user's
+                continue
+        return found
+
+    def interrupt(self) -> None:
+        os.killpg(self.process.pid, signal.SIGINT)
+
+
+def started(command: Command, what: str) -> bool:
+    return any(what in line for line in command.processes())
+
+
+WORKER, DRIVER = "spawn_main", "nnhal.serve"
+# What is to be there, seconds after that, and how many interrupts come.
+MOMENTS = {
+    "a worker starts": (WORKER, 0.0, 1),
+    "a driver's process starts": (DRIVER, 0.0, 1),
+    "the driver executes": (DRIVER, 2.0, 1),
+    "it ends": (DRIVER, 2.0, 3),
+}
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, vectors: Path, tmp_path: Path) -> None:
+    what, later, times = MOMENTS[moment]
+    if jobs == "1" and what == WORKER:  # there is none
+        what = DRIVER
+    driver = tmp_path / "stuck.py"
+    driver.write_text(STUCK)
+    command = Command("conformance", str(vectors), "--driver", str(driver), "--isolate", "--jobs", jobs)
+    try:
+        wait_until(lambda: started(command, what), moment)
+        time.sleep(later)
+        for _ in range(times):
+            command.interrupt()
+            time.sleep(0.02)
+        _, said = command.process.communicate(timeout=LIMIT)
+        if times == 1:  # a later one may reach Python while it ends, which then says where
+            assert command.process.returncode == 130 and "nnhal: interrupted" in said and "Traceback" not in said
+        wait_until(lambda: not command.processes(), "the end of all that it started")
+    finally:
+        command.process.kill()
+        command.process.wait()
