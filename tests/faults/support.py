@@ -200,11 +200,11 @@ class Hostile:
         assert isinstance(reply, wire.Acknowledged), reply
         return Channel(ours)
 
-    def prepare(self, model: Model | None = None) -> int:
+    def prepare(self, model: Model | None = None, **options: Any) -> int:
         """The number of a prepared model."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         self.call(wire.Release((self.call(wire.Hold(())).object,)))  # see `used`
-        reply = self.call(wire.PrepareModel(V1_3, 1, whole))
+        reply = self.call(wire.PrepareModel(V1_3, 1, whole, options=json.dumps(options).encode()))
         assert isinstance(reply, wire.Acknowledged), reply
         assert self.callbacks is not None
         data, _ = self.callbacks.receive(int(LIMIT * 1e9))

@@ -17,6 +17,7 @@ import numpy as np
 
 from nnhal.base.errors import OperationFailed
 from nnhal.drivers.reference import Reference
+from nnhal.hal import background
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
@@ -35,7 +36,7 @@ def held() -> dict[str, int]:
         "descriptors": descriptors,
         "mappings": mappings,
         "resident": resident,
-        "threads": threading.active_count(),
+        "threads": threading.active_count() - len(background._idle),  # which end by and by
     }
 
 

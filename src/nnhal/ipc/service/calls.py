@@ -77,6 +77,9 @@ class CallHandler:
         """End everything that the client holds."""
         self._exports.close()
 
+    def _hello(self, _: wire.Hello, __: Descriptors) -> Answer:
+        raise InvalidArgument("Hello: the connection was greeted before, must be once")
+
     # ------------------------------------------------------------------------------------------------------- queries
 
     def _capabilities(self, call: wire.GetCapabilities, _: Descriptors) -> Answer:
@@ -234,6 +237,7 @@ class CallHandler:
 
 
 _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] = {
+    wire.Hello: CallHandler._hello,
     wire.Release: CallHandler._release,
     wire.Hold: CallHandler._hold,
     wire.GetCapabilities: CallHandler._capabilities,

@@ -86,27 +86,37 @@ class Ends:
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._finished = False
 
     def __call__(self, end: Callable[[], object]) -> None:
-        """Have this done in a moment; what it raises is logged."""
+        """Have this done in a moment, or at once where all the rest has its end already; what it raises is logged."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="nnhal-ends", daemon=True)
-                self._thread.start()
-        self._queue.put(end)
+            if not self._finished:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="nnhal-ends", daemon=True)
+                    self._thread.start()
+                self._queue.put(end)
+                return
+        _end(end)
 
     def finish(self, seconds: float) -> bool:
         """End the thread after what is to be done; whether that took no longer."""
+        with self._lock:
+            self._finished = True
+            self._queue.put(None)
         if self._thread is None:
             return True
-        self._queue.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
         while (end := self._queue.get()) is not None:
-            try:
-                end()
-            except BaseException:
-                _log.exception("an object of a client failed to end")
+            _end(end)
             del end  # it holds the object
+
+
+def _end(end: Callable[[], object]) -> None:
+    try:
+        end()
+    except BaseException:
+        _log.exception("an object of a client failed to end")
