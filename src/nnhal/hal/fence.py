@@ -109,6 +109,15 @@ class Fence:
         return f"Fence({'pending' if status is None else status.name})"
 
 
+def taken(fd: int) -> Fence:
+    """A fence over a descriptor that came from elsewhere, which is closed where it is none."""
+    try:
+        return Fence(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
 def listed(fences: Any) -> list[Fence]:
     """Fences to wait for; InvalidArgument for anything else."""
     found: list[Any] = list(fences) if isinstance(fences, Sequence | Set) else [None]

@@ -16,9 +16,10 @@ CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still w
 
 
 class Pending:
-    """A notification to come: exactly one."""
+    """A notification to come: exactly one, of one kind."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[wire.ServiceCall]) -> None:
+        self.kind = kind
         self._event = threading.Event()
         self._result: Any = None
         self._fds = _native.NONE

@@ -23,7 +23,7 @@ from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, check_f
 from nnhal.hal.binding import Where
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
-from nnhal.hal.fence import Fence
+from nnhal.hal.fence import Fence, taken
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc.client.buffer import RemoteBuffer
@@ -211,7 +211,7 @@ class RemotePrepared(Prepared):
         )
         waited = [f.fileno() for f in wait_for]
         reply, fds = self.session.call(message, wire.Launched, fds=waited, deadline=control.deadline)
-        fence = Fence(fds.take()) if fds else None
+        fence = taken(fds.take()) if fds else None
         return RemoteExecution(self, reply.execution, fence, request, frame, home)
 
     def burst(self) -> Burst:

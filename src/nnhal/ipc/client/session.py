@@ -134,6 +134,10 @@ class Session:
             raise DeviceUnavailable(f"{self.where}: the driver process did not start: {error_from_wire(reply)}")
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
             raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
+        if reply.level not in Level.__members__.values():
+            raise DeviceUnavailable(
+                f"{self.where}: says that its level is {reply.level}, must be one of 1 to {max(Level)}"
+            )
         return reply
 
     # --------------------------------------------------------------------------------------------------------- calls
@@ -259,9 +263,11 @@ class Session:
     ) -> tuple[int, Pending]:
         """Call with a number for the notification that is to follow. MissedDeadline where not even the call is taken."""
         number = next(self._numbers)
-        pending = self._pending[number] = Pending()
+        call = message(number)
+        kind = wire.NotifyPrepared if isinstance(call, wire.PrepareModel) else wire.NotifyExecuted
+        pending = self._pending[number] = Pending(kind)
         try:
-            self.call(message(number), wire.Acknowledged, packing, deadline=deadline)
+            self.call(call, wire.Acknowledged, packing, deadline=deadline)
         except BaseException:
             self._pending.pop(number, None)
             raise
@@ -403,6 +409,11 @@ class Session:
             message = wire.decode_callback(data)
         except wire.WireError as error:
             raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
+        awaited = self._pending.get(message.call)
+        if awaited is not None and not isinstance(message, awaited.kind):
+            raise DeadObject(
+                f"{self.where}: called back with {type(message).__name__}, must be {awaited.kind.__name__}"
+            )
         pending = self._pending.pop(message.call, None)
         if pending is None:  # nobody waits any more, or it came twice
             if isinstance(message, wire.NotifyPrepared) and isinstance(message.result, wire.Object):

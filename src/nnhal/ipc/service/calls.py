@@ -26,7 +26,7 @@ from nnhal.hal.device import (
     verdicts_by,
     where_of,
 )
-from nnhal.hal.fence import Fence
+from nnhal.hal.fence import taken
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
@@ -178,7 +178,7 @@ class CallHandler:
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
-        fences = [_fence(fds.take()) for _ in range(call.fences)]
+        fences = [taken(fds.take()) for _ in range(call.fences)]
         binding, control = self.binding(call.binding), control_of(call, self._gone)
         entry = binding.entry
         entry.__enter__()
@@ -258,14 +258,6 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.CopyFrom: CallHandler._copy_from,
     wire.GetShape: CallHandler._shape,
 }
-
-
-def _fence(fd: int) -> Fence:
-    try:
-        return Fence(fd)
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _hints(call: wire.PrepareModel) -> Hints:
