@@ -310,10 +310,12 @@ class Session:
         channel = Channel(ours, -1, self.welcome.cpus)
         with theirs:
             if self.dead is not None:
+                channel.close()
                 raise again(self.dead)
             try:
                 self._control.send(wire.encode(wire.AttachLane(callbacks)), (theirs.fileno(),))
             except NnhalError as error:
+                channel.close()
                 raise self._died(error) from None
         if not callbacks:
             self._lanes.add(channel)
