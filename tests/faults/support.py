@@ -224,12 +224,12 @@ class Hostile:
         assert isinstance(reply, wire.Acknowledged), reply
         return Channel(ours)
 
-    def prepare(self, model: Model | None = None) -> int:
+    def prepare(self, model: Model | None = None, **options: Any) -> int:
         """The number of a prepared model."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         self.make(wire.Hold, ())
         self.call(wire.Release((self.made,)))  # see `used`
-        reply = self.make(wire.PrepareModel, V1_3, whole)
+        reply = self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode())
         assert isinstance(reply, wire.Acknowledged), reply
         assert self.callbacks is not None
         data, _ = self.callbacks.receive(int(LIMIT * 1e9))

@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
@@ -284,6 +285,35 @@ def test_a_deadline_that_has_passed_fails_the_execution(step: Prepared) -> None:
     except MissedDeadline as error:
         status = error.status
     assert status.name.startswith("MISSED_DEADLINE")
+
+
+@pytest.mark.parametrize("how", ["fenced", "with a callback"])
+def test_an_execution_that_failed_holds_nothing_until_a_garbage_collection(how: str) -> None:
+    step = prepare(device_of("reference"), adding())
+    gc.collect()
+    gc.disable()
+    try:
+        request, there = asked(step, X, nan()), threading.Event()
+        alive = weakref.ref(request)
+        if how == "fenced":
+            execution = step.execute_fenced(request, Control(deadline=1))
+            assert execution.fence is not None
+            for _ in range(2):
+                with pytest.raises(MissedDeadline):
+                    execution.fence.wait(LIMIT)
+                with pytest.raises(MissedDeadline):
+                    execution.get_execution_info()
+            del execution
+        else:
+            step.execute(request, Control(deadline=1), lambda *_: there.set())
+            assert there.wait(LIMIT)
+        del request
+        end = time.monotonic() + LIMIT
+        while alive() is not None and time.monotonic() < end:
+            time.sleep(0.001)
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_time_spent_waiting_is_no_part_of_the_limit_after_the_fences() -> None:

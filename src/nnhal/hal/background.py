@@ -4,15 +4,16 @@ These are the defaults that every driver has; a driver whose engine queues work 
 `Prepared` that call them.
 """
 
+import copy
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from nnhal.base import _gate
@@ -55,7 +56,7 @@ class FencedExecution:
         if not self._done.is_set():
             raise OperationFailed("execution info: the execution has not ended, must be asked for after its fence")
         if self._error is not None:
-            raise self._error
+            raise _another(self._error)
         return self._info
 
     @property
@@ -64,8 +65,9 @@ class FencedExecution:
         return self._error is not None
 
     def finish(self, error: NnhalError | None, info: ExecutionInfo | None) -> None:
-        """What the executing side says at the end, before it signals."""
+        """What the executing side says at the end, before it signals. The error keeps nothing that the execution had."""
         self._error, self._info = error, info or self._info
+        _let_frames_go(error)
         with self._lock:
             self._done.set()
             left, self._then = self._then, []
@@ -82,6 +84,23 @@ class FencedExecution:
                 self._then.append(call)
                 return
         call()
+
+
+def _let_frames_go(error: BaseException | None) -> None:
+    """Have an error that is kept hold nothing of what was at work where it was raised; its traceback keeps the lines."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _another(error: NnhalError) -> NnhalError:
+    """The same error to be raised once: one that is kept would hold the frames of all that it was ever raised in."""
+    try:
+        raised = copy.copy(error)
+    except Exception:  # of a driver's own class
+        return error
+    raised.__cause__, raised.__context__ = error.__cause__, error.__context__
+    return raised.with_traceback(error.__traceback__)
 
 
 def asynchronous() -> bool:
@@ -108,6 +127,7 @@ def notify_of(run: Run, request: Request, control: Control, notify: Notify) -> N
             notify(error, timing)
         except Exception:
             _log.exception("the callback of an execution failed")
+        del error  # its traceback holds this frame
 
     start(work)
 
@@ -262,15 +282,6 @@ def run_after(
     return execution
 
 
-def _let_locals_go(error: BaseException | None) -> None:
-    """The execution keeps its error, whose traceback has the execution: memory and descriptors would stay until the garbage
-    collection. Where the error was raised can still be told.
-    """
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
-
-
 class _Work(NamedTuple):
     call: Run
     request: Request
@@ -283,8 +294,6 @@ class _Work(NamedTuple):
 
     def run(self) -> None:
         error, info = self._outcome()
-        if error is not None:
-            _let_locals_go(error)
         for fence in self.wait_for:
             fence.close()
         self.execution.finish(error, info)

@@ -19,6 +19,7 @@ import numpy as np
 
 from nnhal.base.errors import OperationFailed
 from nnhal.drivers.reference import Reference
+from nnhal.hal import background
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
@@ -37,7 +38,7 @@ def held() -> dict[str, int]:
         "descriptors": descriptors,
         "mappings": mappings,
         "resident": resident,
-        "threads": threading.active_count(),
+        "threads": threading.active_count() - len(background._idle),  # which end by and by
     }
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nnhal.base.errors import Closed, InvalidArgument
+from nnhal.base.errors import Closed, ContractBroken, InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc.client.pending import again
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
+from nnhal.ops.schema import agree, show
 
 
 class RemoteBuffer(Buffer):
@@ -38,8 +39,13 @@ class RemoteBuffer(Buffer):
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Asked of the driver."""
-        return self._session.call(wire.GetShape(self.of(self._session)), wire.Shape)[0].shape
+        """Asked of the driver; ContractBroken for one that the buffer cannot have."""
+        shape = self._session.call(wire.GetShape(self.of(self._session)), wire.Shape)[0].shape
+        declared = self.facts.dimensions
+        if shape is not None and declared is not None and not agree(shape, tuple(d or None for d in declared)):
+            where = self._session.where
+            raise ContractBroken(f"{where}: says that a buffer has shape {show(shape)}, must be {show(declared)}")
+        return shape
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents to a memory."""

@@ -372,10 +372,12 @@ class Session:
         channel = Channel(ours, -1, self.welcome.cpus, number)
         with theirs, self._attaching:  # nobody closes the lane meanwhile
             if self.dead is not None:
+                channel.close()
                 raise again(self.dead)
             try:
                 self._control.send(wire.encode(wire.AttachLane(number, callbacks)), (theirs.fileno(),))
             except NnhalError as error:
+                channel.close()
                 raise self._died(error) from None
         if not callbacks:
             self._lanes.add(channel)

@@ -79,6 +79,9 @@ class CallHandler:
         """End everything that the client holds."""
         self._exports.close()
 
+    def _hello(self, _: wire.Hello, __: Descriptors) -> Answer:
+        raise InvalidArgument("Hello: the connection was greeted before, must be once")
+
     # ------------------------------------------------------------------------------------------------------- queries
 
     def _capabilities(self, call: wire.GetCapabilities, _: Descriptors) -> Answer:
@@ -208,7 +211,7 @@ class CallHandler:
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
-        fences = [_fence(fds.take()) for _ in range(call.fences)]
+        fences = [Fence.taken(fds.take) for _ in range(call.fences)]
         binding = self.binding(call.binding)
         control, left = self._begun(call), ExitStack()
         left.callback(self._wanted.ended, call.object)
@@ -274,6 +277,7 @@ class CallHandler:
 
 
 _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] = {
+    wire.Hello: CallHandler._hello,
     wire.Release: CallHandler._release,
     wire.Cancel: CallHandler._cancel,
     wire.Hold: CallHandler._hold,
@@ -295,14 +299,6 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.CopyFrom: CallHandler._copy_from,
     wire.GetShape: CallHandler._shape,
 }
-
-
-def _fence(fd: int) -> Fence:
-    try:
-        return Fence(fd)
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _hints(call: wire.PrepareModel) -> Hints:

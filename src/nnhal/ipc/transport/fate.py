@@ -16,7 +16,7 @@ def pidfd(pid: int) -> int:
     """A descriptor that becomes readable when the process ends; -1 where there is none to be had."""
     try:
         return os.pidfd_open(pid)
-    except OSError:
+    except (OSError, OverflowError):  # who told the number may lie
         return -1
 
 

@@ -1,0 +1,773 @@
+"""A hostile client of a shared service, as a table: every call of `wire.ClientCalls` with its fields, descriptors and moment
+broken. `GOOD` is written down by hand; what is broken follows from the types, so a new field is in the table by itself.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+
+from nnhal.base.codes import OperandType, OperationType
+from nnhal.base.errors import DeadObject
+from nnhal.base.levels import V1_3
+from nnhal.base.memory import Memory
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import model_to_wire
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.channel import Channel
+from nnhal.model.builder import ModelBuilder
+from tests.faults import broken
+from tests.faults.support import LIMIT, Hostile, X, wait_until
+
+ROOM = 4096
+F_ADD_SEALS, SEAL_SHRINK = 1033, 2
+TWICE = (X + X).tobytes()
+OBJECTS = {
+    name: 7_000_000_000 + n for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution"))
+}
+NEVER = 10**15  # a number that nobody was given
+KINDS: tuple[type[wire.ClientCall], ...] = get_args(wire.ClientCalls)
+
+
+def pool(size: int = ROOM, **held: int) -> wire.Pool:
+    """A memory whose descriptor comes along, or one that was sent ahead."""
+    return wire.Pool("ashmem", size, 0, False, **held)
+
+
+def _model() -> wire.WireModel:
+    """y = x + a constant in a memory of the client's, which is x."""
+    memory = Memory.allocate(ROOM)
+    b = ModelBuilder()
+    kind = OperandType.TENSOR_FLOAT32
+    x, y = b.operand(kind, (64,)), b.operand(kind, (64,))
+    constant = b.reference(kind, (64,), b.add_pool(memory), 0, 256)
+    b.operation(OperationType.ADD, [x, constant, b.constant(OperandType.INT32, 0)], [y])
+    model = model_to_wire(b.finish([x], [y]), lambda _: pool())
+    memory.close()
+    return model
+
+
+_AT, _INTO = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
+_MODEL = _model()
+
+# Calls that are right, as (call, what goes along); numbers of objects are put in when there are any.
+GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
+    (wire.Hello(wire.VERSION, 3), ()),
+    (wire.AttachLane(False), ("a lane",)),
+    (wire.Release((NEVER,)), ()),
+    (wire.Hold((pool(),)), ("a memory",)),
+    (wire.GetCapabilities(V1_3), ()),
+    (wire.GetStatus(), ()),
+    (wire.GetVersionString(), ()),
+    (wire.GetType(), ()),
+    (wire.GetSupportedExtensions(), ()),
+    (wire.GetRelaxations(), ()),
+    (wire.GetSupportedOperations(V1_3, _MODEL), ("a memory",)),
+    (wire.PrepareModel(V1_3, 77, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
+    (
+        wire.Bind(
+            OBJECTS["model"],
+            wire.WireRequest(
+                (msgspec.structs.replace(_AT, pool=1),),
+                (_INTO,),
+                (wire.MemoryPool(pool()), wire.MemoryPool(pool(held=OBJECTS["held"]))),
+            ),
+        ),
+        ("a memory",),
+    ),
+    (
+        wire.Bind(
+            OBJECTS["model"],
+            wire.WireRequest(
+                (_AT,),
+                (wire.WireArgument(1, 256, 256, (64,)),),
+                (wire.BufferPool(OBJECTS["buffer"]), wire.MemoryPool(pool())),
+            ),
+        ),
+        ("a memory",),
+    ),
+    (wire.Execute(V1_3, 78, OBJECTS["binding"]), ()),
+    (wire.ExecuteSynchronously(V1_3, OBJECTS["binding"]), ()),
+    (wire.ExecuteFenced(OBJECTS["binding"], 1), ("a fence",)),
+    (wire.GetExecutionInfo(OBJECTS["execution"]), ()),
+    (wire.ConfigureExecutionBurst(OBJECTS["model"]), ("queues",)),
+    (wire.Allocate((64,), ((OBJECTS["model"], 0, False, 1.0),)), ()),
+    (wire.CopyTo(OBJECTS["buffer"], pool(256)), ("a memory",)),
+    (wire.CopyFrom(OBJECTS["buffer"], pool(256), (64,)), ("a memory",)),
+    (wire.GetShape(OBJECTS["buffer"]), ()),
+]  # fmt: skip
+
+RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
+    wire.Hello: wire.Welcome,
+    wire.AttachLane: wire.Acknowledged,
+    wire.Release: wire.Acknowledged,
+    wire.Hold: wire.Object,
+    wire.GetCapabilities: wire.Stated,
+    wire.GetStatus: wire.Word,
+    wire.GetVersionString: wire.Word,
+    wire.GetType: wire.Word,
+    wire.GetSupportedExtensions: wire.Names,
+    wire.GetRelaxations: wire.Names,
+    wire.GetSupportedOperations: wire.Verdicts,
+    wire.PrepareModel: wire.Acknowledged,
+    wire.Bind: wire.Object,
+    wire.Execute: wire.Acknowledged,
+    wire.ExecuteSynchronously: wire.Acknowledged,
+    wire.ExecuteFenced: wire.Launched,
+    wire.GetExecutionInfo: wire.Info,
+    wire.ConfigureExecutionBurst: wire.Object,
+    wire.Allocate: wire.Object,
+    wire.CopyTo: wire.Shape,
+    wire.CopyFrom: wire.Acknowledged,
+    wire.GetShape: wire.Shape,
+}
+# Errors that say that the client is at fault, and those of a call that was right but cannot be.
+BLAMED = {"InvalidArgument", "InvalidRequest", "InvalidModel", "UnsupportedModel", "Unmappable", "ResourceExhausted"}
+NAMED = BLAMED | {"MissedDeadline", "OutputInsufficientSize"}
+
+
+# --------------------------------------------------------------------------------------------------------- descriptors
+
+Maker = Callable[[contextlib.ExitStack], int]
+
+
+def memfd(size: int = ROOM, seals: int = SEAL_SHRINK, flags: int = 0) -> int:
+    """A memory that begins with x."""
+    fd = os.memfd_create("hostile", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    os.ftruncate(fd, size)
+    if size >= X.nbytes and not flags:
+        os.pwrite(fd, X.tobytes(), 0)
+    if seals:
+        fcntl.fcntl(fd, F_ADD_SEALS, seals)
+    return fd
+
+
+def _huge_pages(_: contextlib.ExitStack) -> int:
+    try:
+        return memfd(2 << 20, flags=os.MFD_HUGETLB)
+    except OSError:  # a kernel without them: a memory that cannot be mapped is as good
+        return os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _holes(_: contextlib.ExitStack) -> int:
+    fd = memfd(1 << 20)
+    libc_fallocate(fd, 3, ROOM, (1 << 20) - ROOM)  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    return fd
+
+
+def libc_fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate(fd, mode, ctypes.c_long(offset), ctypes.c_long(length)):
+        raise OSError(ctypes.get_errno(), "fallocate")
+
+
+def _half(pair: tuple[int, int], kept: int, stack: contextlib.ExitStack, *, closed: bool) -> int:
+    """One end of two; the other is closed, or stays open for as long as the case lasts."""
+    if closed:
+        os.close(pair[kept])
+    else:
+        stack.callback(os.close, pair[kept])
+    return pair[1 - kept]
+
+
+def _pair(kind: int) -> tuple[int, int]:
+    one, other = socket.socketpair(socket.AF_UNIX, kind)
+    return one.detach(), other.detach()
+
+
+def _lingering(stack: contextlib.ExitStack) -> int:
+    """A socket whose last close takes a second: its sender wished so, and the peer does not read."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        stack.enter_context(server.accept()[0])
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 1))
+    sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(1 << 16))
+    sock.setblocking(True)  # one that does not block does not linger
+    return sock.detach()
+
+
+def _fence(_: contextlib.ExitStack) -> int:
+    read, write = os.pipe()
+    os.write(write, b"\0")
+    os.close(write)
+    return read
+
+
+def _file(_: contextlib.ExitStack) -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(X.tobytes() * 16)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def _queues_of_one(_: contextlib.ExitStack) -> int:
+    return _native.create_queues(16, 16)
+
+
+def _epoll(stack: contextlib.ExitStack) -> int:
+    with select.epoll() as poll:
+        return os.dup(poll.fileno())
+
+
+def _listening(stack: contextlib.ExitStack) -> int:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.bind("")  # a name that the kernel picks
+    sock.listen()
+    return sock.detach()
+
+
+SLOWLY_CLOSED = "a socket that lingers"
+DESCRIPTORS: dict[str, Maker] = {
+    "a memory": lambda _: memfd(),
+    "a lane": lambda s: _half(_pair(socket.SOCK_SEQPACKET), 0, s, closed=False),
+    "a fence": _fence,
+    "queues": lambda _: _native.create_queues(64, 64),
+    "a memory that may shrink": lambda _: memfd(seals=0),
+    "a memory of one page less": lambda _: memfd(100),
+    "an empty memory": lambda _: memfd(0),
+    "a memory with holes": _holes,
+    "a memory of huge pages": _huge_pages,
+    "the reading end of a pipe": lambda s: _half(os.pipe(), 1, s, closed=False),
+    "the reading end of a closed pipe": lambda s: _half(os.pipe(), 1, s, closed=True),
+    "the writing end of a pipe": lambda s: _half(os.pipe(), 0, s, closed=False),
+    "a file": _file,
+    "a directory": lambda _: os.open("/", os.O_RDONLY | os.O_CLOEXEC),
+    "a place": lambda _: os.open("/", os.O_PATH | os.O_CLOEXEC),
+    "/dev/null": lambda _: os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC),
+    "an eventfd": lambda _: os.eventfd(0),
+    "an epoll": _epoll,
+    "a lane whose end is closed": lambda s: _half(_pair(socket.SOCK_SEQPACKET), 0, s, closed=True),
+    "a stream socket": lambda s: _half(_pair(socket.SOCK_STREAM), 0, s, closed=False),
+    "a datagram socket": lambda s: _half(_pair(socket.SOCK_DGRAM), 0, s, closed=False),
+    "a listening socket": _listening,
+    SLOWLY_CLOSED: _lingering,
+}
+FITS: dict[str, set[str]] = {  # what may stand for what, as far as the receiver can tell
+    "a memory": {"a memory", "a memory with holes", "a memory of huge pages", "queues"},
+    "a lane": {"a lane", "a lane whose end is closed", "a listening socket"},
+    "a fence": {"a fence", "the reading end of a pipe", "the reading end of a closed pipe"},
+    "queues": {"queues"},
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- table
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hostile call. data: with `OBJECTS` and `FOREIGN` for numbers. wanted: "refused", "right" or "either".
+
+    words: what the error must hold.
+    """
+
+    name: str
+    call: wire.ClientCall
+    raw: Any
+    along: tuple[str, ...]
+    wanted: str
+    words: tuple[str, ...] = ()
+
+
+FOREIGN = {name: 8_000_000_000 + n for n, name in enumerate(OBJECTS)}
+RELEASED = 9_000_000_000
+
+
+def table(cases: Iterable[Case]) -> list[Case]:
+    """Each case once: what two good calls of a kind have in common is broken in the first."""
+    return list({case.name: case for case in reversed(list(cases))}.values())[::-1]
+
+
+def fields() -> Iterator[Case]:
+    """Every call with every field broken, and every number another's."""
+    for call, along in GOOD:
+        whole, name = broken.plain(call), type(call).__name__
+        for b in broken.breakages(call):
+            words = ("message: ", b.where.removesuffix("`")) if b.wrong else ()
+            yield Case(
+                b.what, call, broken.put(whole, b.path, b.value), along, "refused" if b.wrong else "either", words
+            )
+        for n in broken.numbers(call):
+            others = {f"a {kind}": number for kind, number in OBJECTS.items() if kind != n.of}
+            others |= {f"another's {kind}": number for kind, number in FOREIGN.items()}
+            others |= {"a released one": RELEASED, "one never given": NEVER, "the last there is": 2**64 - 1}
+            for what, number in others.items():
+                refused = bool(n.of)  # else whoever is named need not be there
+                raw = broken.put(whole, n.path, number)
+                yield Case(
+                    f"{n.what} = {what}", call, raw, along, "refused" if refused else "either", ("not held",) * refused
+                )
+        yield Case(f"{name} of an unknown kind", call, [99, *whole[1:]], along, "refused", ("message: ",))
+        yield Case(f"{name} with a field of later times", call, [*whole, "later"], along, "right")
+
+
+def carried() -> Iterator[Case]:
+    """Every call with other descriptors than it needs."""
+    for call, along in GOOD:
+        whole, name = broken.plain(call), type(call).__name__
+        surplus = "refused" if isinstance(call, wire.ExecuteFenced) else "right"  # it says how many there are
+        for count in (1, wire.MAX_DESCRIPTORS - len(along)):
+            yield Case(f"{name} with {count} descriptors more", call, whole, (*along, *["/dev/null"] * count), surplus)
+        many = (*along, *["/dev/null"] * (wire.MAX_DESCRIPTORS + 1 - len(along)))
+        yield Case(f"{name} with too many descriptors", call, whole, many, "refused", ("too many descriptors",))
+        if along:
+            yield Case(f"{name} without descriptors", call, whole, (), "refused")
+        for what in DESCRIPTORS if along else ():
+            wanted = "either" if what in FITS[along[0]] else "refused"
+            slow = what == SLOWLY_CLOSED and not isinstance(call, wire.AttachLane | wire.Hold)
+            if what != along[0] and not slow:
+                yield Case(f"{name} with {what}", call, whole, (what, *along[1:]), wanted)
+
+
+# --------------------------------------------------------------------------------------------------------------- peers
+
+
+def say(lane: Channel, number: int, data: bytes, fds: "list[int] | tuple[int, ...]" = ()) -> None:
+    """Send past every check of a lane's."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
+    lane.socket.sendmsg([number.to_bytes(8, "little") + data], rights)
+
+
+def hear(lane: Channel) -> tuple[int, Any]:
+    """The number of the next answer, and the answer; DeadObject where the lane has ended."""
+    end = time.monotonic() + LIMIT
+    while time.monotonic() < end:
+        try:
+            data, fds, _, _ = socket.recv_fds(lane.socket, 1 << 17, wire.MAX_DESCRIPTORS)
+        except BlockingIOError:  # after a second
+            continue
+        except ConnectionResetError:  # told once, ahead of what the peer had sent
+            continue
+        for fd in fds:
+            os.close(fd)
+        if not data:
+            raise DeadObject("the lane has ended")
+        return int.from_bytes(data[:8], "little"), wire.decode_reply(data[8:])
+    raise AssertionError(f"no answer within {LIMIT:.0f} s")
+
+
+def asked(lane: Channel, data: bytes, fds: "list[int] | tuple[int, ...]" = (), given: Callable[[], None] = int) -> Any:
+    """The reply to a call; its descriptors are closed. given: done in between."""
+    if len(fds) > wire.MAX_DESCRIPTORS:
+        say(lane, 1, data, fds)
+        return hear(lane)[1]
+    lane.ask(data, fds)
+    given()
+    return wire.decode_reply(lane.receive(int(LIMIT * 1e9))[0])
+
+
+class World:
+    """A client's connection with one object of each kind. first: how many numbers its objects leave out."""
+
+    def __init__(self, name: str, first: int = 0) -> None:
+        client = self.client = Hostile(name)
+        try:
+            for _ in range(first):
+                client.call(wire.Hold(()))
+            self.lane = client.lane()
+            self.memory = memfd()
+            model = client.prepare()
+            binding = self._bound(model)
+            released = self._bound(model)
+            client.call(wire.Release((released,)))
+            held = client.call(wire.Hold((pool(),)), (self.memory,)).object
+            buffer = client.call(wire.Allocate((), ((model, 0, False, 1.0),))).object
+            assert isinstance(client.call(wire.CopyFrom(buffer, pool(256), (64,)), (self.memory,)), wire.Acknowledged)
+            queues = _native.create_queues(16, 16)
+            burst = client.call(wire.ConfigureExecutionBurst(model), (queues,)).object
+            os.close(queues)
+            execution = client.call(wire.ExecuteFenced(binding, 0)).execution
+            self.objects = dict(zip(OBJECTS, (model, binding, held, burst, buffer, execution), strict=True))
+            self.numbers = {OBJECTS[what]: number for what, number in self.objects.items()} | {RELEASED: released}
+            assert isinstance(self.info(execution), wire.Info)
+        except BaseException:
+            self.close()
+            raise
+
+    def slow(self) -> int:
+        """A binding whose executions take their time."""
+        model = self.client.prepare(sleep=SLOW)
+        return self._bound(model)
+
+    def _bound(self, model: int) -> int:
+        request = wire.WireRequest((_AT,), (_INTO,), (wire.MemoryPool(pool()),))
+        reply = self.client.call(wire.Bind(model, request), (self.memory,))
+        assert isinstance(reply, wire.Object), reply
+        return reply.object
+
+    def data(self, raw: Any, foreign: "dict[int, int] | None" = None) -> bytes:
+        """A message of the table's, with the numbers of this connection's objects."""
+        return msgspec.msgpack.encode(broken.replaced(raw, self.numbers | (foreign or {})))
+
+    def info(self, execution: int) -> Any:
+        """What became of a fenced execution, once it has ended."""
+        found: list[Any] = []
+
+        def ended() -> bool:
+            found[:] = [self.client.call(wire.GetExecutionInfo(execution))]
+            return "has not ended" not in str(found[0])
+
+        wait_until(ended, "the end of a fenced execution")
+        return found[0]
+
+    def computes(self) -> None:
+        """Its objects do what they did: bit by bit."""
+        os.pwrite(self.memory, bytes(256), 256)
+        done = asked(self.lane, wire.encode(wire.ExecuteSynchronously(V1_3, self.objects["binding"])))
+        assert isinstance(done, wire.Acknowledged), done
+        assert os.pread(self.memory, 256, 256) == TWICE, "another client's result is wrong"
+        assert asked(self.lane, wire.encode(wire.GetShape(self.objects["buffer"]))) == wire.Shape((64,))
+        assert isinstance(asked(self.lane, wire.encode(wire.GetExecutionInfo(self.objects["execution"]))), wire.Info)
+
+    def follow(self, call: wire.ClientCall, raw: Any, reply: Any, sent: list[int], *, right: bool) -> None:
+        """See what comes after a call that was taken: exactly what it asked for. right: nothing of it was broken."""
+        kind, after = type(call), reply
+        if kind in (wire.PrepareModel, wire.Execute):
+            assert self.client.callbacks is not None
+            note = wire.decode_callback(self.client.callbacks.receive(int(LIMIT * 1e9))[0])
+            assert isinstance(note, wire.NotifyPrepared if kind is wire.PrepareModel else wire.NotifyExecuted), note
+            assert note.call == raw[1 + kind.__struct_fields__.index("call")], note
+            after = note.result
+        elif isinstance(reply, wire.Launched):
+            after = self.info(reply.execution)
+        if isinstance(after, wire.Failed):
+            dead = isinstance(reply, wire.Launched) and after.kind == "DeadObject"  # who was to signal its fence went
+            assert not right and (after.kind in NAMED or dead), after
+        if not right:
+            return
+        if kind is wire.Bind:
+            done = self.client.call(wire.ExecuteSynchronously(V1_3, reply.object))
+            assert isinstance(done, wire.Acknowledged), done
+            assert os.pread(sent[0], 256, 256) == TWICE
+        elif kind in (wire.Execute, wire.ExecuteSynchronously, wire.ExecuteFenced):
+            assert os.pread(self.memory, 256, 256) == TWICE
+        elif kind is wire.PrepareModel:
+            assert isinstance(after, wire.Object), after
+            assert self._bound(after.object)
+        elif kind in (wire.CopyTo, wire.CopyFrom):
+            assert os.pread(sent[0], 256, 0) == X.tobytes()
+
+    def close(self) -> None:
+        """Go away without a word."""
+        if hasattr(self, "lane"):
+            self.lane.close()
+        if hasattr(self, "memory"):
+            os.close(self.memory)
+        self.client.close()
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def judge(call: wire.ClientCall, reply: Any, wanted: str, words: tuple[str, ...] = ()) -> bool:
+    """Whether the reply is the right one; raises where it may not be. wanted: as of `Case`."""
+    measured = wanted == "either" and isinstance(reply, wire.Executed)
+    if (isinstance(reply, RIGHT[type(call)]) or measured) and wanted != "refused":
+        return True
+    assert isinstance(reply, wire.Failed) and wanted != "right", reply
+    assert reply.kind in (BLAMED if wanted == "refused" else NAMED) and reply.message and not reply.recycle, reply
+    for word in words:
+        assert word in reply.message, (word, reply)
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------------- moments
+
+QUERY = wire.encode(wire.GetVersionString())
+SLOW = 0.05  # seconds of an execution that others come during
+
+
+@dataclass
+class Moment:
+    """One good call at the wrong moment. name: of the service."""
+
+    name: str
+    call: wire.ClientCall
+    along: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        self.raw = broken.plain(self.call)
+        self.names_objects = broken.replaced(self.raw, dict.fromkeys(OBJECTS.values())) != self.raw
+
+    @contextlib.contextmanager
+    def world(self) -> Iterator[tuple[World, bytes, list[int]]]:
+        """A client, the call as bytes, and what goes along."""
+        with World(self.name) as world, self.sent() as sent:
+            yield world, world.data(self.raw), sent
+
+    @contextlib.contextmanager
+    def sent(self) -> Iterator[list[int]]:
+        """What goes along with the call."""
+        with contextlib.ExitStack() as stack:
+            fds = []
+            for what in self.along:
+                fds.append(DESCRIPTORS[what](stack))
+                stack.callback(os.close, fds[-1])
+            yield fds
+
+    def fits(self, reply: Any) -> bool:
+        """Whether it is the right answer on a connection that was greeted; anything else must be an error with a name."""
+        return judge(self.call, reply, "refused" if isinstance(self.call, wire.Hello) else "right")
+
+    def done(self, world: World, reply: Any, sent: list[int]) -> None:
+        """The answer is right, and so is what follows."""
+        if self.fits(reply):
+            world.follow(self.call, self.raw, reply, sent, right=True)
+
+
+def on_a_call_lane(m: Moment) -> None:
+    with m.world() as (world, data, sent):
+        m.done(world, asked(world.lane, data, sent), sent)
+
+
+def on_the_control_lane(m: Moment) -> None:
+    with m.world() as (world, data, sent):
+        m.done(world, asked(world.client.channel, data, sent), sent)
+
+
+def without_a_number(m: Moment) -> None:
+    """Nothing is answered; what comes after is."""
+    with m.world() as (world, data, sent):
+        say(world.lane, 0, data, sent)
+        say(world.lane, 5, QUERY)
+        assert hear(world.lane) == (5, wire.Word("1"))
+
+
+def with_the_last_number_there_is(m: Moment) -> None:
+    with m.world() as (world, data, sent):
+        say(world.lane, 2**64 - 1, data, sent)
+        number, reply = hear(world.lane)
+        assert number == 2**64 - 1
+        m.done(world, reply, sent)
+
+
+def before_the_greeting(m: Moment) -> None:
+    with Hostile(m.name, greet=False) as client, m.sent() as sent:
+        reply = asked(client.channel, wire.encode(m.call), sent)
+        if isinstance(m.call, wire.Hello):
+            assert isinstance(reply, wire.Welcome), reply
+            return
+        judge(m.call, reply, "refused", ("first message is", "must be Hello"))
+        with contextlib.suppress(DeadObject):
+            raise AssertionError(hear(client.channel))
+
+
+def before_the_greeting_without_a_number(m: Moment) -> None:
+    with Hostile(m.name, greet=False) as client, m.sent() as sent:
+        say(client.channel, 0, wire.encode(m.call), sent)
+        if isinstance(m.call, wire.Hello):
+            assert asked(client.channel, QUERY) == wire.Word("1")
+            return
+        with contextlib.suppress(DeadObject):
+            raise AssertionError(hear(client.channel))
+
+
+def after_a_greeting_of_another_version(m: Moment) -> None:
+    """The connection has ended by then, whoever is quick enough to send more."""
+    with Hostile(m.name, greet=False) as client, m.sent() as sent:
+        say(client.channel, 1, wire.encode(wire.Hello(wire.VERSION + 1, 0)))
+        with contextlib.suppress(BrokenPipeError):
+            say(client.channel, 2, wire.encode(m.call), sent)
+        number, reply = hear(client.channel)
+        assert number == 1 and isinstance(reply, wire.Failed) and "version" in reply.message
+        with contextlib.suppress(DeadObject):
+            raise AssertionError(hear(client.channel))
+
+
+def on_the_callback_lane(m: Moment) -> None:
+    """There only the service speaks: nothing is answered, and its notifications go on."""
+    with m.world() as (world, data, sent):
+        assert world.client.callbacks is not None
+        say(world.client.callbacks, 1, data, sent)
+        assert world.client.prepare()
+
+
+def behind_an_execution(m: Moment) -> None:
+    """On the lane of one that runs: it waits its turn."""
+    with m.world() as (world, data, sent):
+        say(world.lane, 1, wire.encode(wire.ExecuteSynchronously(V1_3, world.slow())))
+        say(world.lane, 2, data, sent)
+        assert hear(world.lane) == (1, wire.Acknowledged())
+        number, reply = hear(world.lane)
+        assert number == 2
+        m.done(world, reply, sent)
+
+
+def beside_an_execution(m: Moment) -> None:
+    with m.world() as (world, data, sent):
+        slow, other = world.slow(), world.client.lane()
+        say(other, 1, wire.encode(wire.ExecuteSynchronously(V1_3, slow)))
+        m.done(world, asked(world.lane, data, sent), sent)
+        assert hear(other) == (1, wire.Acknowledged())
+        other.close()
+
+
+def as_its_objects_go(m: Moment) -> None:
+    """While an execution that uses them runs, the connection's objects are released; then they are called."""
+    with m.world() as (world, data, sent):
+        slow, other = world.slow(), world.client.lane()
+        say(other, 1, wire.encode(wire.ExecuteSynchronously(V1_3, slow)))
+        say(world.lane, 1, wire.encode(wire.Release((*world.objects.values(), slow))))
+        say(world.lane, 2, data, sent)
+        assert hear(world.lane) == (1, wire.Acknowledged())
+        number, reply = hear(world.lane)
+        assert number == 2
+        if m.names_objects:
+            judge(m.call, reply, "refused", ("not held",))
+        else:
+            m.fits(reply)
+        number, reply = hear(other)  # which may have begun after the release
+        assert reply == wire.Acknowledged() or "not held" in reply.message, reply
+        other.close()
+
+
+def twice(m: Moment) -> None:
+    """The same call with the same number again, before the first was answered: each has its answer."""
+    with m.world() as (world, data, sent):
+        for _ in range(2):
+            say(world.lane, 7, data, sent)
+        for _ in range(2):
+            number, reply = hear(world.lane)
+            assert number == 7
+            m.fits(reply)
+        assert asked(world.lane, QUERY) == wire.Word("1")
+
+
+def in_parts(m: Moment) -> None:
+    """Cut off anywhere, it is no message; and what is left of it is none either."""
+    with m.world() as (world, data, sent):
+        for cut in sorted({1, len(data) // 2, len(data) - 1} - {0, len(data)}):
+            for part in (data[:cut], data[cut:]):
+                say(world.lane, 3, part, sent)
+                number, reply = hear(world.lane)
+                assert number == 3
+                if not (part != data[:cut] and isinstance(reply, wire.Reply) and not isinstance(reply, wire.Failed)):
+                    judge(m.call, reply, "refused", ("message",))
+        m.done(world, asked(world.lane, data, sent), sent)
+
+
+def with_a_part_of_its_number(m: Moment) -> None:
+    """That ends its lane, and no other."""
+    with m.world() as (world, data, sent):
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(sent)}i", *sent))] if sent else []
+        world.lane.socket.sendmsg([data[:3]], rights)
+        with contextlib.suppress(DeadObject):
+            raise AssertionError(hear(world.lane))
+        m.fits(asked(world.client.channel, data, sent))
+
+
+def with_nobody_to_notify(m: Moment) -> None:
+    """On a connection without a callback lane."""
+    with Hostile(m.name, callbacks=False) as client, m.sent() as sent:
+        data = wire.encode(m.call)
+        reply = asked(client.channel, data, sent)
+        if isinstance(m.call, wire.PrepareModel) or m.names_objects:
+            words = ("not held",) if m.names_objects else ("no callback lane",)
+            judge(m.call, reply, "refused", words)
+        else:
+            m.fits(reply)
+
+
+def and_hung_up(m: Moment) -> None:
+    """An answer can still be read: the right one, or that the execution was cancelled, as nobody seems to want it."""
+    with m.world() as (world, data, sent):
+        say(world.lane, 1, data, sent)
+        world.lane.hang_up()
+        with contextlib.suppress(DeadObject):
+            reply = hear(world.lane)[1]
+            assert getattr(reply, "kind", "") == "Cancelled" or m.fits(reply) or isinstance(reply, wire.Failed)
+            raise AssertionError(hear(world.lane))
+
+
+def as_the_lane_ends(m: Moment) -> None:
+    with m.world() as (world, data, sent):
+        say(world.lane, 1, data, sent)
+        world.lane.close()
+        m.fits(asked(world.client.channel, data, sent))
+
+
+def as_the_connection_ends(m: Moment) -> None:
+    with m.world() as (world, data, sent):
+        for lane in (world.lane, world.client.channel):
+            say(lane, 1, data, sent)
+        world.client.channel.close()
+
+
+def behind_the_end_of_the_connection(m: Moment) -> None:
+    """A lane whose connection has ended ends too, whatever is on its way."""
+    with m.world() as (world, data, sent):
+        world.client.channel.close()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            say(world.lane, 1, data, sent)
+        end = time.monotonic() + LIMIT
+        with contextlib.suppress(DeadObject):
+            while time.monotonic() < end:
+                reply = hear(world.lane)[1]
+                assert isinstance(reply, RIGHT[type(m.call)] | wire.Failed), reply
+            raise AssertionError("the lane never ended")
+
+
+MOMENTS: dict[str, Callable[[Moment], None]] = {
+    how.__name__: how
+    for how in (
+        on_a_call_lane,
+        on_the_control_lane,
+        without_a_number,
+        with_the_last_number_there_is,
+        before_the_greeting,
+        before_the_greeting_without_a_number,
+        after_a_greeting_of_another_version,
+        on_the_callback_lane,
+        behind_an_execution,
+        beside_an_execution,
+        as_its_objects_go,
+        twice,
+        in_parts,
+        with_a_part_of_its_number,
+        with_nobody_to_notify,
+        and_hung_up,
+        as_the_lane_ends,
+        as_the_connection_ends,
+        behind_the_end_of_the_connection,
+    )
+}
+
+
+# --------------------------------------------------------------------------------- clients of a process of their own
+
+
+def main() -> None:
+    """Clients that send a call of `GOOD` and then kill or stop themselves: a process each, "number signal" a line."""
+    for line in sys.stdin:
+        number, end = map(int, line.split())
+        pid = os.fork()
+        if not pid:
+            with Moment(sys.argv[1], *GOOD[number]).world() as (world, data, sent):
+                for lane in (world.lane, world.client.channel):
+                    say(lane, 1, data, sent)
+                os.kill(os.getpid(), end)
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        print(pid, flush=True)
+        if os.WIFSTOPPED(status):
+            os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()
