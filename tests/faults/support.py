@@ -107,6 +107,16 @@ def back_to(before: dict[str, int], device: Device, *whats: str) -> None:
         wait_until(lambda what=what: held(device)[what] <= before[what], f"{what} down to {before[what]}")
 
 
+def usage(device: RemoteDevice) -> wire.Usage:
+    """What the clients of a service hold."""
+    return device.session.call(wire.GetUsage(), wire.Usage)[0]
+
+
+def most(device: RemoteDevice, name: str) -> int:
+    """The limit of a client."""
+    return {quota.name: quota.most for quota in usage(device).quotas}[name]
+
+
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))
@@ -160,6 +170,17 @@ def undisturbed(name: str = "shared") -> Iterator[Neighbour]:
         neighbour.end()
 
 
+class RefusedError(Exception):
+    """What a service answered instead."""
+
+
+def taken(reply: Any) -> Any:
+    """A reply that is no error."""
+    if isinstance(reply, wire.Failed):
+        raise RefusedError(reply.kind, reply.message)
+    return reply
+
+
 class Hostile:
     """A client of its own making: a bare socket that speaks the wire, and whatever else it likes."""
 
@@ -169,8 +190,7 @@ class Hostile:
         self.channel = Channel(self.socket)
         self.callbacks: Channel | None = None
         if greet:
-            welcome = self.call(wire.Hello(wire.VERSION, 0))
-            assert isinstance(welcome, wire.Welcome)
+            assert isinstance(taken(self.call(wire.Hello(wire.VERSION, 0))), wire.Welcome)
         if greet and callbacks:
             self.callbacks = self.lane(callbacks=True)
 
@@ -196,16 +216,14 @@ class Hostile:
         """One more lane."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            reply = self.call(wire.AttachLane(callbacks), (theirs.fileno(),))
-        assert isinstance(reply, wire.Acknowledged), reply
+            taken(self.call(wire.AttachLane(callbacks), (theirs.fileno(),)))
         return Channel(ours)
 
-    def prepare(self, model: Model | None = None) -> int:
-        """The number of a prepared model."""
+    def prepare(self, model: Model | None = None, **options: Any) -> int:
+        """The number of a prepared model; RefusedError where there is none."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         self.call(wire.Release((self.call(wire.Hold(())).object,)))  # see `used`
-        reply = self.call(wire.PrepareModel(V1_3, 1, whole))
-        assert isinstance(reply, wire.Acknowledged), reply
+        taken(self.call(wire.PrepareModel(V1_3, 1, whole, options=json.dumps(options).encode())))
         assert self.callbacks is not None
         data, _ = self.callbacks.receive(int(LIMIT * 1e9))
         note = wire.decode_callback(data)

@@ -14,11 +14,20 @@ from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
+from nnhal.ipc.service.quota import Capacity, Quotas, Share, Table
 from nnhal.model.graph import Model
 from tests import requests
 
 PROBE = str(Path(__file__).parent / "drivers" / "probe.py")
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+
+
+CAPACITY = Capacity(descriptors=32_640, threads=1024, mappings=32_765, addresses=1 << 46, memory=4 << 30)
+
+
+def a_share(*, shared: bool = False, **less: int) -> Share:
+    """The share of a client of a service, with less of some resources where they are named."""
+    return Quotas(Table(CAPACITY._replace(**less), shared=shared)).connect(1)
 
 
 def doubling(size: int = 4, name: str = "") -> Model:

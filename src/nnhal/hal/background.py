@@ -247,7 +247,8 @@ class _Work(NamedTuple):
         try:
             info = self._run()
         except BaseException as raised:
-            error = as_error(raised, "fenced execution")
+            # the execution keeps it: with its frames it would keep the execution and its memories in turn
+            error = as_error(raised, "fenced execution").with_traceback(None)
         for fence in self.wait_for:
             fence.close()
         self.execution.finish(error, info)

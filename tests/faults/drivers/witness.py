@@ -3,7 +3,8 @@
 The reason of a verdict is what the process holds, as JSON: descriptors, mappings, resident bytes, threads. Options of
 `prepare`: {"beyond": 8} writes so many bytes past the end of the first output, {"sleep": 0.5} makes each run take that long,
 {"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
-{"timing": 1} answers with times of numpy's types.
+{"timing": 1} answers with times of numpy's types, {"waits": 1} has each run wait while the first number of the input is
+below 0, for as long as it is wanted.
 """
 
 import ctypes
@@ -54,6 +55,9 @@ class WitnessPrepared(Prepared):
     def run(self, request: Request, control: Control) -> Timing | None:
         options = self._options
         time.sleep(options.get("sleep", 0))
+        while "waits" in options and request.inputs[0].flat[0] < 0:  # type: ignore[union-attr]
+            control.check()
+            time.sleep(0.005)
         if "orphan" in options:
             _end_with_an_orphan()
         if "say" in options:

@@ -212,11 +212,12 @@ class Session:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
+        fresh = False
         try:
             channel = self._free.pop()
         except IndexError:
-            channel = self._lane(deadline)
-        blamed = False
+            channel, fresh = self._lane(deadline), True
+        blamed = ended = False
         try:
             if deadline is None and cancelled is None:
                 return channel.call(data, fds)
@@ -225,14 +226,20 @@ class Session:
             blamed = True
             raise
         except DeadObject as error:
-            raise self._died(error) from None
+            ended = not fresh and not channel.in_doubt  # the service had refused this lane: it took nothing of the call
+            if not ended:
+                raise self._died(error) from None
         finally:
             if channel.in_doubt:
                 self._give_up(channel, blamed)
                 if direct:
                     self._settle(channel)
+            elif ended:
+                self._lanes.discard(channel)
+                channel.close()
             else:
                 self._keep(channel)
+        return self._transact(data, fds, deadline, cancelled, direct)
 
     def _patient_call(
         self,

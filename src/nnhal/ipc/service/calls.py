@@ -1,9 +1,12 @@
 """What a service does for each call of a client: queries, compilation, executions, bursts, driver memory."""
 
 import json
+import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from nnhal.base.answers import let_go
@@ -11,6 +14,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, P
 from nnhal.base.errors import InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory
+from nnhal.base.operands import dtype_of
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
@@ -27,7 +31,7 @@ from nnhal.hal.device import (
     where_of,
 )
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
@@ -35,6 +39,7 @@ from nnhal.ipc.service.binding import Answer, Held, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
+from nnhal.ipc.service.quota import DECODED, Hold, Share
 from nnhal.ipc.service.scope import Ends
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.validate import validate
@@ -46,11 +51,13 @@ class Client(Protocol):
     """What calls need of the connection that they came by.
 
     watch: a pidfd of the client's process, or -1. gone: set when the client is. ends: has an object's end done, elsewhere.
+    share: what the client holds.
     """
 
     watch: int
     gone: threading.Event
     ends: Ends
+    share: Share
 
     def in_background(self, work: Work) -> None:
         """Do work on another thread and send its notification, exactly once."""
@@ -63,14 +70,22 @@ class CallHandler:
         self._device, self._own, self._where = device, identity_of(device), where_of(device)
         self._level = min(self._own.level, V1_3)
         self._client: Client = client
-        self._exports = Exports(client.ends)
+        self._share = client.share
+        self._exports = Exports(client.ends, self._share)
         self._gone = client.gone
-        self._pools = ServicePools(lambda number: self._exports.get(number, Held, "Hold").memories, shared=shared)
+        self._pools = ServicePools(
+            lambda number: self._exports.get(number, Held, "Hold").memories, self._share, shared=shared
+        )
+        self._contents: weakref.WeakKeyDictionary[Buffer, Hold] = weakref.WeakKeyDictionary()  # of open shape
 
-    def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event) -> Answer:
-        """The reply to a call. unwanted: set when nobody waits for it any more."""
+    def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event, size: int) -> Answer:
+        """The reply to a call. unwanted: set when nobody waits for it any more. size: bytes that it came in."""
         if isinstance(call, wire.ExecuteSynchronously):
             return self.binding(call.binding).run(control_of(call, unwanted))
+        if isinstance(call, wire.PrepareModel):
+            return self._prepare(call, fds, size)
+        if isinstance(call, wire.Bind):
+            return self._bind(call, fds, size)
         return _HANDLERS[type(call)](self, call, fds)
 
     def close(self) -> None:
@@ -114,26 +129,33 @@ class CallHandler:
 
     # --------------------------------------------------------------------------------------------------- compilation
 
-    def _prepare(self, call: wire.PrepareModel, fds: Descriptors) -> Answer:
+    def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
-        hints = _hints(call)
+        hints, number = _hints(call), call.call
+        values = len(model.values)
+        hold = self._share.take(prepared=1, memory=values + DECODED * (size - values))
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             try:
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints), model, self._where)
+                entry = Export(prepared_by(self._device, model, hints), model, self._where, hold.passed())
                 result: wire.Object | wire.Failed = wire.Object(self._exports.add(entry, entry.release))
             except BaseException as error:
                 result = error_to_wire(error)
-            return wire.NotifyPrepared(call.call, result), ()
+                hold.give()
+            return wire.NotifyPrepared(number, result), ()
 
         self._client.in_background(work)
         return wire.DONE, ()
 
     # ----------------------------------------------------------------------------------------------------- execution
 
-    def _bind(self, call: wire.Bind, fds: Descriptors) -> Answer:
-        entry, request = self._entry(call.prepared), call.request
+    def _bind(self, call: wire.Bind, fds: Descriptors, size: int) -> Answer:
+        with self._share.take(bindings=1, memory=DECODED * size) as hold:
+            binding = self._bound(self._entry(call.prepared), call.request, fds)
+            return wire.Object(self._exports.add(binding, binding.release, hold)), ()
+
+    def _bound(self, entry: Export, request: wire.WireRequest, fds: Descriptors) -> ServiceBinding:
         places: list[Place] = []
         written = {a.pool for a in request.outputs if a is not None}
         for place in request.pools:
@@ -145,8 +167,7 @@ class CallHandler:
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
         bound = bind_request(entry.model, inputs, outputs, places, entry.signature)
         memories = tuple(place for place in places if isinstance(place, Memory))
-        binding = ServiceBinding(entry, bound, memories)
-        return wire.Object(self._exports.add(binding, binding.release)), ()
+        return ServiceBinding(entry, bound, memories)
 
     def _entry(self, number: int) -> Export:
         return self._exports.get(number, Export, "prepared model")
@@ -175,19 +196,29 @@ class CallHandler:
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
-        fences = [_fence(fds.take()) for _ in range(call.fences)]
         binding, control = self.binding(call.binding), control_of(call, self._gone)
+        with (
+            self._share.take(fenced=1, fences=call.fences) as running,
+            self._share.take(descriptors=1) as kept,  # the fence, until the client lets go
+        ):
+            fences = [_fence(fds.take()) for _ in range(call.fences)]
+            execution = self._launched(binding, control, fences, call.after or None, running)
+            number = self._exports.add(execution, lambda: None, kept)
+        return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
+
+    def _launched(
+        self, binding: ServiceBinding, control: Control, fences: Sequence[Fence], after: int | None, running: Hold
+    ) -> FencedExecution:
         entry = binding.entry
         entry.__enter__()
         try:
-            request = binding.request()
-            execution = fenced_by(entry.prepared, self._where, request, control, fences, call.after or None)
+            execution = fenced_by(entry.prepared, self._where, binding.request(), control, fences, after)
         except BaseException:
             entry.__exit__()
             raise
         execution.when_ended(entry.__exit__)
-        number = self._exports.add(execution, lambda: None)
-        return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
+        execution.when_ended(running.passed().give)
+        return execution
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
         info = info_by(self._exports.get(call.execution, FencedExecution, "fenced execution"), self._where)
@@ -198,24 +229,35 @@ class CallHandler:
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            burst = ServiceBurst(self._entry(call.prepared), fd, self.binding, self._level, self._client.watch)
+            with self._share.take(bursts=1) as hold:
+                entry = self._entry(call.prepared)
+                burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch, hold)
         finally:
             os.close(fd)
-        number = self._exports.add(burst, burst.close)
-        burst.start(number)
+        number = 0
+        try:
+            number = self._exports.add(burst, burst.close)
+            burst.start(number)
+        except BaseException:
+            burst.finish()
+            self._exports.release(number)
+            raise
         return wire.Object(number), ()
 
     # ------------------------------------------------------------------------------------------------ memory domains
 
     def _allocate(self, call: wire.Allocate, _: Descriptors) -> Answer:
         roles = [BufferRole(self._entry(p).prepared, index, out, often) for p, index, out, often in call.roles]
-        try:
-            buffer = allocated_by(self._device, BufferDesc(tuple(call.dimensions)), roles)
-        except MemoryError as error:  # what was asked for is too much, the process is sound
-            raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
-        return wire.Object(
-            self._exports.add(buffer, lambda: let_go(self._where, "close() of a buffer", buffer.close))
-        ), ()
+        desc = BufferDesc(tuple(call.dimensions))
+        facts = merge(desc, roles)
+        size = 0 if facts.fixed is None else math.prod(facts.fixed) * dtype_of(facts.type).itemsize
+        with self._share.take(buffers=1, memory=size) as hold:
+            try:
+                buffer = allocated_by(self._device, desc, roles)
+            except MemoryError as error:  # what was asked for is too much, the process is sound
+                raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
+            end = partial(let_go, self._where, "close() of a buffer", buffer.close)
+            return wire.Object(self._exports.add(buffer, end, hold)), ()
 
     def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
@@ -225,7 +267,10 @@ class CallHandler:
 
     def _copy_from(self, call: wire.CopyFrom, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
-        self._exports.get(call.buffer, Buffer, "buffer").copy_from(memory, tuple(call.dimensions))  # type: ignore[type-abstract]
+        buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
+        if buffer.facts.fixed is None:
+            self._contents[buffer] = self._share.take(memory=memory.size)
+        buffer.copy_from(memory, tuple(call.dimensions))
         return wire.DONE, ()
 
     def _shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
@@ -243,8 +288,6 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetSupportedExtensions: CallHandler._extensions,
     wire.GetRelaxations: CallHandler._relaxations,
     wire.GetSupportedOperations: CallHandler._supported,
-    wire.PrepareModel: CallHandler._prepare,
-    wire.Bind: CallHandler._bind,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from logging import DEBUG
 
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
@@ -23,16 +22,15 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
-from nnhal.ipc.service.scope import Ends, Wanted
+from nnhal.ipc.service.quota import DECODED, ENDS, WORKER, WORKERS, Hold, Quotas, Share, Table
+from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors
 from nnhal.ipc.transport.fate import peer_of, watch_peer
 
-MAX_LANES = 64
-MAX_CLIENTS = 64
-WORKERS = 8  # threads of a connection for what it does in the background
-QUEUED = 256  # background work that may wait
 HELLO_TIMEOUT_NS = 10_000_000_000
+FIRST_CALL_NS = 1_000_000_000  # for the call that a lane is attached for
+TURNED_AWAY = 8  # clients at once, that are told why
 END_SECONDS = 5  # for a driver to close what a client had
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
@@ -56,24 +54,43 @@ def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
         return wire.encode(failed)
 
 
-class Connection:
-    """One client."""
+class _LongMessage:
+    """What a lane has at hand counts as memory, from before it is read in."""
 
-    def __init__(self, device: Device, sock: socket.socket, *, shared: bool, confinement: Mapping[str, str]) -> None:
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._hold: Hold | None = None
+
+    def __call__(self, length: int) -> None:
+        self._hold = self._share.take(memory=DECODED * length)
+
+    def over(self) -> None:
+        """It was answered, and let go."""
+        if self._hold is not None:
+            self._hold.give()
+            self._hold = None
+
+
+class Connection:
+    """One client. share: what it holds, until the connection has ended and all is given back."""
+
+    def __init__(
+        self, device: Device, sock: socket.socket, share: Share, *, shared: bool, confinement: Mapping[str, str]
+    ) -> None:
         self._device, self._shared, self._confinement = device, shared, confinement
+        self.share = share
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
-        self._wanted, self.ends = Wanted(), Ends()
+        self._wanted, self.ends = Wanted(), Ends(share.take(**ENDS))
         self.gone = self._wanted.gone
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
         self._lanes: set[Channel] = set()
         self._peer_cpus = 0
-        self._background = ThreadPoolExecutor(WORKERS, "nnhal-background")
-        self._queued = threading.BoundedSemaphore(QUEUED)
+        self._background = Workers(WORKERS, lambda: share.take(**WORKER))
         self._ending = False
 
     # --------------------------------------------------------------------------------------------------------- lanes
@@ -114,6 +131,7 @@ class Connection:
 
     def _answer_lane(self, channel: Channel, unwanted: threading.Event) -> None:
         """Answer calls until the lane is closed; what comes without a number is not answered."""
+        long = channel.admit = _LongMessage(self.share)
         while True:
             try:
                 data, fds = channel.receive()
@@ -128,6 +146,8 @@ class Connection:
                     channel.answer(_encoded(reply), given)
             finally:
                 close_all(given)
+                del data, reply
+                long.over()
 
     def _answer(self, data: bytes, fds: Descriptors, unwanted: threading.Event) -> Answer:
         try:
@@ -139,7 +159,9 @@ class Connection:
                 _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
-            return self._calls.answer(call, fds, unwanted)
+            if isinstance(call, wire.GetUsage):
+                return usage_to_wire(self.share.quotas), ()
+            return self._calls.answer(call, fds, unwanted, len(data))
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
             return error_to_wire(error), ()
         finally:
@@ -160,8 +182,9 @@ class Connection:
         channel = Channel(sock, -1, self._peer_cpus)
         try:
             self._take_lane(channel, callbacks=call.callbacks)
-        except BaseException:
+        except BaseException as error:
             self._lanes.discard(channel)
+            self._tell_why(channel, error)
             channel.close()
             raise
         return wire.DONE, ()
@@ -175,12 +198,22 @@ class Connection:
             if callbacks:
                 self._callbacks = channel
                 return
-            if len(self._lanes) >= MAX_LANES:
-                raise ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
+            hold = self.share.take(lanes=1)
             self._lanes.add(channel)
-        threading.Thread(target=self._lane, args=(channel,), name="nnhal-lane", daemon=True).start()
+        try:
+            threading.Thread(target=self._lane, args=(channel, hold), name="nnhal-lane", daemon=True).start()
+        except RuntimeError as error:
+            hold.give()
+            raise ResourceExhausted(f"connection: no thread for a lane: {error}") from None
 
-    def _lane(self, channel: Channel) -> None:
+    def _tell_why(self, channel: Channel, error: BaseException) -> None:
+        """Where nobody waits for the answer to `AttachLane`, the first call on the lane has it."""
+        if not self._control.lane.asked:
+            with contextlib.suppress(NnhalError):
+                channel.receive(FIRST_CALL_NS)
+                channel.answer(wire.encode(error_to_wire(error)))
+
+    def _lane(self, channel: Channel, hold: Hold) -> None:
         number = channel.socket.fileno()
         try:
             self._answer_lane(channel, self._wanted.of(number))
@@ -190,6 +223,7 @@ class Connection:
             self._wanted.forget(number)
             self._lanes.discard(channel)
             channel.close()
+            hold.give()
 
     def _hang_up(self) -> None:
         """End the connection from any thread: the lanes see it."""
@@ -205,7 +239,7 @@ class Connection:
         for channel in lanes:
             with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up
                 channel.socket.shutdown(socket.SHUT_RDWR)
-        self._background.shutdown(wait=False, cancel_futures=True)
+        self._background.end()
         self._calls.close()
         if not self.ends.finish(END_SECONDS):
             _log.warning("a driver's close() takes more than %d s, and is not waited for", END_SECONDS)
@@ -222,8 +256,7 @@ class Connection:
         """Do work and notify, exactly once. ResourceExhausted where too much waits already."""
         if self._callbacks is None:
             raise InvalidArgument("connection: has no callback lane, must be attached before calls that notify")
-        if not self._queued.acquire(blocking=False):
-            raise ResourceExhausted(f"connection: {QUEUED} calls wait already, must be no more")
+        hold = self.share.take(background=1)
 
         def notify() -> None:
             try:
@@ -236,13 +269,9 @@ class Connection:
                 _log.debug("notification lost: %s", error)
                 self._hang_up()
             finally:
-                self._queued.release()
+                hold.give()
 
-        try:
-            self._background.submit(notify)
-        except RuntimeError:
-            self._queued.release()
-            raise DeadObject("connection: is ending") from None
+        self._background.submit(notify)
 
     def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:
@@ -255,13 +284,22 @@ class Connection:
         return self._callbacks
 
 
-def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str]) -> None:
+def usage_to_wire(quotas: Quotas) -> wire.Usage:
+    """What all clients of a service may hold, and hold."""
+    rows = quotas.table.rows
+    limits = tuple(wire.Quota(row.name, row.most, row.own, row.common) for row in rows.values())
+    clients = tuple(wire.Usages(pid, tuple(used[name] for name in rows)) for pid, used in quotas.usage())
+    return wire.Usage(quotas.table.clients, limits, clients)
+
+
+def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: Table) -> None:
     """Serve the one client of a driver process that was started for it."""
-    Connection(device, sock, shared=False, confinement=confinement).serve()
+    share = Quotas(table).connect(peer_of(sock)[0])
+    Connection(device, sock, share, shared=False, confinement=confinement).serve()
 
 
 def refuse(sock: socket.socket, error: Exception) -> None:
-    """Answer the greeting of a client whose driver does not load with the reason."""
+    """Answer the greeting of a client that is not served with the reason."""
     channel = Channel(sock)
     try:
         channel.receive(HELLO_TIMEOUT_NS)
@@ -270,15 +308,24 @@ def refuse(sock: socket.socket, error: Exception) -> None:
         channel.close()
 
 
-def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str]) -> int:
+def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str], table: Table) -> int:
     """Serve whoever connects, of the same user, until the process is told to end; 0."""
-    connections = threading.BoundedSemaphore(MAX_CLIENTS)
+    quotas = Quotas(table)
+    turned_away = threading.BoundedSemaphore(TURNED_AWAY)
 
-    def serve(sock: socket.socket) -> None:
+    def serve(sock: socket.socket, share: Share) -> None:
         try:
-            Connection(device, sock, shared=True, confinement=confinement).serve()
+            Connection(device, sock, share, shared=True, confinement=confinement).serve()
         finally:
-            connections.release()
+            share.end()
+
+    def turn_away(sock: socket.socket, error: Exception) -> None:
+        try:
+            refuse(sock, error)
+        except NnhalError as gone:
+            _log.debug("a client that was refused: %s", gone)
+        finally:
+            turned_away.release()
 
     while True:
         try:
@@ -291,13 +338,23 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
             time.sleep(_BREATH)
             continue
         pid, uid = peer_of(sock)
-        if uid not in (os.getuid(), 0) or not connections.acquire(blocking=False):
+        if uid not in (os.getuid(), 0):
             _log.warning("refused process %d of user %d", pid, uid)
             sock.close()
             continue
+        share = None
         try:
-            threading.Thread(target=serve, args=(sock,), name=f"nnhal-client-{pid}", daemon=True).start()
-        except RuntimeError as error:
-            _log.warning("no thread for process %d: %s", pid, error)
-            sock.close()
-            connections.release()
+            share = quotas.connect(pid)
+            threading.Thread(target=serve, args=(sock, share), name=f"nnhal-client-{pid}", daemon=True).start()
+        except (ResourceExhausted, RuntimeError) as error:
+            _log.warning("refused process %d: %s", pid, error)
+            if share is not None:
+                share.end()
+            if isinstance(error, RuntimeError) or not turned_away.acquire(blocking=False):
+                sock.close()
+                continue
+            try:
+                threading.Thread(target=turn_away, args=(sock, error), name="nnhal-refusal", daemon=True).start()
+            except RuntimeError:
+                turned_away.release()
+                sock.close()

@@ -2,25 +2,27 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from nnhal.base.answers import let_go
-from nnhal.base.errors import Closed, InvalidArgument, ResourceExhausted
+from nnhal.base.errors import Closed, InvalidArgument
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Signature
+from nnhal.ipc.service.quota import Hold, Share
 from nnhal.model.graph import Model
 
-MAX_OBJECTS = 1 << 16
 T = TypeVar("T")
 
 
 class Export:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
-    def __init__(self, prepared: Prepared, model: Model, where: str = "driver") -> None:
-        """where: whose executions they are, for messages."""
+    def __init__(self, prepared: Prepared, model: Model, where: str, hold: Hold) -> None:
+        """where: whose executions they are, for messages. hold: what it counts for, until it is closed."""
         self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
+        self._hold = hold
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic
         self._lock = threading.Lock()
@@ -48,33 +50,42 @@ class Export:
             if self._users or self._closed:
                 return
             self._closed = True
-        let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
+        with self._hold:
+            let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
 
 
 class Exports:
     """Objects by number, until the client lets go of them or is gone; what is added after that is ended at once.
 
-    ends: has an object's end done, elsewhere.
+    ends: has an object's end done, elsewhere. share: of the client; an object counts until its end is done.
     """
 
-    def __init__(self, ends: Callable[[Callable[[], object]], object]) -> None:
-        self._ends = ends
-        self._objects: dict[int, tuple[Any, Callable[[], None]]] = {}  # number: object, what to do at the end
+    def __init__(self, ends: Callable[[Callable[[], object]], object], share: Share) -> None:
+        self._ends, self._share = ends, share
+        self._objects: dict[int, tuple[Any, Callable[[], object]]] = {}  # number: object, what to do at the end
         self._next = 1
         self._closed = False
         self._lock = threading.Lock()
 
-    def add(self, item: Any, end: Callable[[], None]) -> int:
-        """The number of a new object. end: called, exactly once, when the client holds it no longer."""
+    def add(self, item: Any, end: Callable[[], object], hold: Hold | None = None) -> int:
+        """The number of a new object. end: called, exactly once, when the client holds it no longer.
+
+        hold: what it counts for besides, until then.
+        """
+        holds = [] if hold is None else [hold.passed()]
+        whole = partial(_ended, end, holds)
+        try:
+            holds.append(self._share.take(objects=1))
+        except BaseException:
+            self._ends(whole)
+            raise
         with self._lock:
-            if not self._closed and len(self._objects) < MAX_OBJECTS:
+            if not self._closed:
                 number, self._next = self._next, self._next + 1
-                self._objects[number] = item, end
+                self._objects[number] = item, whole
                 return number
-        self._ends(end)
-        if self._closed:
-            raise Closed("connection: has ended")
-        raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
+        self._ends(whole)
+        raise Closed("connection: has ended")
 
     def get(self, number: int, kind: type[T], what: str) -> T:
         """The object; InvalidArgument where the number is none of this connection's, or stands for something else."""
@@ -100,3 +111,12 @@ class Exports:
 
     def __len__(self) -> int:
         return len(self._objects)
+
+
+def _ended(end: Callable[[], object], holds: Sequence[Hold]) -> None:
+    """End an object, and give back what it counted for."""
+    try:
+        end()
+    finally:
+        for hold in holds:
+            hold.give()

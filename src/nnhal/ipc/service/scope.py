@@ -4,9 +4,11 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
+from nnhal.base.errors import DeadObject, ResourceExhausted
 from nnhal.base.log import logger
+from nnhal.ipc.service.quota import Hold
 
 _log = logger("driver")
 
@@ -80,9 +82,13 @@ def _hung_up(lane: int) -> bool:
 
 
 class Ends:
-    """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`."""
+    """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`.
 
-    def __init__(self) -> None:
+    hold: what the thread counts for, until it has ended.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold.passed()
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -98,6 +104,7 @@ class Ends:
     def finish(self, seconds: float) -> bool:
         """End the thread after what is to be done; whether that took no longer."""
         if self._thread is None:
+            self._hold.give()
             return True
         self._queue.put(None)
         self._thread.join(seconds)
@@ -110,3 +117,65 @@ class Ends:
             except BaseException:
                 _log.exception("an object of a client failed to end")
             del end  # it holds the object
+        self._hold.give()
+
+
+class Workers:
+    """Threads for a connection's work in the background: one more where all are busy, as far as there is room.
+
+    room: takes what one counts for; ResourceExhausted where there is none.
+    """
+
+    def __init__(self, most: int, room: Callable[[], Hold]) -> None:
+        self._most, self._room = most, room
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._unfinished = 0
+        self._ended = False
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Have this done. ResourceExhausted where not even one thread is to be had, DeadObject after the end."""
+        with self._lock:
+            if self._ended:
+                raise DeadObject("connection: is ending")
+            if self._unfinished >= self._threads < self._most:
+                self._start()
+            self._unfinished += 1
+            self._queue.put(work)
+
+    def _start(self) -> None:
+        try:
+            hold = self._room()
+            try:
+                threading.Thread(target=self._work, args=(hold,), name="nnhal-background", daemon=True).start()
+            except RuntimeError as error:
+                hold.give()
+                raise ResourceExhausted(f"connection: no thread for work in the background: {error}") from None
+        except ResourceExhausted:
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
+
+    def _work(self, hold: Hold) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except BaseException:
+                _log.exception("work in the background failed")
+            del work
+            with self._lock:
+                self._unfinished -= 1
+        hold.give()
+
+    def end(self) -> None:
+        """Begin nothing more; what waits is dropped, and the threads end when they have done what they are at."""
+        with self._lock:
+            self._ended = True
+            try:
+                while True:
+                    self._queue.get_nowait()
+            except Empty:
+                pass
+            for _ in range(self._threads):
+                self._queue.put(None)
