@@ -22,7 +22,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
-from nnhal.ipc.service.quota import DECODED, ENDS, WORKER, WORKERS, Hold, Quotas, Share, Table
+from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Hold, Quotas, Share, Table
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors
@@ -90,7 +90,7 @@ class Connection:
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
         self._lanes: set[Channel] = set()
         self._peer_cpus = 0
-        self._background = Workers(WORKERS, lambda: share.take(**WORKER))
+        self._background = Workers(WORKERS, lambda: share.take(**share.quotas.table.worker))
         self._ending = False
 
     # --------------------------------------------------------------------------------------------------------- lanes

@@ -30,13 +30,12 @@ if TYPE_CHECKING:
 CLIENTS = 64  # at once, where the process may have enough for so many
 DESCRIPTORS = {True: 32_768, False: 8192}  # that a process asks for, by whether clients share it
 WORKERS = 8  # threads of one client for what it does in the background
-WORKER = {"threads": 1, "descriptors": 3}  # one of them; with its notification go memory, copy and long message
 ENDS = {"threads": 1}  # that which ends a client's objects
 DECODED = (
     40  # bytes of memory for a byte of a message, measured: 37 in the densest models, as structs, graphs and facts
 )
 _RESERVE = 128  # descriptors for the process itself, its driver, and who is turned away
-_REPLY = 3  # descriptors that an answer takes for a moment
+_ANSWER = 3  # descriptors that an answer takes for a moment: a memory, its copy, a long message
 _THREADS = 1024
 _ADDRESSES = 1 << 46  # of the 1 << 47 that a process has
 _MAP_COUNT = 65_530  # mappings of a process, where the kernel does not tell
@@ -113,9 +112,9 @@ class _Thing(NamedTuple):
     costs: Mapping[str, int]
 
 
-def _things(message: int) -> dict[str, _Thing]:
-    """What clients make. message: descriptors that a lane may have at hand with a message."""
-    lane = {"descriptors": 1 + message + _REPLY, "memory": DECODED * INLINE}
+def _things(message: int, answer: int) -> dict[str, _Thing]:
+    """What clients make. message, answer: descriptors that each may have with it at any moment."""
+    lane = {"descriptors": 1 + message + answer, "memory": DECODED * INLINE}
     connection = {"descriptors": lane["descriptors"] + 4, "threads": 2, "memory": lane["memory"]}
     return {
         "connections": _Thing("close some of this process", CLIENTS // 2, connection),
@@ -123,7 +122,7 @@ def _things(message: int) -> dict[str, _Thing]:
         "background": _Thing("wait for notifications", 256, {"memory": 4096}),
         "prepared": _Thing("release some", 1024, {"memory": 16 << 10}),
         "bindings": _Thing("release some", 8192, {"memory": 2048}),
-        "bursts": _Thing("close some", 64, {"threads": 1, "mappings": 1, "descriptors": _REPLY}),
+        "bursts": _Thing("close some", 64, {"threads": 1, "mappings": 1, "descriptors": answer}),
         "fenced": _Thing("wait for some to end", 64, {"threads": 1, "descriptors": 4}),
         "fences": _Thing("wait for executions that wait for them", 256, {"descriptors": 1}),
         "buffers": _Thing("close some", 1024, {"memory": 1024}),
@@ -137,21 +136,29 @@ _LANES = 2  # that a client's own must be enough for, with one worker
 
 
 class Table:
-    """What each client may hold. rows: by name. clients: how many may connect at once, `connections` of one process."""
+    """What each client may hold. rows: by name. clients: how many may connect at once, `connections` of one process.
+
+    worker: what a thread for the background counts for.
+    """
 
     def __init__(self, capacity: Capacity, *, shared: bool) -> None:
         """As many clients as the capacity is enough for; one where the process is not shared."""
         self.capacity = capacity
         self.clients = CLIENTS if shared else 1
-        while not self._divide(shared) and self.clients > 1:
+        while not self._divide() and self.clients > 1:
             self.clients -= 1
         self._check()
 
-    def _divide(self, shared: bool) -> bool:
-        """Make the rows; whether what each client has of its own is enough for the least that one needs."""
-        things = _things(MAX_DESCRIPTORS if self.clients > 1 else 0)
+    def _divide(self) -> bool:
+        """Make the rows; whether what each client has of its own is enough for the least that one needs.
+
+        What messages have for a moment counts only where it might be another client that lacks it.
+        """
+        message, answer = (MAX_DESCRIPTORS, _ANSWER) if self.clients > 1 else (0, 0)
+        things = _things(message, answer)
+        self.worker = {"threads": 1, "descriptors": answer}
         costs = {name: _whole(thing.costs) for name, thing in things.items()}
-        connection = [costs["connections"], *[costs["lanes"]] * _LANES, _whole(WORKER), _whole(ENDS)]
+        connection = [costs["connections"], *[costs["lanes"]] * _LANES, _whole(self.worker), _whole(ENDS)]
         least = {name: sum(part.get(name, 0) for part in connection) for name in self.capacity._fields}
         self.rows: dict[str, Row] = {}
         enough, room = True, {}
@@ -165,9 +172,9 @@ class Table:
             extra = _THREAD if name == "threads" else {}
             self.rows[name] = Row(name, _LET_GO[name], own + common, extra, own, common)
         for name, thing in things.items():
-            most = min(thing.most, *(room[r] // cost for r, cost in costs[name].items()))
+            most = min(thing.most, *(room[r] // cost for r, cost in costs[name].items() if cost))
             if name == "connections":
-                most = max(1, self.clients // 2)
+                most = (self.clients + 1) // 2
             self.rows[name] = Row(name, thing.let_go, max(1, most), costs[name])
         return enough
 
