@@ -110,8 +110,8 @@ def run(
         if announced:
             where = {"name": name, "socket": names.address(sock, name)}
             print(json.dumps({**where, "level": str(device.level), "confinement": report}), flush=True)
-        return serve_clients(device, sock, report, quota.Table(capacity, shared=True))
-    serve_one(device, sock, report, quota.Table(capacity, shared=False))
+        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True))
+    serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False))
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -31,6 +31,18 @@ X = numbers(64)
 ONE = (1).to_bytes(8, "little")  # the number of a call, as it stands before its message
 
 
+_LIMITED = (
+    "import os, resource, sys; "
+    "resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2); "
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
+
+
+def limited(what: str, value: int) -> list[str]:
+    """A command that starts another one under a limit."""
+    return [sys.executable, "-c", _LIMITED, what, str(value)]
+
+
 def serve(driver: str, name: str, *, orders: str = "", through: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
     """Start `nnhal serve`; returns when somebody listens. through: a command that starts it, limits set."""
     command = [

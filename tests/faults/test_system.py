@@ -20,6 +20,7 @@ from tests.faults.support import (
     X,
     attempt,
     client_of,
+    limited,
     most,
     prepared,
     request,
@@ -31,16 +32,6 @@ from tests.faults.support import (
 )
 
 EXPECTED = (X + X).tobytes()
-LIMITED = (
-    "import os, resource, sys; "
-    "resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2); "
-    "os.execv(sys.argv[3], sys.argv[3:])"
-)
-
-
-def limited(what: str, value: int) -> list[str]:
-    """A command that starts another one under a limit."""
-    return [sys.executable, "-c", LIMITED, what, str(value)]
 
 
 def script(text: str, through: list[str] | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":

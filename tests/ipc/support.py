@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import OperandType
+from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
-from nnhal.ipc.service.quota import Capacity, Quotas, Share, Table
+from nnhal.ipc.service.quota import Capacity, Quotas, QuotaTable, Share
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -27,7 +30,7 @@ CAPACITY = Capacity(descriptors=32_640, threads=1024, mappings=32_765, addresses
 
 def a_share(*, shared: bool = False, **less: int) -> Share:
     """The share of a client of a service, with less of some resources where they are named."""
-    return Quotas(Table(CAPACITY._replace(**less), shared=shared)).connect(1)
+    return Quotas(QuotaTable(CAPACITY._replace(**less), shared=shared)).connect(1)
 
 
 def doubling(size: int = 4, name: str = "") -> Model:
@@ -42,6 +45,30 @@ def shifting(size: int, by: float) -> Model:
     b = Builder()
     x = b.input((size,))
     return b.finish([x], [b.add(x, np.full(size, by, np.float32))])
+
+
+def wide(count: int) -> Model:
+    """The sum of all inputs, of a float each."""
+    b = Builder()
+    given = [b.input((1,)) for _ in range(count)]
+    total = given[0]
+    for x in given[1:]:
+        total = b.add(total, x)
+    return b.finish(given, [total])
+
+
+def over(count: int) -> Model:
+    """y = x + 0 + 1 + ..., each constant in a memory of its own."""
+    b = ModelBuilder()
+    kind = OperandType.TENSOR_FLOAT32
+    x = total = b.operand(kind, (1,))
+    none = b.constant(OperandType.INT32, 0)
+    for n in range(count):
+        constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
+        sum_ = b.operand(kind, (1,))
+        b.operation("ADD", [total, constant, none], [sum_])
+        total = sum_
+    return b.finish([x], [total])
 
 
 def numbers(size: int = 4, start: float = 0.0) -> np.ndarray:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from nnhal.base.errors import DeadObject, ResourceExhausted
-from nnhal.ipc.service.quota import Hold, Share
+from nnhal.ipc.service.quota import Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from tests.ipc.support import LIMIT, a_share, wait_until
 
@@ -62,7 +62,7 @@ def share() -> Share:
     return a_share()
 
 
-def room(share: Share) -> Hold:
+def room(share: Share) -> Claim:
     return share.take(threads=1)
 
 

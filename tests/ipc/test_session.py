@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from nnhal.base.codes import OperandType
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -43,11 +42,22 @@ from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
-from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.interrupts import Interrupts
-from tests.ipc.support import LIMIT, doubling, inside, numbers, own_process, prepare, request_for, run, wait_until
+from tests.ipc.support import (
+    LIMIT,
+    doubling,
+    inside,
+    numbers,
+    over,
+    own_process,
+    prepare,
+    request_for,
+    run,
+    wait_until,
+    wide,
+)
 
 
 @pytest.fixture(scope="module")
@@ -240,16 +250,6 @@ def test_frames_and_their_bindings_go_with_the_callers_pool() -> None:
         wait_until(lambda: gc.collect() >= 0 and inside(device)["memories"] <= clean, "memories of the service")
 
 
-def wide(count: int) -> Model:
-    """The sum of all inputs, of a float each."""
-    b = Builder()
-    given = [b.input((1,)) for _ in range(count)]
-    total = given[0]
-    for x in given[1:]:
-        total = b.add(total, x)
-    return b.finish(given, [total])
-
-
 def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() -> None:
     with own_process() as device:
         count = 1000
@@ -268,19 +268,10 @@ def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() ->
         assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_model_over_a_hundred_memories_is_compiled() -> None:
+def test_a_model_over_a_thousand_memories_is_compiled() -> None:
     with own_process() as device:
-        b = ModelBuilder()
-        kind = OperandType.TENSOR_FLOAT32
-        x = total = b.operand(kind, (1,))
-        none = b.constant(OperandType.INT32, 0)
-        for n in range(100):
-            constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
-            sum_ = b.operand(kind, (1,))
-            b.operation("ADD", [total, constant, none], [sum_])
-            total = sum_
-        prepared = prepare(device, b.finish([x], [total]))
-        assert run(prepared, np.float32([5])).tolist() == [5 + 99 * 100 / 2]
+        prepared = prepare(device, over(1000))
+        assert run(prepared, np.float32([5])).tolist() == [5 + 999 * 1000 / 2]
 
 
 # ------------------------------------------------------------------------------------------------------- notifications

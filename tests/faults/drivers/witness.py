@@ -3,8 +3,8 @@
 The reason of a verdict is what the process holds, as JSON: descriptors, mappings, resident bytes, threads. Options of
 `prepare`: {"beyond": 8} writes so many bytes past the end of the first output, {"sleep": 0.5} makes each run take that long,
 {"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
-{"timing": 1} answers with times of numpy's types, {"waits": 1} has each run wait while the first number of the input is
-below 0, for as long as it is wanted.
+{"timing": 1} answers with times of numpy's types, {"tell": 1} fails to prepare, with the hint of threads as text,
+{"waits": 1} has each run wait while the first number of the input is below 0, for as long as it is wanted.
 """
 
 import ctypes
@@ -80,6 +80,8 @@ class Witness(Reference):
         return [Verdict(v.ok, text) for v in super().supports(model)]
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if "tell" in hints.options:
+            raise OperationFailed(f"threads {hints.threads}")
         return WitnessPrepared(super().prepare(model, hints), dict(hints.options))
 
 

@@ -23,7 +23,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import ServiceBinding
 from nnhal.ipc.service.exports import Export
-from nnhal.ipc.service.quota import Hold
+from nnhal.ipc.service.quota import Claim
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 
@@ -36,11 +36,11 @@ class ServiceBurst:
     """One burst."""
 
     def __init__(
-        self, entry: Export, fd: int, binding: Callable[[int], ServiceBinding], level: Level, watch: int, hold: Hold
+        self, entry: Export, fd: int, binding: Callable[[int], ServiceBinding], level: Level, watch: int, claim: Claim
     ) -> None:
         """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1.
 
-        hold: what it counts for, until the listener has ended.
+        claim: what it counts for, until the listener has ended.
         """
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
@@ -63,7 +63,7 @@ class ServiceBurst:
         except BaseException:
             entry.__exit__()
             raise
-        self._hold = hold.passed()
+        self._claim = claim.passed()
 
     def start(self, number: int) -> None:
         """Start the listener; returns when its liveness can be waited on."""
@@ -112,7 +112,7 @@ class ServiceBurst:
             let_go(self._entry.signature.where, "remove() of a burst's executor", self._slots.close)
         self._call = self._slots = None
         self._entry.__exit__()
-        self._hold.give()
+        self._claim.give()
 
     def _answer(self, packet: bytes) -> bytes:
         try:

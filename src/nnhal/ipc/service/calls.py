@@ -39,7 +39,7 @@ from nnhal.ipc.service.binding import Answer, Held, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
-from nnhal.ipc.service.quota import DECODED, Hold, Share
+from nnhal.ipc.service.quota import DECODED, Claim, Share
 from nnhal.ipc.service.scope import Ends
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.validate import validate
@@ -76,7 +76,7 @@ class CallHandler:
         self._pools = ServicePools(
             lambda number: self._exports.get(number, Held, "Hold").memories, self._share, shared=shared
         )
-        self._contents: weakref.WeakKeyDictionary[Buffer, Hold] = weakref.WeakKeyDictionary()  # of open shape
+        self._contents: weakref.WeakKeyDictionary[Buffer, Claim] = weakref.WeakKeyDictionary()  # of open shape
 
     def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event, size: int) -> Answer:
         """The reply to a call. unwanted: set when nobody waits for it any more. size: bytes that it came in."""
@@ -133,16 +133,16 @@ class CallHandler:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         hints, number = _hints(call), call.call
         values = len(model.values)
-        hold = self._share.take(prepared=1, memory=values + DECODED * (size - values))
+        claim = self._share.take(prepared=1, memory=values + DECODED * (size - values))
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             try:
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints), model, self._where, hold.passed())
+                entry = Export(prepared_by(self._device, model, hints), model, self._where, claim.passed())
                 result: wire.Object | wire.Failed = wire.Object(self._exports.add(entry, entry.release))
             except BaseException as error:
                 result = error_to_wire(error)
-                hold.give()
+                claim.give()
             return wire.NotifyPrepared(number, result), ()
 
         self._client.in_background(work)
@@ -151,9 +151,9 @@ class CallHandler:
     # ----------------------------------------------------------------------------------------------------- execution
 
     def _bind(self, call: wire.Bind, fds: Descriptors, size: int) -> Answer:
-        with self._share.take(bindings=1, memory=DECODED * size) as hold:
+        with self._share.take(bindings=1, memory=DECODED * size) as claim:
             binding = self._bound(self._entry(call.prepared), call.request, fds)
-            return wire.Object(self._exports.add(binding, binding.release, hold)), ()
+            return wire.Object(self._exports.add(binding, binding.release, claim)), ()
 
     def _bound(self, entry: Export, request: wire.WireRequest, fds: Descriptors) -> ServiceBinding:
         places: list[Place] = []
@@ -207,7 +207,7 @@ class CallHandler:
         return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _launched(
-        self, binding: ServiceBinding, control: Control, fences: Sequence[Fence], after: int | None, running: Hold
+        self, binding: ServiceBinding, control: Control, fences: Sequence[Fence], after: int | None, running: Claim
     ) -> FencedExecution:
         entry = binding.entry
         entry.__enter__()
@@ -229,9 +229,9 @@ class CallHandler:
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            with self._share.take(bursts=1) as hold:
+            with self._share.take(bursts=1) as claim:
                 entry = self._entry(call.prepared)
-                burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch, hold)
+                burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch, claim)
         finally:
             os.close(fd)
         number = 0
@@ -251,13 +251,13 @@ class CallHandler:
         desc = BufferDesc(tuple(call.dimensions))
         facts = merge(desc, roles)
         size = 0 if facts.fixed is None else math.prod(facts.fixed) * dtype_of(facts.type).itemsize
-        with self._share.take(buffers=1, memory=size) as hold:
+        with self._share.take(buffers=1, memory=size) as claim:
             try:
                 buffer = allocated_by(self._device, desc, roles)
             except MemoryError as error:  # what was asked for is too much, the process is sound
                 raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
             end = partial(let_go, self._where, "close() of a buffer", buffer.close)
-            return wire.Object(self._exports.add(buffer, end, hold)), ()
+            return wire.Object(self._exports.add(buffer, end, claim)), ()
 
     def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)

@@ -22,7 +22,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
-from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Hold, Quotas, Share, Table
+from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Claim, Quotas, QuotaTable, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors
@@ -59,16 +59,16 @@ class _LongMessage:
 
     def __init__(self, share: Share) -> None:
         self._share = share
-        self._hold: Hold | None = None
+        self._claim: Claim | None = None
 
     def __call__(self, length: int) -> None:
-        self._hold = self._share.take(memory=DECODED * length)
+        self._claim = self._share.take(memory=DECODED * length)
 
     def over(self) -> None:
         """It was answered, and let go."""
-        if self._hold is not None:
-            self._hold.give()
-            self._hold = None
+        if self._claim is not None:
+            self._claim.give()
+            self._claim = None
 
 
 class Connection:
@@ -198,12 +198,12 @@ class Connection:
             if callbacks:
                 self._callbacks = channel
                 return
-            hold = self.share.take(lanes=1)
+            claim = self.share.take(lanes=1)
             self._lanes.add(channel)
         try:
-            threading.Thread(target=self._lane, args=(channel, hold), name="nnhal-lane", daemon=True).start()
+            threading.Thread(target=self._lane, args=(channel, claim), name="nnhal-lane", daemon=True).start()
         except RuntimeError as error:
-            hold.give()
+            claim.give()
             raise ResourceExhausted(f"connection: no thread for a lane: {error}") from None
 
     def _tell_why(self, channel: Channel, error: BaseException) -> None:
@@ -213,7 +213,7 @@ class Connection:
                 channel.receive(FIRST_CALL_NS)
                 channel.answer(wire.encode(error_to_wire(error)))
 
-    def _lane(self, channel: Channel, hold: Hold) -> None:
+    def _lane(self, channel: Channel, claim: Claim) -> None:
         number = channel.socket.fileno()
         try:
             self._answer_lane(channel, self._wanted.of(number))
@@ -223,7 +223,7 @@ class Connection:
             self._wanted.forget(number)
             self._lanes.discard(channel)
             channel.close()
-            hold.give()
+            claim.give()
 
     def _hang_up(self) -> None:
         """End the connection from any thread: the lanes see it."""
@@ -256,7 +256,7 @@ class Connection:
         """Do work and notify, exactly once. ResourceExhausted where too much waits already."""
         if self._callbacks is None:
             raise InvalidArgument("connection: has no callback lane, must be attached before calls that notify")
-        hold = self.share.take(background=1)
+        claim = self.share.take(background=1)
 
         def notify() -> None:
             try:
@@ -269,7 +269,7 @@ class Connection:
                 _log.debug("notification lost: %s", error)
                 self._hang_up()
             finally:
-                hold.give()
+                claim.give()
 
         self._background.submit(notify)
 
@@ -292,7 +292,7 @@ def usage_to_wire(quotas: Quotas) -> wire.Usage:
     return wire.Usage(quotas.table.clients, limits, clients)
 
 
-def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: Table) -> None:
+def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> None:
     """Serve the one client of a driver process that was started for it."""
     share = Quotas(table).connect(peer_of(sock)[0])
     Connection(device, sock, share, shared=False, confinement=confinement).serve()
@@ -308,7 +308,7 @@ def refuse(sock: socket.socket, error: Exception) -> None:
         channel.close()
 
 
-def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str], table: Table) -> int:
+def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> int:
     """Serve whoever connects, of the same user, until the process is told to end; 0."""
     quotas = Quotas(table)
     turned_away = threading.BoundedSemaphore(TURNED_AWAY)

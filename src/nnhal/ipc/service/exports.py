@@ -10,7 +10,7 @@ from nnhal.base.answers import let_go
 from nnhal.base.errors import Closed, InvalidArgument
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Signature
-from nnhal.ipc.service.quota import Hold, Share
+from nnhal.ipc.service.quota import Claim, Share
 from nnhal.model.graph import Model
 
 T = TypeVar("T")
@@ -19,10 +19,10 @@ T = TypeVar("T")
 class Export:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
-    def __init__(self, prepared: Prepared, model: Model, where: str, hold: Hold) -> None:
-        """where: whose executions they are, for messages. hold: what it counts for, until it is closed."""
+    def __init__(self, prepared: Prepared, model: Model, where: str, claim: Claim) -> None:
+        """where: whose executions they are, for messages. claim: what it counts for, until it is closed."""
         self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
-        self._hold = hold
+        self._claim = claim
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Export:
             if self._users or self._closed:
                 return
             self._closed = True
-        with self._hold:
+        with self._claim:
             let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
 
 
@@ -67,15 +67,15 @@ class Exports:
         self._closed = False
         self._lock = threading.Lock()
 
-    def add(self, item: Any, end: Callable[[], object], hold: Hold | None = None) -> int:
+    def add(self, item: Any, end: Callable[[], object], claim: Claim | None = None) -> int:
         """The number of a new object. end: called, exactly once, when the client holds it no longer.
 
-        hold: what it counts for besides, until then.
+        claim: what it counts for besides, until then.
         """
-        holds = [] if hold is None else [hold.passed()]
-        whole = partial(_ended, end, holds)
+        claims = [] if claim is None else [claim.passed()]
+        whole = partial(_ended, end, claims)
         try:
-            holds.append(self._share.take(objects=1))
+            claims.append(self._share.take(objects=1))
         except BaseException:
             self._ends(whole)
             raise
@@ -113,10 +113,10 @@ class Exports:
         return len(self._objects)
 
 
-def _ended(end: Callable[[], object], holds: Sequence[Hold]) -> None:
+def _ended(end: Callable[[], object], claims: Sequence[Claim]) -> None:
     """End an object, and give back what it counted for."""
     try:
         end()
     finally:
-        for hold in holds:
-            hold.give()
+        for claim in claims:
+            claim.give()

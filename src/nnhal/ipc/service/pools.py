@@ -70,10 +70,10 @@ class ServicePools:
         elif not sealed & F_SEAL_SHRINK:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
         kept, pages = pool.kind in _IMPORTED, aligned(pool.size + pool.offset % mmap.PAGESIZE, mmap.PAGESIZE)
-        with self._share.take(memories=1, addresses=pages, descriptors=kept) as hold:
+        with self._share.take(memories=1, addresses=pages, descriptors=kept) as claim:
             memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=kept)
             memory.kind = pool.kind
-            weakref.finalize(memory, hold.passed().give).atexit = False
+            weakref.finalize(memory, claim.passed().give).atexit = False
             return memory
 
     def __len__(self) -> int:

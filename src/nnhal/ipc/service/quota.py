@@ -6,7 +6,7 @@ comes first has it. So all that clients can hold together is clients x own + com
 A *thing* is what a client makes: a lane, a burst, a binding. There is a most of it for each client, and it costs resources,
 which are taken and given back with it, all or nothing.
 
-What is taken has an owner, a `Hold`, and goes back with it. A client whose connection has ended keeps its place until all
+What is taken has an owner, a `Claim`, and goes back with it. A client whose connection has ended keeps its place until all
 that it had is given back: an object whose `close` hangs counts for as long as it does.
 
 Read before the process confines itself: nothing that imports numpy is imported here but where an error is about to be
@@ -135,7 +135,7 @@ _THREAD = {"mappings": 4}  # stack, guard, two of an arena of the allocator
 _LANES = 2  # that a client's own must be enough for, with one worker
 
 
-class Table:
+class QuotaTable:
     """What each client may hold. rows: by name. clients: how many may connect at once, `connections` of one process.
 
     worker: what a thread for the background counts for.
@@ -173,6 +173,8 @@ class Table:
             self.rows[name] = Row(name, _LET_GO[name], own + common, extra, own, common)
         for name, thing in things.items():
             most = min(thing.most, *(room[r] // cost for r, cost in costs[name].items() if cost))
+            if name == "lanes":
+                most = min(thing.most, most + _LANES)
             if name == "connections":
                 most = (self.clients + 1) // 2
             self.rows[name] = Row(name, thing.let_go, max(1, most), costs[name])
@@ -208,7 +210,7 @@ def _whole(costs: Mapping[str, int]) -> dict[str, int]:
 class Quotas:
     """What all clients of one service hold."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: QuotaTable) -> None:
         self.table = table
         self._shares: list[Share] = []
         self._common = dict.fromkeys(table.capacity._fields, 0)
@@ -288,14 +290,14 @@ class Share:
     def __init__(self, quotas: Quotas, pid: int) -> None:
         self.quotas, self.pid = quotas, pid
         self.used = dict.fromkeys(quotas.table.rows, 0)
-        self.base: Hold | None = None  # of the connection itself
+        self.base: Claim | None = None  # of the connection itself
         self.ended = False
 
-    def take(self, **units: int) -> "Hold":
+    def take(self, **units: int) -> "Claim":
         """Units of some rows, by name, with what they cost; ResourceExhausted where there is no room."""
         wanted = self.quotas.table.cost(units)
         self.quotas.take(self, wanted)
-        return Hold(self, wanted)
+        return Claim(self, wanted)
 
     def end(self) -> None:
         """The connection has ended; the client's place is free once all else is given back too."""
@@ -304,7 +306,7 @@ class Share:
             self.base.give()
 
 
-class Hold:
+class Claim:
     """What was taken at once, as its owner has it: given back once, at the end of a `with`, by `give`, or with its owner."""
 
     __slots__ = ("_share", "_units")
@@ -317,11 +319,11 @@ class Hold:
         with suppress(IndexError):
             self._share.quotas.give(self._share, self._units.pop())
 
-    def passed(self) -> "Hold":
+    def passed(self) -> "Claim":
         """The same for another owner; this one has nothing any more."""
-        return Hold(self._share, self._units.pop())
+        return Claim(self._share, self._units.pop())
 
-    def __enter__(self) -> "Hold":
+    def __enter__(self) -> "Claim":
         return self
 
     def __exit__(self, *_: object) -> None:

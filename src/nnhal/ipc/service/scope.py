@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 
 from nnhal.base.errors import DeadObject, ResourceExhausted
 from nnhal.base.log import logger
-from nnhal.ipc.service.quota import Hold
+from nnhal.ipc.service.quota import Claim
 
 _log = logger("driver")
 
@@ -84,11 +84,11 @@ def _hung_up(lane: int) -> bool:
 class Ends:
     """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`.
 
-    hold: what the thread counts for, until it has ended.
+    claim: what the thread counts for, until it has ended.
     """
 
-    def __init__(self, hold: Hold) -> None:
-        self._hold = hold.passed()
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim.passed()
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -104,7 +104,7 @@ class Ends:
     def finish(self, seconds: float) -> bool:
         """End the thread after what is to be done; whether that took no longer."""
         if self._thread is None:
-            self._hold.give()
+            self._claim.give()
             return True
         self._queue.put(None)
         self._thread.join(seconds)
@@ -117,7 +117,7 @@ class Ends:
             except BaseException:
                 _log.exception("an object of a client failed to end")
             del end  # it holds the object
-        self._hold.give()
+        self._claim.give()
 
 
 class Workers:
@@ -126,7 +126,7 @@ class Workers:
     room: takes what one counts for; ResourceExhausted where there is none.
     """
 
-    def __init__(self, most: int, room: Callable[[], Hold]) -> None:
+    def __init__(self, most: int, room: Callable[[], Claim]) -> None:
         self._most, self._room = most, room
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
@@ -145,11 +145,11 @@ class Workers:
 
     def _start(self) -> None:
         try:
-            hold = self._room()
+            claim = self._room()
             try:
-                threading.Thread(target=self._work, args=(hold,), name="nnhal-background", daemon=True).start()
+                threading.Thread(target=self._work, args=(claim,), name="nnhal-background", daemon=True).start()
             except RuntimeError as error:
-                hold.give()
+                claim.give()
                 raise ResourceExhausted(f"connection: no thread for work in the background: {error}") from None
         except ResourceExhausted:
             if not self._threads:
@@ -157,7 +157,7 @@ class Workers:
         else:
             self._threads += 1
 
-    def _work(self, hold: Hold) -> None:
+    def _work(self, claim: Claim) -> None:
         while (work := self._queue.get()) is not None:
             try:
                 work()
@@ -166,7 +166,7 @@ class Workers:
             del work
             with self._lock:
                 self._unfinished -= 1
-        hold.give()
+        claim.give()
 
     def end(self) -> None:
         """Begin nothing more; what waits is dropped, and the threads end when they have done what they are at."""
