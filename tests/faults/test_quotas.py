@@ -182,10 +182,10 @@ def test_a_client_whose_lanes_are_refused_gets_errors_by_name_and_its_session_go
 
 def test_what_waits_behind_a_close_that_hangs_counts_for_its_client_and_no_other() -> None:
     with service(STAYS, "stays"), client_of("stays") as watcher, undisturbed("stays"):
-        with Hostile("stays") as hostile, pytest.raises(RefusedError, match="prepared: this client has") as refused:
-            while True:
-                hostile.send(wire.Release((hostile.prepare(how="close"),)))
         limit = most(watcher, "prepared")
+        with Hostile("stays") as hostile, pytest.raises(RefusedError, match="prepared: this client has") as refused:
+            for _ in range(limit + 1):
+                hostile.send(wire.Release((hostile.prepare(how="close"),)))
         assert f"must be at most {limit}" in str(refused.value)
         alive = usage(watcher)
         wait_until(lambda: usage(watcher).clients != alive.clients, "the end of its lanes")
