@@ -196,12 +196,12 @@ class CallHandler:
     def _execute_fenced(self, call: wire.ExecuteFenced, fds: Descriptors) -> Answer:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
+        fences = [_fence(fds.take()) for _ in range(call.fences)]
         binding, control = self.binding(call.binding), control_of(call, self._gone)
         with (
             self._share.take(fenced=1, fences=call.fences) as running,
             self._share.take(descriptors=1) as kept,  # the fence, until the client lets go
         ):
-            fences = [_fence(fds.take()) for _ in range(call.fences)]
             execution = self._launched(binding, control, fences, call.after or None, running)
             number = self._exports.add(execution, lambda: None, kept)
         return wire.Launched(number), () if execution.fence is None else (os.dup(execution.fence.fileno()),)
