@@ -29,6 +29,7 @@ from nnhal.model.graph import Model
 from tests.ipc.simulation import kernel, threads
 from tests.ipc.simulation.driver import SimulatedDevice, f
 from tests.ipc.simulation.world import SECOND, Interrupt, Process, Violation, World
+from tests.ipc.support import a_table
 
 SIZE = 4
 LONGEST = 60 * SECOND  # that any call of a client may take, whatever happens
@@ -92,7 +93,7 @@ class Service:
     def listen(self) -> None:
         """Serve whoever connects."""
         self.listener = listener = kernel.Listener(self.process)
-        self.process.spawn("main", lambda: serve_clients(self.device, listener, {}))  # type: ignore[arg-type]
+        self.process.spawn("main", lambda: serve_clients(self.device, listener, {}, a_table(shared=True)))  # type: ignore[arg-type]
 
     def serve(self, end: kernel.SocketFile) -> None:
         """Serve one client, and end."""
@@ -100,7 +101,7 @@ class Service:
 
         def main() -> None:
             with contextlib.suppress(OSError):
-                serve_one(self.device, sock, {})  # type: ignore[arg-type]
+                serve_one(self.device, sock, {}, a_table())  # type: ignore[arg-type]
             self.process.kill()
 
         self.process.spawn("main", main)
