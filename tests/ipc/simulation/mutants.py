@@ -61,13 +61,6 @@ MUTANTS: dict[str, Changes] = {
             "                finally:\n                    pass\n",
         ),
     ],
-    "a burst that is interrupted twice goes on": [
-        (
-            _BURST,
-            "                finally:  # interrupted again\n                    self._end()\n",
-            "                except ZeroDivisionError: pass\n                self._end()\n",
-        ),
-    ],
     "a model is closed while executions use it": [
         (_EXPORTS, "            if self._users or self._closed:\n", "            if self._closed:\n"),
     ],
