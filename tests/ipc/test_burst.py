@@ -21,6 +21,7 @@ from nnhal.ipc.client.process import Resilient, start
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.transport.packets import pack, unpack
+from tests.interrupts import Interrupt
 from tests.ipc.drivers.probe import Probe
 from tests.ipc.support import a_table, inside, prepare, served_here, wait_until
 
@@ -411,6 +412,30 @@ def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again
         wanted = run(prepared, burst, ONES * 5, TWOS)
         assert wanted.tolist() == [7, 7, 7, 7]
     assert reference.restarts == 0
+
+
+class Struck:
+    """Queues in whose waits an interrupt comes, each time."""
+
+    def __init__(self, queues):
+        self.close = queues.close
+
+    def exchange(self, *_):
+        raise Interrupt
+
+    receive = exchange
+
+
+def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    pool = Memory.allocate(16)
+    with prepared.burst() as burst:
+        inner = burst._inner
+        inner._queues = Struck(inner._queues)
+        with pytest.raises(Interrupt):
+            prepared.request([ONES, TWOS], [pool.view(0, 16, np.float32, (4,))]).execute(burst.run, UNLIMITED)
+        assert inner.ended
+        assert run(prepared, burst, ONES * 5, TWOS).tolist() == [7, 7, 7, 7]
 
 
 def test_bursts_that_come_and_go_leave_nothing_behind(reference):

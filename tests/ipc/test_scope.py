@@ -7,6 +7,7 @@ import weakref
 import pytest
 
 from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
+from nnhal.ipc.service.exports import Exports
 from nnhal.ipc.service.quota import Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from tests.ipc.support import LIMIT, a_share, wait_until
@@ -93,6 +94,19 @@ def test_without_a_thread_an_object_ends_at_once(monkeypatch, share):
         assert done == ["here"]
     ends(lambda: done.append("there"))
     assert ends.finish(LIMIT) and done == ["here", "there"]
+
+
+def test_what_is_released_while_it_is_filled_in_is_not_held_afterwards(share):
+    done: list[str] = []
+    exports = Exports(lambda end: end(), share)
+    exports.claim(1)
+    release = threading.Thread(target=exports.release, args=(1,))
+    with exports._lock:  # as `fill` does, between its look and its entry
+        release.start()
+        release.join(0.1)
+        exports._objects[1] = None, lambda: done.append("ended")
+    release.join(LIMIT)
+    assert done == ["ended"] and not exports.holds(1)
 
 
 def no_thread(_: threading.Thread) -> None:

@@ -55,7 +55,11 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "an interrupted burst goes on": [
-        (_BURST, "                self._end()\n                raise\n", "                raise\n\n"),
+        (
+            _BURST,
+            "                finally:  # interrupted again\n                    self._end()\n",
+            "                finally:\n                    pass\n",
+        ),
     ],
     "a model is closed while executions use it": [
         (_EXPORTS, "            if self._users or self._closed:\n", "            if self._closed:\n"),

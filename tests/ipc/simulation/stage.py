@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from nnhal.base import _gate, _mapping
+from nnhal.base import _gate, _mapping, memory
 from nnhal.ipc.transport import _native
 from tests.ipc.simulation import kernel, native, threads
 
@@ -126,6 +126,7 @@ def staged() -> Iterator[None]:
     """The modules see the simulated world."""
     before: list[tuple[ModuleType, str, Any]] = []
     missing = object()
+    memory._memfds()  # is asked once: of the real kernel, so that the first run is as any other
     for module in modules():
         for name, value in list(vars(module).items()):
             instead = _INSTEAD.get(id(value), missing)

@@ -3,7 +3,7 @@
 import threading as real
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty
 from types import SimpleNamespace
 from typing import Any
@@ -255,9 +255,6 @@ class SimpleQueue(Source):
             raise Empty
         return self._items.popleft()
 
-    def empty(self) -> bool:
-        return not self._items
-
 
 class ThreadPoolExecutor:
     """concurrent.futures.ThreadPoolExecutor, as far as results of nobody's are concerned: work is queued before a thread
@@ -303,8 +300,9 @@ class ThreadPoolExecutor:
         assert not wait, "not simulated"
         with self._lock:
             self._shutdown = True
-            while cancel_futures and not self._queue.empty():
-                self._queue.get(False)
+            with suppress(Empty):
+                while cancel_futures:
+                    self._queue.get(False)
             self._queue.put(None)
 
 

@@ -117,7 +117,8 @@ class Exports:
 
     def release(self, number: int) -> None:
         """End an object; nothing happens where there is none."""
-        found = self._objects.pop(number, None)
+        with self._lock:  # else `fill` may put it back
+            found = self._objects.pop(number, None)
         if found is not None:
             self._ends(found[1])
 
