@@ -4,7 +4,6 @@ Its statements become steps: each function gets code that is compiled anew with 
 """
 
 import ast
-import concurrent.futures
 import contextlib
 import fcntl
 import importlib
@@ -104,7 +103,6 @@ _INSTEAD: dict[int, Any] = {
         (_mapping, kernel.mappings),
         (_native, native.native),
         (queue.SimpleQueue, threads.SimpleQueue),
-        (concurrent.futures.ThreadPoolExecutor, threads.ThreadPoolExecutor),
     )
 }
 _NAMED: dict[str, dict[str, Any]] = {
