@@ -943,5 +943,7 @@ def test_a_first_call_that_fails_is_an_error_of_its_own_and_the_next_one_works(d
         while device.session._free:
             device.session._free.pop().close()
         with pytest.raises(InvalidArgument, match="is not held"):
-            device.session.call(wire.Bind(999, wire.WireRequest((), (), ())), wire.Object)
+            device.session.call(
+                wire.Bind(device.session.number(), 999, wire.WireRequest((), (), ())), wire.Acknowledged
+            )
     assert device.status() == DeviceStatus.AVAILABLE
