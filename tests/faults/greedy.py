@@ -56,7 +56,8 @@ class Client(Hostile):
     def bound(self, model: int, memory: Memory | None = None) -> int:
         """A new binding of a memory."""
         fds = ((memory or self.memory).fd,)
-        return int(taken(self.bind(model, [self.pool], self.given, self.room, fds=fds)).object)
+        taken(self.bind(model, [self.pool], self.given, self.room, fds=fds))
+        return self.made
 
     def binding(self, memory: Memory | None = None, **options: Any) -> int:
         """A binding, made once."""

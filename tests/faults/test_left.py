@@ -204,10 +204,10 @@ def test_fenced_executions_whose_fences_never_come_end_with_their_client(shared)
                 pool = wire.Pool("ashmem", 512, 0, False)
                 client.bind(client.prepare(), [pool], wire.WireArgument(0, 0, 256, (64,)), out, fds=(memory.fd,))
                 binding = client.made
-                for _ in range(100):
+                for _ in range(50):
                     reply = client.make(wire.ExecuteFenced, binding, 1, fds=(ready,))
                     assert isinstance(reply, wire.Acknowledged), reply
-                assert held(watcher)["threads"] >= before["threads"] + 100
+                assert held(watcher)["threads"] >= before["threads"] + 50
             back_to(before, watcher)
     os.close(ready)
     os.close(kept)

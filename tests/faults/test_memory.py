@@ -313,9 +313,9 @@ def test_holes_that_a_client_punches_into_its_memory_are_zeros_and_kill_nobody(s
     """18: the seal against shrinking does not stop it, at no time."""
     with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
         number = hostile.prepare()
-        bound = hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)).object
+        hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,))
         results = memory.view(256, 256, np.float32)
-        call = wire.ExecuteSynchronously(V1_3, bound)
+        call = wire.ExecuteSynchronously(V1_3, hostile.made)
         assert isinstance(hostile.call(call), wire.Acknowledged) and (results == X + X).all()
         punch(memory.fd, ROOM)
         assert isinstance(hostile.call(call), wire.Acknowledged) and not results.any()

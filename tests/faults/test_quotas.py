@@ -200,7 +200,7 @@ def test_a_hint_of_many_threads_starts_no_more_than_the_machine_has_cpus(shared:
     with undisturbed(shared), Hostile(shared) as hostile:
         whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         told = json.dumps({"tell": 1}).encode()
-        taken(hostile.call(wire.PrepareModel(1, V1_3, whole, threads=20_000, options=told)))
+        taken(hostile.call(wire.PrepareModel(1, V1_3, whole, threads=1_000, options=told)))
         assert hostile.callbacks is not None
         note = wire.decode_callback(hostile.callbacks.receive(int(LIMIT * 1e9))[0])
         assert isinstance(note.result, wire.Failed)
