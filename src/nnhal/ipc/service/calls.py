@@ -213,17 +213,20 @@ class CallHandler:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [Fence.taken(fds.take) for _ in range(call.fences)]
         binding = self.binding(call.binding)
-        control, left = self._begun(call), ExitStack()
-        left.callback(self._wanted.ended, call.object)
+        self._exports.claim(call.object)  # ahead of what cannot be taken back
+        left = ExitStack()
         try:
+            control = self._begun(call)
+            left.callback(self._wanted.ended, call.object)
             left.enter_context(binding.entry)
             request = binding.request()
             execution = fenced_by(binding.entry.prepared, self._where, request, control, fences, call.after or None)
         except BaseException:
+            self._exports.release(call.object)
             left.close()
             raise
         execution.when_ended(left.close)
-        self._exports.add(call.object, LaunchedRequest(execution, request), lambda: None)
+        self._exports.fill(call.object, LaunchedRequest(execution, request), lambda: None)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
