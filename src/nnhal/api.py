@@ -59,9 +59,10 @@ def compile(
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
     devices: two of the same name both take part. fallback: "allow", "warn" (a FallbackWarning, the default) or "forbid"
-    (the default where devices are named). threads: how many an engine may use, 0 for its own choice. relaxed: float32 may
-    be computed as float16; None leaves it as the model says. deadline: seconds that the devices may take to say what they
-    support and to prepare it, once they are there. driver_options: a mapping for each device name.
+    (the default where devices are named). threads: how many an engine may use, 0 for its own choice; none gets more than
+    there are CPUs. relaxed: float32 may be computed as float16; None leaves it as the model says. deadline: seconds that the
+    devices may take to say what they support and to prepare it, once they are there. driver_options: a mapping for each
+    device name.
     isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one.
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
     MissedDeadline, or what a driver raised.

@@ -75,7 +75,9 @@ def run(
     """
     from nnhal.ipc import names
     from nnhal.ipc.confinement.confine import Limits, confine
+    from nnhal.ipc.confinement.limits import raise_descriptors
     from nnhal.ipc.confinement.stdio import close_inherited, occupy
+    from nnhal.ipc.service import quota
     from nnhal.ipc.transport import _native
     from nnhal.ipc.transport.fate import watch_peer
 
@@ -89,11 +91,14 @@ def run(
         close_inherited([sock.fileno()])
     if fd is not None:
         _native.end_with(watch_peer(sock), ORPHAN_NS)
+    limits = Limits(descriptors=quota.DESCRIPTORS[fd is None])
+    capacity = quota.Capacity.of_process(limits.descriptors, limits.memory)
+    raise_descriptors(limits.descriptors)
     if confined:
         sys.path[:] = [
             os.path.realpath(path) if os.path.isabs(path) else path for path in sys.path
         ]  # readlink is refused
-        report = confine(readable, Limits(), allow, [Path(d).resolve() for d in devices])
+        report = confine(readable, limits, allow, [Path(d).resolve() for d in devices])
     else:
         report = {"confinement": "not applied: the service was started with --unconfined"}
     from nnhal.ipc.service.connection import refuse, serve_clients, serve_one
@@ -110,8 +115,8 @@ def run(
         if announced:
             where = {"name": name, "socket": names.address(sock, name)}
             print(json.dumps({**where, "level": str(device.level), "confinement": report}), flush=True)
-        return serve_clients(device, sock, report)
-    serve_one(device, sock, report)
+        return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True))
+    serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False))
     with contextlib.suppress(OSError):  # nobody listens any more
         sys.stdout.flush()
         sys.stderr.flush()

@@ -34,6 +34,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 ONE = (1).to_bytes(8, "little")  # the number of a call, as it stands before its message
 
 
+_LIMITED = (
+    "import os, resource, sys; "
+    "resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2); "
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
+
+
+def limited(what: str, value: int) -> list[str]:
+    """A command that starts another one under a limit."""
+    return [sys.executable, "-c", _LIMITED, what, str(value)]
+
+
 def serve(driver: str, name: str, *, orders: str = "", through: Sequence[str] = ()) -> "subprocess.Popen[bytes]":
     """Start `nnhal serve`; returns when somebody listens. through: a command that starts it, limits set."""
     command = [
@@ -110,6 +122,16 @@ def back_to(before: dict[str, int], device: Device, *whats: str) -> None:
         wait_until(lambda what=what: held(device)[what] <= before[what], f"{what} down to {before[what]}")
 
 
+def usage(device: RemoteDevice) -> wire.Usage:
+    """What the clients of a service hold."""
+    return device.session.call(wire.GetUsage(), wire.Usage)[0]
+
+
+def most(device: RemoteDevice, name: str) -> int:
+    """The limit of a client."""
+    return {quota.name: quota.most for quota in usage(device).quotas}[name]
+
+
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))
@@ -178,6 +200,17 @@ def undisturbed(name: str = "shared") -> Iterator[Neighbour]:
         neighbour.end()
 
 
+class RefusedError(Exception):
+    """What a service answered instead."""
+
+
+def taken(reply: Any) -> Any:
+    """A reply that is no error."""
+    if isinstance(reply, wire.Failed):
+        raise RefusedError(reply.kind, reply.message)
+    return reply
+
+
 class Hostile:
     """A client of its own making: a bare socket that speaks the wire, and whatever else it likes."""
 
@@ -188,8 +221,7 @@ class Hostile:
         self.callbacks: Channel | None = None
         self.made = 0  # the number of what was made last
         if greet:
-            welcome = self.call(wire.Hello(wire.VERSION, 0))
-            assert isinstance(welcome, wire.Welcome)
+            assert isinstance(taken(self.call(wire.Hello(wire.VERSION, 0))), wire.Welcome)
         if greet and callbacks:
             self.callbacks = self.lane(callbacks=True)
 
@@ -220,17 +252,15 @@ class Hostile:
         """One more lane."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            reply = self.make(wire.AttachLane, callbacks, fds=(theirs.fileno(),))
-        assert isinstance(reply, wire.Acknowledged), reply
+            taken(self.make(wire.AttachLane, callbacks, fds=(theirs.fileno(),)))
         return Channel(ours)
 
     def prepare(self, model: Model | None = None, **options: Any) -> int:
-        """The number of a prepared model."""
+        """The number of a prepared model; RefusedError where there is none."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         self.make(wire.Hold, ())
         self.call(wire.Release((self.made,)))  # see `used`
-        reply = self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode())
-        assert isinstance(reply, wire.Acknowledged), reply
+        taken(self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode()))
         note = self.notification()
         assert note == wire.NotifyPrepared(self.made, wire.DONE), note
         return self.made

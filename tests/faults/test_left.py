@@ -47,7 +47,7 @@ from tests.faults.support import (
     wait_until,
     works,
 )
-from tests.ipc.support import PROBE, inside, own_process, prepare
+from tests.ipc.support import PROBE, a_share, inside, own_process, prepare
 
 EXPECTED = (X + X).tobytes()
 
@@ -204,10 +204,10 @@ def test_fenced_executions_whose_fences_never_come_end_with_their_client(shared)
                 pool = wire.Pool("ashmem", 512, 0, False)
                 client.bind(client.prepare(), [pool], wire.WireArgument(0, 0, 256, (64,)), out, fds=(memory.fd,))
                 binding = client.made
-                for _ in range(100):
+                for _ in range(50):
                     reply = client.make(wire.ExecuteFenced, binding, 1, fds=(ready,))
                     assert isinstance(reply, wire.Acknowledged), reply
-                assert held(watcher)["threads"] >= before["threads"] + 100
+                assert held(watcher)["threads"] >= before["threads"] + 50
             back_to(before, watcher)
     os.close(ready)
     os.close(kept)
@@ -244,7 +244,7 @@ ATTACH, QUERY = wire.encode(wire.AttachLane(10**6, False)), wire.encode(wire.Get
 def test_a_connection_that_is_ending_takes_no_lane():
     """The same without chance: its driver's close keeps the connection ending for as long as the test wants."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection = Connection(null(), theirs, shared=True, confinement={})
+    connection = Connection(null(), theirs, a_share(), shared=True, confinement={})
     gate = threading.Event()
     connection.ends(gate.wait)
     ending = threading.Thread(target=connection.serve)
@@ -344,9 +344,10 @@ class _Unheld:
 
 def test_a_burst_whose_listener_cannot_begin_holds_its_lane_not_up_and_lets_its_model_go():
     model = doubling(64)
-    entry = Export(prepare(Reference(), model), model)
+    share = a_share()
+    entry = Export(prepare(Reference(), model), model, "driver", share.take(prepared=1))
     fd = _native.create_queues(16, 16)
-    burst = ServiceBurst(entry, fd, lambda _: pytest.fail("nothing is called"), V1_3, -1)
+    burst = ServiceBurst(entry, fd, lambda _: pytest.fail("nothing is called"), V1_3, -1, share.take(bursts=1))
     os.close(fd)
     burst._queues = queues = _Unheld()  # type: ignore[assignment]
     starting = threading.Thread(target=burst.start)

@@ -304,7 +304,7 @@ def test_a_memory_of_huge_pages_is_refused_as_a_pool_and_as_queues(shared: str) 
     with undisturbed(shared), client_of(shared) as watcher, Hostile(shared) as hostile:
         number, before, fd = hostile.prepare(), held(watcher), memfd(huge_pages(), flags=MFD_HUGETLB)
         refused(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), "pool: is of huge pages")
-        refused(hostile.call(wire.ConfigureExecutionBurst(number), (fd,)), "in no memfd of ordinary pages")
+        refused(hostile.make(wire.ConfigureExecutionBurst, number, fds=(fd,)), "in no memfd of ordinary pages")
         os.close(fd)
         back_to(before, watcher)
 
@@ -313,9 +313,9 @@ def test_holes_that_a_client_punches_into_its_memory_are_zeros_and_kill_nobody(s
     """18: the seal against shrinking does not stop it, at no time."""
     with undisturbed(shared), Hostile(shared) as hostile, memfd_of_values() as memory:
         number = hostile.prepare()
-        bound = hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)).object
+        hostile.bind(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,))
         results = memory.view(256, 256, np.float32)
-        call = wire.ExecuteSynchronously(V1_3, bound)
+        call = wire.ExecuteSynchronously(V1_3, hostile.made)
         assert isinstance(hostile.call(call), wire.Acknowledged) and (results == X + X).all()
         punch(memory.fd, ROOM)
         assert isinstance(hostile.call(call), wire.Acknowledged) and not results.any()

@@ -20,27 +20,18 @@ from tests.faults.support import (
     X,
     attempt,
     client_of,
+    limited,
+    most,
     prepared,
     request,
     run,
     serve,
     service,
-    undisturbed,
     wait_until,
     works,
 )
 
 EXPECTED = (X + X).tobytes()
-LIMITED = (
-    "import os, resource, sys; "
-    "resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2); "
-    "os.execv(sys.argv[3], sys.argv[3:])"
-)
-
-
-def limited(what: str, value: int) -> list[str]:
-    """A command that starts another one under a limit."""
-    return [sys.executable, "-c", LIMITED, what, str(value)]
 
 
 def script(text: str, through: list[str] | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -58,28 +49,31 @@ def script(text: str, through: list[str] | None = None, **environment: str) -> "
 # ------------------------------------------------------------------------------------------------------------- item 52
 
 
-def test_a_service_with_64_descriptors_serves_as_many_clients_as_it_can_and_refuses_others_by_name() -> None:
+@pytest.mark.parametrize("descriptors", [64, 1024, 4096])
+def test_a_service_with_few_descriptors_has_few_clients_and_refuses_others_by_name(descriptors: int) -> None:
     """52: who is there is served on; the one too many gets an error; room that is made is used again."""
-    process = serve(WITNESS, "narrow", through=limited("RLIMIT_NOFILE", 64))
+    process = serve(WITNESS, "narrow", through=limited("RLIMIT_NOFILE", descriptors))
     try:
-        with undisturbed("narrow") as neighbour:
-            clients, error = [], None
-            for _ in range(40):
-                device = attempt(lambda: RemoteDevice(names.connect("narrow")))
-                if not isinstance(device, RemoteDevice):
-                    error = device
-                    break
-                clients.append(device)
-            assert isinstance(error, DeviceUnavailable | DeadObject | ResourceExhausted), error
-            assert len(clients) > 4
-            neighbour.still_served()
-            for device in clients:
-                device.close()
-            wait_until(lambda: _works_anew("narrow"), "room for a client")
+        clients: list[RemoteDevice] = []
+        wait_until(lambda: _came(clients), "room for the first: who looked whether somebody listens goes")
+        while len(clients) < most(clients[0], "connections"):
+            clients.append(RemoteDevice(names.connect("narrow")))
+        error = attempt(lambda: RemoteDevice(names.connect("narrow")))
+        assert isinstance(error, DeviceUnavailable) and "must be at most" in str(error), error
+        assert all(works(device) for device in clients)
+        for device in clients:
+            device.close()
+        wait_until(lambda: _works_anew("narrow"), "room for a client")
         assert process.poll() is None
     finally:
         process.kill()
         process.wait(LIMIT)
+
+
+def _came(clients: list[RemoteDevice]) -> bool:
+    device = attempt(lambda: RemoteDevice(names.connect("narrow")))
+    clients.extend([device] if isinstance(device, RemoteDevice) else [])
+    return bool(clients)
 
 
 def _works_anew(name: str) -> bool:

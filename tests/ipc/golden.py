@@ -60,6 +60,7 @@ CALLS: list[tuple[Any, str]] = [
     (wire.CopyTo(3, _POOL), f"93 1f 03 {_POOL_HEX}"),
     (wire.CopyFrom(3, _POOL, (4,)), f"94 20 03 {_POOL_HEX} 91 04"),
     (wire.GetShape(3), "92 21 03"),
+    (wire.GetUsage(), "91 23"),
 ]
 
 _FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True)
@@ -88,6 +89,10 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Info(wire.WireTiming(1, 2), wire.WireTiming(3, 4)), "94 0a 92 01 02 92 03 04 90"),
     (wire.Shape((4,)), "92 0c 91 04"),
     (wire.Shape(None), "92 0c c0"),
+    (
+        wire.Usage(64, (wire.Quota("lanes", 3), wire.Quota("memory", 4096, 2, 1)), (wire.Usages(300, (1, 5)),)),
+        "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",
+    ),
 ]
 
 CALLBACKS: list[tuple[Any, str]] = [

@@ -8,13 +8,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import OperandType
 from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
+from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
@@ -24,12 +27,30 @@ from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.connection import serve_one
+from nnhal.ipc.service.quota import Capacity, Quotas, QuotaTable, Share
 from nnhal.ipc.transport.channel import Channel
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
 
 PROBE = str(Path(__file__).parent / "drivers" / "probe.py")
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
+
+
+CAPACITY = Capacity(descriptors=32_640, threads=1024, mappings=32_765, addresses=1 << 46, memory=4 << 30)
+
+
+def a_table(*, shared: bool = False, **most: int) -> QuotaTable:
+    """Quotas of a service, with less of some things where they are named."""
+    table = QuotaTable(CAPACITY, shared=shared)
+    for name, limit in most.items():
+        table.rows[name] = replace(table.rows[name], most=limit)
+    return table
+
+
+def a_share(*, shared: bool = False, **less: int) -> Share:
+    """The share of a client of a service, with less of some resources where they are named."""
+    return Quotas(QuotaTable(CAPACITY._replace(**less), shared=shared)).connect(1)
 
 
 def doubling(size: int = 4, name: str = "") -> Model:
@@ -44,6 +65,30 @@ def shifting(size: int, by: float) -> Model:
     b = Builder()
     x = b.input((size,))
     return b.finish([x], [b.add(x, np.full(size, by, np.float32))])
+
+
+def wide(count: int) -> Model:
+    """The sum of all inputs, of a float each."""
+    b = Builder()
+    given = [b.input((1,)) for _ in range(count)]
+    total = given[0]
+    for x in given[1:]:
+        total = b.add(total, x)
+    return b.finish(given, [total])
+
+
+def over(count: int) -> Model:
+    """y = x + 0 + 1 + ..., each constant in a memory of its own."""
+    b = ModelBuilder()
+    kind = OperandType.TENSOR_FLOAT32
+    x = total = b.operand(kind, (1,))
+    none = b.constant(OperandType.INT32, 0)
+    for n in range(count):
+        constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
+        sum_ = b.operand(kind, (1,))
+        b.operation("ADD", [total, constant, none], [sum_])
+        total = sum_
+    return b.finish([x], [total])
 
 
 def numbers(size: int = 4, start: float = 0.0) -> np.ndarray:
@@ -90,10 +135,10 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def served_here(driver: Device) -> Iterator[RemoteDevice]:
+def served_here(driver: Device, table: QuotaTable | None = None) -> Iterator[RemoteDevice]:
     """A device whose service is a thread of this process, so that a test can get at it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    service = threading.Thread(target=serve_one, args=(driver, theirs, {}))
+    service = threading.Thread(target=serve_one, args=(driver, theirs, {}, table or a_table()))
     service.start()
     device = RemoteDevice(Session(ours, "here"))
     try:

@@ -19,11 +19,11 @@ from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.service import exports
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.transport.packets import pack, unpack
+from tests.interrupts import Interrupt
 from tests.ipc.drivers.probe import Probe
-from tests.ipc.support import inside, prepare, served_here, wait_until
+from tests.ipc.support import a_table, inside, prepare, served_here, wait_until
 
 BURSTING = str(Path(__file__).parent / "drivers" / "bursting.py")
 ONES, TWOS = np.ones(4, np.float32), np.full(4, 2, np.float32)
@@ -414,6 +414,30 @@ def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again
     assert reference.restarts == 0
 
 
+class Struck:
+    """Queues in whose waits an interrupt comes, each time."""
+
+    def __init__(self, queues):
+        self.close = queues.close
+
+    def exchange(self, *_):
+        raise Interrupt
+
+    receive = exchange
+
+
+def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(reference):
+    prepared = prepared_by(reference, add_model(), Hints())
+    pool = Memory.allocate(16)
+    with prepared.burst() as burst:
+        inner = burst._inner
+        inner._queues = Struck(inner._queues)
+        with pytest.raises(Interrupt):
+            prepared.request([ONES, TWOS], [pool.view(0, 16, np.float32, (4,))]).execute(burst.run, UNLIMITED)
+        assert inner.ended
+        assert run(prepared, burst, ONES * 5, TWOS).tolist() == [7, 7, 7, 7]
+
+
 def test_bursts_that_come_and_go_leave_nothing_behind(reference):
     prepared = prepared_by(reference, add_model(), Hints())
 
@@ -444,11 +468,10 @@ def test_a_burst_whose_listener_does_not_begin_is_refused_and_the_driver_told(mo
         assert run(prepared, prepared, ONES).tolist() == TWOS.tolist()
 
 
-def test_a_burst_past_the_limit_of_objects_leaves_no_listener_and_the_driver_is_told(monkeypatch):
-    with served_here(Probe()) as device:
+def test_a_burst_past_the_limit_of_objects_leaves_no_listener_and_the_driver_is_told():
+    with served_here(Probe(), a_table(objects=1)) as device:
         prepared = prepare(device)
-        monkeypatch.setattr(exports, "MAX_OBJECTS", 1)
-        with pytest.raises(ResourceExhausted, match="holds 1 objects"):
+        with pytest.raises(ResourceExhausted, match="objects: this client has 1, must be at most 1"):
             prepared.burst()
         wait_until(lambda: inside(device)["bursts"] == 0, "the end of the burst")
         wait_until(lambda: "nnhal-burst" not in {t.name for t in threading.enumerate()}, "the end of its listener")

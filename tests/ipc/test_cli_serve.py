@@ -15,7 +15,8 @@ import pytest
 
 from nnhal.bench import maker
 from nnhal.ipc import names
-from tests.ipc.support import LIMIT, PROBE, wait_until
+from nnhal.ipc.client.device import RemoteDevice
+from tests.ipc.support import LIMIT, PROBE, numbers, prepare, run, wait_until
 
 NNHAL = [sys.executable, "-m", "nnhal.cli.main"]
 
@@ -82,8 +83,6 @@ def test_a_file_is_served_under_its_name() -> None:
     process = subprocess.Popen([*NNHAL, "serve", PROBE, "--level", "1.2"], stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: process.poll() is not None or names.running() == ["probe"], "the service listens")
-        from nnhal.ipc.client.device import RemoteDevice
-
         device = RemoteDevice(names.connect("probe"))
         assert str(device.level) == "1.2"
         device.close()
@@ -127,6 +126,34 @@ def test_what_cannot_be_served_is_said_with_the_alternatives() -> None:
     assert re.search("driver 'npu' is not known, must be one of .*reference", nnhal("serve", "npu", code=3))
     assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "../x", code=3)
     assert "9.9" in nnhal("serve", "reference", "--level", "9.9", code=1)
+
+
+# --------------------------------------------------------------------------------------------------------------- usage
+
+
+def test_who_holds_what_of_a_service_is_shown_by_process(served: subprocess.Popen[str]) -> None:
+    device = RemoteDevice(names.connect("bench"))
+    try:
+        keep = prepare(device)
+        run(keep, numbers())
+        (found,) = json.loads(nnhal("serve", "--json"))
+        assert found["name"] == "bench" and found["most_clients"] >= 2
+        (client,) = found["clients"]  # without the one that asks
+        assert client["pid"] == os.getpid() and client["used"].keys() == found["quotas"].keys()
+        assert [client["used"][name] for name in ("connections", "prepared", "bindings", "memories")] == [1, 1, 1, 2]
+        assert all(client["used"][name] <= quota["most"] for name, quota in found["quotas"].items())
+        table = nnhal("serve", "--name", "bench")
+        assert re.search(rf"bench: 1 clients, at most {found['most_clients']}", table)
+        assert re.search(rf"quota +at most +kept for each +process {os.getpid()}", table)
+        assert re.search(r"prepared +1024 +1\n", table) and re.search(r"memory +\d+ [MG]iB", table)
+    finally:
+        device.close()
+
+
+def test_without_a_service_there_is_nothing_to_show() -> None:
+    assert json.loads(nnhal("serve", "--json")) == []
+    (found,) = json.loads(nnhal("serve", "--name", "none", "--json"))
+    assert found["name"] == "none" and "none is running" in found["problem"]
 
 
 # ------------------------------------------------------------------------------------------------------------- systemd

@@ -182,6 +182,12 @@ def test_limits_cannot_be_changed_again() -> None:
     assert done.returncode == 1 and "rror" in done.stderr.splitlines()[-1]
 
 
+def test_the_soft_limit_of_descriptors_rises_as_far_as_the_hard_one_allows() -> None:
+    for wanted, may in ((600, "(600, 600)"), (6000, "(900, 900)")):
+        act = f"resource.setrlimit(resource.RLIMIT_NOFILE, (200, 900))\nconfine([], Limits(descriptors={wanted}))\n"
+        assert said("import resource\n" + act + "print(resource.getrlimit(resource.RLIMIT_NOFILE))") == [may]
+
+
 def test_received_descriptors_keep_working(tmp_path: Path) -> None:
     body = """
 channel = socket.socket(fileno=int(sys.argv[1]))

@@ -18,7 +18,7 @@ from nnhal.ipc.service.connection import Connection
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
-from tests.ipc.support import LIMIT, doubling
+from tests.ipc.support import LIMIT, a_share, doubling
 
 
 class Told(Prepared):
@@ -54,9 +54,9 @@ def without_thread(patched: pytest.MonkeyPatch, name: str) -> None:
 
 def test_a_burst_that_gets_no_thread_is_over_for_its_driver_too(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = Told()
-    entry = Export(prepared, doubling())
+    entry = Export(prepared, doubling(), "driver", a_share().take(prepared=1))
     fd = _native.create_queues(16, 16)
-    burst = ServiceBurst(entry, fd, lambda _: pytest.fail("nothing is executed"), V1_3, -1)
+    burst = ServiceBurst(entry, fd, lambda _: pytest.fail("nothing is executed"), V1_3, -1, a_share().take(bursts=1))
     os.close(fd)
     without_thread(monkeypatch, "nnhal-burst")
     with pytest.raises(ResourceExhausted, match="thread"):
@@ -68,7 +68,7 @@ def test_a_burst_that_gets_no_thread_is_over_for_its_driver_too(monkeypatch: pyt
 def test_work_that_got_no_thread_is_an_error_and_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     told, tells = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection = Connection(device(), theirs, shared=False, confinement={})
+    connection = Connection(device(), theirs, a_share(), shared=False, confinement={})
     connection._callbacks = Channel(tells)
     done: list[int] = []
 
@@ -82,7 +82,6 @@ def test_work_that_got_no_thread_is_an_error_and_is_not_done_later(monkeypatch: 
             connection.in_background(lambda: work(1))
     connection.in_background(lambda: work(2))
     notification = wire.decode_callback(Channel(told).receive(int(LIMIT * 1e9))[0])
-    connection._background.shutdown(wait=True)
     assert notification.object == 2 and done == [2]
     ours.close()
     connection._end()
@@ -90,14 +89,14 @@ def test_work_that_got_no_thread_is_an_error_and_is_not_done_later(monkeypatch: 
 
 def test_a_model_that_is_prepared_after_the_end_of_its_client_is_closed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection = Connection(device(), theirs, shared=False, confinement={})
+    connection = Connection(device(), theirs, a_share(), shared=False, confinement={})
     exports = connection._calls._exports
     exports.claim(1)
     connection.ends(lambda: None)  # there is a thread for what ends
     connection._end()
     prepared = Told()
     with pytest.raises(Exception, match="released"):
-        entry = Export(prepared, doubling())
+        entry = Export(prepared, doubling(), "driver", a_share().take(prepared=1))
         exports.fill(1, entry, entry.release)
     assert prepared.told == ["end"]
     ours.close()

@@ -20,12 +20,12 @@ from nnhal.frontends.python import Builder
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.service import pools as subject
 from nnhal.ipc.service.pools import ServicePools
+from nnhal.ipc.service.quota import Share
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import MARK, whole
 from tests.faults.support import MFD_HUGETLB, huge_pages
-from tests.ipc.support import own_process, prepare
+from tests.ipc.support import a_share, own_process, prepare
 
 SHRINK, ADD_SEALS = 0x0002, 1033
 
@@ -65,8 +65,10 @@ def copy_of(memory: Memory) -> _native.Descriptors:
     return came(os.dup(memory.fd))
 
 
-def service(*, shared: bool = True, held: "dict[int, list[Memory]] | None" = None) -> ServicePools:
-    return ServicePools((held or {}).__getitem__, shared=shared)
+def service(
+    *, shared: bool = True, held: "dict[int, list[Memory]] | None" = None, share: Share | None = None
+) -> ServicePools:
+    return ServicePools((held or {}).__getitem__, share or a_share(), shared=shared)
 
 
 @pytest.fixture
@@ -218,22 +220,51 @@ def test_memories_that_were_sent_ahead_are_known_by_object_and_place() -> None:
         pools.accept(wire.Pool("ashmem", 8, 0, False, 7, 3), _native.NONE)
 
 
-def test_a_connection_has_limits_of_pools_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "MAX_POOLS", 3)
-    pools, memories = service(), [Memory.allocate(8) for _ in range(4)]
+def test_a_memory_counts_for_its_client_while_it_is_mapped() -> None:
+    share = a_share()
+    before = used(share)
+    pools, memory = service(share=share), Memory.allocate(3 * mmap.PAGESIZE)
+    first = pools.accept(sent(memory.size), copy_of(memory))
+    again = pools.accept(sent(memory.size), copy_of(memory))
+    assert used(share)["memories"] == 1 and used(share)["addresses"] == memory.size and first is again
+    part = pools.accept(sent(2, offset=mmap.PAGESIZE - 1, kind="hardware_buffer_blob"), copy_of(memory))
+    assert used(share)["memories"] == 2 and used(share)["addresses"] == memory.size + 2 * mmap.PAGESIZE
+    assert used(share)["descriptors"] == before["descriptors"] + 1  # drivers may want that of a hardware buffer
+    view = part.view(0, 1)
+    del first, again, part
+    gc.collect()
+    assert used(share)["memories"] == 1 and view.tolist() == [0]
+    del view
+    gc.collect()
+    assert used(share) == before
+
+
+def test_what_cannot_be_mapped_counts_for_nothing() -> None:
+    share = a_share()
+    before, pools = used(share), service(share=share)
+    for refused in (came(memfd(64)), came(memfd(8, SHRINK)), came(os.open("/dev/null", os.O_RDONLY))):
+        with pytest.raises((InvalidArgument, Unmappable)):
+            pools.accept(sent(64), refused)
+    assert used(share) == before
+
+
+@pytest.mark.parametrize(("name", "left"), [("memories", 3), ("mappings", 3), ("addresses", 3 * mmap.PAGESIZE)])
+def test_memories_past_a_limit_are_refused_until_one_has_gone(name: str, left: int) -> None:
+    share = a_share()
+    others = share.take(**{name: share.quotas.table.rows[name].most - used(share)[name] - left})
+    pools, memories = service(share=share), [Memory.allocate(8) for _ in range(4)]
     mapped = [pools.accept(sent(8), copy_of(memory)) for memory in memories[:3]]
-    with pytest.raises(ResourceExhausted, match="3 memories are in use"):
+    with pytest.raises(ResourceExhausted, match=f"{name}: this client has"):
         pools.accept(sent(8), copy_of(memories[3]))
     assert pools.accept(sent(8), copy_of(memories[0])) is mapped[0]
     del mapped[0]
     gc.collect()
     mapped.append(pools.accept(sent(8), copy_of(memories[3])))
-    monkeypatch.setattr(subject, "MAX_POOL_BYTES", 31)
-    monkeypatch.setattr(subject, "MAX_POOLS", 10)
-    with pytest.raises(ResourceExhausted):
-        pools.accept(sent(8), copy_of(memories[0]))
-    monkeypatch.setattr(subject, "MAX_POOL_BYTES", 32)
-    mapped.append(pools.accept(sent(8), copy_of(memories[0])))
+    others.give()
+
+
+def used(share: Share) -> dict[str, int]:
+    return share.quotas.usage()[0][1]
 
 
 # -------------------------------------------------------------------------------------------------------------- client

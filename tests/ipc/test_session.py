@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from nnhal.base.codes import DeviceStatus, OperandType
+from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -43,9 +44,7 @@ from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.service import connection
 from nnhal.ipc.transport.channel import Channel
-from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, Operation, Subgraph
 from tests import requests
 from tests.interrupts import Interrupts, interrupted_at
@@ -54,16 +53,19 @@ from tests.ipc.support import (
     LIMIT,
     PROBE,
     Peer,
+    a_table,
     doubling,
     inside,
     made,
     numbers,
+    over,
     own_process,
     prepare,
     request_for,
     run,
     served_here,
     wait_until,
+    wide,
 )
 
 
@@ -312,16 +314,6 @@ def test_frames_and_their_bindings_go_with_the_callers_pool() -> None:
         wait_until(lambda: gc.collect() >= 0 and inside(device)["memories"] <= clean, "memories of the service")
 
 
-def wide(count: int) -> Model:
-    """The sum of all inputs, of a float each."""
-    b = Builder()
-    given = [b.input((1,)) for _ in range(count)]
-    total = given[0]
-    for x in given[1:]:
-        total = b.add(total, x)
-    return b.finish(given, [total])
-
-
 def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() -> None:
     with own_process() as device:
         count = 1000
@@ -340,19 +332,10 @@ def test_a_request_over_a_thousand_memories_is_bound_and_leaves_none_behind() ->
         assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_a_model_over_a_hundred_memories_is_compiled() -> None:
+def test_a_model_over_a_thousand_memories_is_compiled() -> None:
     with own_process() as device:
-        b = ModelBuilder()
-        kind = OperandType.TENSOR_FLOAT32
-        x = total = b.operand(kind, (1,))
-        none = b.constant(OperandType.INT32, 0)
-        for n in range(100):
-            constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
-            sum_ = b.operand(kind, (1,))
-            b.operation("ADD", [total, constant, none], [sum_])
-            total = sum_
-        prepared = prepare(device, b.finish([x], [total]))
-        assert run(prepared, np.float32([5])).tolist() == [5 + 99 * 100 / 2]
+        prepared = prepare(device, over(1000))
+        assert run(prepared, np.float32([5])).tolist() == [5 + 999 * 1000 / 2]
 
 
 # ------------------------------------------------------------------------------------------------------- notifications
@@ -964,20 +947,18 @@ def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account
 # ------------------------------------------------------------------------------------------------------- refused lanes
 
 
-def test_a_lane_that_the_service_does_not_take_is_an_error_with_the_limit_and_the_session_lives_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "MAX_LANES", 2)
-    with served_here(Probe()) as device, ThreadPoolExecutor(2) as pool:
+def test_a_lane_that_the_service_does_not_take_is_an_error_with_the_limit_and_the_session_lives_on() -> None:
+    table = a_table(lanes=2)
+    with served_here(Probe(), table) as device, ThreadPoolExecutor(2) as pool:
         both = prepare(device, meet=3)  # a run ends when three are inside
         x = numbers()
         lone = [pool.submit(run, both, x) for _ in range(2)]
         wait_until(lambda: len(device.session._lanes) == 2 and not device.session._free, "both lanes are in use")
         for _ in range(50):
-            with pytest.raises(ResourceExhausted, match="connection: has 2 lanes, must be no more"):
+            with pytest.raises(ResourceExhausted, match="lanes: this client has 2, must be at most 2"):
                 run(both, x)
         assert len(device.session._lanes) == 2
-        monkeypatch.setattr(connection, "MAX_LANES", 3)
+        table.rows["lanes"] = replace(table.rows["lanes"], most=3)
         assert np.array_equal(run(both, x), 2 * x)
         assert all(np.array_equal(each.result(LIMIT), 2 * x) for each in lone)
         assert device.session.dead is None

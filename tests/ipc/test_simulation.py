@@ -53,7 +53,7 @@ def test_a_seed_is_one_run_however_often_it_is_made() -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_fault_in_the_border_is_found(name: str) -> None:
-    _, report = simulate(600_000, 1, changes=MUTANTS[name])
+    _, report = simulate(2_000_000, 1, changes=MUTANTS[name])
     assert report, "nothing was found"
 
 

@@ -1,22 +1,24 @@
-"""`nnhal serve`: a driver as a service that several processes share."""
+"""`nnhal serve`: a driver as a service that several processes share; who holds what of those that run."""
 
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.cli import common
 from nnhal.ipc import names
+from nnhal.ipc.protocol import wire
 from nnhal.runtime import discovery
 
 
 @click.command("serve")
-@click.argument("driver")
-@click.option("--name", default="", help="Name of the service; the driver's by default.")
+@click.argument("driver", required=False)
+@click.option("--name", default="", help="Name of the service; the driver's by default. Without DRIVER: only this one.")
 @click.option("--level", default="", help="Serve at this lower HAL level: 1.0 to 1.3.")
 @click.option("--read", multiple=True, type=click.Path(exists=True), help="A file or directory the driver may read.")
 @click.option(
@@ -37,7 +39,7 @@ from nnhal.runtime import discovery
 )
 @common.json_option
 def command(
-    driver: str,
+    driver: str | None,
     name: str,
     level: str,
     read: Sequence[str],
@@ -51,7 +53,19 @@ def command(
 
     Clients name the service as they name a device: `nnhal run MODEL --device NAME`; `nnhal devices` lists what runs. Ends
     with Ctrl-C or SIGTERM. With --json it prints one line once it serves: name, socket, level, confinement.
+
+    Without DRIVER: what the clients of the services that run hold, and may hold.
     """
+    if driver is None:
+        found = {service: _usage(service) for service in ([name] if name else names.running())}
+        if as_json:
+            common.emit([{"name": service, **_document(usage)} for service, usage in found.items()])
+            return
+        for service, usage in found.items():
+            _print(service, usage)
+        if not found:
+            common.say("no service is running")
+        return
     if driver.endswith(".py"):
         driver = str(Path(driver).resolve())
     elif driver not in discovery.names():
@@ -77,6 +91,53 @@ def command(
     else:
         common.say(f"serving {driver} as {name} at {path}; stop with Ctrl-C")
     os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
+
+
+def _usage(service: str) -> wire.Usage | NnhalError:
+    """What a service tells of its clients but this one, or why it does not."""
+    try:
+        session = names.connect(service)
+    except NnhalError as error:
+        return error
+    try:
+        usage = session.call(wire.GetUsage(), wire.Usage)[0]
+    except NnhalError as error:
+        return error
+    finally:
+        session.close()
+    return wire.Usage(usage.most, usage.quotas, tuple(c for c in usage.clients if c.pid != os.getpid()))
+
+
+def _document(usage: wire.Usage | NnhalError) -> dict[str, Any]:
+    if isinstance(usage, NnhalError):
+        return {"problem": str(usage)}
+    rows = [quota.name for quota in usage.quotas]
+    return {
+        "most_clients": usage.most,
+        "quotas": {q.name: {"most": q.most, "own": q.own, "common": q.common} for q in usage.quotas},
+        "clients": [{"pid": c.pid, "used": dict(zip(rows, c.used, strict=True))} for c in usage.clients],
+    }
+
+
+def _print(service: str, usage: wire.Usage | NnhalError) -> None:
+    if isinstance(usage, NnhalError):
+        common.console.print(f"{service}: {usage}", markup=False)
+        return
+    rows = []
+    for n, quota in enumerate(usage.quotas):
+        size = _size if quota.name in ("addresses", "memory") else str
+        limits = [size(quota.most), size(quota.own) if quota.own else ""]
+        rows.append([quota.name, *limits, *(size(client.used[n]) for client in usage.clients)])
+    columns = ["quota", ">at most", ">kept for each", *(f">process {client.pid}" for client in usage.clients)]
+    common.table(columns, rows, f"{service}: {len(usage.clients)} clients, at most {usage.most}")
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest unit that gives 10 or more."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 10 << power:
+            return f"{count >> power} {unit}"
+    return f"{count} B"
 
 
 def _write_units(directory: Path, name: str, words: Sequence[str]) -> list[Path]:

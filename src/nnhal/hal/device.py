@@ -3,9 +3,10 @@
 A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`; all else has a default.
 """
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -80,8 +81,9 @@ class Capabilities:
 class Hints:
     """What the application wants of a compilation.
 
-    threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice. deadline: monotonic nanoseconds,
-    None for no limit. options: the device's own, as given in `driver_options`.
+    threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice; a device is given no more than this
+    process has CPUs. deadline: monotonic nanoseconds, None for no limit. options: the device's own, as given in
+    `driver_options`.
     """
 
     preference: Preference = Preference.FAST_SINGLE_ANSWER
@@ -337,12 +339,18 @@ def _verdict(answer: Any, place: int) -> Verdict:
 def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
     """What the device prepares, with its model noted; OperationFailed where that is none, or one that it gave before."""
     with answering(where_of(device), "prepare()"):
-        prepared = device.prepare(model, hints)
+        prepared = device.prepare(model, _within_the_machine(hints))
         if not isinstance(prepared, Prepared):
             raise OperationFailed(f"prepare() gave {shown(prepared)}, must give a Prepared")
         _given_once(prepared, "prepare() gave a Prepared")
         prepared.model = model
         return prepared
+
+
+def _within_the_machine(hints: Hints) -> Hints:
+    """No more threads than can run at once: the others would only take memory."""
+    most = len(os.sched_getaffinity(0))
+    return hints if hints.threads <= most else replace(hints, threads=most)
 
 
 def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:

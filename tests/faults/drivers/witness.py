@@ -4,7 +4,8 @@ The reason of a verdict is what the process holds, as JSON: descriptors, mapping
 `prepare`: {"beyond": 8} writes so many bytes past the end of the first output, {"sleep": 0.5} makes each run take that long,
 {"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
 {"timing": 1} answers with times of numpy's types, {"scribble": 1} overwrites all shared memory that it can reach and fails,
-{"sulky": 1} raises in `close`.
+{"sulky": 1} raises in `close`, {"tell": 1} fails to prepare, with the hint of threads as text, {"waits": 1} has each run
+wait while the first number of the input is below 0, for as long as it is wanted.
 """
 
 import ctypes
@@ -67,6 +68,9 @@ class WitnessPrepared(Prepared):
     def run(self, request: Request, control: Control) -> Timing | None:
         options = self._options
         time.sleep(options.get("sleep", 0))
+        while "waits" in options and request.inputs[0].flat[0] < 0:  # type: ignore[union-attr]
+            control.check()
+            time.sleep(0.005)
         if "orphan" in options:
             _end_with_an_orphan()
         if "scribble" in options:
@@ -97,6 +101,8 @@ class Witness(Reference):
         return [Verdict(v.ok, text) for v in super().supports(model)]
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if "tell" in hints.options:
+            raise OperationFailed(f"threads {hints.threads}")
         return WitnessPrepared(super().prepare(model, hints), dict(hints.options))
 
 

@@ -531,6 +531,7 @@ os = _Constants(
     ftruncate=lambda fd, size: real_os.ftruncate(_memory(fd, "ftruncate").fd, size),
     write=write,
     read=read,
+    pread=lambda fd, size, offset: real_os.pread(_memory(fd, "pread").fd, size, offset),
     fstat=fstat,
     getpid=lambda: here().pid,
     getuid=real_os.getuid,

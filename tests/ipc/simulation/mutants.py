@@ -10,7 +10,7 @@ _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.servi
 
 MUTANTS: dict[str, Changes] = {
     "a lane is given up and stays free": [
-        (_SESSION, "            if channel.in_doubt:\n", "            if False:\n"),
+        (_SESSION, "            elif channel.in_doubt:\n", "            elif False:\n"),
     ],
     "a lane that is given up is not hung up": [
         (_SESSION, "        lane.channel.hang_up()\n", "\n"),
@@ -59,7 +59,11 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "an interrupted burst goes on": [
-        (_BURST, "                self._end()\n                raise\n", "                raise\n\n"),
+        (
+            _BURST,
+            "                finally:  # interrupted again\n                    self._end()\n",
+            "                finally:\n                    pass\n",
+        ),
     ],
     "a model is closed while executions use it": [
         (_EXPORTS, "            if self._users or self._closed:\n", "            if self._closed:\n"),

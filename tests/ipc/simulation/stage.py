@@ -4,7 +4,6 @@ Its statements become steps: each function gets code that is compiled anew with 
 """
 
 import ast
-import concurrent.futures
 import contextlib
 import fcntl
 import importlib
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from nnhal.base import _gate, _mapping
+from nnhal.base import _gate, _mapping, memory
 from nnhal.ipc.transport import _native
 from tests.ipc.simulation import kernel, native, threads
 
@@ -104,7 +103,6 @@ _INSTEAD: dict[int, Any] = {
         (_mapping, kernel.mappings),
         (_native, native.native),
         (queue.SimpleQueue, threads.SimpleQueue),
-        (concurrent.futures.ThreadPoolExecutor, threads.ThreadPoolExecutor),
     )
 }
 _NAMED: dict[str, dict[str, Any]] = {
@@ -126,6 +124,7 @@ def staged() -> Iterator[None]:
     """The modules see the simulated world."""
     before: list[tuple[ModuleType, str, Any]] = []
     missing = object()
+    memory._memfds()  # is asked once: of the real kernel, so that the first run is as any other
     for module in modules():
         for name, value in list(vars(module).items()):
             instead = _INSTEAD.get(id(value), missing)

@@ -8,7 +8,7 @@ from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
-from tests.ipc.simulation.world import SECOND, Interrupt, Source, Task, World
+from tests.ipc.simulation.world import SECOND, Source, Task, World
 
 _world: World | None = None
 
@@ -255,57 +255,8 @@ class SimpleQueue(Source):
             raise Empty
         return self._items.popleft()
 
-    def empty(self) -> bool:
-        return not self._items
-
-
-class ThreadPoolExecutor:
-    """concurrent.futures.ThreadPoolExecutor, as far as results of nobody's are concerned: work is queued before a thread
-    for it is started, which may fail.
-    """
-
-    def __init__(self, max_workers: int, thread_name_prefix: str = "") -> None:
-        self._most, self._prefix = max_workers, thread_name_prefix
-        self._queue, self._lock, self._idle = SimpleQueue(), Lock(), Semaphore(0)
-        self._threads = 0
-        self._shutdown = False
-
-    def submit(self, work: Callable[[], object]) -> None:
-        with self._lock:
-            if self._shutdown:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            self._queue.put(work)
-            if self._idle.acquire(blocking=False):
-                return
-            if self._threads < self._most:
-                Thread(target=self._work, name=f"{self._prefix}_{self._threads}").start()
-                self._threads += 1
-
-    def _work(self) -> None:
-        while True:
-            try:
-                work = self._queue.get(False)
-            except Empty:
-                if self._shutdown:
-                    return
-                self._idle.release()
-                work = self._queue.get()
-            if work is None:
-                self._queue.put(None)
-                return
-            try:
-                work()
-            except (Exception, Interrupt) as error:  # as a future takes it; nobody asks for it
-                world().fail(f"work of a pool ended with {error!r}, which nobody sees")
-            del work
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        assert not wait, "not simulated"
-        with self._lock:
-            self._shutdown = True
-            while cancel_futures and not self._queue.empty():
-                self._queue.get(False)
-            self._queue.put(None)
+    def get_nowait(self) -> Any:
+        return self.get(False)
 
 
 class Gate(Source):

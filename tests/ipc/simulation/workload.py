@@ -29,6 +29,7 @@ from nnhal.model.graph import Model
 from tests.ipc.simulation import kernel, threads
 from tests.ipc.simulation.driver import SimulatedDevice, f
 from tests.ipc.simulation.world import SECOND, Interrupt, Process, Violation, World
+from tests.ipc.support import a_table
 
 SIZE = 4
 LONGEST = 60 * SECOND  # that any call of a client may take, whatever happens
@@ -92,7 +93,7 @@ class Service:
     def listen(self) -> None:
         """Serve whoever connects."""
         self.listener = listener = kernel.Listener(self.process)
-        self.process.spawn("main", lambda: serve_clients(self.device, listener, {}))  # type: ignore[arg-type]
+        self.process.spawn("main", lambda: serve_clients(self.device, listener, {}, a_table(shared=True)))  # type: ignore[arg-type]
 
     def serve(self, end: kernel.SocketFile) -> None:
         """Serve one client, and end."""
@@ -100,7 +101,7 @@ class Service:
 
         def main() -> None:
             with contextlib.suppress(OSError):
-                serve_one(self.device, sock, {})  # type: ignore[arg-type]
+                serve_one(self.device, sock, {}, a_table())  # type: ignore[arg-type]
             self.process.kill()
 
         self.process.spawn("main", main)
@@ -234,7 +235,10 @@ class Client:
         for connection in self.run.connections():
             if not getattr(connection, "_ending", True) and kernel.watched(connection.watch) is self.process:
                 left = [type(item).__name__ for item, _ in connection._calls._exports._objects.values()]
-                if len(connection.wanted._events) != len(connection._lanes):
+                running = sum(
+                    prepared.inside for prepared in connection._device.live
+                )  # fenced ones that were let go of
+                if len(connection.wanted._events) > len(connection._lanes) + running:
                     self.world.fail(f"{self.process.name} has ended calls that may still be cancelled")
                 if left:
                     self.world.fail(f"{self.process.name} let go of everything, and the service still holds: {left}")

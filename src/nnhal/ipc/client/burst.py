@@ -67,9 +67,11 @@ class RemoteBurst(Burst):
             try:
                 reply = self._queues.exchange(packet, -1)
             except BaseException:  # interrupted: nobody may take the result for the next one's
-                if frame.direct and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
-                    self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
-                self._end()
+                try:
+                    if frame.direct and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
+                        self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
+                finally:  # interrupted again
+                    self._end()
                 raise
             if reply == _DONE:
                 self._prepared.taken(request, frame)

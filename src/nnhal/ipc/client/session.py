@@ -244,6 +244,7 @@ class Session:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
+        fresh = False
         try:
             channel = self._free.pop()
         except IndexError:

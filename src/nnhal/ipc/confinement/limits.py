@@ -11,7 +11,8 @@ def _three_quarters_of_memory() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a confined process may use. A limit never rises above the one it is under already.
+    """What a confined process may use. A limit never rises above the one it is under already, but that of descriptors may
+    up to the hard one.
 
     memory: bytes of private writable memory (RLIMIT_DATA: heaps, stacks, arenas; shared pools do not count).
     descriptors: one more than the highest descriptor (RLIMIT_NOFILE).
@@ -50,7 +51,16 @@ def limit(limits: Limits) -> str:
     for name, (which, value) in wanted.items():
         if value is None:
             continue
-        held = [value, *(x for x in resource.getrlimit(which) if x != resource.RLIM_INFINITY)]
+        under = resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :]
+        held = [value, *(x for x in under if x != resource.RLIM_INFINITY)]
         resource.setrlimit(which, (min(held), min(held)))
         said.append(f"{name} {min(held)}")
     return ", ".join(said)
+
+
+def raise_descriptors(value: int) -> None:
+    """Have this process open so many, where its hard limit allows; never fewer than it may already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

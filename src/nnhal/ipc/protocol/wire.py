@@ -362,6 +362,10 @@ class GetShape(ClientCall, tag=33, frozen=True):
     buffer: Id
 
 
+class GetUsage(ClientCall, tag=35, frozen=True):
+    """What each client of the service holds, and may hold."""
+
+
 # ------------------------------------------------------------------------------------------------------------- replies
 
 
@@ -446,6 +450,30 @@ class Info(Reply, tag=10, frozen=True):
     shapes: Annotated[tuple[Dims, ...], Meta(max_length=4096)] = ()
 
 
+class Quota(Struct, frozen=True):
+    """The limit of one resource or thing for each client. own: kept for each; common: for all together; 0 of things."""
+
+    name: Text
+    most: U64
+    own: U64 = 0
+    common: U64 = 0
+
+
+class Usages(Struct, frozen=True):
+    """What the client of a process holds, in the order of the quotas."""
+
+    pid: U32
+    used: Annotated[tuple[U64, ...], Meta(max_length=256)]
+
+
+class Usage(Reply, tag=13, frozen=True):
+    """All quotas, and who holds what. most: clients at once."""
+
+    most: U32
+    quotas: Annotated[tuple[Quota, ...], Meta(max_length=256)]
+    clients: Annotated[tuple[Usages, ...], Meta(max_length=4096)]
+
+
 # ----------------------------------------------------------------------------------------------------------- callbacks
 
 
@@ -471,9 +499,9 @@ ClientCalls = (
     Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
-    | GetRelaxations
+    | GetRelaxations | GetUsage
 )  # fmt: skip
-Replies = Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape
+Replies = Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage
 ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode

@@ -23,6 +23,7 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import ServiceBinding
 from nnhal.ipc.service.exports import Export
+from nnhal.ipc.service.quota import Claim
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 
@@ -36,9 +37,12 @@ class ServiceBurst:
     """One burst."""
 
     def __init__(
-        self, entry: Export, fd: int, binding: Callable[[int], ServiceBinding], level: Level, watch: int
+        self, entry: Export, fd: int, binding: Callable[[int], ServiceBinding], level: Level, watch: int, claim: Claim
     ) -> None:
-        """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1."""
+        """binding: gives one of the client's by its number. level: the service's. watch: a pidfd of the client, or -1.
+
+        claim: what it counts for, until the listener has ended.
+        """
         try:
             self._queues = _native.Queues(fd, _native.SERVICE)
         except ValueError as error:
@@ -59,6 +63,7 @@ class ServiceBurst:
         except BaseException:
             entry.__exit__()
             raise
+        self._claim = claim.passed()
 
     def start(self) -> None:
         """Start the listener, which ends with the burst; returns when its liveness can be waited on."""
@@ -69,7 +74,7 @@ class ServiceBurst:
                 if not thread.is_alive() and not self._held.is_set():  # it had no memory to begin with
                     raise RuntimeError
         except RuntimeError:
-            self._finish()
+            self.finish()
             raise ResourceExhausted("burst: no thread for it; close some") from None
 
     def close(self) -> None:
@@ -101,14 +106,16 @@ class ServiceBurst:
         finally:
             queues.close()
             queues.drop()
-            self._finish()
+            self.finish()
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """What is left to do after the listener, or where none was started."""
         let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
         if self._slots is not None:
             let_go(self._entry.signature.where, "remove() of a burst's executor", self._slots.close)
         self._call = self._slots = None
         self._entry.__exit__()
+        self._claim.give()
 
     def _answer(self, packet: bytes) -> bytes:
         try:

@@ -1,10 +1,13 @@
 """What a service does for each call of a client: queries, compilation, executions, bursts, driver memory."""
 
 import json
+import math
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 from nnhal.base.answers import let_go
@@ -12,6 +15,7 @@ from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, LOOP_TIMEOUT_MAXIMUM_NS, P
 from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
+from nnhal.base.operands import dtype_of
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.device import (
     MOST_THREADS,
@@ -28,7 +32,7 @@ from nnhal.hal.device import (
     where_of,
 )
 from nnhal.hal.fence import Fence
-from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
@@ -36,6 +40,7 @@ from nnhal.ipc.service.binding import Answer, Held, LaunchedRequest, ServiceBind
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
+from nnhal.ipc.service.quota import DECODED, Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.validate import validate
@@ -47,12 +52,13 @@ class Client(Protocol):
     """What calls need of the connection that they came by.
 
     watch: a pidfd of the client's process, or -1. wanted: tells what is not, any more. ends: has an object's end done,
-    elsewhere.
+    elsewhere. share: what the client holds.
     """
 
     watch: int
     wanted: Wanted
     ends: Ends
+    share: Share
 
     def in_background(self, work: Work) -> None:
         """Do work on another thread and send its notification, exactly once."""
@@ -65,14 +71,21 @@ class CallHandler:
         self._device, self._own, self._where = device, identity_of(device), where_of(device)
         self._level = min(self._own.level, V1_3)
         self._client: Client = client
-        self._exports = Exports(client.ends)
-        self._wanted = client.wanted
-        self._pools = ServicePools(lambda number: self._exports.get(number, Held, "Hold").memories, shared=shared)
+        self._wanted, self._share = client.wanted, client.share
+        self._exports = Exports(client.ends, self._share)
+        self._pools = ServicePools(
+            lambda number: self._exports.get(number, Held, "Hold").memories, self._share, shared=shared
+        )
+        self._contents: weakref.WeakKeyDictionary[Buffer, Claim] = weakref.WeakKeyDictionary()  # of open shape
 
-    def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event) -> Answer:
-        """The reply to a call. unwanted: set when nobody waits for it any more."""
+    def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event, size: int) -> Answer:
+        """The reply to a call. unwanted: set when nobody waits for it any more. size: bytes that it came in."""
         if isinstance(call, wire.ExecuteSynchronously):
             return self.binding(call.binding).run(control_of(call, unwanted))
+        if isinstance(call, wire.PrepareModel):
+            return self._prepare(call, fds, size)
+        if isinstance(call, wire.Bind):
+            return self._bind(call, fds, size)
         return _HANDLERS[type(call)](self, call, fds)
 
     def close(self) -> None:
@@ -124,9 +137,11 @@ class CallHandler:
 
     # --------------------------------------------------------------------------------------------------- compilation
 
-    def _prepare(self, call: wire.PrepareModel, fds: Descriptors) -> Answer:
+    def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
         hints, exports, number = _hints(call), self._exports, call.object
+        values = len(model.values)
+        claim = self._share.take(prepared=1, memory=values + DECODED * (size - values))
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             result: wire.Acknowledged | wire.Failed = wire.DONE
@@ -134,11 +149,12 @@ class CallHandler:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints), model, self._where)
+                entry = Export(prepared_by(self._device, model, hints), model, self._where, claim.passed())
                 exports.fill(number, entry, entry.release)
             except BaseException as error:
                 exports.release(number)
                 result = error_to_wire(error)
+                claim.give()
             return wire.NotifyPrepared(number, result), ()
 
         exports.claim(number)
@@ -151,8 +167,13 @@ class CallHandler:
 
     # ----------------------------------------------------------------------------------------------------- execution
 
-    def _bind(self, call: wire.Bind, fds: Descriptors) -> Answer:
-        entry, request = self._entry(call.prepared), call.request
+    def _bind(self, call: wire.Bind, fds: Descriptors, size: int) -> Answer:
+        with self._share.take(bindings=1, memory=DECODED * size) as claim:
+            binding = self._bound(self._entry(call.prepared), call.request, fds)
+            self._exports.add(call.object, binding, binding.release, claim)
+        return wire.DONE, ()
+
+    def _bound(self, entry: Export, request: wire.WireRequest, fds: Descriptors) -> ServiceBinding:
         places: list[Place] = []
         written = {a.pool for a in request.outputs if a is not None}
         for place in request.pools:
@@ -164,9 +185,7 @@ class CallHandler:
         outputs = [None if a is None else (a.pool, a.offset, a.length, a.dimensions) for a in request.outputs]
         bound = bind_request(entry.model, inputs, outputs, places, entry.signature)
         memories = tuple(place for place in places if isinstance(place, Memory))
-        binding = ServiceBinding(entry, bound, memories)
-        self._exports.add(call.object, binding, binding.release)
-        return wire.DONE, ()
+        return ServiceBinding(entry, bound, memories)
 
     def _entry(self, number: int) -> Export:
         return self._exports.get(number, Export, "prepared model")
@@ -212,10 +231,11 @@ class CallHandler:
         if len(fds) != call.fences:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [Fence.taken(fds.take) for _ in range(call.fences)]
-        binding = self.binding(call.binding)
+        binding, left = self.binding(call.binding), ExitStack()
         self._exports.claim(call.object)  # ahead of what cannot be taken back
-        left = ExitStack()
         try:
+            left.enter_context(self._share.take(fenced=1, fences=call.fences))
+            kept = self._share.take(descriptors=1)  # the fence, until the client lets go
             control = self._begun(call)
             left.callback(self._wanted.ended, call.object)
             left.enter_context(binding.entry)
@@ -226,7 +246,7 @@ class CallHandler:
             left.close()
             raise
         execution.when_ended(left.close)
-        self._exports.fill(call.object, LaunchedRequest(execution, request), lambda: None)
+        self._exports.fill(call.object, LaunchedRequest(execution, request), kept.passed().give)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
@@ -242,10 +262,13 @@ class CallHandler:
         if fd < 0:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
         try:
-            entry = self._entry(call.prepared)
-            if seals(fd) is not None and not ordinary(fd):
-                raise InvalidArgument("configureExecutionBurst: the queues are in no memfd of ordinary pages, must be")
-            burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch)
+            with self._share.take(bursts=1) as claim:
+                entry = self._entry(call.prepared)
+                if seals(fd) is not None and not ordinary(fd):
+                    raise InvalidArgument(
+                        "configureExecutionBurst: the queues are in no memfd of ordinary pages, must be"
+                    )
+                burst = ServiceBurst(entry, fd, self.binding, self._level, self._client.watch, claim)
         finally:
             os.close(fd)
         burst.start()  # first: who cannot add it closes it, and then the listener does the rest
@@ -256,11 +279,16 @@ class CallHandler:
 
     def _allocate(self, call: wire.Allocate, _: Descriptors) -> Answer:
         roles = [BufferRole(self._entry(p).prepared, index, out, often) for p, index, out, often in call.roles]
-        try:
-            buffer = allocated_by(self._device, BufferDesc(tuple(call.dimensions)), roles)
-        except MemoryError as error:  # what was asked for is too much, the process is sound
-            raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
-        self._exports.add(call.object, buffer, lambda: let_go(self._where, "close() of a buffer", buffer.close))
+        desc = BufferDesc(tuple(call.dimensions))
+        facts = merge(desc, roles)
+        size = 0 if facts.fixed is None else math.prod(facts.fixed) * dtype_of(facts.type).itemsize
+        with self._share.take(buffers=1, memory=size) as claim:
+            try:
+                buffer = allocated_by(self._device, desc, roles)
+            except MemoryError as error:  # what was asked for is too much, the process is sound
+                raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
+            end = partial(let_go, self._where, "close() of a buffer", buffer.close)
+            self._exports.add(call.object, buffer, end, claim)
         return wire.DONE, ()
 
     def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
@@ -271,7 +299,10 @@ class CallHandler:
 
     def _copy_from(self, call: wire.CopyFrom, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
-        self._exports.get(call.buffer, Buffer, "buffer").copy_from(memory, tuple(call.dimensions))  # type: ignore[type-abstract]
+        buffer = self._exports.get(call.buffer, Buffer, "buffer")  # type: ignore[type-abstract]
+        if buffer.facts.fixed is None:
+            self._contents[buffer] = self._share.take(memory=memory.size)
+        buffer.copy_from(memory, tuple(call.dimensions))
         return wire.DONE, ()
 
     def _shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
@@ -291,8 +322,6 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetSupportedExtensions: CallHandler._extensions,
     wire.GetRelaxations: CallHandler._relaxations,
     wire.GetSupportedOperations: CallHandler._supported,
-    wire.PrepareModel: CallHandler._prepare,
-    wire.Bind: CallHandler._bind,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,

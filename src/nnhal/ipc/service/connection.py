@@ -11,9 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from logging import DEBUG
 
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
@@ -24,16 +22,15 @@ from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
 from nnhal.ipc.service.calls import CallHandler, Work
-from nnhal.ipc.service.scope import Ends, Wanted
+from nnhal.ipc.service.quota import DECODED, ENDS, WORKERS, Claim, Quotas, QuotaTable, Share
+from nnhal.ipc.service.scope import Ends, Wanted, Workers
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel, Descriptors
 from nnhal.ipc.transport.fate import peer_of, watch_peer
 
-MAX_LANES = 64
-MAX_CLIENTS = 64
-WORKERS = 8  # threads of a connection for what it does in the background
-QUEUED = 256  # background work that may wait
 HELLO_TIMEOUT_NS = 10_000_000_000
+FIRST_CALL_NS = 1_000_000_000  # for the call that a lane is attached for
+TURNED_AWAY = 8  # clients at once, that are told why
 END_SECONDS = 5  # for a driver to close what a client had
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
@@ -57,23 +54,42 @@ def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
         return wire.encode(failed)
 
 
-class Connection:
-    """One client."""
+class _LongMessage:
+    """What a lane has at hand counts as memory, from before it is read in."""
 
-    def __init__(self, device: Device, sock: socket.socket, *, shared: bool, confinement: Mapping[str, str]) -> None:
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._claim: Claim | None = None
+
+    def __call__(self, length: int) -> None:
+        self._claim = self._share.take(memory=DECODED * length)
+
+    def over(self) -> None:
+        """It was answered, and let go."""
+        if self._claim is not None:
+            self._claim.give()
+            self._claim = None
+
+
+class Connection:
+    """One client. share: what it holds, until the connection has ended and all is given back."""
+
+    def __init__(
+        self, device: Device, sock: socket.socket, share: Share, *, shared: bool, confinement: Mapping[str, str]
+    ) -> None:
         self._device, self._shared, self._confinement = device, shared, confinement
+        self.share = share
         self._own = identity_of(device)
         self._level = min(self._own.level, V1_3)
         self.watch = watch_peer(sock)
         self._control = Channel(sock, self.watch)
-        self.wanted, self.ends = Wanted(), Ends()
+        self.wanted, self.ends = Wanted(), Ends(share.take(**ENDS))
         self._calls = CallHandler(device, self, shared=shared)
         self._callbacks: Channel | None = None
         self._lock, self._callback_lock = threading.Lock(), threading.Lock()
         self._lanes: set[Channel] = set()
         self._peer_cpus = 0
-        self._background = ThreadPoolExecutor(WORKERS, "nnhal-background")
-        self._queued = threading.BoundedSemaphore(QUEUED)
+        self._background = Workers(WORKERS, lambda: share.take(**share.quotas.table.worker))
         self._ending = False
 
     # --------------------------------------------------------------------------------------------------------- lanes
@@ -114,6 +130,7 @@ class Connection:
 
     def _answer_lane(self, channel: Channel, unwanted: threading.Event) -> None:
         """Answer calls until the lane is closed; what comes without a number is not answered."""
+        long = channel.admit = _LongMessage(self.share)
         while True:
             try:
                 data, fds = channel.receive()
@@ -125,6 +142,8 @@ class Connection:
                 channel.answer(wire.ENCODED_DONE if reply is wire.DONE else _encoded(reply), given)
             finally:
                 close_all(given)
+                del data, reply
+                long.over()
 
     def _answer(self, data: bytes, fds: Descriptors, unwanted: threading.Event) -> Answer:
         try:
@@ -136,7 +155,9 @@ class Connection:
                 _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
-            return self._calls.answer(call, fds, unwanted)
+            if isinstance(call, wire.GetUsage):
+                return usage_to_wire(self.share.quotas), ()
+            return self._calls.answer(call, fds, unwanted, len(data))
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
             return error_to_wire(error), ()
         finally:
@@ -174,19 +195,18 @@ class Connection:
             if call.callbacks:
                 self._callbacks = channel
                 return
-            if len(self._lanes) >= MAX_LANES:
-                raise ResourceExhausted(f"connection: has {MAX_LANES} lanes, must be no more")
+            claim = self.share.take(lanes=1)
             self._lanes.add(channel)
-        unwanted = self.wanted.begin(call.object)
-        try:
-            threading.Thread(
-                target=self._lane, args=(channel, call.object, unwanted), name="nnhal-lane", daemon=True
-            ).start()
-        except RuntimeError:
-            self.wanted.ended(call.object)
-            raise ResourceExhausted("connection: no thread for another lane; wait for calls to end") from None
+        with claim:
+            unwanted = self.wanted.begin(call.object)
+            given = channel, call.object, unwanted, claim.passed()
+            try:
+                threading.Thread(target=self._lane, args=given, name="nnhal-lane", daemon=True).start()
+            except RuntimeError:
+                self.wanted.ended(call.object)
+                raise ResourceExhausted("connection: no thread for another lane; wait for calls to end") from None
 
-    def _lane(self, channel: Channel, number: int, unwanted: threading.Event) -> None:
+    def _lane(self, channel: Channel, number: int, unwanted: threading.Event, claim: Claim) -> None:
         try:
             self._answer_lane(channel, unwanted)
         except NnhalError as error:
@@ -195,6 +215,7 @@ class Connection:
             self.wanted.ended(number)
             self._lanes.discard(channel)
             channel.close()
+            claim.give()
 
     def _hang_up(self) -> None:
         """End the connection from any thread: the lanes see it."""
@@ -210,7 +231,7 @@ class Connection:
         for channel in lanes:
             with contextlib.suppress(OSError):  # its own thread may have closed it, its peer hung up
                 channel.socket.shutdown(socket.SHUT_RDWR)
-        self._background.shutdown(wait=False, cancel_futures=True)
+        self._background.end()
         self._calls.close()
         if not self.ends.finish(END_SECONDS):
             _log.warning("a driver's close() takes more than %d s, and is not waited for", END_SECONDS)
@@ -227,18 +248,9 @@ class Connection:
         """Do work and notify, exactly once. ResourceExhausted where too much waits already."""
         if self._callbacks is None:
             raise InvalidArgument("connection: has no callback lane, must be attached before calls that notify")
-        if not self._queued.acquire(blocking=False):
-            raise ResourceExhausted(f"connection: {QUEUED} calls wait already, must be no more")
-
-        to_do = deque(
-            (work,)
-        )  # whoever takes it out has it: work may be queued though no thread for it could be started
+        claim = self.share.take(background=1)
 
         def notify() -> None:
-            try:
-                work = to_do.pop()
-            except IndexError:
-                return
             try:
                 message, given = work()
                 try:
@@ -249,19 +261,9 @@ class Connection:
                 _log.debug("notification lost: %s", error)
                 self._hang_up()
             finally:
-                self._queued.release()
+                claim.give()
 
-        try:
-            self._background.submit(notify)
-        except RuntimeError:
-            try:
-                to_do.pop()
-            except IndexError:  # another thread has it already
-                return
-            self._queued.release()
-            if self._ending:
-                raise DeadObject("connection: is ending") from None
-            raise ResourceExhausted("connection: no thread for work in the background") from None
+        self._background.submit(notify)
 
     def _call_back(self, message: wire.ServiceCall, fds: Sequence[int] = ()) -> None:
         with self._callback_lock:
@@ -274,13 +276,22 @@ class Connection:
         return self._callbacks
 
 
-def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str]) -> None:
+def usage_to_wire(quotas: Quotas) -> wire.Usage:
+    """What all clients of a service may hold, and hold."""
+    rows = quotas.table.rows
+    limits = tuple(wire.Quota(row.name, row.most, row.own, row.common) for row in rows.values())
+    clients = tuple(wire.Usages(pid, tuple(used[name] for name in rows)) for pid, used in quotas.usage())
+    return wire.Usage(quotas.table.clients, limits, clients)
+
+
+def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> None:
     """Serve the one client of a driver process that was started for it."""
-    Connection(device, sock, shared=False, confinement=confinement).serve()
+    share = Quotas(table).connect(peer_of(sock)[0])
+    Connection(device, sock, share, shared=False, confinement=confinement).serve()
 
 
 def refuse(sock: socket.socket, error: Exception) -> None:
-    """Answer the greeting of a client whose driver does not load with the reason."""
+    """Answer the greeting of a client that is not served with the reason."""
     channel = Channel(sock)
     try:
         channel.receive(HELLO_TIMEOUT_NS)
@@ -289,15 +300,24 @@ def refuse(sock: socket.socket, error: Exception) -> None:
         channel.close()
 
 
-def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str]) -> int:
+def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> int:
     """Serve whoever connects, of the same user, until the process is told to end; 0."""
-    connections = threading.BoundedSemaphore(MAX_CLIENTS)
+    quotas = Quotas(table)
+    turned_away = threading.BoundedSemaphore(TURNED_AWAY)
 
-    def serve(sock: socket.socket) -> None:
+    def serve(sock: socket.socket, share: Share) -> None:
         try:
-            Connection(device, sock, shared=True, confinement=confinement).serve()
+            Connection(device, sock, share, shared=True, confinement=confinement).serve()
         finally:
-            connections.release()
+            share.end()
+
+    def turn_away(sock: socket.socket, error: Exception) -> None:
+        try:
+            refuse(sock, error)
+        except NnhalError as gone:
+            _log.debug("a client that was refused: %s", gone)
+        finally:
+            turned_away.release()
 
     while True:
         try:
@@ -310,13 +330,23 @@ def serve_clients(device: Device, listener: socket.socket, confinement: Mapping[
             time.sleep(_BREATH)
             continue
         pid, uid = peer_of(sock)
-        if uid not in (os.getuid(), 0) or not connections.acquire(blocking=False):
+        if uid not in (os.getuid(), 0):
             _log.warning("refused process %d of user %d", pid, uid)
             sock.close()
             continue
+        share = None
         try:
-            threading.Thread(target=serve, args=(sock,), name=f"nnhal-client-{pid}", daemon=True).start()
-        except RuntimeError as error:
-            _log.warning("no thread for process %d: %s", pid, error)
-            sock.close()
-            connections.release()
+            share = quotas.connect(pid)
+            threading.Thread(target=serve, args=(sock, share), name=f"nnhal-client-{pid}", daemon=True).start()
+        except (ResourceExhausted, RuntimeError) as error:
+            _log.warning("refused process %d: %s", pid, error)
+            if share is not None:
+                share.end()
+            if isinstance(error, RuntimeError) or not turned_away.acquire(blocking=False):
+                sock.close()
+                continue
+            try:
+                threading.Thread(target=turn_away, args=(sock, error), name="nnhal-refusal", daemon=True).start()
+            except RuntimeError:
+                turned_away.release()
+                sock.close()

@@ -3,24 +3,26 @@
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from nnhal.base.answers import let_go
-from nnhal.base.errors import Closed, InvalidArgument, NnhalError, ResourceExhausted
+from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Signature
+from nnhal.ipc.service.quota import Claim, Share
 from nnhal.model.graph import Model
 
-MAX_OBJECTS = 1 << 16
 T = TypeVar("T")
 
 
 class Export:
     """A prepared model with the executions that use it: it is closed when the last has ended after the client let go."""
 
-    def __init__(self, prepared: Prepared, model: Model, where: str = "driver") -> None:
-        """where: whose executions they are, for messages."""
+    def __init__(self, prepared: Prepared, model: Model, where: str, claim: Claim) -> None:
+        """where: whose executions they are, for messages. claim: what it counts for, until it is closed."""
         self.prepared, self.model, self.signature = prepared, model, Signature.of(model, where)
+        self._claim = claim
         self.alive = True
         self._users: deque[None] = deque()  # appends and pops are atomic
         self._lock = threading.Lock()
@@ -48,54 +50,58 @@ class Export:
             if self._users or self._closed:
                 return
             self._closed = True
-        let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
+        with self._claim:
+            let_go(self.signature.where, "close() of a prepared model", self.prepared.close)
 
 
 class Exports:
     """Objects by the numbers that the client picked, until it lets go of them or is gone; what comes after that is ended
     at once.
 
-    ends: has an object's end done, elsewhere.
+    ends: has an object's end done, elsewhere. share: of the client; an object counts until its end is done.
     """
 
-    def __init__(self, ends: Callable[[Callable[[], object]], object]) -> None:
-        self._ends = ends
-        self._objects: dict[int, tuple[Any, Callable[[], None]]] = {}  # number: object, what to do at the end
+    def __init__(self, ends: Callable[[Callable[[], object]], object], share: Share) -> None:
+        self._ends, self._share = ends, share
+        self._objects: dict[int, tuple[Any, Callable[[], object]]] = {}  # number: object, what to do at the end
         self._closed = False
         self._lock = threading.Lock()
 
     def claim(self, number: int) -> None:
-        """A number for what is being made. InvalidArgument where it is taken."""
+        """A number for what is being made. InvalidArgument where it is taken, ResourceExhausted where there is no room."""
+        claim = self._share.take(objects=1)
         with self._lock:
             self._check(number)
-            self._objects[number] = None, _nothing
+            self._objects[number] = None, claim.passed().give
 
-    def fill(self, number: int, item: Any, end: Callable[[], None]) -> None:
+    def fill(self, number: int, item: Any, end: Callable[[], object]) -> None:
         """What was made for a number that was claimed; ended at once where the client has let go of it meanwhile."""
         with self._lock:
-            if number in self._objects:
-                self._objects[number] = item, end
+            found = self._objects.get(number)
+            if found is not None:
+                self._objects[number] = item, partial(_ended, end, found[1])
                 return
         self._ends(end)
         raise Closed(f"object {number}: was released before it was made")
 
-    def add(self, number: int, item: Any, end: Callable[[], None]) -> None:
-        """A new object under its number. end: called, exactly once, when the client holds it no longer."""
+    def add(self, number: int, item: Any, end: Callable[[], object], claim: Claim | None = None) -> None:
+        """A new object under its number. end: called, exactly once, when the client holds it no longer.
+
+        claim: what it counts for besides, until then.
+        """
+        whole = end if claim is None else partial(_ended, end, claim.passed().give)
         try:
-            with self._lock:
-                self._check(number)
-                self._objects[number] = item, end
+            self.claim(number)
         except NnhalError:
-            self._ends(end)
+            self._ends(whole)
             raise
+        self.fill(number, item, whole)
 
     def _check(self, number: int) -> None:
         if self._closed:
             raise Closed("connection: has ended")
         if number in self._objects:
             raise InvalidArgument(f"object {number} is held already, must be a new number")
-        if len(self._objects) >= MAX_OBJECTS:
-            raise ResourceExhausted(f"connection: holds {MAX_OBJECTS} objects, must be no more; release some")
 
     def holds(self, number: int) -> bool:
         """Whether there is an object, or one is being made."""
@@ -111,7 +117,8 @@ class Exports:
 
     def release(self, number: int) -> None:
         """End an object; nothing happens where there is none."""
-        found = self._objects.pop(number, None)
+        with self._lock:  # else `fill` may put it back
+            found = self._objects.pop(number, None)
         if found is not None:
             self._ends(found[1])
 
@@ -127,5 +134,9 @@ class Exports:
         return len(self._objects)
 
 
-def _nothing() -> None:
-    """The end of what was not made yet."""
+def _ended(end: Callable[[], object], give: Callable[[], object]) -> None:
+    """End an object, and give back what it counted for."""
+    try:
+        end()
+    finally:
+        give()

@@ -5,6 +5,7 @@ would kill its reader, so it must be sealed against shrinking, and of ordinary p
 reads as zeros. The one exception is a regular file that a client's own driver process maps: it kills nobody else.
 """
 
+import mmap
 import os
 import stat
 import threading
@@ -12,30 +13,32 @@ import weakref
 from collections.abc import Callable, Sequence
 from fcntl import F_SEAL_SHRINK
 
-from nnhal.base.errors import InvalidArgument, ResourceExhausted, Unmappable
-from nnhal.base.memory import Memory, ordinary, seals
+from nnhal.base.errors import InvalidArgument, Unmappable
+from nnhal.base.memory import Memory, aligned, ordinary, seals
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service.quota import Share
 from nnhal.ipc.transport.channel import Descriptors
 
-MAX_POOLS = 16_384  # mapped at once for one connection
-MAX_POOL_BYTES = 1 << 40  # address space, not memory
 _IMPORTED = "hardware_buffer_blob", "hardware_buffer"  # whose descriptors drivers may want
 _Identity = tuple[int, int, int, int, bool]  # device and inode, offset, size, for reading only
 
 
 class ServicePools:
-    """The memories of one client that are in use, mapped once each. held: gives those of a `Hold`, by its number."""
+    """The memories of one client that are in use, mapped once each.
 
-    def __init__(self, held: Callable[[int], Sequence[Memory]], *, shared: bool) -> None:
-        self._held, self._shared = held, shared
+    held: gives those of a `wire.Hold`, by its number. share: the client's; a memory counts while it is mapped.
+    """
+
+    def __init__(self, held: Callable[[int], Sequence[Memory]], share: Share, *, shared: bool) -> None:
+        self._held, self._share, self._shared = held, share, shared
         self._mapped: weakref.WeakValueDictionary[_Identity, Memory] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def accept(self, pool: wire.Pool, fds: Descriptors, *, written: bool = True) -> Memory:
         """The memory that a message refers to. written: whether it is for writing, as far as the client lets it be.
 
-        InvalidArgument where its descriptor did not come along or may not be mapped, ResourceExhausted past the limits of a
-        connection.
+        InvalidArgument where its descriptor did not come along or may not be mapped, ResourceExhausted past the client's
+        limits.
         """
         if pool.held:
             memories = self._held(pool.held)
@@ -58,9 +61,6 @@ class ServicePools:
             os.close(fd)
 
     def _map(self, pool: wire.Pool, fd: int, mode: int, readonly: bool) -> Memory:
-        there = list(self._mapped.values())
-        if len(there) >= MAX_POOLS or sum(m.size for m in there) + pool.size > MAX_POOL_BYTES:
-            raise ResourceExhausted(f"pool: {len(there)} memories are in use, must be at most {MAX_POOLS}; let some go")
         sealed = seals(fd)
         if sealed is None:
             if not stat.S_ISREG(mode):
@@ -71,9 +71,12 @@ class ServicePools:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
         elif not ordinary(fd):
             raise InvalidArgument("pool: is of huge pages, of which there may be none left, must be of ordinary ones")
-        memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=pool.kind in _IMPORTED)
-        memory.kind = pool.kind
-        return memory
+        kept, pages = pool.kind in _IMPORTED, aligned(pool.size + pool.offset % mmap.PAGESIZE, mmap.PAGESIZE)
+        with self._share.take(memories=1, addresses=pages, descriptors=kept) as claim:
+            memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=kept)
+            memory.kind = pool.kind
+            weakref.finalize(memory, claim.passed().give).atexit = False
+            return memory
 
     def __len__(self) -> int:
         return len(self._mapped)

@@ -2,10 +2,11 @@
 
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.log import logger
+from nnhal.ipc.service.quota import Claim
 
 _log = logger("driver")
 
@@ -51,9 +52,13 @@ class Wanted:
 
 
 class Ends:
-    """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`."""
+    """Ends objects on a thread of its own, one after the other, so that nobody waits for a driver's `close`.
 
-    def __init__(self) -> None:
+    claim: what the thread counts for, until it has ended.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim.passed()
         self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -83,6 +88,7 @@ class Ends:
         with self._lock:
             self._finished = True
         if self._thread is None:
+            self._claim.give()
             return True
         self._queue.put(None)
         self._thread.join(seconds)
@@ -92,10 +98,69 @@ class Ends:
         while (end := self._queue.get()) is not None:
             _do(end)
             del end  # it holds the object
+        self._claim.give()
 
 
 def _do(end: Callable[[], object]) -> None:
     try:
         end()
     except BaseException:
-        _log.exception("an object of a client failed to end")
+        _log.exception("what was to be done for a client failed")
+
+
+class Workers:
+    """Threads for a connection's work in the background: one more where all are busy, as far as there is room.
+
+    room: takes what one counts for; ResourceExhausted where there is none.
+    """
+
+    def __init__(self, most: int, room: Callable[[], Claim]) -> None:
+        self._most, self._room = most, room
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._unfinished = 0
+        self._ended = False
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Have this done. ResourceExhausted where not even one thread is to be had, DeadObject after the end."""
+        with self._lock:
+            if self._ended:
+                raise DeadObject("connection: is ending")
+            if self._unfinished >= self._threads < self._most:
+                self._start()
+            self._unfinished += 1
+            self._queue.put(work)
+
+    def _start(self) -> None:
+        try:
+            claim = self._room()
+            try:
+                threading.Thread(target=self._work, args=(claim,), name="nnhal-background", daemon=True).start()
+            except RuntimeError as error:
+                claim.give()
+                raise ResourceExhausted(f"connection: no thread for work in the background: {error}") from None
+        except ResourceExhausted:
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
+
+    def _work(self, claim: Claim) -> None:
+        while (work := self._queue.get()) is not None:
+            _do(work)
+            del work
+            with self._lock:
+                self._unfinished -= 1
+        claim.give()
+
+    def end(self) -> None:
+        """Begin nothing more; what waits is dropped, and the threads end when they have done what they are at."""
+        with self._lock:
+            self._ended = True
+            try:
+                while True:
+                    self._queue.get_nowait()
+            except Empty:
+                pass
+            for _ in range(self._threads):
+                self._queue.put(None)

@@ -41,6 +41,7 @@ class Channel:
         self.socket, self.number = sock, number
         self.lane = _native.Lane(sock.fileno(), watch)
         self.lane.peer_cpus = peer_cpus
+        self.admit: Callable[[int], object] | None = None  # is told the length of a long message before it is read in
 
     @property
     def in_doubt(self) -> bool:
@@ -62,12 +63,12 @@ class Channel:
 
     def receive(self, timeout_ns: int = -1) -> Message:
         """The next message and the owner of its descriptors."""
-        return whole(self.lane.receive(timeout_ns))
+        return whole(self.lane.receive(timeout_ns), self.admit)
 
     def call(self, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Message:
         """Send and wait for the reply."""
         if len(data) <= INLINE:
-            return whole(self.lane.call(data, tuple(fds), timeout_ns))
+            return whole(self.lane.call(data, tuple(fds), timeout_ns), self.admit)
         self.ask(data, fds)
         return self.receive(timeout_ns)
 
@@ -98,11 +99,11 @@ def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence
         raise failure(status)
 
 
-def whole(got: Message | int) -> Message:
-    """A message as the native lane gave it, long ones read in; raises what a status stands for."""
+def whole(got: Message | int, admit: Callable[[int], object] | None = None) -> Message:
+    """A message as the native lane gave it, long ones read in; raises what a status stands for. admit: as of a channel."""
     if isinstance(got, int):
         raise failure(got)
-    return got if got[0][0] != MARK else (_unspill(*got), got[1])
+    return got if got[0][0] != MARK else (_unspill(*got, admit), got[1])
 
 
 def failure(status: int) -> NnhalError:
@@ -146,7 +147,7 @@ def _spill(data: bytes) -> int:
     return memory
 
 
-def _unspill(head: bytes, fds: Descriptors) -> bytes:
+def _unspill(head: bytes, fds: Descriptors, admit: Callable[[int], object] | None) -> bytes:
     """A message that came by a memfd. InvalidArgument where that is not sealed, or not as long as announced."""
     if len(head) != _SPILLED.size or not fds:
         raise InvalidArgument("long message: has no memory or length, must have both")
@@ -159,6 +160,8 @@ def _unspill(head: bytes, fds: Descriptors) -> bytes:
             raise InvalidArgument(
                 f"long message: {length} bytes are announced, must be its memory's size, at most 1 GiB"
             )
+        if admit is not None:
+            admit(length)
         return first_bytes(memory, length)
     finally:
         os.close(memory)

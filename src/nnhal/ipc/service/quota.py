@@ -1,0 +1,345 @@
+"""What the clients of a service may hold: one table, whose limits add up to what the process may have.
+
+A *resource* is the process's: descriptors, threads, mappings, addresses, memory. Three quarters of each are divided evenly
+among as many clients as may connect at once: a client's own, which nobody else can take. What is left is common, and who
+comes first has it. So all that clients can hold together is clients x own + common = total, and a client alone has much.
+A *thing* is what a client makes: a lane, a burst, a binding. There is a most of it for each client, and it costs resources,
+which are taken and given back with it, all or nothing.
+
+What is taken has an owner, a `Claim`, and goes back with it. A client whose connection has ended keeps its place until all
+that it had is given back: an object whose `close` hangs counts for as long as it does.
+
+Read before the process confines itself: nothing that imports numpy is imported here but where an error is about to be
+raised.
+"""
+
+import resource
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nnhal.ipc.protocol.wire import INLINE, MAX_DESCRIPTORS
+
+if TYPE_CHECKING:
+    from nnhal.base.errors import ResourceExhausted
+
+CLIENTS = 64  # at once, where the process may have enough for so many
+DESCRIPTORS = {True: 32_768, False: 8192}  # that a process asks for, by whether clients share it
+WORKERS = 8  # threads of one client for what it does in the background
+ENDS = {"threads": 1}  # that which ends a client's objects
+DECODED = (
+    40  # bytes of memory for a byte of a message, measured: 37 in the densest models, as structs, graphs and facts
+)
+_RESERVE = 128  # descriptors for the process itself, its driver, and who is turned away
+_ANSWER = 3  # descriptors that an answer takes for a moment: a memory, its copy, a long message
+_THREADS = 1024
+_ADDRESSES = 1 << 46  # of the 1 << 47 that a process has
+_MAP_COUNT = 65_530  # mappings of a process, where the kernel does not tell
+_STACK = 8 << 20  # bytes, where the system states none
+
+
+class Capacity(NamedTuple):
+    """What a process may have of each resource for its clients."""
+
+    descriptors: int
+    threads: int
+    mappings: int
+    addresses: int
+    memory: int
+
+    @classmethod
+    def of_process(cls, descriptors: int, memory: int) -> "Capacity":
+        """What is left for clients under the limits of this process.
+
+        descriptors, memory: what it will be allowed at most, where its own limits allow so much. Half of the memory is for
+        stacks, a quarter for what clients have the service hold, a quarter for the process and its driver.
+        """
+        descriptors = _under(resource.RLIMIT_NOFILE, descriptors, hard=True)
+        memory = min(_under(resource.RLIMIT_DATA, memory), _under(resource.RLIMIT_AS, memory))
+        stack = _under(resource.RLIMIT_STACK, 1 << 62)
+        stack = _STACK if stack == 1 << 62 else max(stack, 1 << 16)
+        return cls(
+            descriptors - min(_RESERVE, descriptors // 2),
+            min(_THREADS, memory // 2 // stack, _under(resource.RLIMIT_NPROC, 1 << 62) // 2),
+            _map_count() // 2,
+            min(_ADDRESSES, _under(resource.RLIMIT_AS, 1 << 62) // 2),
+            memory // 4,
+        )
+
+
+def _under(which: int, value: int, *, hard: bool = False) -> int:
+    limit = resource.getrlimit(which)[hard]
+    return value if limit == resource.RLIM_INFINITY else min(value, limit)
+
+
+def _map_count() -> int:
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
+    return _MAP_COUNT
+
+
+@dataclass(frozen=True)
+class Row:
+    """One resource or thing. most: that one client may hold. let_go: what it ends to have room again.
+
+    own: of a resource, what is kept for each client. common: what is for all. costs: what one unit takes besides, in all.
+    """
+
+    name: str
+    let_go: str
+    most: int
+    costs: Mapping[str, int]
+    own: int = 0
+    common: int = 0
+
+
+_LET_GO = {  # resources
+    "descriptors": "close lanes, fences and hardware buffers",
+    "threads": "close lanes and bursts, or wait for executions",
+    "mappings": "release bindings and models that use memories, or close bursts",
+    "addresses": "release bindings and models that use memories",
+    "memory": "close buffers, release models and bindings",
+}
+
+
+class _Thing(NamedTuple):
+    let_go: str
+    most: int
+    costs: Mapping[str, int]
+
+
+def _things(message: int, answer: int) -> dict[str, _Thing]:
+    """What clients make. message, answer: descriptors that each may have with it at any moment."""
+    lane = {"descriptors": 1 + message + answer, "memory": DECODED * INLINE}
+    connection = {"descriptors": lane["descriptors"] + 4, "threads": 2, "memory": lane["memory"]}
+    return {
+        "connections": _Thing("close some of this process", CLIENTS // 2, connection),
+        "lanes": _Thing("hang some up", 64, {"threads": 1, **lane}),
+        "background": _Thing("wait for notifications", 256, {"memory": 4096}),
+        "prepared": _Thing("release some", 1024, {"memory": 16 << 10}),
+        "bindings": _Thing("release some", 8192, {"memory": 2048}),
+        "bursts": _Thing("close some", 64, {"threads": 1, "mappings": 1, "descriptors": answer}),
+        "fenced": _Thing("wait for some to end", 64, {"threads": 1, "descriptors": 4}),
+        "fences": _Thing("wait for executions that wait for them", 256, {"descriptors": 1}),
+        "buffers": _Thing("close some", 1024, {"memory": 1024}),
+        "memories": _Thing("release what uses them", 8192, {"mappings": 1, "memory": 2048}),
+        "objects": _Thing("release some", 16_384, {"memory": 1024}),
+    }
+
+
+_THREAD = {"mappings": 4}  # stack, guard, two of an arena of the allocator
+_LANES = 2  # that a client's own must be enough for, with one worker
+
+
+class QuotaTable:
+    """What each client may hold. rows: by name. clients: how many may connect at once, `connections` of one process.
+
+    worker: what a thread for the background counts for.
+    """
+
+    def __init__(self, capacity: Capacity, *, shared: bool) -> None:
+        """As many clients as the capacity is enough for; one where the process is not shared."""
+        self.capacity = capacity
+        self.clients = CLIENTS if shared else 1
+        while not self._divide() and self.clients > 1:
+            self.clients -= 1
+        self._check()
+
+    def _divide(self) -> bool:
+        """Make the rows; whether what each client has of its own is enough for the least that one needs.
+
+        What messages have for a moment counts only where it might be another client that lacks it.
+        """
+        message, answer = (MAX_DESCRIPTORS, _ANSWER) if self.clients > 1 else (0, 0)
+        things = _things(message, answer)
+        self.worker = {"threads": 1, "descriptors": answer}
+        costs = {name: _whole(thing.costs) for name, thing in things.items()}
+        connection = [costs["connections"], *[costs["lanes"]] * _LANES, _whole(self.worker), _whole(ENDS)]
+        least = {name: sum(part.get(name, 0) for part in connection) for name in self.capacity._fields}
+        self.rows: dict[str, Row] = {}
+        enough, room = True, {}
+        if self.clients == 1:  # there are no others: below the least it is the kernel that refuses
+            self.capacity = Capacity(*map(max, self.capacity, least.values()))
+        for name, total in self.capacity._asdict().items():
+            own = total if self.clients == 1 else total * 3 // 4 // self.clients
+            common = total - self.clients * own
+            enough &= own >= least[name]
+            room[name] = own + common - least[name]
+            extra = _THREAD if name == "threads" else {}
+            self.rows[name] = Row(name, _LET_GO[name], own + common, extra, own, common)
+        for name, thing in things.items():
+            most = min(thing.most, *(room[r] // cost for r, cost in costs[name].items() if cost))
+            if name == "lanes":
+                most = min(thing.most, most + _LANES)
+            if name == "connections":
+                most = (self.clients + 1) // 2
+            self.rows[name] = Row(name, thing.let_go, max(1, most), costs[name])
+        return enough
+
+    def _check(self) -> None:
+        """ValueError where the limits do not add up to what there is."""
+        for name, total in self.capacity._asdict().items():
+            row = self.rows[name]
+            if row.own < 0 or self.clients * row.own + row.common > total or row.most > total:
+                raise ValueError(f"quotas: {self.clients} clients may have {name} of {row}, must add up to {total}")
+
+    def cost(self, units: Mapping[str, int]) -> dict[str, int]:
+        """What is taken of each row by units of some."""
+        whole: dict[str, int] = {}
+        for name, count in units.items():
+            if count:
+                whole[name] = whole.get(name, 0) + count
+                for other, cost in self.rows[name].costs.items():
+                    whole[other] = whole.get(other, 0) + count * cost
+        return whole
+
+
+def _whole(costs: Mapping[str, int]) -> dict[str, int]:
+    """Costs with those of the threads."""
+    whole = dict(costs)
+    for name, cost in _THREAD.items():
+        if "threads" in costs:
+            whole[name] = whole.get(name, 0) + costs["threads"] * cost
+    return whole
+
+
+class Quotas:
+    """What all clients of one service hold."""
+
+    def __init__(self, table: QuotaTable) -> None:
+        self.table = table
+        self._shares: list[Share] = []
+        self._common = dict.fromkeys(table.capacity._fields, 0)
+        self._lock = threading.Lock()
+        # What went back and is not counted yet: finalizers may come at any time, also under the lock.
+        self._given: deque[tuple[Share, Mapping[str, int]]] = deque()
+
+    def connect(self, pid: int) -> "Share":
+        """The share of a process that connects; ResourceExhausted where there is no place for another."""
+        with self._lock:
+            self._settle()
+            there = len(self._shares)
+            if there >= self.table.clients:
+                raise _exhausted(f"service: has {there} clients, must be at most {self.table.clients}; end some")
+            row, of_process = self.table.rows["connections"], sum(share.pid == pid for share in self._shares)
+            if of_process >= row.most:
+                raise _exhausted(
+                    f"connections: process {pid} has {of_process}, must be at most {row.most}; {row.let_go}"
+                )
+            share = Share(self, pid)
+            self._shares.append(share)
+        try:
+            share.base = share.take(connections=1)
+        except BaseException:
+            share.end()
+            raise
+        return share
+
+    def usage(self) -> list[tuple[int, dict[str, int]]]:
+        """The process of each client, and what it has of each row."""
+        with self._lock:
+            self._settle()
+            return [(share.pid, dict(share.used)) for share in self._shares]
+
+    def take(self, share: "Share", wanted: Mapping[str, int]) -> None:
+        """Count what a client wants, all or nothing; ResourceExhausted says of what it has too much."""
+        with self._lock:
+            self._settle()
+            borrowed = {}
+            for name, amount in wanted.items():
+                row, used = self.table.rows[name], share.used[name]
+                if used + amount > row.most:
+                    raise _refusal(row, used, amount, f"must be at most {row.most}")
+                if name in self._common:
+                    borrowed[name] = max(0, used + amount - row.own) - max(0, used - row.own)
+                    left = row.common - self._common[name]
+                    if borrowed[name] > left:
+                        limit = (
+                            f"must be at most its own {row.own} and what is left of {row.common} in common, now {left}"
+                        )
+                        raise _refusal(row, used, amount, limit)
+            for name, amount in wanted.items():
+                share.used[name] += amount
+            for name, amount in borrowed.items():
+                self._common[name] += amount
+
+    def give(self, share: "Share", units: Mapping[str, int]) -> None:
+        """Take note of what goes back; never waits."""
+        self._given.append((share, units))
+
+    def _settle(self) -> None:
+        """Count what went back; under the lock."""
+        while self._given:
+            share, units = self._given.popleft()
+            for name, amount in units.items():
+                used = share.used[name]
+                share.used[name] = used - amount
+                if name in self._common:
+                    own = self.table.rows[name].own
+                    self._common[name] -= max(0, used - own) - max(0, used - amount - own)
+        self._shares = [share for share in self._shares if not share.ended or any(share.used.values())]
+
+
+class Share:
+    """What one client holds."""
+
+    def __init__(self, quotas: Quotas, pid: int) -> None:
+        self.quotas, self.pid = quotas, pid
+        self.used = dict.fromkeys(quotas.table.rows, 0)
+        self.base: Claim | None = None  # of the connection itself
+        self.ended = False
+
+    def take(self, **units: int) -> "Claim":
+        """Units of some rows, by name, with what they cost; ResourceExhausted where there is no room."""
+        wanted = self.quotas.table.cost(units)
+        self.quotas.take(self, wanted)
+        return Claim(self, wanted)
+
+    def end(self) -> None:
+        """The connection has ended; the client's place is free once all else is given back too."""
+        self.ended = True
+        if self.base is not None:
+            self.base.give()
+
+
+class Claim:
+    """What was taken at once, as its owner has it: given back once, at the end of a `with`, by `give`, or with its owner."""
+
+    __slots__ = ("_share", "_units")
+
+    def __init__(self, share: Share, units: Mapping[str, int]) -> None:
+        self._share, self._units = share, [units]  # a list, for taking out is one step
+
+    def give(self) -> None:
+        """Give it back; nothing happens where that was done, or where another has it."""
+        with suppress(IndexError):
+            self._share.quotas.give(self._share, self._units.pop())
+
+    def passed(self) -> "Claim":
+        """The same for another owner; this one has nothing any more."""
+        return Claim(self._share, self._units.pop())
+
+    def __enter__(self) -> "Claim":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_units"):
+            self.give()
+
+
+def _refusal(row: Row, used: int, amount: int, limit: str) -> "ResourceExhausted":
+    wants = f" and wants {amount} more" if amount > 1 else ""
+    return _exhausted(f"{row.name}: this client has {used}{wants}, {limit}; {row.let_go}")
+
+
+def _exhausted(text: str) -> "ResourceExhausted":
+    from nnhal.base.errors import ResourceExhausted
+
+    return ResourceExhausted(text)
