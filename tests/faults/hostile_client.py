@@ -75,6 +75,7 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.GetType(), ()),
     (wire.GetSupportedExtensions(), ()),
     (wire.GetRelaxations(), ()),
+    (wire.GetUsage(), ()),
     (wire.GetSupportedOperations(V1_3, _MODEL), ("a memory",)),
     (wire.PrepareModel(NEW, V1_3, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
     (
@@ -124,6 +125,7 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.GetType: wire.Word,
     wire.GetSupportedExtensions: wire.Names,
     wire.GetRelaxations: wire.Names,
+    wire.GetUsage: wire.Usage,
     wire.GetSupportedOperations: wire.Verdicts,
     wire.PrepareModel: wire.Acknowledged,
     wire.Bind: wire.Acknowledged,

@@ -29,6 +29,7 @@ from nnhal.ipc.transport.packets import pack, unpack
 from tests.faults import broken
 from tests.faults.hostile_client import DESCRIPTORS, SLOWLY_CLOSED, TWICE, memfd
 from tests.ipc.golden import CALLBACKS, REPLIES
+from tests.ipc.support import a_table
 
 NEVER = "never"
 CALL = 77  # in the place of the number that a notification is about
@@ -48,6 +49,11 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     "GetType": (wire.GetType, wire.Word(1), True),
     "GetSupportedExtensions": (wire.GetSupportedExtensions, wire.Names(("a",)), True),
     "GetRelaxations": (wire.GetRelaxations, wire.Names(("a",)), True),
+    "GetUsage": (
+        wire.GetUsage,
+        wire.Usage(64, (wire.Quota("lanes", 3), wire.Quota("memory", 4096, 2, 1)), (wire.Usages(300, (1, 5)),)),
+        True,
+    ),
     "GetSupportedOperations": (wire.GetSupportedOperations, wire.Verdicts(((True, ""),)), True),
     "Hold": (wire.Hold, wire.Acknowledged(), False),
     "PrepareModel": (wire.PrepareModel, wire.Acknowledged(), True),
@@ -135,7 +141,8 @@ def fields() -> Iterator[Case]:
                 wrong=not (fits or executes),
             )
         for b in broken.breakages(right):
-            wrong = b.wrong or (callback and b.path == (1,))  # a notification of nothing that was asked for
+            # another version, or a notification of nothing that was asked for
+            wrong = b.wrong or (b.path == (1,) and (callback or isinstance(right, wire.Welcome)))
             yield Case(f"{answer}: {b.what}", answer, broken.put(whole, b.path, b.value), wrong=wrong, field=True)
         yield Case(f"{answer}: of an unknown kind", answer, [99], wrong=True)
         yield Case(f"{answer}: no list", answer, {"t": 0}, wrong=True)
@@ -454,7 +461,7 @@ def serve(case: Case, sock: socket.socket, struck: int) -> None:
     connection.Connection = Connection  # type: ignore[misc]
     names = {name: getattr(_native, name) for name in dir(_native)}
     burst._native = SimpleNamespace(**{**names, "Queues": Queues})  # type: ignore[assignment]
-    connection.serve_one(Reference(), sock, {})
+    connection.serve_one(Reference(), sock, {}, a_table())
 
 
 def main() -> None:

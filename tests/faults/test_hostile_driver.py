@@ -81,6 +81,11 @@ def asks(device: RemoteDevice, control: Control) -> bool:
     return len(verdicts_by(device, doubling(64))) == 1 and executes(device, control)
 
 
+def sees_usage(device: RemoteDevice, control: Control) -> bool:
+    device.session.call(wire.GetUsage(), wire.Usage, deadline=control.deadline)
+    return executes(device, control)
+
+
 def measures(device: RemoteDevice, control: Control) -> bool:
     return right(prepared(device, control), Control(measure=True))
 
@@ -188,6 +193,7 @@ def copies(device: RemoteDevice, control: Control) -> bool:
 OPERATIONS: dict[str, Operation] = {
     "Hold": holds,
     "GetStatus": asks,
+    "GetUsage": sees_usage,
     "GetSupportedOperations": asks,
     "ExecuteSynchronously measured": measures,
     "ExecuteSynchronously provided": provided(64),
