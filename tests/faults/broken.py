@@ -12,7 +12,9 @@ from nnhal.ipc.protocol import wire
 Path = tuple[int, ...]
 LONG = 1 << 16  # a list or text is made longer than its limit where that is no higher
 
-# What kind of object a field names, "" where any may be. A field of 64 bits that is not here is an amount.
+NEW = "new"
+# What kind of object a field names, "" where any may be, NEW where its sender picks it. A field of 64 bits that is not here
+# is an amount.
 NUMBERS: dict[str, str] = {
     "prepared": "model",
     "binding": "binding",
@@ -21,8 +23,7 @@ NUMBERS: dict[str, str] = {
     "held": "held",
     "objects": "",
     "roles": "model",
-    "call": "",
-    "object": "",
+    "object": NEW,
 }
 AMOUNTS = {"cpus", "size", "offset", "length", "location", "deadline", "loop_timeout", "after"}
 AMOUNTS |= {"on_device", "in_driver", "value"}
@@ -45,7 +46,7 @@ class Breakage:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A field that holds the number of an object. of: what kind of object, "" where any may be named."""
+    """A field that holds the number of an object. of: what kind of object, as in `NUMBERS`."""
 
     what: str
     path: Path
@@ -85,7 +86,7 @@ def numbers(message: Any) -> Iterator[Numbered]:
                 raise LookupError(
                     f"{type(message).__name__}.{name}: is it a number of an object or an amount? Say so here"
                 )
-            if name in NUMBERS and name != "call":  # which its sender picks
+            if name in NUMBERS:
                 yield Numbered(f"{type(message).__name__}{what}", path, NUMBERS[name])
 
 

@@ -11,7 +11,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -33,8 +33,10 @@ ROOM = 4096
 F_ADD_SEALS, SEAL_SHRINK = 1033, 2
 TWICE = (X + X).tobytes()
 OBJECTS = {
-    name: 7_000_000_000 + n for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution"))
+    name: 7_000_000_000 + n
+    for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution", "lane"))
 }
+NEW = 6_000_000_000  # in the place of a number that was not used before
 NEVER = 10**15  # a number that nobody was given
 KINDS: tuple[type[wire.ClientCall], ...] = get_args(wire.ClientCalls)
 
@@ -63,19 +65,22 @@ _MODEL = _model()
 # Calls that are right, as (call, what goes along); numbers of objects are put in when there are any.
 GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.Hello(wire.VERSION, 3), ()),
-    (wire.AttachLane(False), ("a lane",)),
+    (wire.AttachLane(NEW, False), ("a lane",)),
     (wire.Release((NEVER,)), ()),
-    (wire.Hold((pool(),)), ("a memory",)),
+    (wire.Cancel((NEVER,)), ()),
+    (wire.Hold(NEW, (pool(),)), ("a memory",)),
     (wire.GetCapabilities(V1_3), ()),
     (wire.GetStatus(), ()),
     (wire.GetVersionString(), ()),
     (wire.GetType(), ()),
     (wire.GetSupportedExtensions(), ()),
     (wire.GetRelaxations(), ()),
+    (wire.GetUsage(), ()),
     (wire.GetSupportedOperations(V1_3, _MODEL), ("a memory",)),
-    (wire.PrepareModel(V1_3, 77, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
+    (wire.PrepareModel(NEW, V1_3, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
     (
         wire.Bind(
+            NEW,
             OBJECTS["model"],
             wire.WireRequest(
                 (msgspec.structs.replace(_AT, pool=1),),
@@ -87,6 +92,7 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     ),
     (
         wire.Bind(
+            NEW,
             OBJECTS["model"],
             wire.WireRequest(
                 (_AT,),
@@ -96,12 +102,12 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
         ),
         ("a memory",),
     ),
-    (wire.Execute(V1_3, 78, OBJECTS["binding"]), ()),
+    (wire.Execute(NEW, V1_3, OBJECTS["binding"]), ()),
     (wire.ExecuteSynchronously(V1_3, OBJECTS["binding"]), ()),
-    (wire.ExecuteFenced(OBJECTS["binding"], 1), ("a fence",)),
+    (wire.ExecuteFenced(NEW, OBJECTS["binding"], 1), ("a fence",)),
     (wire.GetExecutionInfo(OBJECTS["execution"]), ()),
-    (wire.ConfigureExecutionBurst(OBJECTS["model"]), ("queues",)),
-    (wire.Allocate((64,), ((OBJECTS["model"], 0, False, 1.0),)), ()),
+    (wire.ConfigureExecutionBurst(NEW, OBJECTS["model"]), ("queues",)),
+    (wire.Allocate(NEW, (64,), ((OBJECTS["model"], 0, False, 1.0),)), ()),
     (wire.CopyTo(OBJECTS["buffer"], pool(256)), ("a memory",)),
     (wire.CopyFrom(OBJECTS["buffer"], pool(256), (64,)), ("a memory",)),
     (wire.GetShape(OBJECTS["buffer"]), ()),
@@ -111,22 +117,24 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.Hello: wire.Welcome,
     wire.AttachLane: wire.Acknowledged,
     wire.Release: wire.Acknowledged,
-    wire.Hold: wire.Object,
+    wire.Cancel: wire.Acknowledged,
+    wire.Hold: wire.Acknowledged,
     wire.GetCapabilities: wire.Stated,
     wire.GetStatus: wire.Word,
     wire.GetVersionString: wire.Word,
     wire.GetType: wire.Word,
     wire.GetSupportedExtensions: wire.Names,
     wire.GetRelaxations: wire.Names,
+    wire.GetUsage: wire.Usage,
     wire.GetSupportedOperations: wire.Verdicts,
     wire.PrepareModel: wire.Acknowledged,
-    wire.Bind: wire.Object,
+    wire.Bind: wire.Acknowledged,
     wire.Execute: wire.Acknowledged,
     wire.ExecuteSynchronously: wire.Acknowledged,
-    wire.ExecuteFenced: wire.Launched,
+    wire.ExecuteFenced: wire.Acknowledged,
     wire.GetExecutionInfo: wire.Info,
-    wire.ConfigureExecutionBurst: wire.Object,
-    wire.Allocate: wire.Object,
+    wire.ConfigureExecutionBurst: wire.Acknowledged,
+    wire.Allocate: wire.Acknowledged,
     wire.CopyTo: wire.Shape,
     wire.CopyFrom: wire.Acknowledged,
     wire.GetShape: wire.Shape,
@@ -272,7 +280,7 @@ FITS: dict[str, set[str]] = {  # what may stand for what, as far as the receiver
 class Case:
     """One hostile call. data: with `OBJECTS` and `FOREIGN` for numbers. wanted: "refused", "right" or "either".
 
-    words: what the error must hold.
+    words: what the error must hold. deep: what is broken lies within a field of the message.
     """
 
     name: str
@@ -281,10 +289,24 @@ class Case:
     along: tuple[str, ...]
     wanted: str
     words: tuple[str, ...] = ()
+    deep: bool = False
 
 
 FOREIGN = {name: 8_000_000_000 + n for n, name in enumerate(OBJECTS)}
 RELEASED = 9_000_000_000
+
+
+OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
+OF_OBJECTS = wire.Hold, wire.PrepareModel, wire.Bind, wire.ExecuteFenced, wire.ConfigureExecutionBurst, wire.Allocate
+
+
+def _refused(call: wire.ClientCall, number: int) -> tuple[str, ...]:
+    """What is said to a call that would make something under a number of this connection's; nothing where it is free."""
+    if isinstance(call, OF_WHAT_GOES_ON) and number == OBJECTS["lane"]:
+        return ("is the number of what goes on already, must be a new one",)
+    if isinstance(call, OF_OBJECTS) and number != OBJECTS["lane"] and number in OBJECTS.values():
+        return ("is held already, must be a new number",)
+    return ()
 
 
 def table(cases: Iterable[Case]) -> list[Case]:
@@ -298,19 +320,19 @@ def fields() -> Iterator[Case]:
         whole, name = broken.plain(call), type(call).__name__
         for b in broken.breakages(call):
             words = ("message: ", b.where.removesuffix("`")) if b.wrong else ()
-            yield Case(
-                b.what, call, broken.put(whole, b.path, b.value), along, "refused" if b.wrong else "either", words
-            )
+            raw, wanted = broken.put(whole, b.path, b.value), "refused" if b.wrong else "either"
+            yield Case(b.what, call, raw, along, wanted, words, len(b.path) > 2)
         for n in broken.numbers(call):
             others = {f"a {kind}": number for kind, number in OBJECTS.items() if kind != n.of}
             others |= {f"another's {kind}": number for kind, number in FOREIGN.items()}
-            others |= {"a released one": RELEASED, "one never given": NEVER, "the last there is": 2**64 - 1}
+            others |= {"a released one": RELEASED, "one never given": NEVER, "2**63": 2**63, "the last": 2**64 - 1}
+            others |= {"0": 0} if n.of != "held" else {}  # there it says that the memory comes along
             for what, number in others.items():
-                refused = bool(n.of)  # else whoever is named need not be there
+                words = _refused(call, number) if n.of == broken.NEW else ("not held",) if n.of else ()
                 raw = broken.put(whole, n.path, number)
-                yield Case(
-                    f"{n.what} = {what}", call, raw, along, "refused" if refused else "either", ("not held",) * refused
-                )
+                # whoever is named need not be there
+                wanted = "refused" if words else "right" if n.of == broken.NEW else "either"
+                yield Case(f"{n.what} = {what}", call, raw, along, wanted, words)
         yield Case(f"{name} of an unknown kind", call, [99, *whole[1:]], along, "refused", ("message: ",))
         yield Case(f"{name} with a field of later times", call, [*whole, "later"], along, "right")
 
@@ -376,22 +398,21 @@ class World:
     def __init__(self, name: str, first: int = 0) -> None:
         client = self.client = Hostile(name)
         try:
-            for _ in range(first):
-                client.call(wire.Hold(()))
+            client.made += first
             self.lane = client.lane()
+            lane = client.made
             self.memory = memfd()
             model = client.prepare()
-            binding = self._bound(model)
-            released = self._bound(model)
+            binding, released = self._bound(model), self._bound(model)
             client.call(wire.Release((released,)))
-            held = client.call(wire.Hold((pool(),)), (self.memory,)).object
-            buffer = client.call(wire.Allocate((), ((model, 0, False, 1.0),))).object
+            held = self.make(wire.Hold, (pool(),), fds=(self.memory,))
+            buffer = self.make(wire.Allocate, (), ((model, 0, False, 1.0),))
             assert isinstance(client.call(wire.CopyFrom(buffer, pool(256), (64,)), (self.memory,)), wire.Acknowledged)
             queues = _native.create_queues(16, 16)
-            burst = client.call(wire.ConfigureExecutionBurst(model), (queues,)).object
+            burst = self.make(wire.ConfigureExecutionBurst, model, fds=(queues,))
             os.close(queues)
-            execution = client.call(wire.ExecuteFenced(binding, 0)).execution
-            self.objects = dict(zip(OBJECTS, (model, binding, held, burst, buffer, execution), strict=True))
+            execution = self.make(wire.ExecuteFenced, binding, 0)
+            self.objects = dict(zip(OBJECTS, (model, binding, held, burst, buffer, execution, lane), strict=True))
             self.numbers = {OBJECTS[what]: number for what, number in self.objects.items()} | {RELEASED: released}
             assert isinstance(self.info(execution), wire.Info)
         except BaseException:
@@ -400,18 +421,24 @@ class World:
 
     def slow(self) -> int:
         """A binding whose executions take their time."""
-        model = self.client.prepare(sleep=SLOW)
-        return self._bound(model)
+        return self._bound(self.client.prepare(sleep=SLOW))
 
     def _bound(self, model: int) -> int:
         request = wire.WireRequest((_AT,), (_INTO,), (wire.MemoryPool(pool()),))
-        reply = self.client.call(wire.Bind(model, request), (self.memory,))
-        assert isinstance(reply, wire.Object), reply
-        return reply.object
+        return self.make(wire.Bind, model, request, fds=(self.memory,))
+
+    def make(self, kind: type[wire.MakingCall], *fields: Any, fds: Sequence[int] = ()) -> int:
+        """The number of what a call has made."""
+        reply = self.client.make(kind, *fields, fds=fds)
+        assert isinstance(reply, wire.Acknowledged), reply
+        return self.client.made
 
     def data(self, raw: Any, foreign: "dict[int, int] | None" = None) -> bytes:
-        """A message of the table's, with the numbers of this connection's objects."""
-        return msgspec.msgpack.encode(broken.replaced(raw, self.numbers | (foreign or {})))
+        """A message of the table's, with the numbers of this connection's objects, and a new one for what it makes."""
+        self.client.made += 1
+        message = broken.replaced(raw, self.numbers | (foreign or {}) | {NEW: self.client.made})
+        self.made = message[1] if len(message) > 1 else 0  # under which number, where it makes something
+        return msgspec.msgpack.encode(message)
 
     def info(self, execution: int) -> Any:
         """What became of a fenced execution, once it has ended."""
@@ -433,33 +460,37 @@ class World:
         assert asked(self.lane, wire.encode(wire.GetShape(self.objects["buffer"]))) == wire.Shape((64,))
         assert isinstance(asked(self.lane, wire.encode(wire.GetExecutionInfo(self.objects["execution"]))), wire.Info)
 
-    def follow(self, call: wire.ClientCall, raw: Any, reply: Any, sent: list[int], *, right: bool) -> None:
+    def follow(self, call: wire.ClientCall, reply: Any, sent: list[int], *, right: bool) -> None:
         """See what comes after a call that was taken: exactly what it asked for. right: nothing of it was broken."""
         kind, after = type(call), reply
         if kind in (wire.PrepareModel, wire.Execute):
-            assert self.client.callbacks is not None
-            note = wire.decode_callback(self.client.callbacks.receive(int(LIMIT * 1e9))[0])
-            assert isinstance(note, wire.NotifyPrepared if kind is wire.PrepareModel else wire.NotifyExecuted), note
-            assert note.call == raw[1 + kind.__struct_fields__.index("call")], note
-            after = note.result
-        elif isinstance(reply, wire.Launched):
-            after = self.info(reply.execution)
+            after = self.notification(wire.NotifyPrepared if kind is wire.PrepareModel else wire.NotifyExecuted)
+        elif kind is wire.ExecuteFenced:
+            after = self.info(self.made)
         if isinstance(after, wire.Failed):
-            dead = isinstance(reply, wire.Launched) and after.kind == "DeadObject"  # who was to signal its fence went
+            dead = kind is wire.ExecuteFenced and after.kind == "DeadObject"  # who was to signal its fence went
             assert not right and (after.kind in NAMED or dead), after
         if not right:
             return
         if kind is wire.Bind:
-            done = self.client.call(wire.ExecuteSynchronously(V1_3, reply.object))
+            done = self.client.call(wire.ExecuteSynchronously(V1_3, self.made))
             assert isinstance(done, wire.Acknowledged), done
             assert os.pread(sent[0], 256, 256) == TWICE
         elif kind in (wire.Execute, wire.ExecuteSynchronously, wire.ExecuteFenced):
             assert os.pread(self.memory, 256, 256) == TWICE
         elif kind is wire.PrepareModel:
-            assert isinstance(after, wire.Object), after
-            assert self._bound(after.object)
+            assert isinstance(after, wire.Acknowledged), after
+            assert self._bound(self.made)
+        elif kind is wire.Allocate:
+            assert self.client.call(wire.GetShape(self.made)) == wire.Shape(None)
         elif kind in (wire.CopyTo, wire.CopyFrom):
             assert os.pread(sent[0], 256, 0) == X.tobytes()
+
+    def notification(self, kind: type[wire.NotifyPrepared] | type[wire.NotifyExecuted]) -> Any:
+        """What the next notification says, which must be about what was made last."""
+        note = self.client.notification()
+        assert isinstance(note, kind) and note.object == self.made, note
+        return note.result
 
     def close(self) -> None:
         """Go away without a word."""
@@ -529,7 +560,7 @@ class Moment:
     def done(self, world: World, reply: Any, sent: list[int]) -> None:
         """The answer is right, and so is what follows."""
         if self.fits(reply):
-            world.follow(self.call, self.raw, reply, sent, right=True)
+            world.follow(self.call, reply, sent, right=True)
 
 
 def on_a_call_lane(m: Moment) -> None:
@@ -639,15 +670,45 @@ def as_its_objects_go(m: Moment) -> None:
 
 
 def twice(m: Moment) -> None:
-    """The same call with the same number again, before the first was answered: each has its answer."""
+    """The same call with the same numbers again, before the first was answered: each has its answer."""
     with m.world() as (world, data, sent):
         for _ in range(2):
             say(world.lane, 7, data, sent)
-        for _ in range(2):
+        for first in (True, False):
             number, reply = hear(world.lane)
             assert number == 7
-            m.fits(reply)
+            if first or not isinstance(m.call, wire.MakingCall):
+                m.fits(reply)
+            elif not isinstance(m.call, wire.Execute) or reply != wire.Acknowledged():  # the first may have ended
+                judge(m.call, reply, "refused", ("already", "must be a new"))
         assert asked(world.lane, QUERY) == wire.Word("1")
+
+
+def as_its_number_is_released(m: Moment) -> None:
+    """Whichever is first: the answer is right, and the number is free again once what went on under it has ended."""
+    with m.world() as (world, data, sent):
+        number = world.made if isinstance(m.call, wire.MakingCall) else NEVER
+        say(world.lane, 1, data, sent)
+        say(world.client.channel, 1, wire.encode(wire.Release((number,))))
+        _, reply = hear(world.lane)
+        assert m.fits(reply) or isinstance(m.call, wire.Hello)
+        assert hear(world.client.channel) == (1, wire.Acknowledged())
+        if isinstance(m.call, wire.PrepareModel):
+            result = world.notification(wire.NotifyPrepared)
+            assert result == wire.Acknowledged() or result.kind in ("Cancelled", "Closed"), result
+        elif isinstance(m.call, wire.Execute):
+            assert isinstance(world.notification(wire.NotifyExecuted), wire.Executed)
+
+        def again() -> bool:
+            asked(world.client.channel, wire.encode(wire.Release((number,))))
+            with m.sent() as fresh:
+                reply = asked(world.lane, data, fresh)
+            return reply == wire.Acknowledged() or judge(m.call, reply, "refused", ("goes on already",))
+
+        if isinstance(m.call, wire.AttachLane):  # it goes on
+            assert not again()
+        elif isinstance(m.call, wire.MakingCall):
+            wait_until(again, "the end of what went on")
 
 
 def in_parts(m: Moment) -> None:
@@ -700,7 +761,7 @@ def as_the_lane_ends(m: Moment) -> None:
     with m.world() as (world, data, sent):
         say(world.lane, 1, data, sent)
         world.lane.close()
-        m.fits(asked(world.client.channel, data, sent))
+        m.fits(asked(world.client.channel, world.data(m.raw), sent))
 
 
 def as_the_connection_ends(m: Moment) -> None:
@@ -738,6 +799,7 @@ MOMENTS: dict[str, Callable[[Moment], None]] = {
         behind_an_execution,
         beside_an_execution,
         as_its_objects_go,
+        as_its_number_is_released,
         twice,
         in_parts,
         with_a_part_of_its_number,

@@ -29,9 +29,11 @@ from nnhal.ipc.transport.packets import pack, unpack
 from tests.faults import broken
 from tests.faults.hostile_client import DESCRIPTORS, SLOWLY_CLOSED, TWICE, memfd
 from tests.ipc.golden import CALLBACKS, REPLIES
+from tests.ipc.support import a_table
 
 NEVER = "never"
-CALL = 77  # in the place of the number that a notification answers
+CALL = 77  # in the place of the number that a notification is about
+FOR_CALLS = "AttachLane for calls"
 
 # What is broken: the call that it answers, the right reply or notification, whether a deadline ends a wait for it.
 # "PACKET" is the answer over the queues of a burst; the operation that leads to it is `OPERATIONS` of the test.
@@ -47,11 +49,16 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     "GetType": (wire.GetType, wire.Word(1), True),
     "GetSupportedExtensions": (wire.GetSupportedExtensions, wire.Names(("a",)), True),
     "GetRelaxations": (wire.GetRelaxations, wire.Names(("a",)), True),
+    "GetUsage": (
+        wire.GetUsage,
+        wire.Usage(64, (wire.Quota("lanes", 3), wire.Quota("memory", 4096, 2, 1)), (wire.Usages(300, (1, 5)),)),
+        True,
+    ),
     "GetSupportedOperations": (wire.GetSupportedOperations, wire.Verdicts(((True, ""),)), True),
-    "Hold": (wire.Hold, wire.Object(1), False),
+    "Hold": (wire.Hold, wire.Acknowledged(), False),
     "PrepareModel": (wire.PrepareModel, wire.Acknowledged(), True),
-    "NotifyPrepared": (wire.NotifyPrepared, wire.NotifyPrepared(CALL, wire.Object(2)), True),
-    "Bind": (wire.Bind, wire.Object(2), True),
+    "NotifyPrepared": (wire.NotifyPrepared, wire.NotifyPrepared(CALL, wire.Acknowledged()), True),
+    "Bind": (wire.Bind, wire.Acknowledged(), True),
     "ExecuteSynchronously": (wire.ExecuteSynchronously, wire.Acknowledged(), True),
     "ExecuteSynchronously measured": (
         wire.ExecuteSynchronously,
@@ -70,18 +77,25 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     ),
     "Execute": (wire.Execute, wire.Acknowledged(), True),
     "NotifyExecuted": (wire.NotifyExecuted, wire.NotifyExecuted(CALL, wire.Executed(((64,),), (True,))), True),
-    "ExecuteFenced": (wire.ExecuteFenced, wire.Launched(3), True),
-    "GetExecutionInfo": (wire.GetExecutionInfo, wire.Info(wire.WireTiming(5, 7), wire.WireTiming(5, 7)), False),
-    "ConfigureExecutionBurst": (wire.ConfigureExecutionBurst, wire.Object(4), False),
+    "ExecuteFenced": (wire.ExecuteFenced, wire.Acknowledged(), True),
+    "GetExecutionInfo": (
+        wire.GetExecutionInfo,
+        wire.Info(wire.WireTiming(5, 7), wire.WireTiming(5, 7), ((64,),)),
+        False,
+    ),
+    "ConfigureExecutionBurst": (wire.ConfigureExecutionBurst, wire.Acknowledged(), False),
     "PACKET": (type(None), wire.Acknowledged(), False),
     "PACKET measured": (type(None), wire.Executed(((64,),), (True,), wire.WireTiming(5, 7)), False),
-    "Allocate": (wire.Allocate, wire.Object(5), False),
+    "Allocate": (wire.Allocate, wire.Acknowledged(), False),
     "CopyTo": (wire.CopyTo, wire.Shape((64,)), False),
     "CopyFrom": (wire.CopyFrom, wire.Acknowledged(), False),
     "GetShape": (wire.GetShape, wire.Shape((64,)), False),
     "AttachLane": (wire.AttachLane, None, False),  # which nobody waits to have answered
+    FOR_CALLS: (wire.AttachLane, None, False),
     "Release": (wire.Release, None, False),
+    "Cancel": (wire.Cancel, None, False),
 }
+ONE_WAY = wire.AttachLane, wire.Release, wire.Cancel
 CARRIES = {
     "ExecuteSynchronously provided by memory": "a memory",
     "ExecuteFenced": "a fence",
@@ -113,6 +127,7 @@ def fields() -> Iterator[Case]:
             continue
         whole, callback = broken.plain(right), isinstance(right, wire.ServiceCall)
         for n, (other, _) in enumerate(CALLBACKS if callback else REPLIES):
+            instead = broken.put(broken.plain(other), (1,), CALL) if callback else broken.plain(other)
             fits = type(other) is type(right) and isinstance(
                 getattr(other, "result", None), type(getattr(right, "result", None))
             )
@@ -122,11 +137,13 @@ def fields() -> Iterator[Case]:
             yield Case(
                 f"{answer}: {n} {type(other).__name__} instead",
                 answer,
-                broken.plain(other),
+                instead,
                 wrong=not (fits or executes),
             )
         for b in broken.breakages(right):
-            yield Case(f"{answer}: {b.what}", answer, broken.put(whole, b.path, b.value), wrong=b.wrong, field=True)
+            # another version, or a notification of nothing that was asked for
+            wrong = b.wrong or (b.path == (1,) and (callback or isinstance(right, wire.Welcome)))
+            yield Case(f"{answer}: {b.what}", answer, broken.put(whole, b.path, b.value), wrong=wrong, field=True)
         yield Case(f"{answer}: of an unknown kind", answer, [99], wrong=True)
         yield Case(f"{answer}: no list", answer, {"t": 0}, wrong=True)
         yield Case(f"{answer}: with a field of later times", answer, [*whole, "later"])
@@ -271,6 +288,33 @@ HOW: dict[str, tuple[Struck, bool]] = {  # what is done, and whether the client 
 }
 
 
+def _on_the_lane(number: int, data: bytes, *, ends: bool = False) -> Struck:
+    """Something is said on a lane before anybody has called on it."""
+
+    def send(h: "Hostile", _: bytes, __: Sequence[int]) -> None:
+        h.say(data, number=number)
+        if ends:
+            h.socket.shutdown(socket.SHUT_RDWR)
+
+    return send
+
+
+_REFUSED = wire.encode(wire.Failed(5, "ResourceExhausted", "connection: has 64 lanes, must be no more"))
+LANE: dict[str, tuple[Struck, bool]] = {
+    "refused": (_on_the_lane(1, _REFUSED, ends=True), True),
+    "refused but kept": (_on_the_lane(1, _REFUSED), True),
+    "refused under another number": (_on_the_lane(2, _REFUSED, ends=True), True),
+    "refused under no number": (_on_the_lane(0, _REFUSED, ends=True), True),
+    "answered ahead": (_on_the_lane(1, wire.encode(wire.Acknowledged())), True),
+    "answered ahead and ended": (_on_the_lane(1, wire.encode(wire.Acknowledged()), ends=True), True),
+    "answered ahead by an empty message": (_on_the_lane(1, b""), True),
+    "answered ahead by what is no message": (_on_the_lane(1, bytes([0x91]) * 5000), True),
+    "answered ahead by half a message": (_on_the_lane(1, _REFUSED[:9], ends=True), True),
+    "notified on": (_on_the_lane(0, wire.encode(wire.NotifyPrepared(CALL, wire.DONE))), True),
+}
+HOW |= LANE
+
+
 def moments() -> Iterator[Case]:
     """Answers that come in another way, at another time, or not."""
     for answer, (_, right, patient) in ANSWERS.items():
@@ -279,12 +323,16 @@ def moments() -> Iterator[Case]:
             ends = "hang-up" in how or "death" in how
             if how in ("as it is", "alone") or (how == NEVER and not patient) or (unasked and not ends):
                 continue
+            if how in LANE:
+                continue
             if queues and ("number" in how or "memory" in how or "hang-up" in how or "larger" in how):
                 continue  # queues know none of these
             own = (
                 not isinstance(right, wire.ServiceCall) or "number" not in how
             )  # notifications have no numbers to be wrong
             yield Case(f"{answer}: {how}", answer, how=how, wrong=wrong and own and not unasked)
+    for how, (_, wrong) in LANE.items():
+        yield Case(f"{FOR_CALLS}: {how}", FOR_CALLS, how=how, wrong=wrong)
 
 
 CASES: dict[str, Case] = {}
@@ -349,8 +397,8 @@ class Hostile:
 
 
 def _called(raw: Any, data: bytes, kind: type) -> Any:
-    """A notification bears the number of its call, where that is not what is broken."""
-    if issubclass(kind, wire.ServiceCall) and isinstance(raw, list) and len(raw) > 2 and raw[1] in (CALL, 1, 9):
+    """A notification is about what was asked for, where that is not what is broken."""
+    if issubclass(kind, wire.ServiceCall) and isinstance(raw, list) and len(raw) > 2 and raw[1] == CALL:
         return [raw[0], msgspec.msgpack.decode(data)[1], *raw[2:]]
     return raw
 
@@ -370,12 +418,12 @@ def serve(case: Case, sock: socket.socket, struck: int) -> None:
                 self._kind = type(wire.decode_call(data))
             except wire.WireError:
                 self._kind = type(None)
-            if self._kind in (wire.AttachLane, wire.Release) and hostile.strikes(self._kind, data):
+            if self._kind in ONE_WAY and case.answer != FOR_CALLS and hostile.strikes(self._kind, data):
                 hostile.strike(self.socket, 0, data, ())
             return data, fds
 
         def answer(self, data: bytes, fds: Sequence[int] = ()) -> None:
-            if hostile.strikes(self._kind, data):
+            if self._kind not in ONE_WAY and hostile.strikes(self._kind, data):
                 hostile.strike(self.socket, self.lane.asked, data, fds)
             else:
                 super().answer(data, fds)
@@ -401,10 +449,19 @@ def serve(case: Case, sock: socket.socket, struck: int) -> None:
                 return 0
             return self._queues.send(packet)
 
+    class Connection(connection.Connection):
+        """A connection that says more on a lane for calls than answers."""
+
+        def _take_lane(self, channel: Channel, call: wire.AttachLane) -> None:
+            if case.answer == FOR_CALLS and not call.callbacks and hostile.strikes(type(call), b""):
+                hostile.strike(channel.socket, 0, wire.encode(call), ())
+            super()._take_lane(channel, call)
+
     connection.Channel = Lane  # type: ignore[misc]
+    connection.Connection = Connection  # type: ignore[misc]
     names = {name: getattr(_native, name) for name in dir(_native)}
     burst._native = SimpleNamespace(**{**names, "Queues": Queues})  # type: ignore[assignment]
-    connection.serve_one(Reference(), sock, {})
+    connection.serve_one(Reference(), sock, {}, a_table())
 
 
 def main() -> None:

@@ -261,11 +261,14 @@ class Hostile:
         self.make(wire.Hold, ())
         self.call(wire.Release((self.made,)))  # see `used`
         taken(self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode()))
-        assert self.callbacks is not None
-        data, _ = self.callbacks.receive(int(LIMIT * 1e9))
-        note = wire.decode_callback(data)
+        note = self.notification()
         assert note == wire.NotifyPrepared(self.made, wire.DONE), note
         return self.made
+
+    def notification(self) -> Any:
+        """The next one; its descriptors are closed."""
+        assert self.callbacks is not None
+        return wire.decode_callback(self.callbacks.receive(int(LIMIT * 1e9))[0])
 
     def bind(
         self, number: int, pools: Sequence[wire.Pool], *arguments: wire.WireArgument, fds: Sequence[int] = ()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,10 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import DeadObject
+from nnhal.base.levels import V1_3
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.service import connection
+from nnhal.ipc.transport.channel import Channel
 from tests.faults import hostile_client
 from tests.faults.hostile_client import (
     DESCRIPTORS,
@@ -26,12 +30,14 @@ from tests.faults.hostile_client import (
     Moment,
     World,
     asked,
+    hear,
     judge,
     table,
 )
 from tests.faults.support import Hostile, attempt, client_of, held, undisturbed, wait_until
 
 FIELDS, CARRIED = table(hostile_client.fields()), table(hostile_client.carried())
+DEEP = tuple(kind for kind in KINDS if any(case.deep and type(case.call) is kind for case in FIELDS))
 QUERY = wire.encode(wire.GetVersionString())
 WATCHED = "descriptors", "mappings", "threads"
 
@@ -86,7 +92,7 @@ class Arena:
                 ends.close()
                 taken = judge(case.call, reply, case.wanted, case.words)
                 if taken:
-                    world.follow(case.call, case.raw, reply, sent, right=case.wanted == "right")
+                    world.follow(case.call, reply, sent, right=case.wanted == "right")
                 assert asked(world.lane, QUERY) == wire.Word("1")
             finally:
                 for fd in sent:
@@ -146,7 +152,17 @@ def test_the_table_has_every_call_and_more_than_200_cases() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
 def test_a_call_with_a_broken_field_is_refused_by_name_or_right(arena: Arena, kind: type[wire.ClientCall]) -> None:
-    all_of(arena, {case.name: partial(arena.strike, case) for case in FIELDS if type(case.call) is kind})
+    cases = [case for case in FIELDS if type(case.call) is kind and not case.deep]
+    all_of(arena, {case.name: partial(arena.strike, case) for case in cases})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DEEP, ids=[kind.__name__ for kind in DEEP])
+def test_a_model_request_or_pool_with_a_broken_field_is_refused_by_name_or_right(
+    arena: Arena, kind: type[wire.ClientCall]
+) -> None:
+    cases = [case for case in FIELDS if type(case.call) is kind and case.deep]
+    all_of(arena, {case.name: partial(arena.strike, case) for case in cases})
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
@@ -182,3 +198,100 @@ def test_a_client_that_is_killed_or_stopped_after_any_call_harms_nobody(arena: A
             arena.unharmed()
 
         all_of(arena, {f"{n} {type(call).__name__}": partial(strike, n) for n, (call, _) in enumerate(GOOD)})
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def executed(world: World) -> Any:
+    """The reply to an execution on a client's lane."""
+    return asked(world.lane, wire.encode(wire.ExecuteSynchronously(V1_3, world.objects["binding"])))
+
+
+def test_cancel_ends_what_goes_on_under_that_number_in_its_own_connection_and_nothing_else(arena: Arena) -> None:
+    """Two clients with the same numbers. Numbers that never were, have ended, or are of objects change nothing."""
+    others = [0, 2**63, 2**64 - 1, hostile_client.NEVER]
+    with undisturbed(arena.name), World(arena.name) as one, World(arena.name) as other:
+        assert one.objects == other.objects
+        read, write = os.pipe()
+        try:
+            fenced = [
+                world.make(wire.ExecuteFenced, world.objects["binding"], 1, fds=(read,)) for world in (one, other)
+            ]
+            assert fenced[0] == fenced[1]
+            others += [number for what, number in one.objects.items() if what != "lane"]
+            assert one.client.call(wire.Cancel(tuple(others))) == wire.Acknowledged()
+            one.computes()
+            assert one.client.call(wire.Cancel((fenced[0], one.objects["lane"]))) == wire.Acknowledged()
+            assert one.info(fenced[0]).kind == executed(one).kind == "Cancelled"
+            other.computes()
+            os.write(write, b"\0")
+            assert isinstance(other.info(fenced[1]), wire.Info)
+        finally:
+            os.close(read)
+            os.close(write)
+
+
+def test_cancel_ends_an_execution_in_the_background(arena: Arena) -> None:
+    """Or comes too late for it, and changes nothing: its number is that of the next one."""
+    with undisturbed(arena.name), World(arena.name) as world:
+        slow = world.slow()
+        world.made = number = 2**63
+
+        def cancelled() -> bool:
+            assert world.client.call(wire.Execute(number, V1_3, slow)) == wire.Acknowledged()
+            assert asked(world.lane, wire.encode(wire.Cancel((number,)))) == wire.Acknowledged()
+            result = world.notification(wire.NotifyExecuted)
+            assert isinstance(result, wire.Executed) or result.kind == "Cancelled", result
+            return isinstance(result, wire.Failed)
+
+        wait_until(cancelled, "an execution that was cancelled")
+
+
+def test_a_model_that_is_released_while_it_waits_to_be_prepared_is_not(arena: Arena) -> None:
+    model = next(call.model for call, _ in GOOD if isinstance(call, wire.PrepareModel))
+    with undisturbed(arena.name), World(arena.name) as world, contextlib.ExitStack() as ends:
+        slow = world.slow()
+
+        def released() -> bool:
+            executions = [world.make(wire.Execute, V1_3, slow) for _ in range(2 * connection.WORKERS)]
+            fd = DESCRIPTORS["a memory"](ends)
+            number = world.make(wire.PrepareModel, V1_3, model, 1, 1, fds=(fd,))
+            os.close(fd)
+            assert asked(world.lane, wire.encode(wire.Release((number,)))) == wire.Acknowledged()
+            notes = [world.client.notification() for _ in (*executions, number)]
+            assert {note.object for note in notes} == {*executions, number}
+            result = next(note.result for note in notes if note.object == number)
+            if result == wire.Acknowledged():  # the release came too late
+                return False
+            assert "is not held" in world.client.bind(number, (), None).message
+            return "was released before it began" in result.message
+
+        wait_until(released, "a release before the preparation began")
+
+
+def test_a_fenced_execution_under_a_number_that_is_held_does_not_begin(arena: Arena) -> None:
+    with World(arena.name) as world:
+        before = held(arena.watcher)
+        read, write = os.pipe()
+        try:
+            call = wire.ExecuteFenced(world.objects["held"], world.objects["binding"], 1)
+            assert "held already" in world.client.call(call, (read,)).message
+            arena.back_to(before)
+        finally:
+            os.close(read)
+            os.close(write)
+
+
+def test_a_lane_that_is_refused_gets_the_reason_and_ends(arena: Arena) -> None:
+    with World(arena.name) as world:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            world.client.send(wire.AttachLane(world.objects["lane"], False), (theirs.fileno(),))
+        lane = Channel(ours)
+        number, reply = hear(lane)
+        assert number == 1 and "is the number of what goes on already" in reply.message
+        with pytest.raises(DeadObject):
+            hear(lane)
+        lane.close()
+        world.computes()

@@ -882,6 +882,68 @@ def test_methods_that_were_called_are_counted_by_their_hal_names() -> None:
         assert not [name for name in device.session.calls if "1_2" in name or "1_3" in name or "ynchronous" in name]
 
 
+# ------------------------------------------------------------------------------------------------------- notifications
+
+
+def notified(*notes: Callable[[int], wire.ServiceCall]) -> Peer:
+    """A service that acknowledges each call, and notifies of its number so."""
+
+    def answer(lane: Channel, call: wire.ClientCall) -> None:
+        lane.answer(wire.ENCODED_DONE)
+        for note in notes if isinstance(call, wire.MakingCall) else ():
+            assert peer.callbacks is not None
+            peer.callbacks.send(wire.encode(note(call.object)))
+
+    peer = Peer(answer)
+    return peer
+
+
+@pytest.mark.parametrize("off", [1, -1, 2**40])
+def test_a_notification_of_what_was_not_asked_for_ends_the_session_and_nobody_waits_for_ever(off: int) -> None:
+    peer = notified(lambda number: wire.NotifyExecuted(number + off, wire.Executed()))
+    with peer as session:
+        pending = session.notified(wire.Execute(session.number(), 4, 1))
+        with pytest.raises(DeadObject, match=r"NotifyExecuted of \d+, must be of what was asked for, once"):
+            session.outcome(pending, None)
+        assert session.dead is not None
+
+
+def test_a_notification_that_comes_twice_ends_the_session() -> None:
+    with notified(*[lambda number: wire.NotifyExecuted(number, wire.Executed())] * 2) as session:
+        pending = session.notified(wire.Execute(session.number(), 4, 1))
+        with contextlib.suppress(DeadObject):
+            assert session.outcome(pending, None)[0] == wire.Executed()
+        wait_until(lambda: session.dead is not None, "the end of the session")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_notification_of_a_call_that_was_given_up_may_come_and_is_kept_account_of_until_then(refused: bool) -> None:
+    given_up = threading.Event()
+
+    def answer(lane: Channel, call: wire.ClientCall) -> None:
+        if not isinstance(call, wire.Execute):
+            return lane.answer(wire.encode(wire.Word("1")))
+        assert given_up.wait(LIMIT)
+        no = wire.Failed(5, "InvalidArgument", "no")
+        lane.answer(wire.encode(no) if refused else wire.ENCODED_DONE)
+        if not refused:
+            assert peer.callbacks is not None
+            peer.callbacks.send(wire.encode(wire.NotifyExecuted(call.object, wire.Executed())))
+        lane.socket.shutdown(socket.SHUT_RDWR)
+        return None
+
+    peer = Peer(answer)
+    with peer as session:
+        for _ in range(3):
+            given_up.clear()
+            with pytest.raises(MissedDeadline):
+                session.notified(wire.Execute(session.number(), 4, 1), deadline=time.monotonic_ns())
+            given_up.set()
+            wait_until(lambda: not session._pending and not session._given_up, "the end of the call")
+            assert session.call(wire.GetVersionString(), wire.Word)[0].value == "1"
+        assert session.dead is None
+
+
 # ------------------------------------------------------------------------------------------------------- refused lanes
 
 

@@ -16,7 +16,11 @@ MUTANTS: dict[str, Changes] = {
         (_SESSION, "        lane.channel.hang_up()\n", "\n"),
     ],
     "a notification of a call that failed is waited for": [
-        (_SESSION, "            self._pending.pop(message.object, None)\n            raise", "            raise\n"),
+        (
+            _SESSION,
+            "                self._pending.pop(message.object, None)\n            raise",
+            "                pass\n            raise",
+        ),
     ],
     "what a call that was given up made is kept": [
         (_SESSION, "                if lane.made:", "                if False:"),

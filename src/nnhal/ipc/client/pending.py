@@ -16,10 +16,14 @@ CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still w
 
 
 class Pending:
-    """A notification to come: exactly one. number: of what it will be about. kind: that it must be of."""
+    """A notification to come: exactly one. number: of what it will be about. kind: that it must be of.
+
+    given_up: nobody waited for the answer to its call, so it may still come.
+    """
 
     def __init__(self, number: int, kind: type[wire.ServiceCall]) -> None:
         self.number, self.kind = number, kind
+        self.given_up = False
         self._event = threading.Event()
         self._result: Any = None
         self._fds = _native.NONE

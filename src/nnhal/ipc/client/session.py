@@ -88,7 +88,7 @@ class Session:
         self._lanes: weakref.WeakSet[Channel] = weakref.WeakSet()
         self._given_up: deque[_GivenUp] = deque()
         self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
         self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
         self._released: deque[int] = deque()
@@ -306,8 +306,12 @@ class Session:
         pending = self._pending[message.object] = Pending(message.object, kind)
         try:
             self.call(message, wire.Acknowledged, packing, deadline=deadline)
-        except BaseException:
-            self._pending.pop(message.object, None)
+        except NnhalError:
+            if not pending.given_up:
+                self._pending.pop(message.object, None)
+            raise
+        except BaseException:  # interrupted
+            pending.given_up = True
             raise
         if self.dead is not None and not pending.came:  # it may have died between
             pending.set(self.dead)
@@ -395,6 +399,9 @@ class Session:
         self._lanes.discard(lane.channel)
         lane.channel.hang_up()
         self._cancelled.append(lane.channel.number)
+        pending = self._pending.get(lane.made)
+        if pending is not None:
+            pending.given_up = True
         self._given_up.append(lane)
         if self.dead is None:
             self._rouse()
@@ -478,13 +485,16 @@ class Session:
             message = wire.decode_callback(data)
         except wire.WireError as error:
             raise DeadObject(f"{self.where}: called back with what is no message: {error}") from None
-        pending = self._pending.get(message.object)
-        if pending is not None and type(message) is not pending.kind:
-            came, due = type(message).__name__, pending.kind.__name__
-            raise DeadObject(f"{self.where}: notified by {came} of {message.object}, must be by {due}")
+        pending, came = self._pending.get(message.object), type(message).__name__
+        if pending is None:
+            raise DeadObject(
+                f"{self.where}: notified by {came} of {message.object}, must be of what was asked for, once"
+            )
+        if type(message) is not pending.kind:
+            raise DeadObject(
+                f"{self.where}: notified by {came} of {message.object}, must be by {pending.kind.__name__}"
+            )
         self._pending.pop(message.object, None)
-        if pending is None:  # nobody waits any more, or it came twice
-            return
         if isinstance(message.result, wire.Failed):
             pending.set(self.error(message.result))
         else:
@@ -521,7 +531,7 @@ class Session:
                 lane = self._given_up.popleft()
             except IndexError:  # closed by another thread: the session has died
                 return
-            if self._has_ended(lane.channel):
+            if self._has_ended(lane):
                 lane.channel.close()
                 if lane.made:  # the service has made it by now, and did not know it when its owner went
                     self._cancelled.append(lane.made)
@@ -531,11 +541,15 @@ class Session:
                 self._hangs()
             self._given_up.append(lane)
 
-    def _has_ended(self, channel: Channel) -> bool:
-        """Whether the service has ended a lane that was given up; what it still says is nobody's."""
+    def _has_ended(self, lane: _GivenUp) -> bool:
+        """Whether the service has ended a lane that was given up; what it still says is nobody's.
+
+        What was refused is not notified of.
+        """
         while True:
             try:
-                channel.receive(0)
+                if _refuses(lane.channel.receive(0)):
+                    self._pending.pop(lane.made, None)
             except MissedDeadline:
                 return False
             except DeadObject:

@@ -232,6 +232,7 @@ class CallHandler:
             raise InvalidArgument(f"executeFenced: {len(fds)} descriptors came along, must be {call.fences} fences")
         fences = [Fence.taken(fds.take) for _ in range(call.fences)]
         binding, left = self.binding(call.binding), ExitStack()
+        self._exports.claim(call.object)  # ahead of what cannot be taken back
         try:
             left.enter_context(self._share.take(fenced=1, fences=call.fences))
             kept = self._share.take(descriptors=1)  # the fence, until the client lets go
@@ -241,10 +242,11 @@ class CallHandler:
             request = binding.request()
             execution = fenced_by(binding.entry.prepared, self._where, request, control, fences, call.after or None)
         except BaseException:
+            self._exports.release(call.object)
             left.close()
             raise
         execution.when_ended(left.close)
-        self._exports.add(call.object, LaunchedRequest(execution, request), lambda: None, kept)
+        self._exports.fill(call.object, LaunchedRequest(execution, request), kept.passed().give)
         return wire.DONE, () if execution.fence is None else (os.dup(execution.fence.fileno()),)
 
     def _execution_info(self, call: wire.GetExecutionInfo, _: Descriptors) -> Answer:
