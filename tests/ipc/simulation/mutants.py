@@ -10,7 +10,7 @@ _EXPORTS, _SCOPE, _SERVICE_BURST = "nnhal.ipc.service.exports", "nnhal.ipc.servi
 
 MUTANTS: dict[str, Changes] = {
     "a lane is given up and stays free": [
-        (_SESSION, "            if channel.in_doubt:\n", "            if False:\n"),
+        (_SESSION, "            elif channel.in_doubt:\n", "            elif False:\n"),
     ],
     "a lane that is given up is not hung up": [
         (_SESSION, "        lane.channel.hang_up()\n", "\n"),
