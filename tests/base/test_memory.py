@@ -18,6 +18,8 @@ from nnhal.base import memory as subject
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import Closed, InvalidArgument, Unmappable
 from nnhal.base.memory import Layout, Memory
+from nnhal.base.sealed import Store
+from tests.interrupts import Interrupts
 
 ADD_SEALS, GET_SEALS, SHRINK, GROW = 1033, 1034, 0x0002, 0x0004
 RGBA = 1  # AHARDWAREBUFFER_FORMAT_R8G8B8A8_UNORM
@@ -270,3 +272,29 @@ def test_a_view_that_nobody_can_write_to_is_still_known_to_lie_in_its_pool():
     memory = Memory.from_array(np.arange(8, dtype=np.float32))
     view = np.asarray(memory.view(16, 16).data.toreadonly()).view(np.float32)
     assert Memory.of(view) == (memory, 16) and view.tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda _: Memory.allocate(4096),
+        lambda _: Memory.hardware_buffer_blob(4096),
+        Memory.from_file,
+        lambda _: Store("store"),
+    ],
+    ids=["ashmem", "blob", "file", "store"],
+)
+def test_an_interrupt_while_a_memory_is_made_leaves_no_descriptor(make, tmp_path):
+    (tmp_path / "f").write_bytes(bytes(64))
+    make(tmp_path / "f")
+
+    def again() -> None:
+        while True:
+            make(tmp_path / "f")
+
+    before = len(os.listdir("/proc/self/fd"))
+    with Interrupts() as interrupts:
+        for n in range(50):
+            assert interrupts.during(again, n * 2e-5)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before

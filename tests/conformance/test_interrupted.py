@@ -1,5 +1,6 @@
 """Ctrl-C while vectors run, as a terminal sends it to all of its processes: the command ends, and nothing is left."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -97,3 +98,19 @@ def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, v
     finally:
         command.process.kill()
         command.process.wait()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_leaves_no_process(end: signal.Signals, vectors: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "stuck.py"
+    driver.write_text(STUCK)
+    command = Command("conformance", str(vectors), "--driver", str(driver), "--isolate", "--jobs", "2")
+    try:
+        wait_until(lambda: started(command, DRIVER), "a driver's process")
+        command.process.send_signal(end)
+        command.process.wait(LIMIT)
+        wait_until(lambda: not command.processes(), "the end of all that it started")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(command.process.pid, signal.SIGKILL)
+        command.process.communicate()

@@ -23,6 +23,7 @@ from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.protocol import wire
 from tests import requests
+from tests.interrupts import Interrupts
 from tests.ipc.support import LIMIT, PROBE, doubling, inside, made, numbers, prepare, run, shifting, wait_until
 
 
@@ -285,3 +286,18 @@ def test_a_socket_of_another_process_is_not_taken(runtime: Path, monkeypatch: py
             client.connect(str(names.path_of("own")))
             accepted, _ = listener.accept()
             accepted.close()
+
+
+def test_an_interrupt_while_the_folder_is_ones_own_leaves_no_descriptor(runtime: Path) -> None:
+    names.directory()
+
+    def again() -> None:
+        while True:
+            with names._alone():
+                pass
+
+    before = len(os.listdir("/proc/self/fd"))
+    with Interrupts() as interrupts:
+        for n in range(50):
+            assert interrupts.during(again, n * 2e-5)
+    assert len(os.listdir("/proc/self/fd")) == before

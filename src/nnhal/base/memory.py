@@ -22,7 +22,7 @@ import numpy as np
 
 from nnhal.base import _mapping
 from nnhal.base.answers import shown
-from nnhal.base.descriptors import Owner
+from nnhal.base.descriptors import Owner, close_all
 from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
@@ -123,19 +123,22 @@ class Memory:
         self,
         kind: str,
         size: int,
-        fd: int,
+        owner: Owner,
         offset: int,
         source: "_mapping.Mapping | Array | None",
         readonly: bool,
         layout: Layout | None = None,
-        dma_buf: int = -1,
     ) -> None:
-        """Take over descriptors and a mapping, which begins at a page; source: None where nobody can map it."""
-        self.kind, self.size, self.fd, self.offset, self.readonly = kind, size, fd, offset, readonly
-        self.layout, self.dma_buf, self.one_way = layout, dma_buf, False
+        """Take over descriptors (of the region, and a dma-buf) and a mapping, which begins at a page.
+
+        source: None where nobody can map it.
+        """
+        self.fd, self.dma_buf = (*owner.fds, -1, -1)[:2]
+        self.kind, self.size, self.offset, self.readonly = kind, size, offset, readonly
+        self.layout, self.one_way = layout, False
         self._source, self._closed = source, False
         self._root: weakref.ref[Array] | None = None
-        self._owner: Owner | None = Owner(*(descriptor for descriptor in (fd, dma_buf) if descriptor >= 0))
+        self._owner: Owner | None = owner
 
     @classmethod
     def allocate(cls, size: int, name: str = "nnhal", *, one_way: bool = False) -> "Memory":
@@ -143,8 +146,8 @@ class Memory:
 
         one_way: only this process can write to it, whoever else gets its descriptor (on Linux 5.1 and later).
         """
-        fd, mapping = _memfd(size, size, name, one_way=one_way)
-        memory = cls("ashmem", size, fd, 0, mapping, readonly=False)
+        owner, mapping = _memfd(size, size, name, one_way=one_way)
+        memory = cls("ashmem", size, owner, 0, mapping, readonly=False)
         memory.one_way = one_way
         return memory
 
@@ -159,8 +162,9 @@ class Memory:
     @classmethod
     def hardware_buffer_blob(cls, size: int) -> "Memory":
         """A new zeroed hardware buffer of format BLOB: a sealed memfd, with a dma-buf over it where the kernel gives one."""
-        fd, mapping = _memfd(size, aligned(whole(size, "memory: size"), mmap.PAGESIZE), "nnhal-blob")
-        return cls("hardware_buffer_blob", size, fd, 0, mapping, False, Layout(size), _udmabuf(fd, size))
+        owner, mapping = _memfd(size, aligned(whole(size, "memory: size"), mmap.PAGESIZE), "nnhal-blob")
+        _add_udmabuf(owner, size)
+        return cls("hardware_buffer_blob", size, owner, 0, mapping, False, Layout(size))
 
     @classmethod
     def hardware_buffer(cls, size: int, layout: Layout, fd: int = -1) -> "Memory":
@@ -172,7 +176,10 @@ class Memory:
             raise InvalidArgument("hardware buffer: format is BLOB, must be another; use hardware_buffer_blob")
         if size < 1:
             raise InvalidArgument(f"hardware buffer: size is {size}, must be at least 1 byte")
-        return cls("hardware_buffer", size, os.dup(fd) if fd >= 0 else -1, 0, None, False, layout)
+        owner = Owner()
+        if fd >= 0:
+            owner.fds.extend(map(os.dup, (fd,)))
+        return cls("hardware_buffer", size, owner, 0, None, False, layout)
 
     @classmethod
     def from_fd(cls, fd: int, size: int, offset: int = 0, *, readonly: bool = True, kept: bool = True) -> "Memory":
@@ -187,14 +194,15 @@ class Memory:
         length = _mappable_length(fd, readonly)
         if size < 1 or offset < 0 or offset + size > length:
             raise InvalidArgument(f"memory: bytes {offset} to {offset + size} must lie inside the file's {length}")
-        start = offset - offset % mmap.ALLOCATIONGRANULARITY
+        start, owner = offset - offset % mmap.ALLOCATIONGRANULARITY, Owner()
         try:
             region = _mapping.Mapping(fd, offset + size - start, start, not readonly)
-            own = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0) if kept else -1
+            if kept:
+                owner.fds.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (0,)))
         except (OSError, ValueError) as error:
             raise Unmappable(f"memory: descriptor {fd} cannot be mapped: {error}") from error
         _log.debug("%d bytes at %d of descriptor %d mapped", size, offset, fd)
-        return cls("mmap_fd", size, own, offset, region, readonly)
+        return cls("mmap_fd", size, owner, offset, region, readonly)
 
     @classmethod
     def from_file(cls, path: "str | os.PathLike[str]") -> "Memory":
@@ -204,21 +212,22 @@ class Memory:
         """
         if not isinstance(path, str | os.PathLike):
             raise InvalidArgument(f"memory: path is {shown(path)}, must be that of a file")
+        opened: list[int] = []
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise BadFile(f"{os.fspath(path)}: cannot be read: {error}; must be a file") from None
-        try:
-            return cls.from_fd(fd, os.fstat(fd).st_size)
+            try:
+                opened.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,)))
+            except (OSError, ValueError) as error:
+                raise BadFile(f"{os.fspath(path)}: cannot be read: {error}; must be a file") from None
+            return cls.from_fd(opened[0], os.fstat(opened[0]).st_size)
         finally:
-            os.close(fd)
+            close_all(opened)
 
     @classmethod
     def wrap(cls, array: Array) -> "Memory":
         """A host pool over the array's own bytes, which must be contiguous; nothing is copied."""
         if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
             raise InvalidArgument(f"memory: wraps {shown(array)}, must be an array, row-major without gaps")
-        return cls("host", array.nbytes, -1, 0, _bytes_of(array), not array.flags.writeable)
+        return cls("host", array.nbytes, Owner(), 0, _bytes_of(array), not array.flags.writeable)
 
     @staticmethod
     def of(array: Array) -> "tuple[Memory, int] | None":
@@ -337,41 +346,39 @@ def _bytes_of(array: Any) -> Array:
         raise InvalidArgument(f"memory: is of {shown(array)}, must be of an array of numbers") from error
 
 
-def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[int, _mapping.Mapping]:
+def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[Owner, _mapping.Mapping]:
     """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
     if whole(size, "memory: size") < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
+    owner = Owner()
     try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        owner.fds.extend(map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
     except OSError as error:
         raise OutOfMemory(f"memory: no descriptor for {size} bytes: {error.strerror}") from error
+    fd = owner.fds[0]
     try:
         os.ftruncate(fd, length)
         mapping = _mapping.Mapping(fd, size, 0, True)
         seal(fd, one_way=one_way)
     except (OSError, OverflowError) as error:
-        os.close(fd)
+        close_all(owner.fds)
         raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error}") from error
     _log.debug("memfd of %d bytes, descriptor %d", size, fd)
-    return fd, mapping
+    return owner, mapping
 
 
-def _udmabuf(fd: int, size: int) -> int:
-    """A dma-buf over the pages of a sealed memfd; -1 where the kernel or its permissions offer none."""
-    length = aligned(size, mmap.PAGESIZE)
+def _add_udmabuf(owner: Owner, size: int) -> None:
+    """Give the owner of a sealed memfd a dma-buf over its pages too, where the kernel and its permissions offer one."""
+    fd, length = owner.fds[0], aligned(size, mmap.PAGESIZE)
+    device: list[int] = []
     try:
-        device = os.open(_UDMABUF, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        _log.debug("no dma-buf over descriptor %d: %s", fd, error.strerror)
-        return -1
-    try:
+        device.extend(map(os.open, (_UDMABUF,), (os.O_RDWR | os.O_CLOEXEC,)))
         argument = bytearray(_UDMABUF_ARGUMENT.pack(fd, _UDMABUF_CLOEXEC, 0, length))
-        return int(fcntl.ioctl(device, _UDMABUF_CREATE, argument))  # of a bytearray it returns the call's own result
+        owner.fds.extend(map(fcntl.ioctl, device, (_UDMABUF_CREATE,), (argument,)))  # of a bytearray: its own result
     except OSError as error:
         _log.debug("no dma-buf over descriptor %d: %s", fd, error.strerror)
-        return -1
     finally:
-        os.close(device)
+        close_all(device)
 
 
 def _mappable_length(fd: int, readonly: bool) -> int:

@@ -1,10 +1,10 @@
 """Constants on their way into a memory: written once, then sealed, and from then on the same for everybody."""
 
 import os
-import weakref
 
 import numpy as np
 
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, OutOfMemory
 from nnhal.base.memory import Memory, aligned, seal
 from nnhal.base.operands import Array
@@ -14,11 +14,12 @@ class Store:
     """A memfd that grows until `seal` makes a memory of it. Without that it goes when the store does."""
 
     def __init__(self, name: str) -> None:
+        self._owner = Owner()
         try:
-            self._fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._owner.fds.extend(map(os.memfd_create, (name,), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
         except OSError as error:
             raise OutOfMemory(f"memory: no descriptor for {name}: {error.strerror}") from error
-        weakref.finalize(self, os.close, self._fd)
+        (self._fd,) = self._owner.fds
         self.size = 0
 
     def add(self, array: Array) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import os
 import re
 import signal
 import threading
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from nnhal.conformance.suite import Outcome, run_vector, variants
 from nnhal.conformance.vectors import index, members, read_member
 from nnhal.hal.device import Device
 from nnhal.ipc.client.process import Resilient
+from nnhal.ipc.transport import _native
+from nnhal.ipc.transport.fate import pidfd
 from nnhal.runtime import discovery, isolation
 
 CHUNK = 12  # specifications that one task runs
@@ -73,7 +76,7 @@ def run_all(selection: Selection, jobs: int) -> Generator[tuple[TaskResult, int,
             _worker.clear()  # and with it a process that was started for this selection
         return
     others, futures = set(active_children()), []
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (selection,))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (selection,))
     try:
         with _inherited():
             futures = [pool.submit(_run, chunk) for chunk in chunks]
@@ -108,6 +111,15 @@ def _uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def _start_worker(selection: Selection) -> None:
+    starter = parent_process()
+    assert starter is not None and starter.pid is not None
+    _native.end_with(pidfd(starter.pid), 0)  # the pool's own pipes are open in every worker, and tell none of them
+    if os.getppid() != starter.pid:  # it had ended before
+        os._exit(1)
+    _start(selection)
 
 
 def _start(selection: Selection) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnhal.base.descriptors import close_all
+
 if TYPE_CHECKING:
     from nnhal.ipc.client.session import Session
 
@@ -101,12 +103,13 @@ def sweep(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    lock = os.open(directory() / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock: list[int] = []
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.extend(map(os.open, (directory() / ".lock",), (os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,), (0o600,)))
+        fcntl.flock(lock[0], fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        close_all(lock)
 
 
 def running() -> list[str]:

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from nnhal.base.descriptors import close_all
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.memory import SEALS, first_bytes, seals
 from nnhal.ipc.protocol.wire import INLINE, MAX_MESSAGE
@@ -88,11 +89,12 @@ class Channel:
 def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence[int]) -> None:
     """Send one message, a long one by a memory."""
     if len(data) > INLINE:
-        memory = _spill(data)
+        memory: list[int] = []
         try:
-            status = how(_SPILLED.pack(MARK, len(data)), (memory, *fds))
+            _spill(data, memory)
+            status = how(_SPILLED.pack(MARK, len(data)), (*memory, *fds))
         finally:
-            os.close(memory)
+            close_all(memory)
     else:
         status = how(data, tuple(fds))
     if status < 0:
@@ -128,23 +130,21 @@ def _no_descriptors() -> bool:
     return False
 
 
-def _spill(data: bytes) -> int:
-    """A sealed memfd with the message."""
+def _spill(data: bytes, into: list[int]) -> None:
+    """Open a sealed memfd with the message."""
     if len(data) > MAX_MESSAGE:
         raise InvalidArgument(f"message has {len(data)} bytes, must be at most {MAX_MESSAGE}")
     try:
-        memory = os.memfd_create("nnhal-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        into.extend(map(os.memfd_create, ("nnhal-message",), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,)))
     except OSError as error:
         raise ResourceExhausted(f"message: no descriptor: {error.strerror}") from error
     try:
         done = 0
         while done < len(data):
-            done += os.write(memory, memoryview(data)[done:])
-        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+            done += os.write(into[0], memoryview(data)[done:])
+        fcntl.fcntl(into[0], fcntl.F_ADD_SEALS, _SEALS)
     except OSError as error:
-        os.close(memory)
         raise ResourceExhausted(f"message: {len(data)} bytes: {error.strerror}") from error
-    return memory
 
 
 def _unspill(head: bytes, fds: Descriptors, admit: Callable[[int], object] | None) -> bytes:
