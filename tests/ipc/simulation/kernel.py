@@ -513,13 +513,14 @@ class _Constants:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._real, name)
         if callable(value) and name not in self._allowed:
-            raise NotImplementedError(f"{self._real.__name__}.{name} is not simulated")
+            world().fail(f"{self._real.__name__}.{name} is not simulated")
+            raise NotImplementedError(name)
         return value
 
 
 os = _Constants(
     real_os,
-    ("fspath",),
+    ("fspath", "sched_getaffinity"),
     close=close,
     dup=dup,
     eventfd=eventfd,

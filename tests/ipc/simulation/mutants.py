@@ -34,8 +34,8 @@ MUTANTS: dict[str, Changes] = {
     "what was released while it was made is held": [
         (
             _EXPORTS,
-            "            if number in self._objects:\n                self._objects[number] = item",
-            "            if True:\n                self._objects[number] = item",
+            "            if found is not None:\n                self._objects[number] = item, partial(_ended, end, found[1])",
+            "            if True:\n                self._objects[number] = item, end",
         ),
     ],
     "the death of a session wakes nobody who waits for a notification": [
@@ -88,15 +88,19 @@ MUTANTS: dict[str, Changes] = {
     "descriptors that were sent stay open": [
         (
             _CONNECTION,
-            "            finally:\n                close_all(given)\n\n    def _answer",
-            "            finally:\n                pass\n\n    def _answer",
+            "                close_all(given)\n                del data, reply\n",
+            "                del data, reply\n\n",
         ),
     ],
     "work that could not be begun is done all the same": [
-        (_CONNECTION, "                to_do.pop()\n", "                pass\n"),
+        (
+            _SCOPE,
+            "                self._start()\n            self._unfinished += 1\n            self._queue.put(work)\n",
+            "                self._queue.put(work)\n                self._start()\n            self._unfinished += 1\n",
+        ),
     ],
     "the end of a burst is not told": [
-        (_SERVICE_BURST, "            queues.drop()\n            self._finish()\n", "            queues.drop()\n\n"),
+        (_SERVICE_BURST, "            queues.drop()\n            self.finish()\n", "            queues.drop()\n\n"),
     ],
     "an execution in a burst ends and the next takes its result": [
         (
