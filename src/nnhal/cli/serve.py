@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
+from nnhal.base.levels import Level
 from nnhal.cli import common
 from nnhal.ipc import names
 from nnhal.ipc.protocol import wire
@@ -57,20 +58,17 @@ def command(
     Without DRIVER: what the clients of the services that run hold, and may hold.
     """
     if driver is None:
-        found = {service: _usage(service) for service in ([name] if name else names.running())}
-        if as_json:
-            common.emit([{"name": service, **_document(usage)} for service, usage in found.items()])
-            return
-        for service, usage in found.items():
-            _print(service, usage)
-        if not found:
-            common.say("no service is running")
+        _show([name] if name else names.running(), as_json=as_json)
         return
     if driver.endswith(".py"):
         driver = str(Path(driver).resolve())
     elif driver not in discovery.names():
         raise InvalidArgument(f"driver {driver!r} is not known, must be one of {', '.join(discovery.names())}")
     name = name or Path(driver).stem
+    if level:
+        Level.parse(level)
+    if systemd is None and name in names.running():
+        raise DeviceUnavailable(f"service {name}: runs already, must have another --name")
     words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name]
     words += ["--level", level] if level else []
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]
@@ -91,6 +89,18 @@ def command(
     else:
         common.say(f"serving {driver} as {name} at {path}; stop with Ctrl-C")
     os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
+
+
+def _show(services: Sequence[str], *, as_json: bool) -> None:
+    """What their clients hold, and may hold."""
+    found = {service: _usage(service) for service in services}
+    if as_json:
+        common.emit([{"name": service, **_document(usage)} for service, usage in found.items()])
+        return
+    for service, usage in found.items():
+        _print(service, usage)
+    if not found:
+        common.say("no service is running")
 
 
 def _usage(service: str) -> wire.Usage | NnhalError:

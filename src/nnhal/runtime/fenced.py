@@ -161,8 +161,8 @@ def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], 
     steps = caller.plan.steps
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
         return "no driver has fences of its own"
-    if len(steps) > 1 and after is not None:
-        return "one limit for several steps"
+    if after is not None:  # drivers may not come back in time, and nobody but this process sees to it
+        return "a limit from its fences on"
     if len(wait_for) > _MOST_FENCES:
         return f"more than {_MOST_FENCES} fences to wait for"
     if any(line.open for line in caller.lines):

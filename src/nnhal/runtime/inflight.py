@@ -40,6 +40,7 @@ class Execution:
     def __init__(self, future: "Future[Any]", control: Control) -> None:
         self._own, self._control, self._home = future, control, Home()
         self._event: list[int] = []
+        self._overdue = False  # it was told so, and stays so
 
     @property
     def _future(self) -> "Future[Any]":
@@ -48,6 +49,8 @@ class Execution:
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds, and not past the deadline; the outputs, or the error raised."""
+        if self._overdue:
+            raise MissedDeadline("execution: the deadline has passed")
         left, most = self._left(), limit(timeout, "timeout")
         wait = left if most is None else most if left is None else min(most, left)
         try:
@@ -65,6 +68,7 @@ class Execution:
         return patience(self._control.deadline)
 
     def _missed(self) -> MissedDeadline:
+        self._overdue = True
         self.cancel()
         with suppress(CancelledError, TimeoutError):  # it gives itself up: from then on it writes nothing
             self._future.exception(_GRACE)

@@ -34,8 +34,8 @@ MUTANTS: dict[str, Changes] = {
     "what was released while it was made is held": [
         (
             _EXPORTS,
-            "            if found is not None:\n                self._objects[number] = item, partial(_ended, end, found[1])",
-            "            if True:\n                self._objects[number] = item, end",
+            "            if found is not None:\n                self._objects[number] = item, partial(",
+            "            if found := found or (None, lambda: None):\n                self._objects[number] = item, partial(",
         ),
     ],
     "the death of a session wakes nobody who waits for a notification": [

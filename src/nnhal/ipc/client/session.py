@@ -151,12 +151,19 @@ class Session:
         except wire.WireError as error:
             raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
         if isinstance(reply, wire.Failed):
-            raise DeviceUnavailable(f"{self.where}: the driver process did not start: {error_from_wire(reply)}")
+            raise self._refused(error_from_wire(reply))
         if not isinstance(reply, wire.Welcome) or reply.version != wire.VERSION:
             raise DeviceUnavailable(f"{self.where}: answered the greeting with {type(reply).__name__}, must be Welcome")
         if reply.level not in Level.__members__.values():
             raise DeviceUnavailable(f"{self.where}: is at level {reply.level}, must be 1 to {max(Level):d}")
         return reply
+
+    def _refused(self, error: NnhalError) -> NnhalError:
+        """What a greeting that was answered by an error raises."""
+        if isinstance(error, ResourceExhausted):
+            return ResourceExhausted(f"{self.where}: {error}")
+        what = "did not start" if self.process is not None else "refused the connection"
+        return DeviceUnavailable(f"{self.where}: the driver process {what}: {error}")
 
     # --------------------------------------------------------------------------------------------------------- calls
 
