@@ -12,7 +12,7 @@ import time
 import pytest
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import DeadObject, DeviceUnavailable, MissedDeadline, NnhalError
+from nnhal.base.errors import DeadObject, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
@@ -281,7 +281,7 @@ def test_connections_that_never_greet_are_ended_and_make_room_for_others(shared:
             silent.append(sock)
         neighbour.still_served()
         late = attempt(lambda: RemoteDevice(names.connect(shared)))
-        assert isinstance(late, DeviceUnavailable) and "connections: process" in str(late), late
+        assert isinstance(late, ResourceExhausted) and "connections: process" in str(late), late
         wait_until(lambda: _served(shared), "room for a client")
         for sock in silent:
             sock.settimeout(60)

@@ -59,7 +59,7 @@ def test_a_service_with_few_descriptors_has_few_clients_and_refuses_others_by_na
         while len(clients) < most(clients[0], "connections"):
             clients.append(RemoteDevice(names.connect("narrow")))
         error = attempt(lambda: RemoteDevice(names.connect("narrow")))
-        assert isinstance(error, DeviceUnavailable) and "must be at most" in str(error), error
+        assert isinstance(error, ResourceExhausted) and "must be at most" in str(error), error
         assert all(works(device) for device in clients)
         for device in clients:
             device.close()

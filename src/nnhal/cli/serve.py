@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError
+from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.levels import Level
 from nnhal.cli import common
 from nnhal.ipc import names
@@ -67,8 +67,6 @@ def command(
     name = name or Path(driver).stem
     if level:
         Level.parse(level)
-    if systemd is None and name in names.running():
-        raise DeviceUnavailable(f"service {name}: runs already, must have another --name")
     words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name]
     words += ["--level", level] if level else []
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]

@@ -251,7 +251,6 @@ class Session:
         """Send bytes on a lane of this call's own and wait for the answer."""
         if self.dead is not None:
             raise again(self.dead)
-        fresh = False
         try:
             channel = self._free.pop()
         except IndexError:
