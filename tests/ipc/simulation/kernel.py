@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nnhal.base import _mapping
-from tests.ipc.simulation.threads import world
+from tests.ipc.simulation.threads import running, world
 from tests.ipc.simulation.world import SECOND, Process, Source
 
 POLLIN, POLLOUT, POLLERR = real_select.POLLIN, real_select.POLLOUT, real_select.POLLERR
@@ -104,6 +104,8 @@ def file_of(fd: int, what: str) -> File:
 
 
 def close(fd: int) -> None:
+    if not running():  # garbage of a world that is over
+        return
     w = world()
     if w.over:
         return

@@ -19,6 +19,11 @@ def world() -> World:
     return _world
 
 
+def running() -> bool:
+    """Whether one runs."""
+    return _world is not None
+
+
 @contextmanager
 def inside(new: World) -> Iterator[None]:
     """For the block, that world runs."""
