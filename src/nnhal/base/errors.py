@@ -24,6 +24,7 @@
 Messages have one grammar: *where* is *what*, *must be* rule, and the alternatives.
 """
 
+import copy
 from collections.abc import Sequence
 
 from nnhal.base.codes import ErrorStatus, ResultCode
@@ -172,6 +173,11 @@ def told(error: BaseException) -> str:
     except Exception:  # of a class of somebody's own
         text = "an error that cannot be told"
     return text if isinstance(error, NnhalError) else f"{type(error).__name__}: {text}"
+
+
+def again(error: NnhalError) -> NnhalError:
+    """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
+    return copy.copy(error)
 
 
 def as_error(error: BaseException, where: str) -> NnhalError:

@@ -4,7 +4,6 @@ These are the defaults that every driver has; a driver whose engine queues work 
 `Prepared` that call them.
 """
 
-import copy
 import os
 import threading
 import time
@@ -18,7 +17,15 @@ from typing import Any, NamedTuple
 
 from nnhal.base import _gate
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, OperationFailed, ResourceExhausted, as_error
+from nnhal.base.errors import (
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    ResourceExhausted,
+    again,
+    as_error,
+)
 from nnhal.base.log import logger
 from nnhal.hal.fence import Fence, Signal, fence_pair
 from nnhal.hal.host import run_resolved
@@ -96,7 +103,7 @@ def _let_frames_go(error: BaseException | None) -> None:
 def _another(error: NnhalError) -> NnhalError:
     """The same error to be raised once: one that is kept would hold the frames of all that it was ever raised in."""
     try:
-        raised = copy.copy(error)
+        raised = again(error)
     except Exception:  # of a driver's own class
         return error
     raised.__cause__, raised.__context__ = error.__cause__, error.__context__

@@ -34,11 +34,6 @@ class BoundRequest:
     output_buffers: dict[int, Buffer]
     unaligned: bool
 
-    @property
-    def simple(self) -> bool:
-        """Whether all that an execution can tell of its outputs is their shapes: each has memory of the client's."""
-        return not self.output_buffers and all(x is not None for x in self.outputs)
-
     def request(self) -> Request:
         """A request of its own for one execution."""
         inputs: Sequence[Array | None] = self.inputs

@@ -140,7 +140,7 @@ def launch(
     why = _why_not_a_chain(caller, whole, wait_for, after)
     for allocation in written.values():
         allocation.expect()  # as far as the runtime knows: from now on its contents are what is executed next
-    chain = _Chain(caller, job, whole, wait_for, after, written)
+    chain = _Chain(caller, job, whole, wait_for, written)
     try:
         if not why:
             try:
@@ -253,11 +253,9 @@ class _Chain:
         job: Job,
         whole: Request,
         wait_for: Sequence[Fence],
-        after: int | None,
         written: Mapping[int, Allocation],
     ) -> None:
         self._caller, self._job, self._whole, self._wait_for = caller, job, whole, wait_for
-        self._after = after  # of a single step
         self._written = written
         self._apart: dict[
             int, int
@@ -289,9 +287,7 @@ class _Chain:
             request = line.signature.make(line.signature, given, rooms)
             line.name_buffers(request, buffers)
             try:
-                execution = fenced_by(
-                    line.prepared, line.signature.where, request, self._job.control, wait_for, self._after
-                )
+                execution = fenced_by(line.prepared, line.signature.where, request, self._job.control, wait_for)
             except InvalidArgument:
                 if self.launched and any(fence.status() not in (None, ErrorStatus.NONE) for fence in wait_for):
                     break  # the step before has failed meanwhile, and is what `result` tells of

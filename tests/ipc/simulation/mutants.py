@@ -88,8 +88,8 @@ MUTANTS: dict[str, Changes] = {
     "descriptors that were sent stay open": [
         (
             _CONNECTION,
-            "                close_all(given)\n                del data, reply\n",
-            "                del data, reply\n\n",
+            "                    close_all([*given])\n                del data, reply\n",
+            "                    pass\n                del data, reply\n",
         ),
     ],
     "work that could not be begun is done all the same": [
@@ -100,7 +100,7 @@ MUTANTS: dict[str, Changes] = {
         ),
     ],
     "the end of a burst is not told": [
-        (_SERVICE_BURST, "            queues.drop()\n            self.finish()\n", "            queues.drop()\n\n"),
+        (_SERVICE_BURST, "            queues.drop()\n            self._finish()\n", "            queues.drop()\n\n"),
     ],
     "an execution in a burst ends and the next takes its result": [
         (

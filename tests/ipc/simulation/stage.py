@@ -30,7 +30,10 @@ STAGED = (
     *(f"nnhal.base.{name}" for name in ("answers", "descriptors", "memory", "time")),
     *(f"nnhal.hal.{name}" for name in ("background", "burst", "device", "fence", "host", "memory", "request")),
     *(f"nnhal.ipc.client.{name}" for name in ("buffer", "burst", "device", "frames", "pending", "pools", "prepared")),
-    *(f"nnhal.ipc.service.{name}" for name in ("binding", "burst", "calls", "connection", "exports", "pools", "scope")),
+    *(
+        f"nnhal.ipc.service.{name}"
+        for name in ("binding", "burst", "calls", "connection", "exports", "pools", "quota", "scope")
+    ),
     "nnhal.ipc.client.session",
     "nnhal.ipc.transport.channel",
     "nnhal.ipc.transport.fate",

@@ -121,7 +121,6 @@ class Client:
         self.left = threads_
         self.watched: deque[tuple[Array, bytes, str]] = deque(maxlen=8)
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-        self.excuses = 0
         for n in range(threads_):
             task = self.process.spawn(f"thread{n}", self._work)
             task.strikes = True

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from nnhal.base.errors import Closed, ContractBroken, InvalidArgument
+from nnhal.base.errors import Closed, ContractBroken, InvalidArgument, again
 from nnhal.base.memory import Memory
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
-from nnhal.ipc.client.pending import again
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ops.schema import agree, show

@@ -1,11 +1,10 @@
 """What a client waits for beside the replies of its calls: notifications, each exactly once."""
 
-import copy
 import threading
 import time
 from typing import Any
 
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, again
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
@@ -50,11 +49,6 @@ class Pending:
         if isinstance(self._result, wire.Failed):
             raise error_from_wire(self._result)
         return self._result, self._fds
-
-
-def again(error: NnhalError) -> NnhalError:
-    """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
-    return copy.copy(error)
 
 
 def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:

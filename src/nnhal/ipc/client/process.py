@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus
-from nnhal.base.errors import Closed, DeviceUnavailable
+from nnhal.base.errors import Closed, DeviceUnavailable, again
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution, Notify
@@ -28,7 +28,6 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.output import DriverProcess
-from nnhal.ipc.client.pending import again
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
 from nnhal.model.graph import Model

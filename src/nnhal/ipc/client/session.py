@@ -30,12 +30,13 @@ from nnhal.base.errors import (
     MissedDeadline,
     NnhalError,
     ResourceExhausted,
+    again,
 )
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.ipc.client.output import DriverProcess
-from nnhal.ipc.client.pending import CANCEL_SLICE_NS, GRACE_NS, Pending, again
+from nnhal.ipc.client.pending import CANCEL_SLICE_NS, GRACE_NS, Pending
 from nnhal.ipc.client.pools import ClientPools, Packing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire

@@ -4,7 +4,6 @@ Everything in a packet is checked before it is used; one that is wrong gets an e
 as if nothing had been. A packet that comes again is the same object, and not decoded again.
 """
 
-import os
 import threading
 import weakref
 from collections import deque
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nnhal.base.answers import answering, let_go
+from nnhal.base.descriptors import close_all
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
@@ -74,7 +74,7 @@ class ServiceBurst:
                 if not thread.is_alive() and not self._held.is_set():  # it had no memory to begin with
                     raise RuntimeError
         except RuntimeError:
-            self.finish()
+            self._finish()
             raise ResourceExhausted("burst: no thread for it; close some") from None
 
     def close(self) -> None:
@@ -106,9 +106,9 @@ class ServiceBurst:
         finally:
             queues.close()
             queues.drop()
-            self.finish()
+            self._finish()
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """What is left to do after the listener, or where none was started."""
         let_go(self._entry.signature.where, "burst_closed()", self._entry.prepared.burst_closed)
         if self._slots is not None:
@@ -127,8 +127,8 @@ class ServiceBurst:
                 reply, given = binding.run(control)
             else:
                 reply, given = binding.run(control, self._slots.executing(binding))
-            for fd in given:
-                os.close(fd)
+            if given:
+                close_all([*given])
             return _DONE if reply is wire.DONE else pack(wire.encode(reply))
         except BaseException as error:  # whatever a driver raises is a result
             return pack(wire.encode(error_to_wire(error)))

@@ -121,6 +121,14 @@ class CallHandler:
         verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model))
         return wire.Verdicts(verdicts), ()
 
+    def _usage(self, _: wire.GetUsage, __: Descriptors) -> Answer:
+        """What all clients of the service may hold, and hold."""
+        quotas = self._share.quotas
+        rows = quotas.table.rows
+        limits = tuple(wire.Quota(row.name, row.most, row.own, row.common) for row in rows.values())
+        clients = tuple(wire.Usages(pid, tuple(used[name] for name in rows)) for pid, used in quotas.usage())
+        return wire.Usage(quotas.table.clients, limits, clients), ()
+
     def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
         self._exports.add(call.object, Held([self._pools.accept(pool, fds) for pool in call.pools]), lambda: None)
         return wire.DONE, ()
@@ -322,6 +330,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetSupportedExtensions: CallHandler._extensions,
     wire.GetRelaxations: CallHandler._relaxations,
     wire.GetSupportedOperations: CallHandler._supported,
+    wire.GetUsage: CallHandler._usage,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from logging import DEBUG
 
+from nnhal.base.descriptors import close_all
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
@@ -29,18 +30,11 @@ from nnhal.ipc.transport.channel import Channel, Descriptors
 from nnhal.ipc.transport.fate import peer_of, watch_peer
 
 HELLO_TIMEOUT_NS = 10_000_000_000
-FIRST_CALL_NS = 1_000_000_000  # for the call that a lane is attached for
 TURNED_AWAY = 8  # clients at once, that are told why
 END_SECONDS = 5  # for a driver to close what a client had
 _ENDS = errno.EBADF, errno.EINVAL, errno.ENOTSOCK  # of a listening socket that was closed
 _BREATH = 0.05  # seconds
 _log = logger("driver")
-
-
-def close_all(fds: Sequence[int]) -> None:
-    """Close descriptors that were sent."""
-    for fd in fds:
-        os.close(fd)
 
 
 def _encoded(message: wire.Reply | wire.ServiceCall) -> bytes:
@@ -141,7 +135,8 @@ class Connection:
             try:
                 channel.answer(wire.ENCODED_DONE if reply is wire.DONE else _encoded(reply), given)
             finally:
-                close_all(given)
+                if given:
+                    close_all([*given])
                 del data, reply
                 long.over()
 
@@ -155,8 +150,6 @@ class Connection:
                 _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
-            if isinstance(call, wire.GetUsage):
-                return usage_to_wire(self.share.quotas), ()
             return self._calls.answer(call, fds, unwanted, len(data))
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
             return error_to_wire(error), ()
@@ -256,7 +249,7 @@ class Connection:
                 try:
                     self._call_back(message, given)
                 finally:
-                    close_all(given)
+                    close_all([*given])
             except NnhalError as error:  # the client is gone, or reads no more: it must not wait for ever
                 _log.debug("notification lost: %s", error)
                 self._hang_up()
@@ -274,14 +267,6 @@ class Connection:
         if self._callbacks is None or self._ending:
             raise DeadObject("connection: is ending")
         return self._callbacks
-
-
-def usage_to_wire(quotas: Quotas) -> wire.Usage:
-    """What all clients of a service may hold, and hold."""
-    rows = quotas.table.rows
-    limits = tuple(wire.Quota(row.name, row.most, row.own, row.common) for row in rows.values())
-    clients = tuple(wire.Usages(pid, tuple(used[name] for name in rows)) for pid, used in quotas.usage())
-    return wire.Usage(quotas.table.clients, limits, clients)
 
 
 def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str], table: QuotaTable) -> None:
