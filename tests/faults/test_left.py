@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import OperandType
 from nnhal.base.errors import Cancelled, DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
@@ -28,7 +27,6 @@ from nnhal.ipc.service.connection import Connection
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
-from nnhal.model.builder import ModelBuilder
 from tests.faults.support import (
     LIMIT,
     WITNESS,
@@ -47,7 +45,7 @@ from tests.faults.support import (
     wait_until,
     works,
 )
-from tests.ipc.support import PROBE, a_share, inside, own_process, prepare
+from tests.ipc.support import PROBE, a_share, inside, over, own_process, prepare, wide
 
 EXPECTED = (X + X).tobytes()
 
@@ -267,18 +265,12 @@ def test_a_connection_that_is_ending_takes_no_lane():
 
 def test_a_thousand_memories_are_arguments_of_several_executions_in_any_order():
     """Each is an argument of several bindings, all are kept; the driver holds no descriptor of any."""
-    count, wide = 1000, 50
-    b = nnhal.Builder()
-    given = [b.input((1,)) for _ in range(wide)]
-    total = given[0]
-    for x in given[1:]:
-        total = b.add(total, x)
-    model = b.finish(given, [total])
+    count, width = 1000, 50
     with own_process(WITNESS) as device:
-        adding = prepared(device, model)
+        adding = prepared(device, wide(width))
         before, ours = held(device), len(os.listdir("/proc/self/fd"))
         memories = [Memory.from_array(np.float32([n])) for n in range(count)]
-        order = np.random.default_rng(5).permutation(np.repeat(np.arange(count), 3)).reshape(-1, wide)
+        order = np.random.default_rng(5).permutation(np.repeat(np.arange(count), 3)).reshape(-1, width)
         for places in order:
             views = [memories[n].view(0, 4, np.float32, (1,)) for n in places]
             done = adding.request(views, [np.zeros(1, np.float32)])
@@ -286,7 +278,7 @@ def test_a_thousand_memories_are_arguments_of_several_executions_in_any_order():
             assert done.results[0].tolist() == [float(places.sum())]
         now = held(device)
         assert now["descriptors"] <= before["descriptors"] + 1
-        del memories, views, done, x, total, given
+        del memories, views, done
         wait_until(lambda: gc.collect() >= 0 and held(device)["mappings"] <= before["mappings"] + 2, "mappings")
         assert len(os.listdir("/proc/self/fd")) <= ours
 
@@ -305,20 +297,10 @@ def test_each_of_a_thousand_memories_in_turn_is_found_again():
 
 
 def test_a_model_over_a_thousand_memories_is_compiled_and_leaves_none():
-    kind = OperandType.TENSOR_FLOAT32
-    b = ModelBuilder()
-    x = total = b.operand(kind, (1,))
-    none = b.constant(OperandType.INT32, 0)
-    for n in range(1000):
-        constant = b.reference(kind, (1,), b.add_pool(Memory.from_array(np.float32([n]))), 0, 4)
-        sum_ = b.operand(kind, (1,))
-        b.operation("ADD", [total, constant, none], [sum_])
-        total = sum_
-    model = b.finish([x], [total])
     with own_process(WITNESS) as device:
         assert works(device)
         before = held(device)
-        summing = prepared(device, model)
+        summing = prepared(device, over(1000))
         assert run(summing, np.float32([5])).tolist() == [5 + 999 * 1000 / 2]
         assert held(device)["mappings"] >= before["mappings"] + 1000
         summing.close()
