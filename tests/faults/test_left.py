@@ -165,7 +165,7 @@ def test_executions_of_a_client_that_left_end_and_leave_no_thread(way: Callable[
                 threads = [threading.Thread(target=attempt, args=(lambda m=m: way(m),)) for m in models]
                 for thread in threads:
                     thread.start()
-                wait_until(lambda: inside(watcher).get("inside", 0) == 6, "executions begin")
+                wait_until(lambda: inside(watcher)["inside"] == 6, "executions begin")
             wait_until(lambda: inside(watcher)["inside"] == 0, "executions end")
             for thread in threads:
                 thread.join(LIMIT)
@@ -180,7 +180,7 @@ def test_an_execution_that_is_cancelled_ends_in_its_driver():
         with nnhal.compile(doubling(), devices=device, driver_options=options, fallback="forbid") as compiled:
             for _ in range(3):
                 execution = compiled.submit(np.ones(4, np.float32))
-                wait_until(lambda: inside(device).get("inside", 0) == 1, "it begins")
+                wait_until(lambda: inside(device)["inside"] == 1, "it begins")
                 execution.cancel()
                 with pytest.raises(Cancelled):
                     execution.result()

@@ -157,7 +157,7 @@ def test_a_second_execution_in_another_process_is_bad_state(deadline: int | None
         with step.burst() as burst:
             running = threading.Thread(target=asked(step, X, nan()).execute, args=(burst.run, control))
             running.start()
-            wait_until(lambda: inside(device).get("inside") == 1, "the execution runs")
+            wait_until(lambda: inside(device)["inside"] == 1, "the execution runs")
             with pytest.raises(BadState, match="must be one at a time"):
                 asked(step, X, nan()).execute(burst.run, control)
             running.join(LIMIT)

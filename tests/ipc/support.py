@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,9 +113,9 @@ def prepare(device: Device, model: Model | None = None, **options: Any) -> Prepa
     return prepared_by(device, model or doubling(), Hints(options=options))
 
 
-def inside(device: Device) -> dict[str, int]:
-    """The probe driver's counters."""
-    return dict(json.loads(device.supports(doubling())[0].reason))
+def inside(device: Device) -> Counter[str]:
+    """The probe driver's counters; what has not happened yet is 0."""
+    return Counter(json.loads(device.supports(doubling())[0].reason))
 
 
 def made(

@@ -188,7 +188,7 @@ def test_executions_of_several_clients_are_inside_the_driver_at_once(runtime: Pa
             control = Control(deadline=time.monotonic_ns() + 3_000_000_000)
             running = [pool.submit(run, p, numbers(), control) for p in prepared]
             with connected() as watcher:
-                wait_until(lambda: inside(watcher).get("inside", 0) == 16, "sixteen executions at once")
+                wait_until(lambda: inside(watcher)["inside"] == 16, "sixteen executions at once")
             assert all("MissedDeadline" in type(f.exception()).__name__ for f in running)
 
 

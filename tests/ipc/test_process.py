@@ -118,7 +118,7 @@ def test_options_of_the_first_preparation_hold_for_the_second(device: Resilient)
     kill(device)
     thread = threading.Thread(target=lambda: run(prepared, numbers()))
     thread.start()
-    wait_until(lambda: inside(device).get("inside", 0) == 1, "the run of the second process is inside and sleeps")
+    wait_until(lambda: inside(device)["inside"] == 1, "the run of the second process is inside and sleeps")
     thread.join(LIMIT)
 
 

@@ -542,7 +542,7 @@ def test_lanes_after_a_hundred_interrupted_calls_are_usable_and_every_later_resu
         with ThreadPoolExecutor(8) as pool:
             outputs = list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
         assert all(np.array_equal(y, 2 * numbers(start=n)) for n, y in enumerate(outputs))
-        wait_until(lambda: inside(device).get("inside", 0) == 0, "the executions end")
+        wait_until(lambda: inside(device)["inside"] == 0, "the executions end")
         settled(device, before, lanes=8)
         wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= fds + 16, "descriptors")
 
@@ -802,7 +802,7 @@ def test_a_model_that_is_dropped_while_it_runs_is_closed_after_the_run() -> None
         outputs: list[np.ndarray] = []
         thread = threading.Thread(target=lambda: outputs.append(run(prepared, numbers())))
         thread.start()
-        wait_until(lambda: inside(device).get("inside", 0) == 1, "the run has begun")
+        wait_until(lambda: inside(device)["inside"] == 1, "the run has begun")
         prepared.close()
         thread.join(LIMIT)
         assert np.array_equal(outputs[0], 2 * numbers())

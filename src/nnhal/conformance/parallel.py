@@ -78,12 +78,12 @@ def run_all(selection: Selection, jobs: int) -> Generator[tuple[TaskResult, int,
     others, futures = set(active_children()), []
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start_worker, (selection,))
     try:
-        with _inherited():
+        with _started_whole():
             futures = [pool.submit(_run, chunk) for chunk in chunks]
         for done, future in enumerate(as_completed(futures), 1):
             yield future.result(), done, len(chunks)
     finally:
-        with _uninterrupted():
+        with _on_interrupt(signal.SIG_IGN):  # a second one changes nothing: what it would end, ends
             if not futures or not all(future.done() for future in futures):
                 for worker in set(active_children()) - others:
                     worker.kill()  # its driver ends with it
@@ -91,26 +91,33 @@ def run_all(selection: Selection, jobs: int) -> Generator[tuple[TaskResult, int,
 
 
 @contextlib.contextmanager
-def _inherited() -> Iterator[None]:
-    """Workers that are started here are not interrupted: a terminal's Ctrl-C reaches them too, and is for this process."""
+def _started_whole() -> Iterator[None]:
+    """A Ctrl-C is heard at the end, when workers that are started here have all that they read at their start.
+
+    They hear none themselves: a terminal sends it to them too, and it is for this process.
+    """
+    late: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with _on_interrupt(lambda number, _: late.append(number)):  # another thread, as BLAS's, may be given it
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if late:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C changes nothing: what it would end, ends."""
+def _on_interrupt(handler: Any) -> Iterator[None]:
+    """What a Ctrl-C does meanwhile; the main thread alone hears it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, before)
 
 
 def _start_worker(selection: Selection) -> None:
