@@ -57,8 +57,8 @@ class Quotient:
 
 
 NAMED = (
-    Median("burst_noop_us_two_cores", BURST + SPIN, 8, "two"),
-    Median("burst_noop_us_one_core", BURST + SPIN, 15, "one"),
+    Median("burst_noop_us_two_cores", BURST + SPIN, 4, "two"),
+    Median("burst_noop_us_one_core", BURST + SPIN, 12, "one"),
     Quotient("burst_over_bare_ring", BURST + SPIN, RING + SPIN, 2.5),
     Quotient("plain_over_c_seqpacket_spinning", PLAIN + SPIN, "seqpacket in C" + SPIN, 2.5),
     Quotient("plain_over_c_seqpacket_blocking", PLAIN + BLOCK, "seqpacket in C" + BLOCK, 2.5),

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
-    parser.add_argument("--json", action="store_true", help="print name, socket, level and confinement once it serves")
+    parser.add_argument("--json", action="store_true", help="say in JSON what it serves: name, socket, level, confinement")
     given = parser.parse_args(arguments)
     try:
         return run(
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             devices=given.device,
             allow=[name for names in given.allow for name in names.split(",")],
             confined=not given.unconfined,
-            announced=given.json,
+            as_json=given.json,
         )
     except Exception as error:
         from nnhal.base.errors import NnhalError
@@ -66,12 +66,12 @@ def run(
     devices: Sequence[str] = (),
     allow: Sequence[str] = (),
     confined: bool = True,
-    announced: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Listen or take the client's socket, confine the process, load the driver, serve: in this order.
 
-    Confinement comes before numpy and the driver's engine start threads, which would escape it. announced: a listening
-    service prints a line of JSON before it serves.
+    Confinement comes before numpy and the driver's engine start threads, which would escape it. A service that listens
+    prints a line once it serves. as_json: of JSON.
     """
     from nnhal.ipc import names
     from nnhal.ipc.confinement.confine import Limits, confine
@@ -112,9 +112,12 @@ def run(
             refuse(sock, error)
         raise
     if fd is None:
-        if announced:
-            where = {"name": name, "socket": names.address(sock, name)}
-            print(json.dumps({**where, "level": str(device.level), "confinement": report}), flush=True)
+        path = names.address(sock, name)
+        if as_json:
+            facts = {"name": name, "socket": path, "level": str(device.level), "confinement": report}
+            print(json.dumps(facts), flush=True)
+        else:
+            print(f"serving {driver} as {name} at {path}; stop with Ctrl-C", file=sys.stderr)
         return serve_clients(device, sock, report, quota.QuotaTable(capacity, shared=True))
     serve_one(device, sock, report, quota.QuotaTable(capacity, shared=False))
     with contextlib.suppress(OSError):  # nobody listens any more

@@ -5,7 +5,6 @@ seed of the run where an invariant breaks. `--seed S --runs 1` replays one.
 """
 
 import argparse
-import gc
 import random
 import sys
 import time
@@ -25,33 +24,24 @@ def simulate(
     """Run until so many steps, or runs, are done; what happened, and the report of the first violation, if any."""
     counts: Counter[str] = Counter()
     began = shown = time.monotonic()
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        with staged(), stepped(changes):
-            number = 0
-            while counts["steps"] < steps and (runs is None or number < runs):
-                run = Run(seed + number, number)
-                failure = run.go()
-                counts += run.world.counts
-                counts["steps"] += run.world.steps
-                counts["runs"] += 1
-                number += 1
-                if failure:
-                    return counts, run.report(history)
-                if show and time.monotonic() - shown > 5:
-                    shown = time.monotonic()
-                    pace = counts["steps"] / (shown - began)
-                    print(
-                        f"{counts['steps']:>12,} of {steps:,} steps, {counts['runs']} runs, {pace:,.0f} a second",
-                        flush=True,
-                    )
-    finally:
-        gc.unfreeze()
-        if collecting:
-            gc.enable()
+    with staged(), stepped(changes):
+        number = 0
+        while counts["steps"] < steps and (runs is None or number < runs):
+            run = Run(seed + number, number)
+            failure = run.go()
+            counts += run.world.counts
+            counts["steps"] += run.world.steps
+            counts["runs"] += 1
+            number += 1
+            if failure:
+                return counts, run.report(history)
+            if show and time.monotonic() - shown > 5:
+                shown = time.monotonic()
+                pace = counts["steps"] / (shown - began)
+                print(
+                    f"{counts['steps']:>12,} of {steps:,} steps, {counts['runs']} runs, {pace:,.0f} a second",
+                    flush=True,
+                )
     return counts, ""
 
 

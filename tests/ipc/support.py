@@ -129,10 +129,11 @@ def made(
 
 def wait_until(true: Callable[[], bool], what: str) -> None:
     """Wait for what must come to be at some time."""
-    end = time.monotonic() + LIMIT
+    end, pause = time.monotonic() + LIMIT, 0.0005
     while not true():
         assert time.monotonic() < end, f"{what}: not within {LIMIT:.0f} s"
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
 
 
 @contextlib.contextmanager

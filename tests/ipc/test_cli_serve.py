@@ -71,12 +71,12 @@ def test_devices_lists_the_services_that_run(served: subprocess.Popen[str]) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_service_ends_with_control_c_and_with_sigterm(served: subprocess.Popen[str], number: int) -> None:
+    assert served.stderr is not None
+    assert "stop with Ctrl-C" in served.stderr.readline()
     served.send_signal(number)
     assert served.wait(LIMIT) in (0, -number, 128 + number)
     assert names.running() == []
-    assert served.stderr is not None
-    said = served.stderr.read()
-    assert "stop with Ctrl-C" in said and "Traceback" not in said
+    assert "Traceback" not in served.stderr.read()
 
 
 def test_a_file_is_served_under_its_name() -> None:
@@ -89,6 +89,14 @@ def test_a_file_is_served_under_its_name() -> None:
     finally:
         process.terminate()
         process.wait(LIMIT)
+
+
+def test_a_service_under_a_name_that_is_taken_says_so_and_not_that_it_serves(served: subprocess.Popen[str]) -> None:
+    second = subprocess.run(
+        [*NNHAL, "serve", "reference", "--name", "bench"], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert second.returncode == 1 and "bench" in second.stderr
+    assert "serving" not in second.stderr and "Traceback" not in second.stderr
 
 
 def test_a_service_announces_itself_in_one_line_of_json() -> None:

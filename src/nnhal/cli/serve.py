@@ -81,11 +81,8 @@ def command(
             click.echo(f"wrote {' and '.join(map(str, written))}; start with")
             click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")
         return
-    path = names.path_of(name)
-    if as_json:
-        words += ["--json"]
-    else:
-        common.say(f"serving {driver} as {name} at {path}; stop with Ctrl-C")
+    names.path_of(name)  # refuses what is no name
+    words += ["--json"] if as_json else []
     os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
 
 

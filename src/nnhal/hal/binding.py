@@ -34,12 +34,15 @@ class BoundRequest:
     output_buffers: dict[int, Buffer]
     unaligned: bool
 
+    def given(self) -> Sequence[Array | None]:
+        """The inputs for one execution; those at odd addresses as copies."""
+        if not self.unaligned:
+            return self.inputs
+        return [x if x is None or x.flags.aligned else x.copy() for x in self.inputs]
+
     def request(self) -> Request:
         """A request of its own for one execution."""
-        inputs: Sequence[Array | None] = self.inputs
-        if self.unaligned:
-            inputs = [x if x is None or x.flags.aligned else x.copy() for x in inputs]
-        return self.signature.make(self.signature, inputs, self.outputs, self.input_buffers, self.output_buffers)
+        return self.signature.make(self.signature, self.given(), self.outputs, self.input_buffers, self.output_buffers)
 
 
 def bind_request(

@@ -3,7 +3,7 @@
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
-from nnhal.hal.request import Control, Request, Run, Runs, Timing
+from nnhal.hal.request import Control, Request, Run, Runs, Signature, Timing
 from nnhal.ops.schema import agree, show
 
 
@@ -143,42 +143,75 @@ class Writing(NamedTuple):
         self.buffer.end(self, array)
 
 
+class Hosted:
+    """The arguments of a request that lie in host buffers, which become arrays, and those in buffers of other classes.
+
+    Found once, for any number of executions.
+    """
+
+    def __init__(self, input_buffers: Mapping[int, Buffer], output_buffers: Mapping[int, Buffer]) -> None:
+        self._read = [(n, b) for n, b in input_buffers.items() if isinstance(b, HostBuffer)]
+        self._written = [(n, b) for n, b in output_buffers.items() if isinstance(b, HostBuffer)]
+        self._others = (
+            {n: b for n, b in input_buffers.items() if not isinstance(b, HostBuffer)},
+            {n: b for n, b in output_buffers.items() if not isinstance(b, HostBuffer)},
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._read or self._written)
+
+    def execute(
+        self,
+        signature: Signature,
+        given: Sequence[Array | None],
+        rooms: Sequence[Array | None] | None,
+        run: Run,
+        control: Control,
+        outer: Request | None = None,
+    ) -> tuple[Request, Timing | None]:
+        """Execute once, with arrays for the host buffers. outer: the request that this is the execution of, if there is one.
+
+        Keeps their state by the contract: what was to be written by an execution that failed has no contents.
+        """
+        writings: list[tuple[int, Writing]] = []
+        try:
+            if self._written:
+                rooms = [None] * signature.count if rooms is None else list(rooms)
+                for index, buffer in self._written:
+                    writing = buffer.begin()
+                    writings.append((index, writing))
+                    rooms[index] = writing.room
+            if self._read:
+                given = list(given)
+                for index, buffer in self._read:
+                    given[index] = buffer.array()
+            request = signature.make(signature, given, rooms, *self._others)
+            timing = request.execute(run, control)
+            control.check()
+            if outer is not None and outer.ended:
+                raise Closed(f"{signature.where}: the execution was given up before it ended")
+            for index, writing in writings:
+                writing.end(None if request.small else request.results[index])
+        except BaseException:
+            for _, writing in writings:
+                writing.end(None)
+            raise
+        return request, timing
+
+
 def run_resolved(prepared: Runs, request: Request, control: Control, run: Run | None = None) -> Timing | None:
     """`prepared.run` (or another `run` of the same model) with host buffers as arrays.
 
-    Checks the use of each buffer, InvalidRequest, before anything happens; keeps the state of host buffers by the contract:
-    what was to be written by an execution that failed has no contents.
+    Checks the use of each buffer, InvalidRequest, before anything happens.
     """
     run = run or prepared.run
     if not request.input_buffers and not request.output_buffers:
         return run(request, control)
     check_use(prepared, request)
-    if not any(isinstance(b, HostBuffer) for b in (*request.input_buffers.values(), *request.output_buffers.values())):
+    hosted = Hosted(request.input_buffers, request.output_buffers)
+    if not hosted:
         return run(request, control)
-    hosted: dict[int, Writing] = {}
-    try:
-        for index, buffer in request.output_buffers.items():
-            if isinstance(buffer, HostBuffer):
-                hosted[index] = buffer.begin()
-        inputs = list(request.given)
-        for index, buffer in request.input_buffers.items():
-            inputs[index] = buffer.array() if isinstance(buffer, HostBuffer) else None
-        inner = request.inside(
-            inputs,
-            [hosted[i].room if i in hosted else request.room(i) for i in range(len(request.shapes))],
-            input_buffers={i: b for i, b in request.input_buffers.items() if not isinstance(b, HostBuffer)},
-            output_buffers={i: b for i, b in request.output_buffers.items() if i not in hosted},
-        )
-        timing = inner.execute(run, control)
-        control.check()
-        if request.ended:
-            raise Closed(f"{request.signature.where}: the execution was given up before it ended")
-        for index, writing in hosted.items():
-            writing.end(None if inner.small else inner.results[index])
-    except BaseException:
-        for writing in hosted.values():
-            writing.end(None)
-        raise
+    inner, timing = hosted.execute(request.signature, request.given, request.rooms, run, control, request)
     request.adopt(inner)
     return timing
 

@@ -2,16 +2,16 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument, InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
 from nnhal.base.time import is_number
-from nnhal.hal.request import Of, Request
+from nnhal.hal.request import Of
 from nnhal.model.validate import validate
 from nnhal.ops.schema import show
 
@@ -65,12 +65,19 @@ class Buffer(ABC):
 
     def __init__(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> None:
         self.facts = merge(desc, roles)
-        self.roles = tuple(roles)
+        self.roles: tuple[BufferRole, ...] = ()
         self.token = next(_tokens)
+        self._uses: set[tuple[int, int, bool]] = set()
+        self.play(roles)
+
+    def play(self, roles: Sequence[BufferRole]) -> None:
+        """May be used in these roles too."""
+        self.roles += tuple(roles)
+        self._uses.update((id(r.prepared), r.index, r.output) for r in roles)
 
     def check_role(self, prepared: Of, index: int, output: bool) -> None:
         """InvalidRequest where the buffer was not allocated for this use."""
-        if not any(r.prepared is prepared and r.index == index and r.output == output for r in self.roles):
+        if (id(prepared), index, output) not in self._uses:
             roles = ", ".join(map(str, self.roles))
             use = "output" if output else "input"
             raise InvalidRequest(f"buffer {self.token} is used as {use} {index}, must be one of its roles: {roles}")
@@ -142,13 +149,27 @@ def both(one: tuple[int, ...] | None, other: tuple[int, ...] | None, where: str)
     return tuple(a or b for a, b in zip(one, other, strict=True))
 
 
-def check_use(prepared: Of, request: Request) -> None:
+class Uses(Protocol):
+    """What names buffers for arguments of one model, by index."""
+
+    @property
+    def input_buffers(self) -> Mapping[int, Any]:
+        """Those that are read."""
+
+    @property
+    def output_buffers(self) -> Mapping[int, Any]:
+        """Those that are written."""
+
+
+def check_use(prepared: Of, request: Uses) -> None:
     """InvalidRequest where a buffer of the request is used for what it may not be."""
-    for index, buffer in request.input_buffers.items():
+    read, written = request.input_buffers, request.output_buffers
+    for index, buffer in read.items():
         buffer.check_role(prepared, index, False)
-    for index, buffer in request.output_buffers.items():
+    for index, buffer in written.items():
         buffer.check_role(prepared, index, True)
-        if any(buffer is other for other in request.input_buffers.values()):
-            raise InvalidRequest(f"buffer {buffer.token} is input and output of one execution, must be one of them")
-    if len({id(b) for b in request.output_buffers.values()}) < len(request.output_buffers):
+        for other in read.values():
+            if other is buffer:
+                raise InvalidRequest(f"buffer {buffer.token} is input and output of one execution, must be one of them")
+    if len(written) > 1 and len({id(b) for b in written.values()}) < len(written):
         raise InvalidRequest("a buffer is given for two outputs, must be given for one")

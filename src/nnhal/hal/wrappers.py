@@ -43,7 +43,7 @@ class Wrapper(Device):
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """As the device does; the buffer knows its roles by the wrapped prepared models and by their own."""
         buffer = self.inner.allocate(desc, [replace(role, prepared=_unwrapped(role.prepared)) for role in roles])
-        buffer.roles = (*buffer.roles, *roles)
+        buffer.play(roles)
         return buffer
 
     def close(self) -> None:

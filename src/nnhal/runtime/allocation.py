@@ -40,11 +40,13 @@ class Allocation:
     """Memory for the inputs and outputs that it was allocated for; give it in place of an array, as input or `out`.
 
     It has contents after `write`, `copy_from` or an execution that wrote it; an execution that fails leaves it without.
-    device: whose memory it is; None for a shared pool. reason: why it is a pool, "" otherwise.
+    device: whose memory it is; None for a shared pool. reason: why it is a pool, "" otherwise. host: the buffer where it is
+    in ordinary memory.
     """
 
     def __init__(self, buffer: Buffer, roles: Sequence[BufferRole], device: str | None, reason: str) -> None:
         self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
+        self.host = buffer if isinstance(buffer, HostBuffer) else None
         self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
         self._spoiled = self._closed = False
 

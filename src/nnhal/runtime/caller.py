@@ -2,8 +2,8 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 from numpy import ndarray
 
@@ -154,18 +154,20 @@ class Caller:
 
     def allocations(self, job: Job) -> tuple[dict[int, Allocation], dict[int, Allocation]]:
         """The allocations among all inputs and outputs; InvalidRequest where one may not be used so."""
-        given: Any = job.given
-        read = {n: x for n, x in enumerate(given) if isinstance(x, Allocation)}
-        for n, x in read.items():
-            x.check_use(self.whole, False, n)
-        rooms: Any = job.rooms
-        if rooms is None:
-            return read, {}
-        written = {n: x for n, x in enumerate(rooms) if isinstance(x, Allocation)}
-        for n, x in written.items():
-            x.check_use(self.whole, True, n)
-            if any(x is other for other in (*read.values(), *(y for m, y in written.items() if m < n))):
-                raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
+        given, rooms = cast("Sequence[Any]", job.given), cast("Sequence[Any]", job.rooms or ())
+        read: dict[int, Allocation] = {}
+        written: dict[int, Allocation] = {}
+        for n, x in enumerate(given):
+            if isinstance(x, Allocation):
+                x.check_use(self.whole, False, n)
+                read[n] = x
+        for n, x in enumerate(rooms):
+            if isinstance(x, Allocation):
+                x.check_use(self.whole, True, n)
+                for other in (*read.values(), *written.values()):
+                    if x is other:
+                        raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
+                written[n] = x
         return read, written
 
     def check_open(self) -> None:

@@ -21,8 +21,8 @@ from nnhal.base.once import Once
 from nnhal.base.operands import Array
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared, identity_of
-from nnhal.hal.host import contents_of, fill, run_resolved
-from nnhal.hal.memory import Buffer
+from nnhal.hal.host import contents_of, fill
+from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
@@ -68,21 +68,17 @@ class Line:
 
     def execute(self, request: Request, control: Control) -> Timing | None:
         """Execute on the driver; where it may have to end early, it does, whatever the driver does."""
-        run = self.run
         if request.input_buffers or request.output_buffers:
-            run = self._resolved
+            check_use(self.prepared, request)
         if self.launched or (control.bounded and not self.timely):
-            return self.lane.run(run, request, control, self.launched)
-        return request.execute(run, control)
+            return self.lane.run(self.run, request, control, self.launched)
+        return request.execute(self.run, control)
 
     def name_buffers(self, request: Request, buffers: Mapping[int, Buffer]) -> None:
         """Tell a request which of its arguments lie in buffers of the driver's own; `buffers` is by operand of the whole."""
         if buffers:
             request.input_buffers = {n: buffers[i] for n, i in enumerate(self.reads) if i in buffers}
             request.output_buffers = {n: buffers[i] for n, i in enumerate(self.writes) if i in buffers}
-
-    def _resolved(self, request: Request, control: Control) -> Timing | None:
-        return run_resolved(self.prepared, request, control, self.run)
 
 
 class Runner:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnhal.base.operands import Array
-from nnhal.hal.host import HostBuffer, Writing
+from nnhal.hal.host import Writing
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
 from nnhal.runtime.allocation import Allocation
@@ -73,20 +73,20 @@ def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allo
     if read:
         given = list(job.given)
         for place, allocation in read.items():
-            buffer = allocation.buffer
-            if isinstance(buffer, HostBuffer):
-                given[place] = buffer.array()
+            host = allocation.host
+            if host is not None:
+                given[place] = host.array()
             else:
-                given[place], buffers[main.inputs[place]] = None, buffer
+                given[place], buffers[main.inputs[place]] = None, allocation.buffer
         job.given = given
     if written:
         rooms, writing = list(job.rooms or [None] * len(main.outputs)), {}
         for place, allocation in written.items():
-            buffer = allocation.buffer
-            if isinstance(buffer, HostBuffer):
-                writing[place] = buffer.begin()
+            host = allocation.host
+            if host is not None:
+                writing[place] = host.begin()
                 rooms[place] = writing[place].room
             else:
-                rooms[place], buffers[main.outputs[place]] = None, buffer
+                rooms[place], buffers[main.outputs[place]] = None, allocation.buffer
         job.rooms, job.writing = rooms, writing
     job.buffers, job.read, job.written = buffers, read, written

@@ -6,6 +6,7 @@ Its statements become steps: each function gets code that is compiled anew with 
 import ast
 import contextlib
 import fcntl
+import gc
 import importlib
 import inspect
 import mmap
@@ -124,7 +125,7 @@ def modules() -> list[ModuleType]:
 
 @contextlib.contextmanager
 def staged() -> Iterator[None]:
-    """The modules see the simulated world."""
+    """The modules see the simulated world, in which garbage goes when a run says so."""
     before: list[tuple[ModuleType, str, Any]] = []
     missing = object()
     memory._memfds()  # is asked once: of the real kernel, so that the first run is as any other
@@ -137,9 +138,16 @@ def staged() -> Iterator[None]:
         for name, instead in _NAMED.get(module.__name__, {}).items():
             before.append((module, name, getattr(module, name, missing)))
             setattr(module, name, instead)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     try:
         yield
     finally:
+        gc.unfreeze()
+        if collecting:
+            gc.enable()
         for module, name, value in before:
             if value is missing:
                 delattr(module, name)

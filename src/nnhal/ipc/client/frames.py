@@ -164,8 +164,10 @@ class Frame:
         return bool(self._in)
 
     def try_fill(self, request: Request) -> bool:
-        """Copy the inputs in where the request is all of ordinary arrays that fit this frame; else False, in a moment."""
-        if not self._plain or len(request.given) != self._count or request.input_buffers or request.output_buffers:
+        """Copy the inputs in where the request, which has no buffers, is all of ordinary arrays that fit this frame; else
+        False, in a moment.
+        """
+        if not self._plain or len(request.given) != self._count:
             return False
         for room in request.rooms or ():
             if room is not None and room.base is not None:
@@ -225,7 +227,7 @@ class Frames:
     def take(self, request: Request, apart: bool = False) -> tuple[Frame, deque[Frame]]:
         """A frame for this request alone, filled with its inputs, and where to append it afterwards."""
         last = self._last
-        if last is not None:
+        if last is not None and not (request.input_buffers or request.output_buffers):
             try:
                 frame = last[1].pop()
             except IndexError:

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.memory import Memory
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.binding import BoundRequest, flat_bytes
-from nnhal.hal.host import run_resolved
+from nnhal.hal.host import Hosted
+from nnhal.hal.memory import check_use
 from nnhal.hal.request import Control, Request, Run, Timing, plausible
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import timing_to_wire
@@ -42,8 +42,9 @@ class ServiceBinding:
         self._bound: BoundRequest | None = bound
         self._declared = [argument.fixed for argument in bound.signature.outputs]
         self._provided = tuple(n for n, x in enumerate(bound.outputs) if x is None and n not in bound.output_buffers)
-        buffers = bound.input_buffers or bound.output_buffers
-        self._run: Run = partial(run_resolved, entry.prepared) if buffers else entry.prepared.run
+        check_use(entry.prepared, bound)
+        self._run: Run = entry.prepared.run
+        self._hosted = Hosted(bound.input_buffers, bound.output_buffers)
 
     @property
     def provides(self) -> bool:
@@ -63,9 +64,13 @@ class ServiceBinding:
 
     def run(self, control: Control, by: Run | None = None) -> Answer:
         """Execute once and tell what came of it. by: what executes it instead of the prepared model's `run`."""
+        bound, run = self._bound, by or self._run
         with self.entry:
-            request = self.request()
-            timing = request.execute(by or self._run, control)
+            if bound is not None and self._hosted:
+                request, timing = self._hosted.execute(bound.signature, bound.given(), bound.outputs, run, control)
+            else:
+                request = self.request()
+                timing = request.execute(run, control)
         return self._told(request, timing if control.measure else None)
 
     def _told(self, request: Request, timing: Timing | None) -> Answer:
