@@ -4,7 +4,8 @@
 
 For each model: does it import, its level and operations, where operations ran, and how far outputs are from LiteRT's:
 floats relative to the greatest magnitude, quantised outputs in steps. For quantised models each operation of `reference` is
-also run by itself on LiteRT's own intermediates. Streaming models run 12 steps with their state carried on.
+also run by itself on LiteRT's own intermediates. Streaming models run 12 steps with their state carried on. In a process of
+its own, and in every way to execute, each device gives the same bits as here.
 """
 
 import argparse
@@ -93,9 +94,32 @@ def examine(name: str, source: str) -> Row:
         worst = max(compare(call(*run), wanted) for run, wanted in zip(runs, expected, strict=True))
         setattr(row, device, worst)
         row.placement[device] = compiled.placement.devices()
+        apart(row, model, device, compiled, runs if device == "litert" else runs[:1])
     each(row, model, runs[0])
     judge(row)
     return row
+
+
+def apart(row: Row, model: nnhal.Model, device: str, here: nnhal.Compiled, runs: list[list[np.ndarray]]) -> None:
+    """The isolated device gives the same bits, in every way to execute."""
+    options = {"devices": [device, "reference"], "isolation": "process", "fallback": "allow", "threads": 2}
+    with nnhal.compile(model, **options) as there, there.burst() as burst:
+        ways = {
+            "a call": (here, there),
+            "a burst": (here, burst),
+            "submitted": (here, lambda *run: there.submit(*run).result()),
+            "behind fences": (here, lambda *run: there.execute_fenced(*run).result()),
+            "a stream": (here.stream(), there.stream()),
+        }
+        for way, (one, other) in ways.items():
+            if not all(identical(one(*run), other(*run)) for run in runs):
+                row.problems.append(f"{device} in its own process gives other bits: {way}")
+
+
+def identical(one: object, other: object) -> bool:
+    """Whether outputs have the same types, shapes and bits."""
+    pairs = zip(*(x if isinstance(x, tuple) else (x,) for x in (one, other)), strict=True)
+    return all((a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for a, b in pairs)
 
 
 def each(row: Row, model: nnhal.Model, run: list[np.ndarray]) -> None:

@@ -20,6 +20,7 @@ from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
@@ -39,6 +40,23 @@ NONE = 0  # the fused activation
 @pytest.fixture(scope="module")
 def device() -> Device:
     return litert.device()
+
+
+@pytest.fixture(scope="module", params=["in process", "isolated"])
+def anywhere(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """The device, wherever it is."""
+    if request.param == "in process":
+        yield litert.device()
+        return
+    device = Resilient("litert", lambda: start("litert"))
+    yield device
+    device.close()
+
+
+def private(pid: int) -> int:
+    """Bytes that a process shares with nobody."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 def dense(*places: tuple[Memory, int]) -> Model:
@@ -81,20 +99,36 @@ def test_weights_in_a_pool_are_the_pools_own_pages() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 16, 4096, 5008])
-def test_weights_anywhere_in_several_pools_are_computed_with(device: Device, offset: int) -> None:
+def test_weights_anywhere_in_several_pools_are_computed_with(anywhere: Device, offset: int) -> None:
     first, second = Memory.allocate(SIZE + offset), Memory.allocate(2 * SIZE + offset)
     w = [fill(first, offset, 1), fill(second, SIZE + offset, 2), fill(second, offset, 3)]
-    prepared = prepared_by(device, dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
+    prepared = prepared_by(anywhere, dense((first, offset), (second, SIZE + offset), (second, offset)), Hints())
     assert np.array_equal(run(prepared, ONES), ONES @ w[0].T @ w[1].T @ w[2].T)
 
 
-def test_weights_of_a_pool_inside_a_file_are_computed_with(device: Device, tmp_path: Path) -> None:
+def test_a_drivers_process_holds_the_clients_pages_and_no_copy_of_weights() -> None:
+    memory, count = Memory.allocate(64 * SIZE), 64
+    weights = [fill(memory, n * SIZE, n) for n in range(count)]
+    device = Resilient("litert", lambda: start("litert"))
+    try:
+        x = np.zeros((1, UNITS), np.float32)
+        assert np.array_equal(run(prepared_by(device, dense((memory, 0)), Hints()), ONES), ONES @ weights[0].T)
+        before = private(device.pid)
+        whole = dense(*((memory, n * SIZE) for n in range(count)))
+        held = prepared_by(device, whole, Hints(options={"xnnpack": False}))  # which packs a copy of its own
+        assert np.array_equal(run(held, x), x)
+        assert private(device.pid) - before < 8 * SIZE
+    finally:
+        device.close()
+
+
+def test_weights_of_a_pool_inside_a_file_are_computed_with(anywhere: Device, tmp_path: Path) -> None:
     weights = np.random.default_rng(0).integers(-2, 3, (UNITS, UNITS)).astype(np.float32)
     path = tmp_path / "weights"
     path.write_bytes(bytes(5008) + weights.tobytes())
     with path.open("rb") as file:
         memory = Memory.from_fd(file.fileno(), SIZE, 5008)
-    assert np.array_equal(run(prepared_by(device, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
+    assert np.array_equal(run(prepared_by(anywhere, dense((memory, 0)), Hints()), ONES), ONES @ weights.T)
 
 
 def test_weights_off_the_alignment_of_a_tflite_file_are_copied_to_one() -> None:

@@ -144,5 +144,5 @@ def _windows(arrays: Sequence[Array], homes: Sequence[tuple[Memory, int] | None]
 
 
 def _is_file(fd: int) -> bool:
-    """Whether it is a file or memfd: a dma-buf has no private mappings."""
-    return stat.S_ISREG(os.fstat(fd).st_mode)
+    """Whether it is a file or memfd: a dma-buf has no private mappings, and a pool may be mapped without a descriptor."""
+    return fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)

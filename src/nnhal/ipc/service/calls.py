@@ -116,7 +116,7 @@ class CallHandler:
         return wire.Names(self._own.extensions), ()
 
     def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
-        model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
+        model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False))
         validate(model)
         verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model))
         return wire.Verdicts(verdicts), ()
@@ -146,7 +146,7 @@ class CallHandler:
     # --------------------------------------------------------------------------------------------------- compilation
 
     def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
-        model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds))
+        model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False, kept=True))
         hints, exports, number = _hints(call), self._exports, call.object
         values = len(model.values)
         claim = self._share.take(prepared=1, memory=values + DECODED * (size - values))

@@ -20,7 +20,7 @@ from nnhal.ipc.service.quota import Share
 from nnhal.ipc.transport.channel import Descriptors
 
 _IMPORTED = "hardware_buffer_blob", "hardware_buffer"  # whose descriptors drivers may want
-_Identity = tuple[int, int, int, int, bool]  # device and inode, offset, size, for reading only
+_Identity = tuple[int, int, int, int, bool, bool]  # device and inode, offset, size, for reading only, kept
 
 
 class ServicePools:
@@ -34,8 +34,10 @@ class ServicePools:
         self._mapped: weakref.WeakValueDictionary[_Identity, Memory] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def accept(self, pool: wire.Pool, fds: Descriptors, *, written: bool = True) -> Memory:
+    def accept(self, pool: wire.Pool, fds: Descriptors, *, written: bool = True, kept: bool = False) -> Memory:
         """The memory that a message refers to. written: whether it is for writing, as far as the client lets it be.
+
+        kept: with a descriptor of its own, for a driver that maps it once more.
 
         InvalidArgument where its descriptor did not come along or may not be mapped, ResourceExhausted past the client's
         limits.
@@ -51,16 +53,17 @@ class ServicePools:
         try:
             found = os.fstat(fd)
             readonly = pool.readonly or not written
-            key = found.st_dev, found.st_ino, pool.offset, pool.size, readonly
+            kept = kept or pool.kind in _IMPORTED
+            key = found.st_dev, found.st_ino, pool.offset, pool.size, readonly, kept
             with self._lock:
                 known = self._mapped.get(key)
                 if known is None:
-                    known = self._mapped[key] = self._map(pool, fd, found.st_mode, readonly)
+                    known = self._mapped[key] = self._map(pool, fd, found.st_mode, readonly, kept)
                 return known
         finally:
             os.close(fd)
 
-    def _map(self, pool: wire.Pool, fd: int, mode: int, readonly: bool) -> Memory:
+    def _map(self, pool: wire.Pool, fd: int, mode: int, readonly: bool, kept: bool) -> Memory:
         sealed = seals(fd)
         if sealed is None:
             if not stat.S_ISREG(mode):
@@ -71,7 +74,7 @@ class ServicePools:
             raise InvalidArgument("pool: is not sealed against shrinking, must be")
         elif not ordinary(fd):
             raise InvalidArgument("pool: is of huge pages, of which there may be none left, must be of ordinary ones")
-        kept, pages = pool.kind in _IMPORTED, aligned(pool.size + pool.offset % mmap.PAGESIZE, mmap.PAGESIZE)
+        pages = aligned(pool.size + pool.offset % mmap.PAGESIZE, mmap.PAGESIZE)
         with self._share.take(memories=1, addresses=pages, descriptors=kept) as claim:
             memory = Memory.from_fd(fd, pool.size, pool.offset, readonly=readonly, kept=kept)
             memory.kind = pool.kind

@@ -98,7 +98,7 @@ class Row:
 
 
 _LET_GO = {  # resources
-    "descriptors": "close lanes, fences and hardware buffers",
+    "descriptors": "close lanes, fences and hardware buffers, release models",
     "threads": "close lanes and bursts, or wait for executions",
     "mappings": "release bindings and models that use memories, or close bursts",
     "addresses": "release bindings and models that use memories",
