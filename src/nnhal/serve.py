@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--allow", action="append", default=[], help="system calls that it may make besides: NAME,NAME")
     parser.add_argument("--unconfined", action="store_true", help="do not confine the process (for debugging)")
-    parser.add_argument("--json", action="store_true", help="say in JSON what it serves: name, socket, level, confinement")
+    parser.add_argument(
+        "--json", action="store_true", help="say in JSON what it serves: name, socket, level, confinement"
+    )
     given = parser.parse_args(arguments)
     try:
         return run(

@@ -62,7 +62,7 @@ class Allocation:
 
     def read(self) -> Array:
         """A copy of the contents; OperationFailed while there are none."""
-        self._check_contents()
+        self.check_contents()
         return contents_of(self._open())
 
     def write(self, array: Any) -> None:
@@ -75,7 +75,7 @@ class Allocation:
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
-        self._check_contents()
+        self.check_contents()
         self._open().copy_to(_memory(memory))
 
     def copy_from(self, memory: Memory, dimensions: Sequence[int] = ()) -> None:
@@ -95,7 +95,7 @@ class Allocation:
             name = whole.model.name or "this model"
             raise InvalidRequest(f"{self}: is used as {use} {place} of {name}, must be one of its roles: {roles}")
         if not output:
-            self._check_contents()
+            self.check_contents()
 
     @property
     def buffer(self) -> Buffer:
@@ -115,7 +115,8 @@ class Allocation:
             raise Closed(f"{self}: used after close")
         return self._buffer
 
-    def _check_contents(self) -> None:
+    def check_contents(self) -> None:
+        """OperationFailed where an execution that was to write it failed."""
         if self._spoiled:
             raise OperationFailed(
                 f"{self}: has no contents since an execution that was to write it failed; write it again"

@@ -153,7 +153,12 @@ def make_control(
 
 def accept(value: Any, spec: Spec, label: str) -> Array:
     """A caller's input as a contiguous array of the operand's type; lists and numbers are converted, arrays never are."""
-    if type(value) is np.ndarray and value.dtype is spec.dtype and value.shape == spec.shape and value.flags.c_contiguous:
+    if (
+        type(value) is np.ndarray
+        and value.dtype is spec.dtype
+        and value.shape == spec.shape
+        and value.flags.c_contiguous
+    ):
         return value
     if isinstance(value, Memory):
         value = _whole(value, spec, label)

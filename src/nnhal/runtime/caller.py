@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
 from numpy import ndarray
@@ -13,6 +14,8 @@ from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
 from nnhal.runtime.job import Job, Report, resolve
+
+NOTHING: Mapping[int, Allocation] = MappingProxyType({})
 
 
 class InUse:
@@ -137,12 +140,17 @@ class Caller:
                 self.use.left()
 
     def _perform(self, job: Job) -> Any:
-        """Run a job that may hold allocations."""
-        self.carry_out(job, *self.allocations(job))
+        """Run a job that may hold allocations, or has them in their places already."""
+        if job.buffers:
+            self.carry_out(job)
+        else:
+            self.carry_out(job, *self.allocations(job))
         return self.edge.results(job)
 
-    def carry_out(self, job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allocation]) -> None:
-        """Run a job whose allocations were checked, and tell those what became of it."""
+    def carry_out(
+        self, job: Job, read: Mapping[int, Allocation] = NOTHING, written: Mapping[int, Allocation] = NOTHING
+    ) -> None:
+        """Run a job whose allocations were checked, and tell those what became of it. read, written: to be put in place."""
         if read or written:
             resolve(job, read, written, self.plan.model.main)
         try:

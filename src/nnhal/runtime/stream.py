@@ -1,10 +1,14 @@
 """A session that carries a model's states from call to call."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import Closed, DeadObject
+from nnhal.hal.memory import Buffer
+from nnhal.model.graph import Model
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
 from nnhal.runtime.caller import Caller
+from nnhal.runtime.job import Job
 
 
 class StatePlacement(NamedTuple):
@@ -23,7 +27,7 @@ class Stream:
 
     def __init__(self, compiled: Caller) -> None:
         self._compiled, self._closed = compiled, False
-        self._pairs: list[tuple[Allocation, Allocation]] = []
+        self._turns: tuple[_Turn, ...] = ()  # this step's and the next one's
         self.reset()
 
     @property
@@ -31,30 +35,43 @@ class Stream:
         """Where each state is kept, and why there."""
         self._check_open()
         main, states = self._compiled.plan.model.main, self._compiled.plan.model.states
+        current = self._turns[0].read
         return tuple(
-            StatePlacement(main.operands[main.inputs[s.input]].name or f"state {n}", pair[0].device, pair[0].reason)
-            for n, (s, pair) in enumerate(zip(states, self._pairs, strict=True))
+            StatePlacement(
+                main.operands[main.inputs[s.input]].name or f"state {n}",
+                current[s.input].device,
+                current[s.input].reason,
+            )
+            for n, s in enumerate(states)
         )
 
     def reset(self) -> None:
         """Start again from the initial state; also the way on after DeadObject, which takes the state with it."""
         self._check_open()
-        states = self._compiled.plan.model.states
         try:
-            for state, (current, _) in zip(states, self._pairs or self._allocate(), strict=True):
-                current.write(state.initial)
+            self._write_initial(self._turns or self._allocate())
         except DeadObject:  # the process that held them is gone
-            for state, (current, _) in zip(states, self._allocate(), strict=True):
-                current.write(state.initial)
+            self._write_initial(self._allocate())
 
-    def _allocate(self) -> list[tuple[Allocation, Allocation]]:
+    def _write_initial(self, turns: "tuple[_Turn, ...]") -> None:
+        for state in self._compiled.plan.model.states:
+            turns[0].read[state.input].write(state.initial)
+
+    def _allocate(self) -> "tuple[_Turn, ...]":
         self._give_back()
-        compiled = self._compiled
-        for state in compiled.plan.model.states:
-            whole, plan = compiled.whole, compiled.plan
-            uses = [Use(whole, plan, False, state.input), Use(whole, plan, True, state.output)]
-            self._pairs.append((allocate_for(uses), allocate_for(uses)))
-        return self._pairs
+        whole, plan = self._compiled.whole, self._compiled.plan
+        made: list[Allocation] = []
+        try:
+            for state in plan.model.states:
+                uses = [Use(whole, plan, False, state.input), Use(whole, plan, True, state.output)]
+                for _ in range(2):
+                    made.append(allocate_for(uses))  # noqa: PERF401 (those before are to be closed)
+        except BaseException:
+            for allocation in made:
+                allocation.close()
+            raise
+        self._turns = _Turn.of(plan.model, made[::2], made[1::2]), _Turn.of(plan.model, made[1::2], made[::2])
+        return self._turns
 
     def __call__(self, *inputs: Any) -> Any:
         """Run one step; inputs and outputs as of `Compiled.__call__`. A step that fails leaves the state as it was.
@@ -62,15 +79,11 @@ class Stream:
         After DeadObject from a driver that held the state, `reset` starts again.
         """
         self._check_open()
-        compiled, states = self._compiled, self._compiled.plan.model.states
-        job = compiled.edge.job(inputs, None)
-        given: list[Any] = list(job.given)
-        rooms: list[Any] = [None] * len(compiled.plan.model.main.outputs)
-        for state, (current, following) in zip(states, self._pairs, strict=True):
-            given[state.input], rooms[state.output] = current, following
-        job.given, job.rooms = given, rooms
-        results = compiled.execute(job)
-        self._pairs = [(following, current) for current, following in self._pairs]
+        turn, following = self._turns
+        job = self._compiled.edge.job(inputs, None)
+        turn.place(job)
+        results = self._compiled.execute(job)
+        self._turns = following, turn
         return results
 
     def close(self) -> None:
@@ -79,12 +92,52 @@ class Stream:
         self._give_back()
 
     def _give_back(self) -> None:
-        for pair in self._pairs:
-            for allocation in pair:
+        for turn in self._turns:
+            for allocation in turn.read.values():
                 allocation.close()
-        self._pairs = []
+        self._turns = ()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("stream: used after close, open another")
         self._compiled.check_open()
+
+
+class _Turn(NamedTuple):
+    """Which of the two buffers of each state a step reads and which it writes, by place among inputs and outputs.
+
+    buffers: all of them by operand where all are of their driver's own class; else empty. outputs: how many there are.
+    """
+
+    read: Mapping[int, Allocation]
+    written: Mapping[int, Allocation]
+    buffers: Mapping[int, Buffer]
+    outputs: int
+
+    @classmethod
+    def of(cls, model: Model, current: Sequence[Allocation], following: Sequence[Allocation]) -> "_Turn":
+        """Of the states of a model in order."""
+        main = model.main
+        read = {state.input: allocation for state, allocation in zip(model.states, current, strict=True)}
+        written = {state.output: allocation for state, allocation in zip(model.states, following, strict=True)}
+        buffers: dict[int, Buffer] = {}
+        if all(allocation.host is None for allocation in (*current, *following)):
+            buffers |= {main.inputs[place]: allocation.buffer for place, allocation in read.items()}
+            buffers |= {main.outputs[place]: allocation.buffer for place, allocation in written.items()}
+        return cls(read, written, buffers, len(main.outputs))
+
+    def place(self, job: Job) -> None:
+        """Put the buffers in their places; nothing is left to look at where all inputs of the caller's are arrays."""
+        given: list[Any] = list(job.given)
+        if self.buffers and not any(isinstance(x, Allocation) for x in given):
+            for place, allocation in self.read.items():
+                allocation.check_contents()
+                given[place] = None
+            job.given, job.buffers, job.read, job.written = given, self.buffers, self.read, self.written
+            return
+        rooms: list[Any] = [None] * self.outputs
+        for place, allocation in self.read.items():
+            given[place] = allocation
+        for place, allocation in self.written.items():
+            rooms[place] = allocation
+        job.given, job.rooms = given, rooms
