@@ -144,11 +144,11 @@ def test_lanes_are_used_again() -> None:
         prepared = prepare(device, meet=8)
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n: run(prepared, numbers(start=n)), range(8)))
-            lanes = inside(device)["threads"]
+            lanes = inside(device)["lanes"]
             list(pool.map(lambda n: run(prepared, numbers(start=n)), range(80)))
         for n in range(200):
             run(prepare(device), numbers(start=n))
-        assert inside(device)["threads"] == lanes
+        assert inside(device)["lanes"] == lanes > 0
 
 
 def test_more_threads_than_lanes_are_all_answered(device: RemoteDevice) -> None:

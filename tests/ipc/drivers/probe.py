@@ -43,6 +43,7 @@ class Counters:
     def text(self) -> str:
         gc.collect()
         alive = {"executions": len(self.executions), "memories": _alive(Memory), "threads": threading.active_count()}
+        alive["lanes"] = sum(thread.name == "nnhal-lane" for thread in threading.enumerate())
         with self.lock:
             return json.dumps({**self.counts, **alive})
 

@@ -13,7 +13,7 @@ MUTANTS: dict[str, Changes] = {
         (_SESSION, "            elif channel.in_doubt:\n", "            elif False:\n"),
     ],
     "a lane that is given up is not hung up": [
-        (_SESSION, "        lane.channel.hang_up()\n", "\n"),
+        (_SESSION, "            lane.channel.hang_up()\n", "            pass\n"),
     ],
     "a notification of a call that failed is waited for": [
         (

@@ -5,6 +5,7 @@ The process has no terminal that way: nothing to read keystrokes from, nothing t
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters of all that
 A_SECOND = 200  # lines logged; a driver that says more is read slowly, and what is left out is counted
 _CHUNK = 1 << 16
 _BREATH = 0.01  # seconds
-_libc = ctypes.PyDLL(None)  # calls keep the interpreter lock
+_libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
@@ -149,9 +150,8 @@ class Output:
         lines: list[tuple[int, bytes]] = []
         with self._lock:
             for fd, level in self._levels.items():
-                try:
-                    chunk = os.read(fd, _CHUNK)
-                except BlockingIOError:
+                chunk = _at_hand(fd)
+                if chunk is None:
                     continue
                 *whole, begun = (self._begun[fd] + chunk).split(b"\n")
                 if not chunk or len(begun) > LINE:
@@ -177,6 +177,18 @@ class Output:
         self._logged += len(some)
         self._left_out += len(lines) - len(some)
         return before + [(level, line) for line in some]
+
+
+def _at_hand(fd: int) -> bytes | None:
+    """What a pipe that does not block has, b"" at its end, None where there is nothing yet; the interpreter is kept.
+
+    Beside a busy thread each time that it is given up costs 5 ms, and somebody may wait to be told of a death.
+    """
+    chunk = ctypes.create_string_buffer(_CHUNK)
+    length = _libc.read(fd, chunk, _CHUNK)
+    if length < 0 and ctypes.get_errno() in (errno.EAGAIN, errno.EINTR):
+        return None
+    return ctypes.string_at(chunk, max(0, length))
 
 
 def _printable(line: bytes) -> str:

@@ -1,10 +1,13 @@
 """What a client waits for beside the replies of its calls: notifications, each exactly once."""
 
+import os
+import select
 import threading
 import time
 from typing import Any
 
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, again
+from nnhal.base.descriptors import Owner
+from nnhal.base.errors import Cancelled, DeadObject, MissedDeadline, NnhalError, again
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_from_wire
 from nnhal.ipc.transport import _native
@@ -23,35 +26,65 @@ class Pending:
     def __init__(self, number: int, kind: type[wire.ServiceCall]) -> None:
         self.number, self.kind = number, kind
         self.given_up = False
-        self._event = threading.Event()
-        self._result: Any = None
-        self._fds = _native.NONE
+        self._answer: list[tuple[Any, Descriptors]] = []  # one, once it came
+        self._wake: Owner | None = None  # an eventfd, while somebody waits
 
     def set(self, result: Any, fds: Descriptors = _native.NONE) -> None:
         """It came; result: a reply, or the error why it never will."""
-        self._result, self._fds = result, fds
-        self._event.set()
+        self._answer.append((result, fds))
+        wake = self._wake
+        if wake is not None and wake.fds:
+            os.eventfd_write(wake.fds[0], 1)
 
     @property
     def came(self) -> bool:
         """Whether it came."""
-        return self._event.is_set()
+        return bool(self._answer)
 
-    def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, Descriptors]:
-        """Wait for it; MissedDeadline, Cancelled, or what the service answered."""
-        while not self._event.wait(_left(deadline, cancelled)):
+    def wait(
+        self, deadline: int | None, cancelled: threading.Event | None = None, watch: int = -1
+    ) -> tuple[Any, Descriptors]:
+        """Wait for it; MissedDeadline, Cancelled, or what the service answered.
+
+        watch: a pidfd of the service. DeadObject where that has ended: who waits looks himself, as whoever would tell him
+        has to be given the interpreter first.
+        """
+        try:
+            if not self._answer:
+                self._wait(deadline, cancelled, watch)
+        finally:
+            self._wake = None
+        result, fds = self._answer[0]
+        if isinstance(result, NnhalError):
+            raise again(result)
+        if isinstance(result, wire.Failed):
+            raise error_from_wire(result)
+        return result, fds
+
+    def _wait(self, deadline: int | None, cancelled: threading.Event | None, watch: int) -> None:
+        poll, wake, most = select.poll(), Owner(), None
+        try:
+            wake.fds.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
+        except OSError:  # no descriptor: look now and then
+            most = CANCEL_SLICE_NS
+        self._wake = wake
+        for fd in (*wake.fds, watch):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        while not self._answer:
+            ready = poll.poll(_milliseconds(deadline, CANCEL_SLICE_NS if cancelled is not None else most))
+            if self._answer:
+                return
+            if any(fd == watch for fd, _ in ready):
+                raise DeadObject("driver process: it died")
             if cancelled is not None and cancelled.is_set():
                 raise Cancelled("execution: cancelled by its owner")
             if deadline is not None and time.monotonic_ns() > deadline + GRACE_NS:
                 raise MissedDeadline("driver process: no answer by the deadline")
-        if isinstance(self._result, NnhalError):
-            raise again(self._result)
-        if isinstance(self._result, wire.Failed):
-            raise error_from_wire(self._result)
-        return self._result, self._fds
 
 
-def _left(deadline: int | None, cancelled: threading.Event | None) -> float | None:
-    left = None if deadline is None else max(0.0, (deadline + GRACE_NS - time.monotonic_ns()) / 1e9)
-    slice_ = None if cancelled is None else CANCEL_SLICE_NS / 1e9
-    return slice_ if left is None else left if slice_ is None else min(left, slice_)
+def _milliseconds(deadline: int | None, most: int | None) -> float | None:
+    """How long to wait at a stretch, at most so many nanoseconds."""
+    left = None if deadline is None else max(0, deadline + GRACE_NS - time.monotonic_ns())
+    nanoseconds = most if left is None else left if most is None else min(left, most)
+    return None if nanoseconds is None else nanoseconds / 1e6

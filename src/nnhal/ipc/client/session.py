@@ -91,6 +91,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}  # by the number it will be about; also one that nobody waits for
         self.bursts: weakref.WeakValueDictionary[int, OpenBurst] = weakref.WeakValueDictionary()
+        self._tidied = False  # what the thread that keeps house leaves behind is closed by whoever comes
         self._late: deque[tuple[Pending, int]] = deque()  # that missed their deadline, and since when
         self._released: deque[int] = deque()
         self._cancelled: deque[int] = deque()
@@ -329,7 +330,9 @@ class Session:
     ) -> tuple[Any, Descriptors]:
         """Wait for a notification; where that is given up, the service is told."""
         try:
-            return pending.wait(deadline, cancelled)
+            return pending.wait(deadline, cancelled, self.watch)
+        except DeadObject as error:
+            raise (error if pending.came else self._died(error)) from None
         except BaseException as error:
             if not pending.came:
                 if isinstance(error, MissedDeadline):
@@ -398,21 +401,24 @@ class Session:
     def _keep(self, channel: Channel) -> None:
         """For the next call."""
         self._free.append(channel)
-        if self.dead is not None:
-            self._close_lanes()
+        self._close_late_lanes()
 
     def _give_up(self, lane: _GivenUp) -> None:
         """Nobody waits for the answer on this lane any more."""
         self._lanes.discard(lane.channel)
-        lane.channel.hang_up()
+        if self.dead is None:  # else all lanes end, and who waited is not kept from hearing of it
+            lane.channel.hang_up()
         self._cancelled.append(lane.channel.number)
         pending = self._pending.get(lane.made)
         if pending is not None:
             pending.given_up = True
         self._given_up.append(lane)
-        if self.dead is None:
-            self._rouse()
-        else:
+        self._rouse()
+        self._close_late_lanes()
+
+    def _close_late_lanes(self) -> None:
+        """Those that came after the thread that keeps house."""
+        if self._tidied:
             self._close_lanes()
 
     def _close_lanes(self) -> None:
@@ -626,6 +632,7 @@ class Session:
         for channel in (self._control, self._callbacks, *list(self._lanes)):
             with contextlib.suppress(OSError):
                 channel.socket.shutdown(socket.SHUT_RDWR)
+        self._tidied = True
         self._close_lanes()
         for burst in list(self.bursts.values()):
             burst.session_died()
