@@ -34,65 +34,77 @@ def executed(driver: Callable[[Request], Any], made: Request | None = None) -> R
     return made
 
 
+Give = Callable[[Request, np.ndarray], None]
+
+
+@pytest.fixture(params=["write", "write_all"])
+def give(request: pytest.FixtureRequest) -> Give:
+    """Both ways to give the one output its value."""
+    if request.param == "write":
+        return lambda made, value: made.write(0, value)
+    return lambda made, value: made.write_all([value])
+
+
 def test_the_control_of_an_execution_cannot_be_changed():
     with pytest.raises(FrozenInstanceError):
         UNLIMITED.deadline = 1  # type: ignore[misc]
 
 
-def test_a_result_in_room_of_the_outputs_shape_is_that_room():
+def test_a_result_in_room_of_the_outputs_shape_is_that_room(give: Give) -> None:
     room = np.zeros(4, np.float32)
-    assert executed(lambda r: r.write(0, X), request([room])).results[0] is room and (room == X).all()
+    assert executed(lambda r: give(r, X), request([room])).results[0] is room and (room == X).all()
 
 
-def test_a_result_in_larger_room_lies_in_it_with_its_true_shape():
+def test_a_result_in_larger_room_lies_in_it_with_its_true_shape(give: Give) -> None:
     for room in (np.zeros(9, np.float32), np.zeros(40, np.uint8)):
-        made = executed(lambda r: r.write(0, X), request([room], None))
+        made = executed(lambda r: give(r, X), request([room], None))
         (result,) = made.results
         assert np.shares_memory(result, room) and result.tolist() == [0, 1, 2, 3] and made.shapes == [(4,)]
 
 
-def test_room_that_is_too_small_is_left_alone_and_told_of():
+def test_room_that_is_too_small_is_left_alone_and_told_of(give: Give) -> None:
     room = np.full(3, -1, np.float32)
-    made = executed(lambda r: r.write(0, X), request([room], None))
+    made = executed(lambda r: give(r, X), request([room], None))
     assert made.small == (0,) and made.sufficient == [False] and made.shapes == [(4,)] and (room == -1).all()
 
 
-def test_room_with_gaps_and_another_shape_is_the_callers_mistake():
+def test_room_with_gaps_and_another_shape_is_the_callers_mistake(give: Give) -> None:
     with pytest.raises(InvalidRequest, match=r"output 0 \(y\): its room has gaps and shape \[9\], the output \[4\]"):
-        executed(lambda r: r.write(0, X), request([np.zeros(18, np.float32)[::2]], None))
+        executed(lambda r: give(r, X), request([np.zeros(18, np.float32)[::2]], None))
 
 
-def test_a_new_result_is_a_copy_that_the_driver_does_not_hold():
+@pytest.mark.parametrize("rooms", [None, [None]])
+def test_a_new_result_is_a_copy_that_the_driver_does_not_hold(give: Give, rooms: Any) -> None:
     given = X * 3
-    (result,) = executed(lambda r: r.write(0, given)).results
+    (result,) = executed(lambda r: give(r, given), request(rooms)).results
     given[:] = 0
     assert (result == X * 3).all() and result.base is None
 
 
 @pytest.mark.parametrize("rooms", [None, [np.zeros(4, np.float32)]], ids=["fresh", "room"])
-def test_after_the_end_nothing_is_taken(rooms):
-    made = executed(lambda r: r.write(0, X), request(rooms))
-    for late in (lambda: made.write(0, X * 9), lambda: made.filled(0, (4,))):
+def test_after_the_end_nothing_is_taken(give: Give, rooms: Any) -> None:
+    made = executed(lambda r: give(r, X), request(rooms))
+    for late in (lambda: give(made, X * 9), lambda: made.filled(0, (4,))):
         with pytest.raises((Closed, ContractBroken)):
             late()
-    assert (made.results[0] == X).all()
+    assert (made.results[0] == X).all() and made.shapes == [(4,)]
 
 
-def test_an_execution_that_was_given_up_takes_nothing_and_cannot_end_well():
+def test_an_execution_that_was_given_up_takes_nothing_and_cannot_end_well(give: Give) -> None:
     room = np.full(4, -1, np.float32)
     made = request([room])
 
     def late(r: Request) -> None:
         r.abandon()  # as a lane does at the deadline
         with pytest.raises(Closed, match="is written after the execution ended"):
-            r.write(0, X)
+            give(r, X)
 
     with pytest.raises(Closed, match="was given up before it ended"):
         executed(late, made)
     assert (room == -1).all()
 
 
-def test_giving_up_waits_for_a_copy_that_is_under_way():
+def test_giving_up_waits_for_a_copy_that_is_under_way(give: Give) -> None:
     """Whoever gives up may use the room at once: a large copy on another thread has ended by then."""
     count = 1 << 24
     signature = Signature.of(model(count), "device mine")
@@ -100,9 +112,9 @@ def test_giving_up_waits_for_a_copy_that_is_under_way():
     for _ in range(5):
         room = np.zeros(count, np.float32)
         made = signature.make(signature, [value], [room])
-        writer = threading.Thread(target=lambda made=made: _quietly(lambda: made.write(0, value)))
+        writer = threading.Thread(target=lambda made=made: _quietly(lambda: give(made, value)))
         writer.start()
-        while made.shapes[0] is None and writer.is_alive():
+        while room[0] == 0 and writer.is_alive():
             pass
         made.abandon()
         after = room[-1]

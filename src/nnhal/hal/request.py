@@ -122,12 +122,13 @@ class Argument(NamedTuple):
 class Signature:
     """The arguments of a model, and whose executions they are (`where`, for messages); made once, not for each execution."""
 
-    __slots__ = ("__weakref__", "count", "inputs", "make", "outputs", "where")
+    __slots__ = ("__weakref__", "closed", "count", "inputs", "make", "outputs", "where")
 
     def __init__(self, inputs: Sequence[Argument], outputs: Sequence[Argument], where: str = "driver") -> None:
         """where: as in "device litert"."""
         self.inputs, self.outputs, self.where = tuple(inputs), tuple(outputs), where
         self.count = len(self.outputs)
+        self.closed = all(argument.fixed is not None for argument in self.outputs)  # all shapes are known before
         self.make: type[Request] = Checked if os.environ.get(CHECK, "0") == "1" else Request
 
     @classmethod
@@ -254,6 +255,30 @@ class Request:
             shapes[index] = None
             raise
         shapes[index] = value.shape
+
+    def write_all(self, values: Sequence[Array]) -> None:
+        """As `write` of each, for values that have the type and shape of their output, which is known before."""
+        rooms, results = self.rooms, self.results
+        if rooms is None:
+            for index, value in enumerate(values):
+                self.write(index, value)
+            return
+        before, self.shapes = self.shapes, [_COPYING] * len(values)
+        try:
+            if self._ended:
+                raise self._late(0)
+            for index, (value, room) in enumerate(zip(values, rooms, strict=True)):
+                if room is None:
+                    results[index] = value.copy()
+                elif room.shape == value.shape and room.dtype is value.dtype:
+                    room[...] = value
+                    results[index] = room
+                else:
+                    self._fit(index, room, value)
+        except BaseException:
+            self.shapes = before
+            raise
+        self.shapes = [value.shape for value in values]
 
     def _not_now(self, index: int) -> NnhalError:
         if index in self.output_buffers:

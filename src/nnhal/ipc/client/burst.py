@@ -9,7 +9,7 @@ from nnhal.base.errors import BadState, Closed, DeadObject, NnhalError, Resource
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import Burst
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc.client.session import SETTLE_NS
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport import _native
@@ -136,15 +136,17 @@ class RemoteBurst(Burst):
 
 def _not_in_a_packet(request: Request, control: Control) -> str:
     """Why an execution does not go over the queues, "" where it does."""
-    if control.deadline is not None:
-        return "it has a deadline"
-    if control.loop_timeout != LOOP_TIMEOUT_DEFAULT_NS:
-        return "it has a loop time-out"
+    if control is not UNLIMITED:
+        if control.deadline is not None:
+            return "it has a deadline"
+        if control.loop_timeout != LOOP_TIMEOUT_DEFAULT_NS:
+            return "it has a loop time-out"
+        if control.cancelled is not None:
+            return "it may be cancelled"
     if request.input_buffers or request.output_buffers:
         return "it uses driver buffers"
-    if control.cancelled is not None:
-        return "it may be cancelled"
-    for index, argument in enumerate(request.signature.outputs):
-        if argument.fixed is None and request.room(index) is None:
-            return "the driver provides memory for an output"
+    if not request.signature.closed:
+        for index, argument in enumerate(request.signature.outputs):
+            if argument.fixed is None and request.room(index) is None:
+                return "the driver provides memory for an output"
     return ""

@@ -44,7 +44,7 @@ class ServiceBinding:
         self._provided = tuple(n for n, x in enumerate(bound.outputs) if x is None and n not in bound.output_buffers)
         check_use(entry.prepared, bound)
         self._run: Run = entry.prepared.run
-        self._hosted = Hosted(bound.input_buffers, bound.output_buffers)
+        self._hosted = Hosted(bound.input_buffers, bound.output_buffers) or None
 
     @property
     def provides(self) -> bool:
@@ -57,26 +57,32 @@ class ServiceBinding:
 
     def request(self) -> Request:
         """A request for one execution; InvalidArgument after the release."""
+        return self._held().request()
+
+    def _held(self) -> BoundRequest:
         bound = self._bound
         if bound is None:
             raise InvalidArgument("binding: was released, must be held")
-        return bound.request()
+        return bound
 
     def run(self, control: Control, by: Run | None = None) -> Answer:
         """Execute once and tell what came of it. by: what executes it instead of the prepared model's `run`."""
-        bound, run = self._bound, by or self._run
+        run = by or self._run
         with self.entry:
-            if bound is not None and self._hosted:
-                request, timing = self._hosted.execute(bound.signature, bound.given(), bound.outputs, run, control)
-            else:
-                request = self.request()
+            bound = self._held()
+            if self._hosted is None:
+                request = bound.request()
                 timing = request.execute(run, control)
-        return self._told(request, timing if control.measure else None)
+            else:
+                request, timing = self._hosted.execute(bound.signature, bound.given(), bound.outputs, run, control)
+        if (control.measure and timing is not None) or request.shapes != self._declared or self._provided or request.small:
+            return self._told(request, timing if control.measure else None)
+        return wire.DONE, ()
 
     def _told(self, request: Request, timing: Timing | None) -> Answer:
-        """The reply to an execution; outputs that the driver provided lie in it, or in a sealed memory that comes along."""
-        if timing is None and not self._provided and not request.small and request.shapes == self._declared:
-            return wire.DONE, ()
+        """The reply to an execution of which there is something to tell; outputs that the driver provided lie in it, or in a
+        sealed memory that comes along.
+        """
         shapes, sufficient = tuple(request.shapes), tuple(request.sufficient)
         spent = timing_to_wire(plausible(timing, request.signature.where))
         if not self._provided or request.small:
