@@ -313,3 +313,41 @@ def test_as_many_are_made_again_when_they_are_needed_again(prepared: Prepared, m
     monkeypatch.setattr(engine, "KEPT_SECONDS", 60)
     at_once(prepared, 3)
     assert len(Counted.alive) == 3
+
+
+def test_interpreters_that_an_interrupt_lost_are_made_again(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give, Counted.together = engine.Team.give, threading.Barrier(1)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for _ in range(2 * engine.MOST_INTERPRETERS):
+        monkeypatch.setattr(engine.Team, "give", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(prepared, ONES)
+    monkeypatch.setattr(engine.Team, "give", give)
+    deadline = time.monotonic_ns() + 30_000_000_000
+    requests.run(prepared, [ONES], Control(deadline=deadline))
+
+
+def test_an_interrupt_while_memory_is_looked_at_leaves_the_arrays_there_were(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory.allocate(SIZE)
+    weights = fill(memory, 0, 1)
+    prepared = prepared_by(device, dense((memory, 0)), Hints())
+    view, looked = engine.EngineInstance._view, []
+
+    def interrupted(self: engine.EngineInstance, tensor: int) -> Any:
+        looked.append(tensor)
+        if len(looked) == 2:
+            raise KeyboardInterrupt
+        return view(self, tensor)
+
+    monkeypatch.setattr(engine.EngineInstance, "_view", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(prepared, ONES)
+    monkeypatch.undo()
+    assert np.array_equal(run(prepared, ONES), ONES @ weights.T)

@@ -3,12 +3,13 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import Cancelled, Closed, DeadObject, MissedDeadline, OperationFailed
 from nnhal.hal.wrappers import AtLevel
 from nnhal.runtime import discovery
 from tests.runtime.devices import Fake, failing, to_be_killed
@@ -312,3 +313,105 @@ def test_a_stream_whose_driver_died_says_so_until_it_is_reset():
             stream(one)
     stream.reset()
     assert [stream(one)[0] for _ in range(2)] == [2, 4]
+
+
+@pytest.mark.parametrize("given_up_by", ["deadline", "cancel", "another execution"])
+@WAYS
+def test_contents_that_began_last_stay_whatever_becomes_of_who_began_before(isolation, given_up_by):
+    options = {"faulty": {"run": "sleep:0.5"}}
+    slow = nnhal.compile(sums(), devices="faulty", isolation=isolation, fallback="forbid", driver_options=options)
+    a = nnhal.allocate([(slow, "output", 0)])
+    limit = 5 if given_up_by == "cancel" else 0.2
+    execution = slow.submit(X, B, out=a, deadline=limit)
+    time.sleep(0.05)
+    if given_up_by == "another execution":
+        assert slow.submit(X, B, out=a).result(30) is a
+        expected = X + 1
+    else:
+        a.write(X * 7)
+        expected = X * 7
+    if given_up_by == "cancel":
+        execution.cancel()
+    with pytest.raises((MissedDeadline, Cancelled)):
+        execution.result(30)
+    time.sleep(0.5)
+    assert (a.read() == expected).all()
+
+
+@WAYS
+def test_asking_again_for_a_fenced_execution_that_failed_spoils_nothing_that_was_written_later(isolation):
+    options = {"faulty": {"run": "fail"}}
+    failing_ = nnhal.compile(sums(), devices="faulty", isolation=isolation, fallback="forbid", driver_options=options)
+    a = nnhal.allocate([(failing_, "output", 0)])
+    fenced = failing_.execute_fenced(X, B, out=a)
+    for _ in range(2):
+        with pytest.raises(nnhal.NnhalError):
+            fenced.result()
+        a.write(X * 7)
+        assert (a.read() == X * 7).all()
+    with pytest.raises(nnhal.NnhalError):
+        fenced.result()
+    assert (a.read() == X * 7).all()
+
+
+def test_a_reset_of_a_stream_that_is_interrupted_can_be_done_again(monkeypatch):
+    from nnhal.runtime import stream as streams
+
+    compiled = nnhal.compile(counter(), devices="reference", isolation="process", fallback="forbid")
+    stream, one = compiled.stream(), np.ones_like(X)
+    first = stream(one)
+    os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+    with pytest.raises(DeadObject):
+        stream(one)
+    made = []
+
+    def interrupted(uses):
+        if made:
+            raise KeyboardInterrupt
+        made.append(streams_allocate(uses))
+        return made[0]
+
+    streams_allocate = streams.allocate_for
+    monkeypatch.setattr(streams, "allocate_for", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stream.reset()
+    monkeypatch.undo()
+    with pytest.raises(Closed):
+        made[0].read()
+    with pytest.raises(DeadObject):
+        stream(one)
+    assert [place.name for place in stream.state_placement]
+    stream.reset()
+    assert np.array_equal(stream(one), first)
+
+
+def test_a_buffer_that_is_read_and_one_that_is_written_are_told_apart_where_an_input_may_be_left_out():
+    """In a process of its own: an omitted input beside an output in a buffer is not that buffer as the input."""
+    n, rng = 4, np.random.default_rng(0)
+
+    def weights(*shape):
+        return rng.uniform(-0.5, 0.5, shape).astype(np.float32)
+
+    b = nnhal.Builder()
+    projection, x = b.input((n, n)), b.input((n, n))
+    gates = [f"{s}_to_{g}" for s in ("input", "state") for g in ("input", "forget", "cell", "output")]
+    arguments = {gate: weights(n, n) for gate in gates}
+    arguments |= {f"bias_{g}": weights(n) for g in ("input", "forget", "cell", "output")}
+    outputs = b.lstm(
+        x,
+        projection=projection,
+        state=weights(n, n),
+        cell_state=weights(n, n),
+        activation_kind=4,
+        cell_clip=0.0,
+        projection_clip=0.0,
+        **arguments,
+    )
+    model = b.finish([projection, x], [outputs[3]])
+    given, p = weights(n, n), np.eye(n, dtype=np.float32) * 2
+    expected = nnhal.compile(model, devices="reference")(p, given)
+    compiled = nnhal.compile(model, devices="reference", isolation="process", fallback="forbid")
+    a = nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)])
+    compiled(None, given, out=a)
+    a.write(p)
+    assert np.array_equal(compiled(a, given), expected) and np.array_equal(a.read(), p)

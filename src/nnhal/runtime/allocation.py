@@ -49,6 +49,7 @@ class Allocation:
         self.host = buffer if isinstance(buffer, HostBuffer) else None
         self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
         self._spoiled = self._closed = False
+        self._writer: object = None  # who began last to give it contents
 
     @property
     def token(self) -> int:
@@ -70,6 +71,7 @@ class Allocation:
         dtype = dtype_of(self._buffer.facts.type)
         if type(array) is not np.ndarray or array.dtype != dtype:
             array = given(array, dtype, f"{self}: what is written")
+        self._writer = None
         fill(self._open(), array)
         self._spoiled = False
 
@@ -80,7 +82,9 @@ class Allocation:
 
     def copy_from(self, memory: Memory, dimensions: Sequence[int] = ()) -> None:
         """Take contents, with their dimensions where those of the buffer may change; as `Buffer.copy_from`."""
-        self._open().copy_from(_memory(memory), checked(dimensions, f"{self}: dimensions"))
+        memory, dimensions = _memory(memory), checked(dimensions, f"{self}: dimensions")
+        self._writer = None
+        self._open().copy_from(memory, dimensions)
         self._spoiled = False
 
     def close(self) -> None:
@@ -102,13 +106,14 @@ class Allocation:
         """The driver's buffer, or that in a pool."""
         return self._open()
 
-    def expect(self) -> None:
-        """An execution that will write it was launched: from now on the driver knows whether it has contents."""
-        self._spoiled = False
+    def begin(self, writer: object) -> None:
+        """An execution that will write it begins: from now on its buffer knows whether it has contents."""
+        self._writer, self._spoiled = writer, False
 
-    def wrote(self, success: bool) -> None:
-        """What became of the execution that was to write it."""
-        self._spoiled = not success
+    def wrote(self, writer: object, success: bool) -> None:
+        """What became of the execution that was to write it; nothing where another has begun since."""
+        if self._writer is writer:
+            self._spoiled = not success
 
     def _open(self) -> Buffer:
         if self._closed:

@@ -154,6 +154,7 @@ class Caller:
         if read or written:
             resolve(job, read, written, self.plan.model.main)
         try:
+            job.begin(job.written)
             self._runner.run(job)
         except BaseException:
             job.settle(False)

@@ -138,8 +138,7 @@ def launch(
     whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
     why = _why_not_a_chain(caller, whole, wait_for, after)
-    for allocation in written.values():
-        allocation.expect()  # as far as the runtime knows: from now on its contents are what is executed next
+    job.begin(written)  # as far as the runtime knows: from now on the contents are what is executed next
     chain = _Chain(caller, job, whole, wait_for, written)
     try:
         if not why:
@@ -231,7 +230,7 @@ def _in_background(
     def ended(failed: bool) -> None:
         if failed:  # where it did not come to run, too
             for allocation in written.values():
-                allocation.wrote(False)
+                allocation.wrote(job.writer, False)
         leave()
 
     begun.append(None)

@@ -51,6 +51,7 @@ class Job:
     written: Mapping[int, Allocation] = {}
     writing: Mapping[int, Writing] = {}
     named = False
+    writer: object = None  # what stands for it where it writes allocations
     shapes: Sequence[Any] = ()
     results: Sequence[Any] = ()
 
@@ -59,10 +60,16 @@ class Job:
     ) -> None:
         self.given, self.rooms, self.plain = given, rooms, plain
 
+    def begin(self, written: Mapping[int, Allocation]) -> None:
+        """Tell the allocations that it will write that it begins."""
+        self.writer = object()
+        for allocation in written.values():
+            allocation.begin(self.writer)
+
     def settle(self, success: bool) -> None:
         """Tell the allocations that it was to write what became of it."""
         for allocation in self.written.values():
-            allocation.wrote(success)
+            allocation.wrote(self.writer, success)
         for place, writing in self.writing.items():
             writing.end(self.results[place] if success else None)
 

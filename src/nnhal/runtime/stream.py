@@ -58,7 +58,6 @@ class Stream:
             turns[0].read[state.input].write(state.initial)
 
     def _allocate(self) -> "tuple[_Turn, ...]":
-        self._give_back()
         whole, plan = self._compiled.whole, self._compiled.plan
         made: list[Allocation] = []
         try:
@@ -70,7 +69,9 @@ class Stream:
             for allocation in made:
                 allocation.close()
             raise
+        before = self._turns
         self._turns = _Turn.of(plan.model, made[::2], made[1::2]), _Turn.of(plan.model, made[1::2], made[::2])
+        _close(before)
         return self._turns
 
     def __call__(self, *inputs: Any) -> Any:
@@ -92,15 +93,19 @@ class Stream:
         self._give_back()
 
     def _give_back(self) -> None:
-        for turn in self._turns:
-            for allocation in turn.read.values():
-                allocation.close()
+        _close(self._turns)
         self._turns = ()
 
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("stream: used after close, open another")
         self._compiled.check_open()
+
+
+def _close(turns: "tuple[_Turn, ...]") -> None:
+    for turn in turns:
+        for allocation in turn.read.values():
+            allocation.close()
 
 
 class _Turn(NamedTuple):

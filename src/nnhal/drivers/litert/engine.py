@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ class EngineInstance:
         _alive.add(self)
         self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
         self.used = 0.0  # when it was given back last, by a team of several
+        self.place: object = None  # in the team
         self._look()
         self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
 
@@ -104,14 +106,15 @@ class EngineInstance:
         views = [self._view(tensor) for _, tensor in lowered.inputs]
         self._inputs = [(n, view, view.shape) for (n, _), view in zip(lowered.inputs, views, strict=True)]
         self._resets = [(self._view(tensor), value) for tensor, value in lowered.resets]
-        self._outputs = []
+        outputs = []
         for place, (tensor, (dtype, shape)) in enumerate(zip(lowered.outputs, self._recipe.outputs, strict=True)):
             view = np.zeros(shape, dtype) if tensor is None else self._view(tensor)
             if shape == ():
                 view = view.reshape(())
             if view.shape != shape:
                 raise OperationFailed(f"litert: output {place} has shape {show(view.shape)}, must be {show(shape)}")
-            self._outputs.append((view, shape, dtype))
+            outputs.append((view, shape, dtype))
+        self._outputs = outputs
 
     def _view(self, tensor: int) -> Array:
         """An array over a tensor's memory that LiteRT does not know of."""
@@ -182,14 +185,19 @@ os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 class Team:
-    """The interpreters for one set of input shapes, one to an execution: made on demand, dropped when not needed."""
+    """The interpreters for one set of input shapes, one to an execution: made on demand, dropped when not needed.
+
+    An interrupt may come after any call: an interpreter that nobody holds any more does not count.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._idle = [EngineInstance(recipe)]  # the last given back is taken first; appends and pops are atomic
-        self._made = 1
-        self._waiting = 0
-        self._changed = threading.Condition()
+        self._places: weakref.WeakSet[_Place] = weakref.WeakSet()  # of those that there are, or that are being made
+        self._idle = [self._new(self._place())]  # the last given back is taken first; appends and pops are atomic
+        self._several = False
+        self._waiting: list[None] = []  # as long as there are who wait, or longer
+        self._given_back: SimpleQueue[None] = SimpleQueue()
+        self._lock = threading.Lock()
 
     def take(self, control: Control) -> EngineInstance:
         """An idle interpreter; where there is none a new one, or the next that is given back."""
@@ -200,53 +208,58 @@ class Team:
 
     def give(self, interpreter: EngineInstance) -> None:
         """Give an interpreter back."""
-        if self._made > 1:
+        if self._several:
             interpreter.used = time.monotonic()
             self._drop(interpreter.used - KEPT_SECONDS)
         self._idle.append(interpreter)
-        if self._waiting:
-            with self._changed:
-                self._changed.notify()
+        if len(self._waiting) > self._given_back.qsize():
+            self._given_back.put(None)
+
+    def _place(self) -> "_Place":
+        place = _Place()
+        self._places.add(place)
+        return place
+
+    def _new(self, place: "_Place") -> EngineInstance:
+        interpreter = EngineInstance(self._recipe)
+        interpreter.place = place
+        return interpreter
 
     def _drop(self, since: float) -> None:
         """Drop the idle interpreters not used since then: those in front, as the last in the list is taken first."""
         dropped = []  # they end when this does, not under the lock
         with suppress(IndexError):  # none is left idle
             if self._idle[0].used <= since:
-                with self._changed:
+                with self._lock:
                     while self._idle[0].used <= since:
                         dropped.append(self._idle.pop(0))
-                        self._made -= 1
         if dropped:
             _log.debug("litert: %d interpreters not used for %g s dropped", len(dropped), KEPT_SECONDS)
 
     def _wait(self, control: Control) -> EngineInstance:
-        with self._changed:
-            with suppress(IndexError):  # one was given back meanwhile
-                return self._idle.pop()
-            more = self._made < MOST_INTERPRETERS
-            if more:
-                self._made += 1
-            else:
-                self._waiting += 1
-        if more:
-            try:
-                return EngineInstance(self._recipe)
-            except BaseException:
-                with self._changed:
-                    self._made -= 1
-                raise
+        with self._lock:
+            place = self._place() if len(self._places) < MOST_INTERPRETERS else None
+        if place is not None:
+            self._several = True
+            return self._new(place)
         try:
-            with self._changed:
-                while True:
-                    control.check()
-                    try:
-                        return self._idle.pop()
-                    except IndexError:
-                        self._changed.wait(POLL_SECONDS)
+            self._waiting.append(None)
+            while True:
+                control.check()
+                try:
+                    return self._idle.pop()
+                except IndexError:
+                    with suppress(Empty):
+                        self._given_back.get(timeout=POLL_SECONDS)
         finally:
-            with self._changed:
-                self._waiting -= 1
+            with suppress(IndexError):  # an interrupt came before
+                self._waiting.pop()
+
+
+class _Place:
+    """One of the places in a team, for as long as its interpreter holds it, or who makes that."""
+
+    __slots__ = ("__weakref__",)
 
 
 class LitertModel(Prepared):

@@ -36,8 +36,8 @@ def key_of(request: Request, apart: bool = False) -> Key:
     rooms = [_room_key(request, n, apart) for n in range(len(request.shapes))]
     if not (request.input_buffers or request.output_buffers):
         return (*inputs, *rooms)
-    buffers = [(n, b.token) for held in (request.input_buffers, request.output_buffers) for n, b in held.items()]
-    return (*inputs, *rooms, *buffers)
+    read, written = request.input_buffers.items(), request.output_buffers.items()
+    return (*inputs, *rooms, *((n, b.token) for n, b in read), *((~n, b.token) for n, b in written))
 
 
 def _key(array: Array) -> Key:

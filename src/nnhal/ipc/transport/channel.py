@@ -83,7 +83,8 @@ class Channel:
         self.socket.close()
 
     def __del__(self) -> None:
-        self.socket.close()
+        if hasattr(self, "socket"):  # else an interrupt came before it was
+            self.socket.close()
 
 
 def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence[int]) -> None:
