@@ -75,7 +75,12 @@ class ServiceBinding:
                 timing = request.execute(run, control)
             else:
                 request, timing = self._hosted.execute(bound.signature, bound.given(), bound.outputs, run, control)
-        if (control.measure and timing is not None) or request.shapes != self._declared or self._provided or request.small:
+        if (
+            (control.measure and timing is not None)
+            or request.shapes != self._declared
+            or self._provided
+            or request.small
+        ):
             return self._told(request, timing if control.measure else None)
         return wire.DONE, ()
 
