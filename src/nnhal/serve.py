@@ -134,10 +134,10 @@ def load(driver: str, level: str = "") -> "Device":
 
     device = discovery.load_driver(driver) if driver.endswith(".py") else discovery.load_one(driver)
     if level:
-        from nnhal.base.levels import Level
+        from nnhal.base.values import level_of
         from nnhal.hal.wrappers import AtLevel
 
-        device = AtLevel(device, Level.parse(level))
+        device = AtLevel(device, level_of(level))
     return device
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.conformance.parallel import Selection, run_all
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
@@ -150,3 +151,21 @@ def test_all_vectors_of_an_old_level_pass_on_a_driver_of_that_level(vectors: Pat
     run = isolated(vectors, level=level, jobs=all_cpus())
     assert len(run.outcomes) == PUBLISHED
     check_level(run, level)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_device_that_is_not_there_is_said_not_to_be_by_however_many_processes(
+    jobs: int, isolate: bool, vectors: Path
+) -> None:
+    with pytest.raises(DeviceUnavailable, match="nosuch"):
+        list(run_all(Selection(vectors, "nosuch", isolate=isolate), jobs))
+
+
+@pytest.mark.parametrize(("named", "rule"), [
+    ({"pattern": "("}, "regular expression"), ({"share": 0.0}, "share"), ({"share": float("nan")}, "share"),
+    ({"level": "9.9"}, "level"),
+])  # fmt: skip
+def test_what_selects_no_vectors_by_a_mistake_is_refused_before_anything_runs(named: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InvalidArgument, match=rule):
+        Selection(Path("anywhere"), "reference", **named)

@@ -1,4 +1,4 @@
-"""What callers give as numbers: every element keeps its value on the way into an array, or an error names it."""
+"""What callers give as numbers: every element keeps its value on the way into an array, or an error names it. Levels too."""
 
 import math
 import reprlib
@@ -10,6 +10,7 @@ import numpy as np
 
 from nnhal.base.answers import clipped, shown
 from nnhal.base.errors import InvalidArgument, told
+from nnhal.base.levels import Level
 from nnhal.base.operands import Array
 
 _INTEGER = np.dtype(np.int64)
@@ -156,3 +157,11 @@ def _rule(dtype: np.dtype[Any]) -> str:
         return "True or False"
     low, high = _limits(dtype)
     return f"an integer from {low} to {high}" if dtype.kind in "iu" else f"a real number of at most {high:g} ({dtype})"
+
+
+def level_of(text: str) -> Level:
+    """A level as `Level.parse` takes it; InvalidArgument for any other text."""
+    try:
+        return Level.parse(text)
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None

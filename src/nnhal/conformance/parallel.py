@@ -15,6 +15,8 @@ from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
+from nnhal.base.errors import InvalidArgument, as_error
+from nnhal.base.values import level_of
 from nnhal.conformance.suite import Outcome, run_vector, variants
 from nnhal.conformance.vectors import index, members, read_member
 from nnhal.hal.device import Device
@@ -45,6 +47,17 @@ class Selection:
     level: str = ""
     share: float = 1.0
     flag: str = ""
+
+    def __post_init__(self) -> None:
+        """InvalidArgument where it selects by what is no expression, no share or no level."""
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise InvalidArgument(f"filter is {self.pattern!r}, must be a regular expression: {error}") from None
+        if not 0 < self.share <= 1:
+            raise InvalidArgument(f"share is {self.share}, must be above 0 and at most 1")
+        if self.level:
+            level_of(self.level)
 
     def takes(self, vector: str) -> bool:
         """Whether the vector is of the share; the same ones always."""
@@ -126,7 +139,10 @@ def _start_worker(selection: Selection) -> None:
     _native.end_with(pidfd(starter.pid), 0)  # the pool's own pipes are open in every worker, and tell none of them
     if os.getppid() != starter.pid:  # it had ended before
         os._exit(1)
-    _start(selection)
+    try:
+        _start(selection)
+    except Exception as error:  # a pool whose workers do not start tells nobody why
+        _worker["error"] = as_error(error, f"device {selection.device}")
 
 
 def _start(selection: Selection) -> None:
@@ -137,6 +153,8 @@ def _start(selection: Selection) -> None:
 
 
 def _run(chunk: Sequence[tuple[Path, str]]) -> TaskResult:
+    if "error" in _worker:
+        raise _worker["error"]
     selection: Selection = _worker["selection"]
     device: Device = _worker["device"]
     entries: Mapping[str, Mapping[str, Any]] = _worker["index"]
