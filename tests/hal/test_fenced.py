@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 
@@ -91,6 +92,23 @@ def test_a_fenced_execution_ends_with_its_fence_and_the_results(step: Prepared) 
     assert ended(execution) == NONE
     execution.get_execution_info()
     np.testing.assert_array_equal(made.results[0], X + 1)
+
+
+def test_whoever_asks_for_the_end_of_one_execution_at_the_same_moment_gets_it(step: Prepared) -> None:
+    for n in range(100):
+        x = np.full((3, 4), n, np.float32)
+        made = asked(step, x, nan())
+        execution, together = step.execute_fenced(made, PLAIN), threading.Barrier(4)
+        assert ended(execution) == NONE
+
+        def ask(execution: FencedExecution = execution, together: threading.Barrier = together) -> Array:
+            together.wait()
+            execution.get_execution_info()
+            return made.results[0].copy()  # noqa: B023 (this round's)
+
+        with ThreadPoolExecutor(4) as pool:
+            for asking in [pool.submit(ask) for _ in range(4)]:
+                np.testing.assert_array_equal(asking.result(LIMIT), x + 1)
 
 
 def test_a_chain_of_three_runs_in_order(step: Prepared) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -74,16 +75,18 @@ class RemotePrepared(Prepared):
         apart: as of `Frame`, as where the execution may have to end early.
         """
         frame, home = self.frames.take(request, apart or control.bounded)
-        binding: RemoteBinding | None = frame.binding
-        if binding is None:
-            binding = RemoteBinding(self.session)
-            with self.session.carrying(frame.pools) as packing:
-                message = wire.Bind(binding.number, self.number, self._request(request, frame, packing))
-                self.session.call(
-                    message, wire.Acknowledged, packing, deadline=control.deadline, cancelled=control.cancelled
-                )
-            frame.bound(binding)
-        return frame, home, binding
+        return frame, home, frame.binding or self.bind(request, frame, control)
+
+    def bind(self, request: Request, frame: Frame, control: Control) -> "RemoteBinding":
+        """Have the service bind a frame."""
+        binding = RemoteBinding(self.session)
+        with self.session.carrying(frame.pools) as packing:
+            message = wire.Bind(binding.number, self.number, self._request(request, frame, packing))
+            self.session.call(
+                message, wire.Acknowledged, packing, deadline=control.deadline, cancelled=control.cancelled
+            )
+        frame.bound(binding)
+        return binding
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute and wait; arguments travel in a frame of shared memory unless they lie in a pool already."""
@@ -259,6 +262,7 @@ class RemoteExecution(FencedExecution):
         super().__init__(None)
         self._prepared, self._session = prepared, prepared.session
         self._request, self._frame, self._home = request, frame, home
+        self._asking = threading.Lock()
         self._number = self._session.number()
 
     def launch(self, binding: RemoteBinding, control: Control, wait_for: Sequence[Fence], after: int) -> None:
@@ -273,20 +277,23 @@ class RemoteExecution(FencedExecution):
         self._session.watch_wish(self._number, control.cancelled)
 
     def get_execution_info(self) -> ExecutionInfo:
-        """Asks the service; takes the outputs over on the first success."""
+        """Asks the service; takes the outputs over on the first success. Who comes meanwhile waits for that."""
         if not self._done.is_set():
-            reply, _ = self._session.call(wire.GetExecutionInfo(self._number), wire.Info)
-            info = ExecutionInfo(
-                timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing()
-            )
-            self._session.forget_wish(self._number)
-            error: NnhalError | None = None
-            try:
-                self._request.execute(partial(self._collect, reply.shapes), UNLIMITED)
-            except NnhalError as raised:
-                error = raised
-            self.finish(error, info)
+            with self._asking:
+                if not self._done.is_set():
+                    self._ask()
         return super().get_execution_info()
+
+    def _ask(self) -> None:
+        reply, _ = self._session.call(wire.GetExecutionInfo(self._number), wire.Info)
+        info = ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
+        self._session.forget_wish(self._number)
+        error: NnhalError | None = None
+        try:
+            self._request.execute(partial(self._collect, reply.shapes), UNLIMITED)
+        except NnhalError as raised:
+            error = raised
+        self.finish(error, info)
 
     def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, _: Control) -> None:
         self._prepared.taken(request, self._frame, shapes)
