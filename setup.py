@@ -14,7 +14,7 @@ setup(
             py_limited_api=True,
             extra_compile_args=["-O2", "-std=c11", *WARNINGS, *(f"-Werror={error}" for error in ERRORS)],
         )
-        for name in ("nnhal.base._gate", "nnhal.base._mapping", "nnhal.ipc.transport._native")
+        for name in ("nnhal.base._gate", "nnhal.base._mapping", "nnhal.base._owner", "nnhal.ipc.transport._native")
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -22,7 +22,7 @@ import numpy as np
 
 from nnhal.base import _mapping
 from nnhal.base.answers import shown
-from nnhal.base.descriptors import Owner, close_all
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
@@ -212,15 +212,15 @@ class Memory:
         """
         if not isinstance(path, str | os.PathLike):
             raise InvalidArgument(f"memory: path is {shown(path)}, must be that of a file")
-        opened: list[int] = []
+        opened = Owner()
         try:
-            try:
-                opened.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,)))
-            except (OSError, ValueError) as error:
-                raise BadFile(f"{os.fspath(path)}: cannot be read: {error}; must be a file") from None
-            return cls.from_fd(opened[0], os.fstat(opened[0]).st_size)
+            opened.fds.extend(map(os.open, (path,), (os.O_RDONLY | os.O_CLOEXEC,)))
+        except (OSError, ValueError) as error:
+            raise BadFile(f"{os.fspath(path)}: cannot be read: {error}; must be a file") from None
+        try:
+            return cls.from_fd(opened.fds[0], os.fstat(opened.fds[0]).st_size)
         finally:
-            close_all(opened)
+            opened.close()
 
     @classmethod
     def wrap(cls, array: Array) -> "Memory":
@@ -361,7 +361,7 @@ def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple
         mapping = _mapping.Mapping(fd, size, 0, True)
         seal(fd, one_way=one_way)
     except (OSError, OverflowError) as error:
-        close_all(owner.fds)
+        owner.close()
         raise OutOfMemory(f"memory: {size} bytes could not be allocated: {error}") from error
     _log.debug("memfd of %d bytes, descriptor %d", size, fd)
     return owner, mapping
@@ -370,15 +370,15 @@ def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple
 def _add_udmabuf(owner: Owner, size: int) -> None:
     """Give the owner of a sealed memfd a dma-buf over its pages too, where the kernel and its permissions offer one."""
     fd, length = owner.fds[0], aligned(size, mmap.PAGESIZE)
-    device: list[int] = []
+    device = Owner()
     try:
-        device.extend(map(os.open, (_UDMABUF,), (os.O_RDWR | os.O_CLOEXEC,)))
+        device.fds.extend(map(os.open, (_UDMABUF,), (os.O_RDWR | os.O_CLOEXEC,)))
         argument = bytearray(_UDMABUF_ARGUMENT.pack(fd, _UDMABUF_CLOEXEC, 0, length))
-        owner.fds.extend(map(fcntl.ioctl, device, (_UDMABUF_CREATE,), (argument,)))  # of a bytearray: its own result
+        owner.fds.extend(
+            map(fcntl.ioctl, device.fds, (_UDMABUF_CREATE,), (argument,))
+        )  # of a bytearray: its own result
     except OSError as error:
         _log.debug("no dma-buf over descriptor %d: %s", fd, error.strerror)
-    finally:
-        close_all(device)
 
 
 def _mappable_length(fd: int, readonly: bool) -> int:

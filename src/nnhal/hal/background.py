@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from traceback import clear_frames
 from typing import Any, NamedTuple
@@ -328,7 +327,7 @@ class _Work(NamedTuple):
         control = self.control
         if self.after is not None:
             limit = ready + self.after
-            control = replace(control, deadline=limit if control.deadline is None else min(limit, control.deadline))
+            control = control._replace(deadline=limit if control.deadline is None else min(limit, control.deadline))
         timing = self.request.execute(self.call, control)
         if self.request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")

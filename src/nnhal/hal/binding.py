@@ -42,7 +42,8 @@ class BoundRequest:
 
     def request(self) -> Request:
         """A request of its own for one execution."""
-        return self.signature.make(self.signature, self.given(), self.outputs, self.input_buffers, self.output_buffers)
+        given = self.given() if self.unaligned else self.inputs
+        return self.signature.make(self.signature, given, self.outputs, self.input_buffers, self.output_buffers)
 
 
 def bind_request(

@@ -15,14 +15,13 @@ import os
 import select
 import stat
 import struct
-import weakref
 from collections.abc import Callable, Generator, Sequence, Set
 from itertools import chain, islice
 from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.descriptors import Owner, close_all, open_into
+from nnhal.base.descriptors import Owner, open_into
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 from nnhal.base.time import limit
 
@@ -138,30 +137,32 @@ class Signal:
     def __init__(self, tell: "list[ErrorStatus]") -> None:
         """tell: where fences of this process look for the status before they look at their descriptor."""
         self._tell = tell
-        self._own: list[int] = []
-        self._finalizer = weakref.finalize(self, close_all, self._own)
+        self._own, self._once = Owner(), [None]
 
     def set(self, status: ErrorStatus = ErrorStatus.NONE) -> None:
         """Signal; later calls do nothing, from whatever thread."""
         if not isinstance(status, ErrorStatus):
             raise InvalidArgument(f"fence: status is {shown(status)}, must be an ErrorStatus")
-        if self._finalizer.detach() is not None:
-            try:
-                self._tell.append(status)
-                if status != ErrorStatus.DEAD_OBJECT:  # which is no byte: the hang-up says it
-                    os.write(self._own[0], bytes((status,)))
-            except BrokenPipeError:  # nobody waits any more
-                pass
-            finally:
-                close_all(self._own)
+        try:
+            self._once.pop()
+        except IndexError:
+            return
+        try:
+            self._tell.append(status)
+            if status != ErrorStatus.DEAD_OBJECT:  # which is no byte: the hang-up says it
+                os.write(self._own.fds[0], bytes((status,)))
+        except BrokenPipeError:  # nobody waits any more
+            pass
+        finally:
+            self._own.close()
 
     def outlasts(self, fences: Sequence[Fence]) -> bool:
         """Wait until all of these are signalled, raising as `Fence.wait`; False where nobody waits for this one any more."""
         for fence in fences:
             poll, own = select.poll(), fence.owner()
             poll.register(own.fds[0], select.POLLIN)
-            poll.register(self._own[0], 0)  # its hang-up alone
-            if any(fd == self._own[0] for fd, _ in poll.poll()):
+            poll.register(self._own.fds[0], 0)  # its hang-up alone
+            if any(fd == self._own.fds[0] for fd, _ in poll.poll()):
                 return False
             fence.wait(0)
         return True
@@ -173,7 +174,7 @@ def fence_pair() -> tuple[Fence, Signal]:
     fence, signal = Fence(told=told, kind="pipe"), Signal(told)
     assert fence._own is not None
     try:
-        open_into([fence._own.fds, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
+        open_into([fence._own, signal._own], chain.from_iterable(map(os.pipe2, (_PIPE,))))
     except OSError as error:
         raise ResourceExhausted(f"fence: no descriptors: {error.strerror}") from error
     return fence, signal
@@ -226,17 +227,14 @@ def _libc() -> ctypes.CDLL:
 
 def _status_in_pipe(fd: int) -> ErrorStatus:
     """The status byte, left in the pipe; DEAD_OBJECT where another holder took it out."""
-    ends: list[int] = []
+    ends = Owner()
     try:
-        try:
-            ends.extend(chain.from_iterable(map(os.pipe2, (_PIPE,))))
-        except OSError as error:
-            raise ResourceExhausted(f"fence: no descriptors to look at it: {error.strerror}") from error
-        read, write = ends
-        count = _libc().tee(fd, write, ctypes.c_size_t(1), ctypes.c_uint(_SPLICE_F_NONBLOCK))
-        value = os.read(read, 1)[0] if count == 1 else ErrorStatus.DEAD_OBJECT
-    finally:
-        close_all(ends)
+        ends.fds.extend(chain.from_iterable(map(os.pipe2, (_PIPE,))))
+    except OSError as error:
+        raise ResourceExhausted(f"fence: no descriptors to look at it: {error.strerror}") from error
+    read, write = ends.fds
+    count = _libc().tee(fd, write, ctypes.c_size_t(1), ctypes.c_uint(_SPLICE_F_NONBLOCK))
+    value = os.read(read, 1)[0] if count == 1 else ErrorStatus.DEAD_OBJECT
     return ErrorStatus(value) if value in ErrorStatus.__members__.values() else ErrorStatus.GENERAL_FAILURE
 
 

@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -64,8 +63,7 @@ def plausible(timing: Any, where: str) -> Timing | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(NamedTuple):
     """How long an execution may take, whether it is still wanted, what is to be measured.
 
     deadline: a point on the monotonic clock in nanoseconds, None for no limit. loop_timeout: nanoseconds for each WHILE.
@@ -256,8 +254,8 @@ class Request:
             raise
         shapes[index] = value.shape
 
-    def write_all(self, values: Sequence[Array]) -> None:
-        """As `write` of each, for values that have the type and shape of their output, which is known before."""
+    def write_all(self, values: Sequence[Array], known: Sequence[tuple[int, ...]]) -> None:
+        """As `write` of each, for values that have the type and shape of their output, which is `known` before."""
         rooms, results = self.rooms, self.results
         if rooms is None:
             for index, value in enumerate(values):
@@ -267,18 +265,21 @@ class Request:
         try:
             if self._ended:
                 raise self._late(0)
-            for index, (value, room) in enumerate(zip(values, rooms, strict=True)):
+            index = 0
+            for value in values:  # counted by hand: it takes half as long as zip() and enumerate()
+                room = rooms[index]
                 if room is None:
                     results[index] = value.copy()
-                elif room.shape == value.shape and room.dtype is value.dtype:
+                elif room.shape == known[index] and room.dtype is value.dtype:
                     room[...] = value
                     results[index] = room
                 else:
                     self._fit(index, room, value)
+                index += 1  # noqa: SIM113
         except BaseException:
             self.shapes = before
             raise
-        self.shapes = [value.shape for value in values]
+        self.shapes = [*known]
 
     def _not_now(self, index: int) -> NnhalError:
         if index in self.output_buffers:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnhal.base.descriptors import close_all
+from nnhal.base.descriptors import Owner
 
 if TYPE_CHECKING:
     from nnhal.ipc.client.session import Session
@@ -103,13 +103,13 @@ def sweep(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    lock: list[int] = []
+    lock = Owner()
     try:
-        lock.extend(map(os.open, (directory() / ".lock",), (os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,), (0o600,)))
-        fcntl.flock(lock[0], fcntl.LOCK_EX)
+        lock.fds.extend(map(os.open, (directory() / ".lock",), (os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,), (0o600,)))
+        fcntl.flock(lock.fds[0], fcntl.LOCK_EX)
         yield
     finally:
-        close_all(lock)
+        lock.close()
 
 
 def running() -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import CancelledError, Future, InvalidStateError
@@ -11,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from nnhal.base.descriptors import close_all
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.time import limit, patience
@@ -39,7 +38,7 @@ class Execution:
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:
         self._own, self._control, self._home = future, control, Home()
-        self._event: list[int] = []
+        self._event = Owner()
         self._overdue = False  # it was told so, and stays so
 
     @property
@@ -90,13 +89,12 @@ class Execution:
     def fileno(self) -> int:
         """A descriptor that becomes readable when the execution has ended; lives as long as this object."""
         future = self._future
-        if not self._event:
-            event: list[int] = []
-            weakref.finalize(self, close_all, event)
-            event.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
-            future.add_done_callback(_Signal(event[0]))
+        if not self._event.fds:
+            event = Owner()
+            event.fds.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
+            future.add_done_callback(_Signal(event.fds[0]))
             self._event = event
-        return self._event[0]
+        return self._event.fds[0]
 
     def __await__(self) -> Generator[Any, None, Any]:
         import asyncio
@@ -117,13 +115,12 @@ class _Signal:
     """Makes an eventfd readable; with a descriptor of its own, as the execution may be gone by then."""
 
     def __init__(self, event: int) -> None:
-        self._own: list[int] = []
-        self._close = weakref.finalize(self, close_all, self._own)
-        self._own.extend(map(os.dup, (event,)))
+        self._own = Owner()
+        self._own.fds.extend(map(os.dup, (event,)))
 
     def __call__(self, _: "Future[Any]") -> None:
-        os.eventfd_write(self._own[0], 1)
-        self._close()
+        os.eventfd_write(self._own.fds[0], 1)
+        self._own.close()
 
 
 class Queue:

@@ -88,7 +88,7 @@ MUTANTS: dict[str, Changes] = {
     "descriptors that were sent stay open": [
         (
             _CONNECTION,
-            "                    close_all([*given])\n                del data, reply\n",
+            "                    Owner(*given).close()\n                del data, reply\n",
             "                    pass\n                del data, reply\n",
         ),
     ],

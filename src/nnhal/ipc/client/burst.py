@@ -24,7 +24,7 @@ class RemoteBurst(Burst):
     """Executions of one prepared model (a `RemotePrepared`) over two fast message queues; one at a time."""
 
     def __init__(self, prepared: Any) -> None:
-        self._prepared, self._session = prepared, prepared.session
+        self._prepared, self._session, self._frames = prepared, prepared.session, prepared.frames
         self._number = self._session.number()
         try:
             fd = _native.create_queues(CHANNEL_LENGTH, CHANNEL_LENGTH)
@@ -60,7 +60,8 @@ class RemoteBurst(Burst):
             why = _not_in_a_packet(request, control)
             if why:
                 return self._plainly(why, request, control)
-            frame, home, binding = self._prepared.bound(request, control)
+            frame, home = self._frames.take(request)
+            binding = frame.binding or self._prepared.bind(request, frame, control)
             packet = binding.packets.get(control.measure)
             if packet is None:
                 packet = binding.packets[control.measure] = pack(binding.call(control, self._prepared.form))
@@ -74,7 +75,7 @@ class RemoteBurst(Burst):
                     self._end()
                 raise
             if reply == _DONE:
-                self._prepared.taken(request, frame)
+                frame.collect(request)
                 home.append(frame)
                 return None
             if reply == _native.FULL:

@@ -118,7 +118,8 @@ class Frame:
         self._intact = [bytes(guard) for guard in self._guards]
         self._plain = len(self._in) == self._count and len(self._out) == len(request.shapes)
         self._plain = self._plain and all(known for _, _, known in self._out)
-        self._views = [view for _, view, _ in self._out]
+        self._givens = [(index, view, view.shape, view.dtype) for index, view in self._in]
+        self._views, self._shapes = [view for _, view, _ in self._out], [view.shape for _, view, _ in self._out]
 
     def bound(self, binding: object) -> None:
         """The service has its memories now: the caller's are not kept from going, the frame's own needs no descriptor."""
@@ -173,8 +174,10 @@ class Frame:
         for room in request.rooms or ():
             if room is not None and room.base is not None:
                 return False
-        for x, (_, view) in zip(request.given, self._in):  # noqa: B905 (as many, see above)
-            if x is None or x.base is not None or x.shape != view.shape or x.dtype != view.dtype:
+        given = request.given
+        for index, view, shape, dtype in self._givens:
+            x = given[index]
+            if x is None or x.base is not None or x.shape != shape or x.dtype != dtype:
                 return False
             view[...] = x
         return True
@@ -198,7 +201,7 @@ class Frame:
             where = request.signature.where
             raise ContractBroken(f"{where}: wrote past the end of {name}, must not; the results are dropped")
         if self._plain and not shapes:
-            request.write_all(self._views)
+            request.write_all(self._views, self._shapes)
             return
         for index, view, known in self._out:
             if shapes and not (known and tuple(shapes[index]) == view.shape):

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from nnhal.base.descriptors import close_all
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import (
     Cancelled,
     Closed,
@@ -98,9 +98,7 @@ class Session:
         self._wishes: dict[int, threading.Event] = {}  # of calls that go on; set where they are not wanted any more
         self._on_death: list[Callable[[NnhalError], None]] = []
         self.watch = self._wake = -1
-        self._own: list[int] = []  # both: whoever holds the session may use them
-        # releases and failed calls come from any thread, to the last
-        weakref.finalize(self, _close_left, self._own, self._free).atexit = False
+        self._own = Owner()  # of both: whoever holds the session may use them
         try:
             self._start()
         except BaseException:
@@ -115,7 +113,7 @@ class Session:
         self.methods = min(self.level, V1_3)
         self.pools = ClientPools(shared=self.welcome.shared)
         self.watch = pidfd(self.welcome.pid)
-        self._own += [self.watch] * (self.watch >= 0)
+        self._own.fds.extend([self.watch] * (self.watch >= 0))
         self._control.lane.watch = self.watch
         self._control.lane.peer_cpus = self.welcome.cpus
         self._callbacks = self._attach(True)
@@ -123,7 +121,7 @@ class Session:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         except OSError as error:
             raise ResourceExhausted(f"{self.where}: no descriptor for its connection: {error.strerror}") from None
-        self._own.append(self._wake)
+        self._own.fds.append(self._wake)
         self._thread = threading.Thread(target=self._keep_house, name="nnhal-session", daemon=True)
         try:
             self._thread.start()
@@ -138,7 +136,7 @@ class Session:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
-        close_all(self._own)
+        self._own.close()
 
     def _greet(self) -> wire.Welcome:
         try:
@@ -654,7 +652,7 @@ class Session:
         self._death_lock, self._attaching = threading.Lock(), threading.Lock()
         for channel in (self._control, self._callbacks, *list(self._lanes)):
             channel.close()
-        close_all(self._own)
+        self._own.close()
         self.watch = -1
 
 
@@ -678,13 +676,6 @@ def _left(channel: Channel) -> Message | None:
     except NnhalError:
         return None
     return answer if _refuses(answer) else None
-
-
-def _close_left(own: list[int], lanes: deque[Channel]) -> None:
-    """What a session leaves when nobody holds it any more."""
-    close_all(own)
-    for channel in lanes:
-        channel.close()
 
 
 _sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()

@@ -18,6 +18,7 @@ from nnhal.ipc.service.exports import Export
 _INLINE_OUTPUTS = 32 << 10  # bytes of outputs in the reply itself; more travel in a memory
 
 Answer = tuple[wire.Reply, Sequence[int]]  # a reply, and descriptors to send, which are closed afterwards
+DONE: Answer = wire.DONE, ()
 
 
 class Held:
@@ -65,24 +66,23 @@ class ServiceBinding:
             raise InvalidArgument("binding: was released, must be held")
         return bound
 
-    def run(self, control: Control, by: Run | None = None) -> Answer:
-        """Execute once and tell what came of it. by: what executes it instead of the prepared model's `run`."""
-        run = by or self._run
+    def run(self, control: Control) -> Answer:
+        """Execute once and tell what came of it."""
         with self.entry:
-            bound = self._held()
-            if self._hosted is None:
-                request = bound.request()
-                timing = request.execute(run, control)
-            else:
-                request, timing = self._hosted.execute(bound.signature, bound.given(), bound.outputs, run, control)
-        if (
-            (control.measure and timing is not None)
-            or request.shapes != self._declared
-            or self._provided
-            or request.small
-        ):
-            return self._told(request, timing if control.measure else None)
-        return wire.DONE, ()
+            return self.execute(self._run, control)
+
+    def execute(self, run: Run, control: Control) -> Answer:
+        """As `run`, by what is given, within the `entry`."""
+        bound = self._held()
+        if self._hosted is None:
+            request = bound.request()
+            timing = request.execute(run, control)
+        else:
+            request, timing = self._hosted.execute(bound.signature, bound.given(), bound.outputs, run, control)
+        spent = timing if control.measure else None
+        if spent is not None or request.shapes != self._declared or self._provided or request.small:
+            return self._told(request, spent)
+        return DONE
 
     def _told(self, request: Request, timing: Timing | None) -> Answer:
         """The reply to an execution of which there is something to tell; outputs that the driver provided lie in it, or in a

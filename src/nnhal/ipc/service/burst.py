@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nnhal.base.answers import answering, let_go
-from nnhal.base.descriptors import close_all
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
@@ -21,7 +21,7 @@ from nnhal.hal.device import executor_by
 from nnhal.hal.request import Control, Run
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
-from nnhal.ipc.service.binding import ServiceBinding
+from nnhal.ipc.service.binding import DONE, ServiceBinding
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.service.quota import Claim
 from nnhal.ipc.transport import _native
@@ -56,7 +56,8 @@ class ServiceBurst:
         self._call: tuple[ServiceBinding, Control] | None = None
         self._executor = executor_by(entry.prepared, entry.signature.where)
         self._slots = Slots(self._executor) if self._executor is not None else None
-        entry.__enter__()
+        self._run = entry.prepared.run
+        entry.__enter__()  # until the listener has ended
         try:
             with answering(entry.signature.where, "burst_opened()"):
                 entry.prepared.burst_opened()
@@ -123,13 +124,15 @@ class ServiceBurst:
                 self._packet, self._call = packet, None
                 self._call = self._decoded(packet)
             binding, control = self._call
-            if self._slots is None:
-                reply, given = binding.run(control)
-            else:
-                reply, given = binding.run(control, self._slots.executing(binding))
-            if given:
-                close_all([*given])
-            return _DONE if reply is wire.DONE else pack(wire.encode(reply))
+            if not self._entry.alive:
+                self._entry.refuse()
+            run = self._run if self._slots is None else self._slots.executing(binding)
+            answer = binding.execute(run, control)
+            if answer is DONE:
+                return _DONE
+            reply, given = answer
+            Owner(*given).close()
+            return pack(wire.encode(reply))
         except BaseException as error:  # whatever a driver raises is a result
             return pack(wire.encode(error_to_wire(error)))
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -36,7 +35,7 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
-from nnhal.ipc.service.binding import Answer, Held, LaunchedRequest, ServiceBinding
+from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
 from nnhal.ipc.service.pools import ServicePools
@@ -78,10 +77,13 @@ class CallHandler:
         )
         self._contents: weakref.WeakKeyDictionary[Buffer, Claim] = weakref.WeakKeyDictionary()  # of open shape
 
-    def answer(self, call: wire.ClientCall, fds: Descriptors, unwanted: threading.Event, size: int) -> Answer:
-        """The reply to a call. unwanted: set when nobody waits for it any more. size: bytes that it came in."""
+    def answer(self, call: wire.ClientCall, fds: Descriptors, plain: Control, size: int) -> Answer:
+        """The reply to a call. plain: of executions without limits, cancelled when nobody waits for the reply any more.
+
+        size: bytes that it came in.
+        """
         if isinstance(call, wire.ExecuteSynchronously):
-            return self.binding(call.binding).run(control_of(call, unwanted))
+            return self.binding(call.binding).run(control_of(call, plain))
         if isinstance(call, wire.PrepareModel):
             return self._prepare(call, fds, size)
         if isinstance(call, wire.Bind):
@@ -131,17 +133,17 @@ class CallHandler:
 
     def _hold(self, call: wire.Hold, fds: Descriptors) -> Answer:
         self._exports.add(call.object, Held([self._pools.accept(pool, fds) for pool in call.pools]), lambda: None)
-        return wire.DONE, ()
+        return DONE
 
     def _release(self, call: wire.Release, _: Descriptors) -> Answer:
         for number in call.objects:
             self._exports.release(number)
-        return wire.DONE, ()
+        return DONE
 
     def _cancel(self, call: wire.Cancel, _: Descriptors) -> Answer:
         for number in call.objects:
             self._wanted.cancel(number)
-        return wire.DONE, ()
+        return DONE
 
     # --------------------------------------------------------------------------------------------------- compilation
 
@@ -171,7 +173,7 @@ class CallHandler:
         except BaseException:
             exports.release(number)
             raise
-        return wire.DONE, ()
+        return DONE
 
     # ----------------------------------------------------------------------------------------------------- execution
 
@@ -179,7 +181,7 @@ class CallHandler:
         with self._share.take(bindings=1, memory=DECODED * size) as claim:
             binding = self._bound(self._entry(call.prepared), call.request, fds)
             self._exports.add(call.object, binding, binding.release, claim)
-        return wire.DONE, ()
+        return DONE
 
     def _bound(self, entry: Export, request: wire.WireRequest, fds: Descriptors) -> ServiceBinding:
         places: list[Place] = []
@@ -224,13 +226,13 @@ class CallHandler:
         except BaseException:
             self._wanted.ended(number)
             raise
-        return wire.DONE, ()
+        return DONE
 
     def _begun(self, call: wire.Execute | wire.ExecuteFenced) -> Control:
         """The control of an execution that goes on after the answer; `Wanted.ended` is to follow."""
         event = self._wanted.begin(call.object)
         try:
-            return control_of(call, event)
+            return control_of(call, Control(cancelled=event))
         except InvalidArgument:
             self._wanted.ended(call.object)
             raise
@@ -281,7 +283,7 @@ class CallHandler:
             os.close(fd)
         burst.start()  # first: who cannot add it closes it, and then the listener does the rest
         self._exports.add(call.object, burst, burst.close)
-        return wire.DONE, ()
+        return DONE
 
     # ------------------------------------------------------------------------------------------------ memory domains
 
@@ -297,7 +299,7 @@ class CallHandler:
                 raise ResourceExhausted(f"allocate: {error or 'out of memory'}") from None
             end = partial(let_go, self._where, "close() of a buffer", buffer.close)
             self._exports.add(call.object, buffer, end, claim)
-        return wire.DONE, ()
+        return DONE
 
     def _copy_to(self, call: wire.CopyTo, fds: Descriptors) -> Answer:
         memory = self._pools.accept(call.pool, fds)
@@ -311,7 +313,7 @@ class CallHandler:
         if buffer.facts.fixed is None:
             self._contents[buffer] = self._share.take(memory=memory.size)
         buffer.copy_from(memory, tuple(call.dimensions))
-        return wire.DONE, ()
+        return DONE
 
     def _shape(self, call: wire.GetShape, _: Descriptors) -> Answer:
         shape = self._exports.get(call.buffer, Buffer, "buffer").shape  # type: ignore[type-abstract]
@@ -360,11 +362,11 @@ def _hints(call: wire.PrepareModel) -> Hints:
     return Hints(Preference(preference), Priority(priority), call.threads, call.deadline or None, options)
 
 
-def control_of(
-    call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, unwanted: threading.Event
-) -> Control:
-    """The control that a call asks for; InvalidArgument for a loop time-out past the limit."""
+def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, plain: Control) -> Control:
+    """The control that a call asks for, `plain` where that is nothing; InvalidArgument for too long a loop time-out."""
+    if not (call.deadline or call.loop_timeout or call.measure):
+        return plain
     loop = call.loop_timeout or LOOP_TIMEOUT_DEFAULT_NS
     if loop > LOOP_TIMEOUT_MAXIMUM_NS:
         raise InvalidArgument(f"loop_timeout is {loop} ns, must be at most {LOOP_TIMEOUT_MAXIMUM_NS}")
-    return Control(call.deadline or None, loop, call.measure, unwanted)
+    return Control(call.deadline or None, loop, call.measure, plain.cancelled)

@@ -14,11 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from logging import DEBUG
 
-from nnhal.base.descriptors import close_all
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, OperationFailed, ResourceExhausted
 from nnhal.base.levels import V1_3
 from nnhal.base.log import logger
 from nnhal.hal.device import Device, identity_of
+from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
 from nnhal.ipc.service.binding import Answer
@@ -93,7 +94,7 @@ class Connection:
         try:
             data, _ = self._control.receive(HELLO_TIMEOUT_NS)
             if self._greet(data):
-                self._answer_lane(self._control, self.wanted.gone)
+                self._answer_lane(self._control, Control(cancelled=self.wanted.gone))
         except NnhalError as error:
             _log.debug("connection ends: %s", error)
         finally:
@@ -122,7 +123,7 @@ class Connection:
         self._control.answer(wire.encode(welcome))
         return True
 
-    def _answer_lane(self, channel: Channel, unwanted: threading.Event) -> None:
+    def _answer_lane(self, channel: Channel, plain: Control) -> None:
         """Answer calls until the lane is closed; what comes without a number is not answered."""
         long = channel.admit = _LongMessage(self.share)
         while True:
@@ -131,16 +132,16 @@ class Connection:
             except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
                 channel.answer(wire.encode(error_to_wire(error)))
                 continue
-            reply, given = self._answer(data, fds, unwanted)
+            reply, given = self._answer(data, fds, plain)
             try:
                 channel.answer(wire.ENCODED_DONE if reply is wire.DONE else _encoded(reply), given)
             finally:
                 if given:
-                    close_all([*given])
+                    Owner(*given).close()
                 del data, reply
                 long.over()
 
-    def _answer(self, data: bytes, fds: Descriptors, unwanted: threading.Event) -> Answer:
+    def _answer(self, data: bytes, fds: Descriptors, plain: Control) -> Answer:
         try:
             call = wire.decode_call(data)
             why = wire.refusal(call, self._level)
@@ -150,7 +151,7 @@ class Connection:
                 _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
-            return self._calls.answer(call, fds, unwanted, len(data))
+            return self._calls.answer(call, fds, plain, len(data))
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
             return error_to_wire(error), ()
         finally:
@@ -192,16 +193,16 @@ class Connection:
             self._lanes.add(channel)
         with claim:
             unwanted = self.wanted.begin(call.object)
-            given = channel, call.object, unwanted, claim.passed()
+            given = channel, call.object, Control(cancelled=unwanted), claim.passed()
             try:
                 threading.Thread(target=self._lane, args=given, name="nnhal-lane", daemon=True).start()
             except RuntimeError:
                 self.wanted.ended(call.object)
                 raise ResourceExhausted("connection: no thread for another lane; wait for calls to end") from None
 
-    def _lane(self, channel: Channel, number: int, unwanted: threading.Event, claim: Claim) -> None:
+    def _lane(self, channel: Channel, number: int, plain: Control, claim: Claim) -> None:
         try:
-            self._answer_lane(channel, unwanted)
+            self._answer_lane(channel, plain)
         except NnhalError as error:
             _log.debug("lane ends: %s", error)
         finally:
@@ -249,7 +250,7 @@ class Connection:
                 try:
                     self._call_back(message, given)
                 finally:
-                    close_all([*given])
+                    Owner(*given).close()
             except NnhalError as error:  # the client is gone, or reads no more: it must not wait for ever
                 _log.debug("notification lost: %s", error)
                 self._hang_up()

@@ -4,7 +4,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from nnhal.base.answers import let_go
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
@@ -32,13 +32,17 @@ class Export:
         self._users.append(None)
         if not self.alive:
             self.__exit__()
-            raise Closed("prepared model: was released")
+            self.refuse()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._users.pop()
         if not self.alive:
             self._close_if_idle()
+
+    def refuse(self) -> NoReturn:
+        """Tell who comes when it is not `alive`."""
+        raise Closed("prepared model: was released")
 
     def release(self) -> None:
         """The client let go; close now, or when the last user leaves."""

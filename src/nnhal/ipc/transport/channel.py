@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from nnhal.base.descriptors import close_all
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.memory import SEALS, first_bytes, seals
 from nnhal.ipc.protocol.wire import INLINE, MAX_MESSAGE
@@ -90,12 +90,12 @@ class Channel:
 def _send(how: Callable[[bytes, Sequence[int]], int], data: bytes, fds: Sequence[int]) -> None:
     """Send one message, a long one by a memory."""
     if len(data) > INLINE:
-        memory: list[int] = []
+        memory = Owner()
         try:
-            _spill(data, memory)
-            status = how(_SPILLED.pack(MARK, len(data)), (*memory, *fds))
+            _spill(data, memory.fds)
+            status = how(_SPILLED.pack(MARK, len(data)), (*memory.fds, *fds))
         finally:
-            close_all(memory)
+            memory.close()
     else:
         status = how(data, tuple(fds))
     if status < 0:
