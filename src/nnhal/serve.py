@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nnhal.base.errors import NnhalError
     from nnhal.hal.device import Device
 
+INVALID, FAILED = 3, 4  # exit statuses
 ORPHAN_NS = 10_000_000_000  # that a driver's process may go on after the end of its client's
 
 
@@ -30,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
     parser.add_argument("driver", help="name of a driver, or a Python file that defines device()")
     parser.add_argument("--fd", type=int, help="serve the one client on this socket")
-    parser.add_argument("--name", default="", help="name of the service; the driver's by default")
+    parser.add_argument("--name", default="", help="name of the service; DRIVER-service by default")
     parser.add_argument("--level", default="", help="serve at this lower HAL level: 1.0 to 1.3")
     parser.add_argument("--read", action="append", default=[], help="a file or directory that the driver may read")
     parser.add_argument(
@@ -55,8 +57,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if not isinstance(error, NnhalError | ValueError):
             raise
-        print(f"nnhal serve: {error}", file=sys.stderr)
-        return 1
+        return report(error, as_json=given.json)
+
+
+def report(error: "NnhalError | ValueError", *, as_json: bool) -> int:
+    """Tell of an error, as every verb of the command line does; the exit status. as_json: on stdout."""
+    from nnhal.base.errors import InvalidArgument, NnhalError
+
+    if as_json and isinstance(error, NnhalError):
+        facts = {"type": type(error).__name__, "status": error.status.name, "code": error.code.name}
+        print(json.dumps({"error": {**facts, "message": str(error)}}, indent=2), flush=True)
+    else:
+        print(f"nnhal: {error}", file=sys.stderr)
+    return INVALID if isinstance(error, InvalidArgument) else FAILED
 
 
 def run(
@@ -84,7 +97,7 @@ def run(
     from nnhal.ipc.transport.fate import watch_peer
 
     occupy()
-    name = name or Path(driver).stem
+    name = service_name(driver, name) if fd is None else ""
     driver = str(Path(driver).resolve()) if driver.endswith(".py") else driver
     readable = [Path(p).resolve() for p in read] + [Path(driver).parent] * driver.endswith(".py")
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
@@ -126,6 +139,21 @@ def run(
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # whatever the driver still does, nobody waits for it
+
+
+def service_name(driver: str, name: str = "") -> str:
+    """The name of a service, by default after its driver; InvalidArgument where clients would not get it by that."""
+    from nnhal.base.errors import InvalidArgument
+    from nnhal.ipc import names
+    from nnhal.runtime import discovery
+
+    name = name or (Path(driver).stem if driver.endswith(".py") else f"{driver}-service")
+    names.check(name)
+    if name in discovery.names():
+        raise InvalidArgument(
+            f"service name is {name!r}, must be no driver's: clients that ask for that get the driver in their own process"
+        )
+    return name
 
 
 def load(driver: str, level: str = "") -> "Device":

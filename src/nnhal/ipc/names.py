@@ -45,9 +45,14 @@ def directory() -> Path:
 
 def path_of(name: str) -> Path:
     """The socket of a service; InvalidArgument for what is no name."""
+    check(name)
+    return directory() / (name + SUFFIX)
+
+
+def check(name: str) -> None:
+    """InvalidArgument for what is no name of a service."""
     if not _NAME.fullmatch(name):
         raise _no_name(f"service name is {name!r}, must be up to 64 letters, digits, dots, dashes, underscores")
-    return directory() / (name + SUFFIX)
 
 
 def listen(name: str) -> socket.socket:
