@@ -94,6 +94,28 @@ def test_a_fenced_execution_ends_with_its_fence_and_the_results(step: Prepared) 
     np.testing.assert_array_equal(made.results[0], X + 1)
 
 
+EARLY = {
+    "deadline": ({"deadline": 2**62}, None),
+    "limit": ({}, 2**61),
+    "wish": ({"cancelled": threading.Event()}, None),
+}
+
+
+@pytest.mark.parametrize("way", EARLY)
+def test_an_output_in_shared_memory_is_there_when_the_fence_is_signalled_also_where_it_may_have_to_end_early(
+    step: Prepared, way: str
+) -> None:
+    (named, after), (first, second) = EARLY[way], shared(2)
+    launched = step.execute_fenced(asked(step, X, first), Control(**named), after=after)
+    behind = [] if launched.fence is None else [launched.fence]
+    then = step.execute_fenced(asked(step, first, second), Control(**named), behind, after)
+    assert ended(launched) == NONE
+    np.testing.assert_array_equal(first, X + 1)
+    del launched
+    assert ended(then) == NONE
+    np.testing.assert_array_equal(second, X + 2)
+
+
 def test_whoever_asks_for_the_end_of_one_execution_at_the_same_moment_gets_it(step: Prepared) -> None:
     for n in range(100):
         x = np.full((3, 4), n, np.float32)

@@ -102,6 +102,13 @@ def chained() -> nnhal.Compiled:
     return compiled
 
 
+def test_steps_that_may_have_to_end_early_read_what_the_ones_before_wrote():
+    compiled = chained()
+    for n in range(20):
+        doubled, squared = compiled.execute_fenced(X + n, deadline=LONG).result(LONG)
+        assert (doubled == 2 * (X + n)).all() and (squared == 2 * (X + n) ** 2).all()
+
+
 @pytest.mark.parametrize("room", SHARED)
 def test_shared_memory_holds_an_output_that_a_later_step_reads_when_the_fence_is_signalled(room):
     compiled, (over, way) = chained(), SHARED[room]
@@ -250,6 +257,21 @@ def test_the_step_that_failed_is_the_one_that_is_named():
     device.prepared[0].before = failing(OperationFailed("the first step broke"))
     with pytest.raises(OperationFailed, match="the first step broke"):
         compiled.execute_fenced(X, B).result(LONG)
+
+
+def test_why_a_later_step_in_another_process_failed_is_what_the_result_tells():
+    first, second = (
+        Limited(isolated("reference"), lambda _, n: n == 0),
+        Limited(isolated("faulty"), lambda _, n: n == 1),
+    )
+    failing_later = {"faulty": {"run": "raise"}}
+    compiled = nnhal.compile(two_outputs(), devices=[first, second], fallback="forbid", driver_options=failing_later)
+    fenced = compiled.execute_fenced(X)
+    for _ in range(2):
+        with pytest.raises(OperationFailed, match="faulty") as told:
+            fenced.result(LONG)
+        assert "written after" not in str(told.value)
+    assert fenced.way == WAY["process"]
 
 
 def test_a_driver_killed_behind_a_fence_is_a_dead_object():

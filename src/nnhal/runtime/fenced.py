@@ -88,8 +88,10 @@ class Fenced:
                 self._wait(self.fence, timeout)
             except NnhalError:
                 if self.done():
-                    self._finish(False)
-                    self.get_execution_info()  # raises the reason itself, of the first step that failed
+                    try:
+                        self.get_execution_info()  # raises the reason itself, of the first step that failed
+                    finally:
+                        self._finish(False)
                 raise
         with self._lock:
             if self._results is None:
@@ -137,7 +139,7 @@ def launch(
     signature = caller.whole.signature
     whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
-    why = _why_not_a_chain(caller, whole, wait_for, after)
+    why = _why_not_a_chain(caller, whole, wait_for, job.control.bounded, after)
     job.begin(written)  # as far as the runtime knows: from now on the contents are what is executed next
     chain = _Chain(caller, job, whole, wait_for, written)
     try:
@@ -155,7 +157,7 @@ def launch(
         raise
 
 
-def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
+def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], early: bool, after: int | None) -> str:
     """Why not every step is launched behind the one before, "" where it is."""
     steps = caller.plan.steps
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
@@ -170,6 +172,8 @@ def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], 
         isinstance(buffer, HostBuffer) for buffer in (*whole.input_buffers.values(), *whole.output_buffers.values())
     ):
         return "an argument lies in memory of the runtime's"
+    if early and (len(steps) > 1 or any(_where(x) == "shared" for x in whole.rooms or ())):
+        return "it may have to end early, and others read what drivers would go on to write"
     if any(_where(x) == "elsewhere" for x in (*whole.given, *(whole.rooms or ()))):
         return "an argument lies in memory that drivers cannot share as it is"
     read = {operand for line in caller.lines for operand in line.reads}

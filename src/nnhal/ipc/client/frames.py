@@ -129,8 +129,8 @@ class Frame:
 
     def _shared(self, array: Array, dims: tuple[int, ...], output: bool) -> Where | None:
         """Where an array lies in a pool that the driver may map; None where it does not."""
-        at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
-        if at is None or not at[0].sealed or (at[0].readonly if output else not array.flags.aligned):
+        at = _pool_of(array, output)
+        if at is None:
             return None
         number = next((n for n, m in enumerate(self.pools) if m is at[0]), len(self.pools))
         if number == len(self.pools):
@@ -211,6 +211,19 @@ class Frame:
         for index in self.direct:
             fixed = request.signature.outputs[index].fixed
             request.filled(index, tuple(shapes[index]) if shapes else fixed or ())
+
+
+def _pool_of(array: Array, output: bool) -> tuple[Memory, int] | None:
+    """The pool that an array lies in, and its offset there, where the driver may map that; else None."""
+    at = Memory.of(array) if array.base is not None and array.flags.c_contiguous else None
+    if at is None or not at[0].sealed or (at[0].readonly if output else not array.flags.aligned):
+        return None
+    return at
+
+
+def in_pools(request: Request) -> bool:
+    """Whether the caller wants an output in a pool that the driver may map."""
+    return any(room is not None and _pool_of(room, True) is not None for room in request.rooms or ())
 
 
 def _reported(request: Request, index: int, view: Array, shape: tuple[int, ...]) -> Array:

@@ -29,7 +29,7 @@ from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.burst import RemoteBurst
-from nnhal.ipc.client.frames import Frame, Frames
+from nnhal.ipc.client.frames import Frame, Frames, in_pools
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.session import Session
@@ -208,12 +208,17 @@ class RemotePrepared(Prepared):
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
-        """Execute once the fences are signalled; the fence that comes back is the service's."""
-        if wire.form_for(wire.ExecuteFenced, self.session.methods) is None:
+        """Execute once the fences are signalled; the fence that comes back is the service's.
+
+        But for outputs in pools of an execution that may have to end early: the driver does not write there itself, and when
+        the fence is signalled they are to be there.
+        """
+        early = control.bounded or after is not None
+        if wire.form_for(wire.ExecuteFenced, self.session.methods) is None or (early and in_pools(request)):
             return super().execute_fenced(request, control, wait_for, after)
         check_fenced(request, wait_for)
         wait_for = [fence for fence in wait_for if fence.status() != ErrorStatus.NONE]
-        frame, home, binding = self.bound(request, control, apart=after is not None)
+        frame, home, binding = self.bound(request, control, apart=early)
         if wait_for and (frame.copies or len(wait_for) > wire.MAX_DESCRIPTORS):  # inputs are what they are by then
             wait_for = [once_signalled(wait_for, lambda: frame.fill(request))]
         execution = RemoteExecution(self, request, frame, home)
