@@ -175,7 +175,7 @@ def test_three_deaths_in_a_short_time_are_quarantine_with_a_reason_until_forgive
             session = device.remote().session
             os.kill(device.pid, signal.SIGKILL)
             wait_until(lambda s=session: s.dead is not None, "news of the death")
-            assert device.health.total == number + 1
+            wait_until(lambda n=number: device.health.total == n + 1, "its count")
         for _ in range(2):
             with pytest.raises(DeviceUnavailable, match=r"faulty: is quarantined .* died 3 times .*SIGKILL"):
                 compiled(X)

@@ -333,3 +333,9 @@ def test_what_was_compiled_stays_open():
     device = Counting(9, RuntimeError("never"))
     compiled = nnhal.compile(sums(3), devices=[device, "reference"])
     assert device.closes == [0, 0] and (compiled(X) == 4 * X).all()
+
+
+def test_a_driver_that_dies_while_it_is_asked_what_it_supports_is_a_dead_object(monkeypatch):
+    monkeypatch.setenv("NNHAL_FAULTY", "supports=exit")
+    with pytest.raises(nnhal.DeadObject, match="faulty"):
+        nnhal.compile(sums(), devices="faulty", isolation="process", fallback="forbid")

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle  # noqa: TID251
+import resource
 import select
 import signal
 import threading
@@ -353,7 +354,7 @@ def test_a_fenced_execution_in_flight_is_closed_in_a_forked_child(isolation, x):
     compiled = nnhal.compile(pooled(), devices="reference", isolation=isolation)
     ready, signal_ = nnhal.fence_pair()
     fenced = compiled.execute_fenced(x, wait_for=[ready])
-    for use in (fenced.result, fenced.get_execution_info):
+    for use in (fenced.result, fenced.get_execution_info, fenced.done):
         assert in_child(use).startswith("Closed: fenced execution: was launched before")
     signal_.set()
     assert (fenced.result(10) == expected(x)).all()
@@ -434,3 +435,17 @@ def test_a_worker_of_which_something_raises_takes_the_next_and_close_returns(whe
     closer.start()
     closer.join(10)
     assert not closer.is_alive()
+
+
+def test_a_descriptor_of_an_end_that_cannot_be_had_is_resource_exhausted_and_can_be_later(x):
+    compiled = nnhal.compile(pooled(), devices="reference")
+    execution = compiled.submit(x)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        with pytest.raises(nnhal.ResourceExhausted, match="descriptor"):
+            execution.fileno()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert select.select([execution], [], [], 10)[0] == [execution]

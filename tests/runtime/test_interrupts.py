@@ -16,7 +16,7 @@ import nnhal
 from nnhal.hal.background import _idle, start
 from nnhal.hal.wrappers import Limited
 from tests.hal.devices import descriptors
-from tests.interrupts import interrupted_in
+from tests.interrupts import interrupted_at, interrupted_in
 from tests.runtime.graphs import sums
 from tests.runtime.test_execution import LONG, Own, add, wait_until
 
@@ -47,6 +47,27 @@ def test_after_an_interrupt_the_same_call_works_and_everything_is_closed(way, in
         compiled.close()
         del compiled, call
         wait_until(lambda device=device: device.closed == 1 or gc.collect() < 0)
+
+
+def test_the_result_of_a_fenced_execution_can_be_asked_for_again_after_an_interrupt_anywhere_in_it():
+    compiled = nnhal.compile(sums(), devices="reference", isolation="process")
+    (prepared,) = (step.prepared.remote for step in compiled.plan.steps)
+    struck = list[nnhal.Fenced]()
+
+    def ask() -> None:
+        struck.append(compiled.execute_fenced(X + len(struck), B))
+        struck[-1].fence.wait(LONG)
+        struck[-1].result(LONG)
+
+    places = interrupted_at(lambda frame, event: frame.f_code.co_name in TAKING_OVER, ask)
+    assert places > 20
+    for n, fenced in enumerate(struck):
+        assert (fenced.result(LONG) == X + n + 1).all()
+    frames = [frame for free in prepared.frames._free.values() for frame in free]
+    assert len(frames) == len({id(frame) for frame in frames})
+
+
+TAKING_OVER = {"get_execution_info", "_ask", "_collect", "taken", "collect", "write_all", "write", "execute", "reopen"}
 
 
 def test_a_close_that_is_interrupted_can_be_called_again(interrupts):

@@ -17,6 +17,8 @@ from nnhal.ipc.protocol import wire
 from nnhal.runtime import discovery
 from nnhal.serve import FAILED, service_name
 
+_PATIENCE = 2  # seconds for a service that runs to answer
+
 
 @click.command("serve")
 @click.argument("driver", required=False)
@@ -61,6 +63,8 @@ def command(
     Without DRIVER: what the clients of the services that run hold, and may hold.
     """
     if driver is None:
+        if systemd is not None or level or read or devices or allow or unconfined:
+            raise click.UsageError("DRIVER is missing, must be named: the options say how it is served")
         return _show([name] if name else names.running(), as_json=as_json)
     if driver.endswith(".py"):
         driver = str(Path(driver).resolve())
@@ -96,6 +100,7 @@ def _show(services: Sequence[str], *, as_json: bool) -> int:
         for service, usage in found.items():
             _print(service, usage)
         if not found:
+            names.directory()  # which may be why
             common.say("no service is running")
     return FAILED if any(isinstance(usage, NnhalError) for usage in found.values()) else 0
 
@@ -103,7 +108,7 @@ def _show(services: Sequence[str], *, as_json: bool) -> int:
 def _usage(service: str) -> wire.Usage | NnhalError:
     """What a service tells of its clients but this one, or why it does not."""
     try:
-        session = names.connect(service)
+        session = names.connect(service, _PATIENCE)
     except NnhalError as error:
         return error
     try:

@@ -176,7 +176,7 @@ class Request:
     input_buffers: Mapping[int, Any] = {}
     output_buffers: Mapping[int, Any] = {}
     small: tuple[int, ...] = ()
-    _ended = False
+    _ended = _given_up = False
     _views: list[Array | None] | None = None
     _own: dict[int, Array] | None = None
     _fault: NnhalError | None = None
@@ -396,7 +396,7 @@ class Request:
             if self._own is not None and not self._ended:
                 self._take_own()
         except BaseException as error:
-            self.abandon()
+            self._stop()
             if isinstance(error, NnhalError) or may_be_own(error):
                 raise
             raise as_error(error, self.signature.where) from error
@@ -410,6 +410,17 @@ class Request:
 
     def abandon(self) -> None:
         """The end, without a result: from here on nothing is written to the caller's memory."""
+        self._given_up = True
+        self._stop()
+
+    def reopen(self) -> None:
+        """After an interrupt while outputs were taken over: `execute` may be called again, unless it was given up."""
+        self._fault, self.small = None, ()
+        self.results, self.shapes = [None] * self.signature.count, [None] * self.signature.count
+        self._ended = False
+        self._ended = self._given_up  # it may be given up at any moment
+
+    def _stop(self) -> None:
         self._ended = True
         while _COPYING in self.shapes:  # by another thread of the driver's, and soon done
             time.sleep(0)
@@ -427,7 +438,7 @@ class Request:
 
     def _look(self) -> None:
         """After the end: raise what is wrong with it."""
-        self.abandon()
+        self._stop()
         if self._fault is not None:
             raise self._fault
         if None in self.shapes:

@@ -118,12 +118,20 @@ def _alone() -> Iterator[None]:
 
 
 def running() -> list[str]:
-    """Names of the services that somebody listens on; what dead ones left behind is swept."""
-    return sorted(p.name.removesuffix(SUFFIX) for p in directory().glob("*" + SUFFIX) if not sweep(p))
+    """Names of the services that somebody listens on; what dead ones left behind is swept. None where there is no place."""
+    from nnhal.base.errors import DeviceUnavailable
+    from nnhal.base.log import logger
+
+    try:
+        there = directory()
+    except DeviceUnavailable as error:
+        logger("manager").info("none: %s", error)
+        return []
+    return sorted(p.name.removesuffix(SUFFIX) for p in there.glob("*" + SUFFIX) if not sweep(p))
 
 
-def connect(name: str) -> "Session":
-    """Connect to a running service of this user. DeviceUnavailable where there is none."""
+def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
+    """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time."""
     from nnhal.ipc.client.session import Session
 
     path = path_of(name)
@@ -131,7 +139,7 @@ def connect(name: str) -> "Session":
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
         raise _unavailable(f"service {name}: cannot be connected to: {error.strerror}") from None
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", CONNECT_SECONDS, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", *divmod(int(seconds * 1e6), 10**6)))
     try:
         sock.connect(str(path))
         uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
@@ -141,7 +149,7 @@ def connect(name: str) -> "Session":
         sock.close()
         there = ", ".join(running()) or "none is running"
         raise _unavailable(f"service {name}: {error.strerror}; running: {there}") from None
-    return Session(sock, f"service {name}")
+    return Session(sock, f"service {name}", greeting=int(seconds * 1e9))
 
 
 def _unavailable(text: str) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import (
+    DeadObject,
     DeviceUnavailable,
     InvalidArgument,
     InvalidModel,
@@ -124,7 +125,7 @@ class _Candidate:
     device: Device
     key: DeviceKey
     offer: Offer
-    unavailable: DeviceUnavailable | None = None
+    unavailable: DeviceUnavailable | DeadObject | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wis
     except Exception as error:
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
-        unavailable = error if isinstance(error, DeviceUnavailable) else None
+        unavailable = error if isinstance(error, DeviceUnavailable | DeadObject) else None
         why = str(unavailable or f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}")
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)

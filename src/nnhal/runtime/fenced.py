@@ -13,7 +13,14 @@ from itertools import accumulate
 from typing import Any
 
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, OutputInsufficientSize
+from nnhal.base.errors import (
+    DeadObject,
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    OutputInsufficientSize,
+)
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
@@ -62,6 +69,7 @@ class Fenced:
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
+        self._home.check("fenced execution")
         return self.fence is None or self.fence.status() is not None
 
     def get_execution_info(self) -> ExecutionInfo:
@@ -89,7 +97,7 @@ class Fenced:
             except NnhalError:
                 if self.done():
                     try:
-                        self.get_execution_info()  # raises the reason itself, of the first step that failed
+                        self._tell()
                     finally:
                         self._finish(False)
                 raise
@@ -102,6 +110,12 @@ class Fenced:
                     self._finish(False)
                     raise
             return self._results[0]
+
+    def _tell(self) -> None:
+        """Raise why it failed: the reason of the first step that did."""
+        for info in self._infos:
+            with suppress(_NotEnded):  # a later one failed by itself
+                info()
 
     def _wait(self, fence: Fence, timeout: float | None) -> None:
         """As `Fence.wait`, and no longer than some time after the deadline, at which drivers should have ended it."""
@@ -302,7 +316,7 @@ class _Chain:
             wait_for = [] if execution.fence is None else [execution.fence]
         span = time.monotonic_ns() - began
         _when_all_ended(local, leave)
-        infos = [partial(info_by, e, line.signature.where) for e, line in zip(self.launched, lines, strict=False)]
+        infos = [partial(_info_of, e, line.signature.where) for e, line in zip(self.launched, lines, strict=False)]
         fence, deadline = self.launched[-1].fence, self._job.control.deadline
         return Fenced(infos, fence, self._finish, "each step behind its fence", span, deadline)
 
@@ -328,6 +342,16 @@ class _Chain:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
         job.results = [results[operand] for operand in main.outputs]
         return self._caller.edge.results(job)
+
+
+class _NotEnded(OperationFailed):
+    """A step was asked too early."""
+
+
+def _info_of(execution: FencedExecution, where: str) -> ExecutionInfo:
+    if execution.fence is not None and execution.fence.status() is None:
+        raise _NotEnded(f"{where}: execution info: the execution has not ended")
+    return info_by(execution, where)
 
 
 def _when_all_ended(executions: Sequence[FencedExecution], call: Callable[[], object]) -> None:

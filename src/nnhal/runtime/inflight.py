@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError
+from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.time import limit, patience
 from nnhal.hal.background import start
@@ -91,8 +91,12 @@ class Execution:
         future = self._future
         if not self._event.fds:
             event = Owner()
-            event.fds.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
-            future.add_done_callback(_Signal(event.fds[0]))
+            try:
+                event.fds.extend(map(os.eventfd, (0,), (os.EFD_CLOEXEC | os.EFD_NONBLOCK,)))
+                signal = _Signal(event.fds[0])
+            except OSError as error:
+                raise ResourceExhausted(f"execution: no descriptor of its end: {error.strerror}") from error
+            future.add_done_callback(signal)
             self._event = event
         return self._event.fds[0]
 

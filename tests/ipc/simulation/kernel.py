@@ -13,6 +13,7 @@ import socket as real_socket
 import stat
 import struct
 import subprocess
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -558,6 +559,25 @@ class _Mappings:
 
 
 mappings = _Mappings()
+
+
+class Owner:
+    """nnhal.base._owner.Owner"""
+
+    __slots__ = ("__weakref__", "fds")
+
+    def __init__(self, *fds: int) -> None:
+        self.fds = [*fds]
+        weakref.finalize(self, _close_all, self.fds)
+
+    def close(self) -> None:
+        _close_all(self.fds)
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        close(fds.pop())
+
 
 # -------------------------------------------------------------------------------------------------------------- polls
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from nnhal.base import _gate, _mapping, memory
+from nnhal.base import _gate, _mapping, _owner, memory
 from nnhal.ipc.transport import _native
 from tests.ipc.simulation import kernel, native, threads
 
@@ -106,6 +106,7 @@ _INSTEAD: dict[int, Any] = {
         (_gate, SimpleNamespace(Gate=threads.Gate)),
         (_mapping, kernel.mappings),
         (_native, native.native),
+        (_owner.Owner, kernel.Owner),
         (queue.SimpleQueue, threads.SimpleQueue),
     )
 }

@@ -290,6 +290,8 @@ class RemoteExecution(FencedExecution):
         return super().get_execution_info()
 
     def _ask(self) -> None:
+        if self._request.ended:
+            self._request.reopen()  # who asked before was interrupted
         reply, _ = self._session.call(wire.GetExecutionInfo(self._number), wire.Info)
         info = ExecutionInfo(timing_from_wire(reply.launched) or Timing(), timing_from_wire(reply.fenced) or Timing())
         self._session.forget_wish(self._number)
@@ -299,10 +301,11 @@ class RemoteExecution(FencedExecution):
         except NnhalError as raised:
             error = raised
         self.finish(error, info)
+        if error is None:
+            self._home.append(self._frame)  # once, and nobody takes outputs out of it any more
 
     def _collect(self, shapes: Sequence[tuple[int, ...]], request: Request, _: Control) -> None:
         self._prepared.taken(request, self._frame, shapes)
-        self._home.append(self._frame)
         if request.small:
             raise InvalidArgument("fenced execution: an output is larger than its memory")
 

@@ -77,9 +77,14 @@ class Session:
     dead: why nothing works any more, None while it does. calls: how often each HAL method was called.
     """
 
-    def __init__(self, sock: socket.socket, where: str, process: DriverProcess | None = None) -> None:
-        """Take over a connected socket and greet. process: the service's, where it is this client's own."""
-        self.where, self.process = where, process
+    def __init__(
+        self, sock: socket.socket, where: str, process: DriverProcess | None = None, greeting: int = GREETING_NS
+    ) -> None:
+        """Take over a connected socket and greet. process: the service's, where it is this client's own.
+
+        greeting: nanoseconds that it may take to answer the greeting.
+        """
+        self.where, self.process, self._patience = where, process, greeting
         self.dead: NnhalError | None = None
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
@@ -140,7 +145,7 @@ class Session:
 
     def _greet(self) -> wire.Welcome:
         try:
-            data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), GREETING_NS)
+            data, _ = self._control.call(wire.encode(wire.Hello(wire.VERSION, _native.cpus())), (), self._patience)
             reply = wire.decode_reply(data)
         except NoProtocol as error:
             raise DeviceUnavailable(f"{self.where}: is no driver service: {error}") from None
