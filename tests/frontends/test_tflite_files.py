@@ -126,7 +126,7 @@ def test_vectors_that_share_their_bytes_do_not_make_a_small_file_large():
     with pytest.raises(nnhal.BadFile):
         load(w.bytes())
     shared = _all_tensors_one(count)
-    with pytest.raises(nnhal.BadFile, match="overlap"):
+    with pytest.raises(nnhal.BadFile, match="bytes of records, of which some may overlap"):
         read(np.frombuffer(shared, np.uint8), "model")
 
 
@@ -397,5 +397,5 @@ def test_a_sparse_constant_does_not_grow_without_limit():
     found.dimMetadata = [schema.DimensionMetadataT(), schema.DimensionMetadataT()]
     w.operator("DENSIFY", [c], [y], "Densify")
     w.ends([x], [y])
-    with pytest.raises(nnhal.BadFile, match="has 3600000000 bytes when expanded, must have at most"):
+    with pytest.raises(nnhal.BadFile, match=r"tensor 1: needs more than 1342[0-9]+ bytes of constants"):
         load(w.bytes())

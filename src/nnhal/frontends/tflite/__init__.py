@@ -11,6 +11,7 @@ that lists all of it.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -60,7 +61,7 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
         raise unsupported(context)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    model = ModelWriter(memory, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
+    model = ModelWriter(memory, file.budget, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
     validate(model)
     return model
 
@@ -98,25 +99,19 @@ def _signature(file: File, key: str | None) -> SignatureDef | None:
 
 def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, FileSubgraph]:
     """The file and a subgraph of it, which gives a tensor once for each name that the signature has for it."""
-    subgraph, left = file.subgraphs[number], [index for _, index in entries]
-    for index in subgraph.outputs:
-        if index in left:
-            left.remove(index)
-    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left))
+    subgraph, left = file.subgraphs[number], Counter(index for _, index in entries)
+    left.subtract(subgraph.outputs)
+    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left.elements()))
     graphs = (*file.subgraphs[:number], subgraph, *file.subgraphs[number + 1 :])
     return replace(file, subgraphs=graphs), subgraph
 
 
 def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
     """The name of each input or output: the signature's, else the tensor's. One that is listed twice has two."""
-    left = list(entries)
-    names = []
-    for index in tensors:
-        entry = next((e for e in left if e[1] == index), None)
-        names.append(entry[0] if entry else subgraph.tensors[index].name)
-        if entry:
-            left.remove(entry)
-    return names
+    left: dict[int, list[str]] = {}
+    for name, index in reversed(entries):
+        left.setdefault(index, []).append(name)
+    return [left[i].pop() if left.get(i) else subgraph.tensors[i].name for i in tensors]
 
 
 def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation, OperandType
 from nnhal.base.operands import Array, Shape, Value, dtype_of
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant
 from nnhal.frontends.tflite.reader import Fields
@@ -81,6 +82,7 @@ class OperatorTask:
 
     def commit(self) -> None:
         """Hand results and operations to the graph."""
+        self._pay()
         self.graph.operations += self.emitted
         for number, index in enumerate(self.operator.outputs):
             term, tensor = self.results[number], self.graph.source.tensors[index]
@@ -90,6 +92,14 @@ class OperatorTask:
             self.graph.terms[index] = term
         for step in self.later:
             step()
+
+    def _pay(self) -> None:
+        """Charge the file for the constants that were made for the operations."""
+        for operation in self.emitted:
+            for term in operation.inputs:
+                if isinstance(term, Term) and term.made and term.data is not None:
+                    self.graph.file.budget.spend(Cost.MEMORY, term.data.nbytes, self.label)
+                    term.made = False
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
@@ -251,6 +261,7 @@ class OperatorTask:
         given: terms, None for omitted ones, numbers, in the record's order. named: scalar arguments by name.
         InvalidModel says what is against it.
         """
+        self.graph.file.budget.spend(Cost.OPERATIONS, 1, self.label)
         record = OPS[name]
         arguments = _arrange(record, given, named)
         own = next((t.value.type for a, t in arguments if repr(a.spec) == "T" and isinstance(t, Term)), None)
