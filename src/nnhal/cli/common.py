@@ -15,12 +15,24 @@ from rich.table import Table
 
 from nnhal import api
 from nnhal.base.errors import BadFile, NnhalError
+from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-status = Console(stderr=True, highlight=False)
+
+
+class PlainConsole(Console):
+    """A console that shows no control characters of what it is given: names are data."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, with all text made printable."""
+        shown = [printable(each, keep="\n") if isinstance(each, str) else each for each in objects]
+        super().print(*shown, **options)
+
+
+console = PlainConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+status = PlainConsole(stderr=True, highlight=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
 device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
@@ -132,7 +144,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        drawn.add_row(*[str(cell) for cell in row])
+        drawn.add_row(*[printable(str(cell), keep="\n") for cell in row])
     console.print(drawn)
 
 

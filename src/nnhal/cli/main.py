@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.names import printable
 
 VERBS = {
     "run": "Run a model on inputs and show what comes out.",
@@ -62,7 +63,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {message}", err=True)
+    warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {printable(str(message))}", err=True)
     try:
         code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
     except click.exceptions.Abort:
