@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -66,15 +66,18 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    if os.path.exists(name):
-        return Path(name)
+    return Path(name) if os.path.exists(name) else Path(_of_the_zoo(name, "path"))
+
+
+def _of_the_zoo(name: str, kind: Literal["path", "opened"]) -> Any:
+    """The file of a model in the zoo: its path, or open with its digest checked."""
     from nnhal.bench import maker, zoo
 
     try:
         if name in (*zoo.names(), *zoo.pictures()):
-            return zoo.path(name, progress=say)
+            return getattr(zoo, kind)(name, progress=say)
         if name in maker.names():
-            return maker.path(name, progress=say)
+            return getattr(maker, kind)(name, progress=say)
     except RuntimeError as error:
         raise NnhalError(str(error)) from error
     raise BadFile(
@@ -89,7 +92,10 @@ def say(text: str) -> None:
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
-    return api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
+    if os.path.exists(name):
+        return api.load(name, signature=signature, shapes=parse_shapes(shapes))
+    with _of_the_zoo(name, "opened") as file:
+        return api.load(file, signature=signature, shapes=parse_shapes(shapes))
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:

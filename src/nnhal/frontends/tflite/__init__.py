@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import BinaryIO
 
 import numpy as np
 
@@ -32,13 +33,13 @@ from nnhal.frontends.tflite.write import ModelWriter
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
-Source = str | os.PathLike[str] | bytes
+Source = str | os.PathLike[str] | bytes | BinaryIO
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
 def load(source: Source, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
-    """Read a file, or its bytes, as a model. The file is copied once: what becomes of it later does not matter.
+    """Read a file, by its path or open, or its bytes, as a model. It is copied once: what becomes of it does not matter.
 
     signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
     shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
@@ -76,12 +77,13 @@ def _open(source: Source) -> tuple[str, Memory]:
     """A label for messages, and the bytes as a memory."""
     if isinstance(source, bytes):
         return "model", Memory.wrap(np.frombuffer(source, np.uint8))
-    label = os.fspath(source)
-    if not os.path.isfile(label):
+    fd = None if isinstance(source, str | os.PathLike) else source.fileno()
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else str(source.name)
+    if fd is None and not os.path.isfile(label):
         raise BadFile(f"{label}: is no file, must be a .tflite file")
     store = Store("nnhal-model")
     try:
-        store.add_file(label)
+        store.add_file(label, fd)
     except OSError as error:
         raise BadFile(f"{label}: cannot be read: {error.strerror}; must be a .tflite file") from error
     return label, store.seal()
