@@ -211,6 +211,9 @@ class ImportGraph:
             term, tensor = self.term(index), self.source.tensors[index]
             if term.doubtful:
                 continue
+            if tensor.variable and term.value.data is None and not self._has(term):
+                self.problem(f"output {tensor.name!r}", "is a variable tensor that nothing wrote, must be written")
+                continue
             if term.value.type == UNTYPED or term.narrow or term.partly:
                 why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
                 self.problem(
@@ -218,6 +221,12 @@ class ImportGraph:
                 )
                 continue
             self.outputs.append(self.own(term, taken))
+
+    def _has(self, term: Term) -> bool:
+        """Whether a term is an input, or the output of an operation."""
+        return any(term is each for each in self.inputs) or any(
+            term is out for o in self.operations for out in o.outputs
+        )
 
     def own(self, term: Term, taken: set[int]) -> Term:
         """The term, or a copy of it where it is not this graph's own to give away."""
