@@ -7,6 +7,7 @@ error of nnhal's is a finding: an exception of another kind, a worker that dies,
 """
 
 import argparse
+import faulthandler
 import json
 import math
 import os
@@ -98,6 +99,7 @@ def given(spec: Any) -> Any:
 def work(first: int, step: int, last: int, make: Callable[[int], bytes], out: int) -> None:
     """A worker: examines its share of the files, and writes a line as it begins and one as it ends each."""
     warnings.simplefilter("ignore")
+    faulthandler.disable()
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
     os.dup2(quiet, 1)

@@ -12,6 +12,18 @@ from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer, schema
 
 SECONDS, MEMORY, LIMIT = 2, 400 << 20, 6 << 30  # on a busy machine; of memory; of address space
+DIMENSIONED = (
+    "RESHAPE",
+    "FILL",
+    "TILE",
+    "BROADCAST_TO",
+    "TRANSPOSE",
+    "STRIDED_SLICE",
+    "REVERSE_V2",
+    "SUM",
+    "PAD",
+    "GATHER",
+)
 
 
 def with_result(w: Writer, *results: int) -> bytes:
@@ -174,7 +186,24 @@ def entry_points(count: int = 300, names: int = 8000) -> bytes:
     return w.bytes()
 
 
+def dimensions(operator: str, *, option: bool = False) -> bytes:
+    """A shape of 100,000 huge dimensions, whose product has a million digits."""
+    w, many = Writer(), np.full(100_000, 2**31 - 1, np.int64)
+    x, y = w.tensor([1, 1]), w.tensor([1, 1])
+    if option:
+        w.operator(operator, [x], [y], "Reshape", newShape=many)
+    elif operator == "FILL":
+        w.operator(operator, [w.tensor([len(many)], "i4", many), w.tensor([], "f4", 1)], [y])
+    else:
+        others = [w.tensor([len(many)], "i4", many) for _ in range(3 if operator == "STRIDED_SLICE" else 1)]
+        w.operator(operator, [x, *others], [y], *(["StridedSlice"] if operator == "STRIDED_SLICE" else []))
+    w.ends([x], [y])
+    return w.bytes()
+
+
 BOMBS = {
+    **{f"{n} of huge dimensions": lambda n=n: dimensions(n) for n in DIMENSIONED},
+    "RESHAPE to an option of huge dimensions": lambda: dimensions("RESHAPE", option=True),
     "SPLIT of nothing": split_of_nothing,
     "UNPACK of nothing": unpack_of_nothing,
     "SUM of nothing": sum_of_nothing,

@@ -101,6 +101,9 @@ class ImportContext:
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
         source = self.file.subgraphs[number]
+        if len(source.inputs) != len(given):
+            must = f"must be {len(source.inputs)}"
+            raise BadFile(f"{self.file.label}: {where}: gives subgraph {number} {len(given)} inputs, {must}")
         lists = sum(len(operator.inputs) for operator in source.operators) + len(source.outputs)
         channels = sum(len(value.channel.scales) for value in given if value.channel)
         self.file.budget.spend(Cost.ELEMENTS, len(given) + channels, where)

@@ -51,7 +51,7 @@ def read(variable: Variable) -> Term:
 # -------------------------------------------------------------------------------------------------- resource variables
 
 
-@entry("CALL_ONCE", inputs=(0, None), outputs=(0, None))
+@entry("CALL_ONCE", inputs=(0, None), outputs=0)
 def call_once(t: OperatorTask) -> None:
     """A subgraph that gives variables their first values."""
     number = t.options("CallOnceOptions")("InitSubgraphIndex")

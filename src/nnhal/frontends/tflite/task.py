@@ -397,4 +397,7 @@ def _operand(record: Op, argument: Arg, value: Any, own: int | None) -> Term | i
     kind = next(iter(types_for(record, argument, own if own in record.types else None)))
     if value is None:
         return int(kind)
-    return Term(Value(kind, (), data=np.asarray(value, dtype_of(kind))))
+    try:
+        return Term(Value(kind, (), data=np.asarray(value, dtype_of(kind))))
+    except OverflowError:
+        raise Inexpressible(f"{argument.name} = {value} does not fit {kind.name}") from None
