@@ -97,6 +97,18 @@ def one_hot(count: int = 500) -> bytes:
     return w.bytes()
 
 
+def biases(count: int = 30) -> bytes:
+    """Layers without a bias, whose weights are an input of a hundred million rows."""
+    w = Writer()
+    rows = 100_000_000
+    x, weights, results = w.tensor([1, 1]), w.tensor([rows, 1]), []
+    for _ in range(count):
+        results.append(w.tensor([1, rows]))
+        w.operator("FULLY_CONNECTED", [x, weights, -1], [results[-1]], "FullyConnected")
+    w.ends([x, weights], results)
+    return w.bytes()
+
+
 def sums_of_one_list(count: int = 50) -> bytes:
     """ADD_N of one tensor many times over: an operation for every four bytes."""
     w = Writer()
@@ -210,6 +222,7 @@ BOMBS = {
     "GATHER": gathers,
     "sparse constants": sparse,
     "ONE_HOT": one_hot,
+    "biases": biases,
     "ADD_N": sums_of_one_list,
     "states": states,
     "calls with new shapes": lambda: calls(4, 8, True),
