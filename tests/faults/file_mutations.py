@@ -75,9 +75,10 @@ def mutated(seed: int, number: int) -> bytes:
     while True:
         model = parsed(rng.choice(bases()))
         try:
+            gentle = rng.random() < 0.5
             for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 5, 8))):
-                rng.choices(CHANGES, WEIGHTS)[0](model, rng)
-            if rng.random() < 0.7:
+                rng.choices(CHANGES, GENTLE if gentle else WEIGHTS)[0](model, rng)
+            if gentle or rng.random() < 0.7:
                 fit_buffers(model)
             content = packed(model)
         except Exception:  # a number that its field does not hold, a table where a number belongs: not to be written
@@ -318,6 +319,33 @@ def splice(model: Any, rng: Random) -> None:
     graph.operators = operators
 
 
+def joined(model: Any, rng: Random) -> None:
+    """Another file's operators follow, and read what this one's tensors hold."""
+    donor = parsed(rng.choice(bases()))
+    if len(donor.subgraphs) > 1 or not model.subgraphs:
+        return
+    graph, other = model.subgraphs[0], donor.subgraphs[0]
+    tensors, buffers, codes = (len(as_list(x)) for x in (graph.tensors, model.buffers, model.operatorCodes))
+    inputs = as_list(other.inputs)
+    replaced = rng.choice(inputs or [-1])
+    alike = [
+        i for i, t in enumerate(as_list(graph.tensors)) if replaced >= 0 and t.type == other.tensors[replaced].type
+    ]
+    place = {i: i + tensors for i in range(len(as_list(other.tensors)))} | {-1: -1}
+    if alike:
+        place[replaced] = rng.choice(alike)
+    for tensor in other.tensors:
+        tensor.buffer += buffers
+    for operator in other.operators:
+        operator.opcodeIndex += codes
+        operator.inputs = [place[i] for i in as_list(operator.inputs)]
+        operator.outputs = [place[i] for i in as_list(operator.outputs)]
+    graph.tensors, graph.operators = [*graph.tensors, *other.tensors], [*graph.operators, *other.operators]
+    graph.inputs = [*as_list(graph.inputs), *(place[i] for i in inputs if not (alike and i == replaced))]
+    graph.outputs = [*as_list(graph.outputs), *(place[i] for i in as_list(other.outputs))]
+    model.buffers, model.operatorCodes = [*model.buffers, *donor.buffers], [*model.operatorCodes, *donor.operatorCodes]
+
+
 def calls(model: Any, rng: Random) -> None:
     """An operator calls subgraphs."""
     operator, name = operator_of(model, rng), rng.choice(("IF", "WHILE", "CALL_ONCE"))
@@ -341,8 +369,10 @@ def names(model: Any, rng: Random) -> None:
 
 CHANGES: tuple[Change, ...] = (
     any_field, shape, batch, open_shape, kind, quantisation, index, code, options, buffer, constant, splice, calls, names,
+    joined,
 )  # fmt: skip
-WEIGHTS = (4, 4, 4, 1, 3, 4, 3, 3, 5, 3, 2, 1, 1, 1)
+WEIGHTS = (4, 4, 4, 1, 3, 4, 3, 3, 5, 3, 2, 1, 1, 1, 6)
+GENTLE = (0, 2, 4, 2, 1, 3, 0, 1, 5, 3, 0, 0, 0, 0, 8)  # most of what these make is still a model
 
 
 def fit_buffers(model: Any) -> None:

@@ -240,7 +240,17 @@ def main() -> None:
         return
     started = time.monotonic()
 
+    written: set[int] = set()
+
     def told(found: Findings) -> None:
+        for number, wrong in found.found:
+            if number not in written:
+                written.add(number)
+                print(f"#{number}: {wrong}", flush=True)
+                if arguments.keep:
+                    arguments.keep.mkdir(parents=True, exist_ok=True)
+                    path = arguments.keep / f"{arguments.seed}-{number}.tflite"
+                    path.write_bytes(mutated(arguments.seed, number))
         rate = found.files / (time.monotonic() - started)
         line = f"{found.files} of {arguments.files} files, {rate:.0f}/s, {len(found.found)} findings"
         print(f"\r{line}" if sys.stderr.isatty() else line, end="" if sys.stderr.isatty() else "\n", file=sys.stderr)
@@ -252,14 +262,10 @@ def main() -> None:
         jobs=arguments.jobs,
         told=told,
     )
+    told(found)
     print(f"\n{found.files} files from {arguments.first} of seed {arguments.seed}")
     for end, times in found.ends.most_common():
         print(f"{times:8d}  {end}")
-    for number, wrong in found.found:
-        print(f"#{number}: {wrong}")
-        if arguments.keep:
-            arguments.keep.mkdir(parents=True, exist_ok=True)
-            (arguments.keep / f"{arguments.seed}-{number}.tflite").write_bytes(mutated(arguments.seed, number))
     sys.exit(bool(found.found))
 
 
