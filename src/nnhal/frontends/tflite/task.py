@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nnhal.base.codes import Activation, OperandType
+from nnhal.base.codes import Activation, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
@@ -349,13 +349,21 @@ class OperatorTask:
 
     def scalar(self, value: Any, like: Term) -> Term:
         """A constant of one element with the type of a term that is not quantised."""
-        return constant(Value(like.value.type), np.array([value], dtype_of(like.value.type)))
+        return constant(Value(like.value.type), held(value, like.value.type).reshape(1))
 
 
 def number(value: Any, kind: OperandType) -> Term:
     """A scalar argument of the type that a tensor's elements have, where the record leaves the choice."""
     scalar = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}[kind]
-    return Term(Value(scalar, (), data=np.asarray(value, dtype_of(scalar))))
+    return Term(Value(scalar, (), data=held(value, scalar)))
+
+
+def held(value: Any, kind: int) -> Array:
+    """One number as an array of a type; Inexpressible where it does not fit."""
+    try:
+        return np.asarray(value, dtype_of(kind))
+    except (OverflowError, ValueError):
+        raise Inexpressible(f"{value} does not fit {type_name(kind)}") from None
 
 
 def viewed(term: Term, shape: Sequence[int]) -> Term:
@@ -397,7 +405,4 @@ def _operand(record: Op, argument: Arg, value: Any, own: int | None) -> Term | i
     kind = next(iter(types_for(record, argument, own if own in record.types else None)))
     if value is None:
         return int(kind)
-    try:
-        return Term(Value(kind, (), data=np.asarray(value, dtype_of(kind))))
-    except OverflowError:
-        raise Inexpressible(f"{argument.name} = {value} does not fit {kind.name}") from None
+    return Term(Value(kind, (), data=held(value, kind)))
