@@ -28,6 +28,7 @@ import copy
 from collections.abc import Sequence
 
 from nnhal.base.codes import ErrorStatus, ResultCode
+from nnhal.base.names import printable
 
 
 class NnhalError(Exception):
@@ -35,6 +36,9 @@ class NnhalError(Exception):
 
     status = ErrorStatus.GENERAL_FAILURE
     code = ResultCode.OP_FAILED
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class InvalidArgument(NnhalError, ValueError):

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -15,12 +15,24 @@ from rich.table import Table
 
 from nnhal import api
 from nnhal.base.errors import BadFile, NnhalError
+from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-status = Console(stderr=True, highlight=False)
+
+
+class PlainConsole(Console):
+    """A console that shows no control characters of what it is given: names are data."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, with all text made printable."""
+        shown = [printable(each, keep="\n") if isinstance(each, str) else each for each in objects]
+        super().print(*shown, **options)
+
+
+console = PlainConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
+status = PlainConsole(stderr=True, highlight=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
 device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
@@ -54,15 +66,18 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    if os.path.exists(name):
-        return Path(name)
+    return Path(name) if os.path.exists(name) else Path(_of_the_zoo(name, "path"))
+
+
+def _of_the_zoo(name: str, kind: Literal["path", "opened"]) -> Any:
+    """The file of a model in the zoo: its path, or open with its digest checked."""
     from nnhal.bench import maker, zoo
 
     try:
         if name in (*zoo.names(), *zoo.pictures()):
-            return zoo.path(name, progress=say)
+            return getattr(zoo, kind)(name, progress=say)
         if name in maker.names():
-            return maker.path(name, progress=say)
+            return getattr(maker, kind)(name, progress=say)
     except RuntimeError as error:
         raise NnhalError(str(error)) from error
     raise BadFile(
@@ -77,7 +92,10 @@ def say(text: str) -> None:
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
-    return api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
+    if os.path.exists(name):
+        return api.load(name, signature=signature, shapes=parse_shapes(shapes))
+    with _of_the_zoo(name, "opened") as file:
+        return api.load(file, signature=signature, shapes=parse_shapes(shapes))
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:
@@ -132,7 +150,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        drawn.add_row(*[str(cell) for cell in row])
+        drawn.add_row(*[printable(str(cell), keep="\n") for cell in row])
     console.print(drawn)
 
 

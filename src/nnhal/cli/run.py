@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import click
 import numpy as np
 
 from nnhal import api
 from nnhal.base.errors import InvalidRequest
+from nnhal.base.names import member_names, unique
 from nnhal.base.operands import Array
 from nnhal.cli import common
 from nnhal.cli.inputs import Given, PictureOptions, read_inputs
@@ -99,13 +101,19 @@ def _labels(path: str | None) -> list[str]:
 
 
 def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
+    names = [spec.name for spec in specs]
     try:
         if path.suffix == ".npy" and len(outputs) == 1:
             np.save(path, outputs[0])
         elif path.suffix == ".npz":
-            np.savez(path, allow_pickle=False, **{s.name: x for s, x in zip(specs, outputs, strict=True)})
+            with ZipFile(
+                path, "w", allowZip64=True
+            ) as archive:  # np.savez takes names as keywords, of which it has its own
+                for name, array in zip(member_names(names), outputs, strict=True):
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
         elif path.suffix == ".json":
-            path.write_text(json.dumps({s.name: x.tolist() for s, x in zip(specs, outputs, strict=True)}))
+            path.write_text(json.dumps({n: x.tolist() for n, x in zip(unique(names), outputs, strict=True)}))
         else:
             raise InvalidRequest(f"output {path}: must end in .npz, .json, or .npy for a single output")
     except OSError as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from nnhal.base.codes import Lifetime, operation_name
+from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
@@ -125,4 +126,5 @@ def _box(node: Node) -> str:
 
 
 def _short(text: str, limit: int = 34) -> str:
+    text = printable(text[: limit + 1])
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

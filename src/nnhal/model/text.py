@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.base.names import printable
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
 from nnhal.model.validate import Facts, validate
 from nnhal.ops.schema import show
@@ -18,7 +19,9 @@ def text(model: Model, notes: Mapping[int, str] | None = None) -> str:
     notes: for operations of the main subgraph, what stands behind their line (where it runs, and why).
     """
     facts = validate(model)
-    lines = [f"model {model.name or '(unnamed)'}: level {facts.level}, {len(model.main.operations)} operations"]
+    lines = [
+        f"model {printable(model.name) or '(unnamed)'}: level {facts.level}, {len(model.main.operations)} operations"
+    ]
     lines += [f"  level {facts.level} because {reason}" for reason in facts.reasons[:3]]
     if model.relaxed:
         lines.append("  relaxed: float32 may be computed as float16")
@@ -63,7 +66,7 @@ def _quant(operand: Operand) -> str:
 
 
 def _name(operand: Operand) -> str:
-    return f'  "{operand.name}"' if operand.name else ""
+    return f'  "{printable(operand.name)}"' if operand.name else ""
 
 
 def _constant(model: Model, operand: Operand) -> str:
@@ -110,4 +113,4 @@ def _shape(value: Any) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

@@ -17,6 +17,7 @@ from nnhal.base.codes import (
 )
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory, address
+from nnhal.base.names import printable
 from nnhal.base.operands import Array, Shape, fixed
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.base.values import given
@@ -52,7 +53,7 @@ class Spec:
 
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
-        return f"{self.name}: {self.kind}{show(self.shape)}{quant}"
+        return f"{printable(self.name)}: {self.kind}{show(self.shape)}{quant}"
 
 
 class Edge:

@@ -11,8 +11,10 @@ that lists all of it.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import BinaryIO
 
 import numpy as np
 
@@ -31,13 +33,13 @@ from nnhal.frontends.tflite.write import ModelWriter
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
-Source = str | os.PathLike[str] | bytes
+Source = str | os.PathLike[str] | bytes | BinaryIO
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
 def load(source: Source, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
-    """Read a file, or its bytes, as a model. The file is copied once: what becomes of it later does not matter.
+    """Read a file, by its path or open, or its bytes, as a model. It is copied once: what becomes of it does not matter.
 
     signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
     shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
@@ -60,7 +62,7 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
         raise unsupported(context)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    model = ModelWriter(memory, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
+    model = ModelWriter(memory, file.budget, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
     validate(model)
     return model
 
@@ -75,12 +77,13 @@ def _open(source: Source) -> tuple[str, Memory]:
     """A label for messages, and the bytes as a memory."""
     if isinstance(source, bytes):
         return "model", Memory.wrap(np.frombuffer(source, np.uint8))
-    label = os.fspath(source)
-    if not os.path.isfile(label):
+    fd = None if isinstance(source, str | os.PathLike) else source.fileno()
+    label = os.fspath(source) if isinstance(source, str | os.PathLike) else str(source.name)
+    if fd is None and not os.path.isfile(label):
         raise BadFile(f"{label}: is no file, must be a .tflite file")
     store = Store("nnhal-model")
     try:
-        store.add_file(label)
+        store.add_file(label, fd)
     except OSError as error:
         raise BadFile(f"{label}: cannot be read: {error.strerror}; must be a .tflite file") from error
     return label, store.seal()
@@ -98,25 +101,19 @@ def _signature(file: File, key: str | None) -> SignatureDef | None:
 
 def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, FileSubgraph]:
     """The file and a subgraph of it, which gives a tensor once for each name that the signature has for it."""
-    subgraph, left = file.subgraphs[number], [index for _, index in entries]
-    for index in subgraph.outputs:
-        if index in left:
-            left.remove(index)
-    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left))
+    subgraph, left = file.subgraphs[number], Counter(index for _, index in entries)
+    left.subtract(subgraph.outputs)
+    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left.elements()))
     graphs = (*file.subgraphs[:number], subgraph, *file.subgraphs[number + 1 :])
     return replace(file, subgraphs=graphs), subgraph
 
 
 def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
     """The name of each input or output: the signature's, else the tensor's. One that is listed twice has two."""
-    left = list(entries)
-    names = []
-    for index in tensors:
-        entry = next((e for e in left if e[1] == index), None)
-        names.append(entry[0] if entry else subgraph.tensors[index].name)
-        if entry:
-            left.remove(entry)
-    return names
+    left: dict[int, list[str]] = {}
+    for name, index in reversed(entries):
+        left.setdefault(index, []).append(name)
+    return [left[i].pop() if left.get(i) else subgraph.tensors[i].name for i in tensors]
 
 
 def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget
 from nnhal.frontends.tflite.sparse import Sparsity
 
 OMITTED = -1  # the index of an input that is left out
@@ -86,12 +87,13 @@ class SignatureDef:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A whole file. label: for messages. data: its bytes."""
+    """A whole file. label: for messages. data: its bytes. budget: what import may still spend on it."""
 
     label: str
     data: Array
     subgraphs: tuple[FileSubgraph, ...]
     signatures: tuple[SignatureDef, ...]
+    budget: Budget
 
     def bytes_of(self, blob: Blob) -> Array:
         """Bytes of the file where they lie."""

@@ -9,6 +9,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import DTYPES, Blob, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.validate import MAX_DEPTH
@@ -34,6 +35,7 @@ class Term:
     element known only at execution. blob: where constant data lie in the file.
     scalar: of rank 0 in the file, where NNAPI has one dimension of 1. narrow: 64-bit integers in the file, 32-bit ones here.
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
+    made: a constant of import's own, which nobody has been charged for yet.
     """
 
     value: Value
@@ -45,6 +47,7 @@ class Term:
     doubtful: bool = False
     variable: "Variable | None" = None
     graph: "ImportGraph | None" = None
+    made: bool = False
 
     @property
     def partly(self) -> bool:
@@ -97,10 +100,18 @@ class ImportContext:
         if len(self._open) > MAX_DEPTH:
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
+        source = self.file.subgraphs[number]
+        if len(source.inputs) != len(given):
+            must = f"must be {len(source.inputs)}"
+            raise BadFile(f"{self.file.label}: {where}: gives subgraph {number} {len(given)} inputs, {must}")
+        lists = sum(len(operator.inputs) for operator in source.operators) + len(source.outputs)
+        channels = sum(len(value.channel.scales) for value in given if value.channel)
+        self.file.budget.spend(Cost.ELEMENTS, len(given) + channels, where)
         if key not in self._done:
+            self.file.budget.spend(Cost.ELEMENTS, lists, where)
             self._open.append(number)
             inner = len(self._open) > 1 and not starts
-            graph = ImportGraph(self, self.file.subgraphs[number], given, inner=inner, starts=starts)
+            graph = ImportGraph(self, source, given, inner=inner, starts=starts)
             self.lower(graph)
             self._done[key] = graph
             self._open.pop()
@@ -159,16 +170,18 @@ class ImportGraph:
 
     def _constant(self, index: int) -> Term:
         tensor = self.source.tensors[index]
-        place = f"{self.file.label}: subgraph {self.source.index} tensor {index}"
+        place = f"subgraph {self.source.index} tensor {index}"
         data, blob = None, tensor.blob
         if tensor.type in DTYPES:
             dtype = np.dtype(DTYPES[tensor.type])
             if tensor.sparsity is not None and blob is not None:
                 whole = blob.length % dtype.itemsize == 0
                 if not whole:
-                    raise BadFile(f"{place}: has {blob.length} bytes, must be a multiple of {dtype.itemsize}")
+                    raise BadFile(
+                        f"{self.file.label}: {place}: has {blob.length} bytes, must be a multiple of {dtype.itemsize}"
+                    )
                 values = self.file.bytes_of(blob).view(dtype)
-                data, blob = densify(tensor.sparsity, tensor.shape, values, place), None
+                data, blob = densify(tensor.sparsity, tensor.shape, values, self.file.budget, place), None
             elif blob is not None:
                 data = self.file.bytes_of(blob).view(dtype).reshape(tensor.shape)
             elif not tensor.variable:
@@ -187,6 +200,7 @@ class ImportGraph:
 
     def emit_copy(self, term: Term) -> Term:
         """A copy of a term, where a model may not have it as an output itself."""
+        self.file.budget.spend(Cost.OPERATIONS, 1)
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
         result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
@@ -200,6 +214,9 @@ class ImportGraph:
             term, tensor = self.term(index), self.source.tensors[index]
             if term.doubtful:
                 continue
+            if tensor.variable and term.value.data is None and not self._has(term):
+                self.problem(f"output {tensor.name!r}", "is a variable tensor that nothing wrote, must be written")
+                continue
             if term.value.type == UNTYPED or term.narrow or term.partly:
                 why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
                 self.problem(
@@ -207,6 +224,12 @@ class ImportGraph:
                 )
                 continue
             self.outputs.append(self.own(term, taken))
+
+    def _has(self, term: Term) -> bool:
+        """Whether a term is an input, or the output of an operation."""
+        return any(term is each for each in self.inputs) or any(
+            term is out for o in self.operations for out in o.outputs
+        )
 
     def own(self, term: Term, taken: set[int]) -> Term:
         """The term, or a copy of it where it is not this graph's own to give away."""
@@ -225,7 +248,7 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
         return Term(value, kind)
     shape = data.shape or (1,)
     known = None if data.dtype == object else data.reshape(shape)
-    return Term(replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0)
+    return Term(replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0, made=blob is None)
 
 
 def typed(tensor: FileTensor) -> Value:

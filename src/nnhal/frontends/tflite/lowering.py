@@ -3,6 +3,7 @@
 from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite import control, elementwise, layers, movement, recurrent, state
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import fold
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
@@ -34,7 +35,7 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
     if not operator.builtin or len(data) != len(operator.inputs) or not data:
         return False
     kinds = [graph.source.tensors[index].type for index in operator.outputs]
-    results = fold(operator.name, operator.options, data, kinds)
+    results = fold(operator.name, operator.options, data, kinds, graph.file.budget)
     if results is None:
         return False
     task = OperatorTask(graph, operator)
@@ -51,6 +52,7 @@ def _lower(graph: ImportGraph, operator: Operator) -> None:
         _give_up(graph, operator, reason, report=True)
         return
     _check_counts(graph, operator, entry)
+    graph.file.budget.spend(Cost.OPERATIONS, 1, graph.place(operator.index))
     found = _attempt(OperatorTask(graph, operator), entry)
     if found is not None and entry.real and _quantised(graph, operator):
         again = _attempt(OperatorTask(graph, operator, reals=True), entry)

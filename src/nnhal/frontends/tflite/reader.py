@@ -17,6 +17,7 @@ import numpy as np
 from nnhal.base.codes import MAX_OPERAND_BYTES, MAX_RANK
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.file import (
     DTYPES,
     OMITTED,
@@ -33,7 +34,6 @@ from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 IDENTIFIER = b"TFL3"
 VERSION = 3
 WORD = 4  # bytes of the least thing that a vector of tables holds
-SLACK = 4  # how many times over a file's bytes may be read as records: writers share some of them
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
 EMPTY_TABLE = b"\x04\x00\x04\x00\x04\x00\x00\x00"  # a table without fields, at 4: all its fields have their defaults
@@ -108,7 +108,7 @@ class Reader:
     def __init__(self, data: Array, label: str) -> None:
         self.data, self.label = data, label
         self.view, self.size = memoryview(data), len(data)  # type: ignore[arg-type]
-        self.left = SLACK * self.size + 1024
+        self.budget = Budget(label, self.size)
         self.place = ""
 
     # ---------------------------------------------------------------------------------------------------- the parser
@@ -137,15 +137,13 @@ class Reader:
     def spend(self, count: int, what: str) -> None:
         """Refuse `count` more bytes of records when the file is too small for all of them."""
         self.must(count <= self.size, f"{what} would take {count} bytes, must be at most the file's {self.size}")
-        self.left -= count
-        self.must(
-            self.left >= 0, f"the records so far overlap: they take over {SLACK} times the file's {self.size} bytes"
-        )
+        self.budget.spend(Cost.RECORDS, count, self.place)
 
     def tables(self, table: Any, field: str) -> Iterator[Any]:
         """The tables of a vector."""
         count = getattr(table, f"{field}Length")()
         self.spend(count * WORD, f"{count} {field}")
+        self.budget.spend(Cost.TABLES, count, self.place)
         get = getattr(table, field)
         return (get(index) for index in range(count))
 
@@ -185,10 +183,11 @@ class Reader:
             graphs = tuple(self._subgraph(g, i, codes, blobs) for i, g in enumerate(self.tables(model, "Subgraphs")))
             self.must(graphs, "has no subgraphs, must have at least one")
             defs = enumerate(self.tables(model, "SignatureDefs"))
-            signatures = tuple(self._signature(s, i, graphs) for i, s in defs)
+            edges = [(frozenset(g.inputs), frozenset(g.outputs)) for g in graphs]
+            signatures = tuple(self._signature(s, i, graphs, edges) for i, s in defs)
         keys = [s.key for s in signatures]
         self.must(len(set(keys)) == len(keys), f"signatures are {', '.join(keys)}, must have one name each")
-        return File(self.label, self.data, graphs, signatures)
+        return File(self.label, self.data, graphs, signatures, self.budget)
 
     def _code(self, code: Any, index: int) -> tuple[str, bool]:
         with self.at(f"operator code {index}"):
@@ -333,16 +332,23 @@ class Reader:
         for index in graph.outputs:
             self.must(ready[index], f"output tensor {index} has no value, must be written by an operator")
 
-    def _signature(self, table: Any, index: int, graphs: Sequence[FileSubgraph]) -> SignatureDef:
+    def _signature(
+        self,
+        table: Any,
+        index: int,
+        graphs: Sequence[FileSubgraph],
+        edges: Sequence[tuple[frozenset[int], frozenset[int]]],
+    ) -> SignatureDef:
+        """An entry point. edges: the inputs and outputs of each subgraph."""
         with self.at(f"signature {index}"):
             number = table.SubgraphIndex()
             self.must(number < len(graphs), f"subgraph is {number}, must be 0 to {len(graphs) - 1}")
-            graph = graphs[number]
             inputs, outputs = (self._entries(table, f) for f in ("Inputs", "Outputs"))
-            for kind, entries, among in (("input", inputs, graph.inputs), ("output", outputs, graph.outputs)):
+            for kind, entries, among in zip(("input", "output"), (inputs, outputs), edges[number], strict=True):
                 for name, tensor in entries:
-                    must = f"must be an {kind} of subgraph {number}: {', '.join(map(str, among))}"
-                    self.must(tensor in among, f"{kind} {name!r} is tensor {tensor}, {must}")
+                    if tensor not in among:
+                        there = ", ".join(map(str, sorted(among)))
+                        self.bad(f"{kind} {name!r} is tensor {tensor}, must be an {kind} of subgraph {number}: {there}")
             return SignatureDef(self.text(table, NAME_SLOT["SignatureDef"]), number, inputs, outputs)
 
     def _entries(self, table: Any, field: str) -> tuple[tuple[str, int], ...]:

@@ -7,6 +7,7 @@ import numpy as np
 from nnhal.base.codes import MAX_COPIED_CONSTANT, OperandType
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.graph import ImportGraph, Term
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model, State
@@ -15,8 +16,8 @@ from nnhal.model.graph import Model, State
 class ModelWriter:
     """Writes one model over the memory of a file."""
 
-    def __init__(self, memory: Memory, name: str) -> None:
-        self.memory, self.builder = memory, ModelBuilder(name)
+    def __init__(self, memory: Memory, budget: Budget, name: str) -> None:
+        self.memory, self.budget, self.builder = memory, budget, ModelBuilder(name)
         self._pool: int | None = None
         self._subgraphs: dict[int, int] = {}
 
@@ -65,6 +66,8 @@ class ModelWriter:
             )
         data = np.asarray(value.data)
         if blob is None or data.nbytes <= MAX_COPIED_CONSTANT or not data.flags.aligned:
+            if blob is not None:  # else it was paid for when it was made
+                self.budget.spend(Cost.MEMORY, data.nbytes, value.name)
             return builder.constant(
                 value.type, data, value.scale, value.zero_point, channel=value.channel, name=value.name
             )
