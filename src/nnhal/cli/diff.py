@@ -44,7 +44,8 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     graph = common.open_model(model, options["shapes"], options["signature"])
     one, other = (_device(name, graph) for name in (device, against))
     specs = [spec_of(graph, i) for i in graph.main.inputs]
-    inputs = [g.array for g in read_inputs(specs, files, options["seed"], PictureOptions())]
+    given = read_inputs(specs, files, options["seed"], PictureOptions())
+    inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, given, strict=True)]
     with common.progress(options["as_json"]) as bar:
         task = bar.add_task(f"running on {against}", total=len(graph.main.operations))
         right = intermediates(graph, other, inputs)

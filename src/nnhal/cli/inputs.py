@@ -114,7 +114,9 @@ def _read(spec: Spec, path: Path, options: PictureOptions) -> Given:
 def _fit(spec: Spec, array: Array, origin: str) -> Array:
     """An array as the input's type and shape; float64 and int64 are narrowed, a missing batch dimension is added."""
     if array.dtype != spec.dtype:
-        if array.dtype.kind != spec.dtype.kind or array.dtype.itemsize < spec.dtype.itemsize:
+        if array.dtype.kind != spec.dtype.kind or (
+            spec.dtype != np.int64 and array.dtype.itemsize < spec.dtype.itemsize
+        ):
             raise InvalidRequest(f"input {origin} is {array.dtype}, must be {spec.dtype} for {spec}")
         array = array.astype(spec.dtype)
     if spec.shape is not None and not agree(array.shape, spec.shape) and agree((1, *array.shape), spec.shape):

@@ -137,7 +137,7 @@ def launch(
     signature = caller.whole.signature
     whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
-    why = _why_not_a_chain(caller, whole, wait_for, after)
+    why = _why_not_a_chain(caller, job, whole, wait_for, after)
     job.begin(written)  # as far as the runtime knows: from now on the contents are what is executed next
     chain = _Chain(caller, job, whole, wait_for, written)
     try:
@@ -155,9 +155,11 @@ def launch(
         raise
 
 
-def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
+def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
     """Why not every step is launched behind the one before, "" where it is."""
     steps = caller.plan.steps
+    if any(crossing.form.wide for crossing in (*job.taken.values(), *job.left.values())):
+        return "64-bit integers are converted before and after it"
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
         return "no driver has fences of its own"
     if after is not None:  # drivers may not come back in time, and nobody but this process sees to it

@@ -136,7 +136,7 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
         if first is None:
             empty = stored(value)
             first = np.full(shape, empty, value.dtype) if empty else np.zeros(shape, value.dtype)
-        first = np.ascontiguousarray(first).reshape(shape)
+        first = np.ascontiguousarray(first, value.dtype).reshape(shape)
         if last is source:
             source.data = first
             source.value = replace(source.value, data=first)
