@@ -53,7 +53,10 @@ class Options(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's."""
+    """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's.
+
+    custom: the options of a custom operation.
+    """
 
     index: int
     name: str
@@ -61,6 +64,7 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     options: Options
+    custom: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,8 @@ class Reader:
         inputs, outputs = self._indices(operator, "Inputs", count, OMITTED), self._indices(operator, "Outputs", count)
         known = _names("BuiltinOptions").get(kind, f"options of type {kind}")
         options = Table(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
-        return Operator(index, name, builtin, inputs, outputs, options)
+        custom = b"" if builtin else self.vector(operator, "CustomOptions").astype(np.uint8).tobytes()
+        return Operator(index, name, builtin, inputs, outputs, options, custom)
 
     def _check_order(self, graph: FileSubgraph, place: str) -> None:
         """Every tensor has one writer, and stands written before it is read."""

@@ -89,7 +89,7 @@ class OperatorTask:
             term.kind = term.kind or tensor.type
             if tensor.type == "INT64" and term.value.type == I32:
                 term.span = spans[number]
-            if not tensor.shape and term.value.shape == (1,):
+            if self.operator.builtin and not tensor.shape and term.value.shape == (1,):
                 term.scalar = True
             self.graph.terms[index] = term
         for step in self.later:
