@@ -95,11 +95,12 @@ def detections(t: OperatorTask) -> None:
     labels, count = (t.make("CAST", term, like=Value(F32)) for term in (labels, count))
     if not by_class and kinds > 1:  # NNAPI counts rows, TFLite boxes
         count = t.make("DIV", count, t.scalar(kinds, count), activation=0)
-    missing = rows * each - t.known(values)[1]
-    for number, term in enumerate((boxes, labels, values)):
-        more = [0, 0, 0, missing, *[0, 0] * (len(t.shape(term)) - 2)]
-        padded = t.make("PAD", term, t.reshaped(t.integers(more), (len(more) // 2, 2))) if missing else term
-        t.same(padded, number)
+    lead, missing = ((1, rows), rows * each - rows) if by_class else ((rows, kinds), each - kinds)
+    for place, term in enumerate((boxes, labels, values)):
+        rest = t.known(term)[2:]
+        more = t.reshaped(t.integers([0, 0, 0, missing, *[0, 0] * len(rest)]), (2 + len(rest), 2))
+        padded = t.make("PAD", t.reshaped(term, (*lead, *rest)), more) if missing else term
+        t.same(t.reshaped(padded, (1, rows * each, *rest)), place)
     t.same(count, 3)
 
 
