@@ -54,7 +54,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    if os.path.exists(name):
+    if os.path.exists(name) or members_of(name):
         return Path(name)
     from nnhal.bench import maker, zoo
 
@@ -70,6 +70,21 @@ def resolve(name: str) -> Path:
     )
 
 
+def contents(name: str) -> Path | bytes:
+    """What other engines can read of a model that is named: its path, or the bytes of a member of a bundle."""
+    from nnhal.frontends.tflite.source import opened
+
+    path = resolve(name)
+    return opened(path)[1].bytes().tobytes() if members_of(name) else path
+
+
+def members_of(name: str) -> list[str]:
+    """The members that a name has behind that of a bundle: `bundle.task:member.tflite`."""
+    from nnhal.frontends.tflite.source import split
+
+    return split(name)[1]
+
+
 def say(text: str) -> None:
     """A line of progress, on stderr."""
     status.print(f"[dim]{text}[/]")
@@ -77,7 +92,10 @@ def say(text: str) -> None:
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
-    return api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
+    model = api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
+    for note in model.notes:
+        status.print(f"note: {note}", markup=False, soft_wrap=True)
+    return model
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:

@@ -12,6 +12,7 @@ from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.base.values import exact
+from nnhal.model.metadata import Metadata
 
 CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
 
@@ -102,6 +103,7 @@ class Model:
     values: the bytes of CONSTANT_COPY operands. pools: memories of CONSTANT_REFERENCE operands.
     relaxed: float32 may be computed with float16's range and precision. extensions: (name, prefix) pairs.
     states: inputs and outputs of `main` that the API carries; the application neither gives nor gets them.
+    metadata: what its file says about it. notes: what an importer took upon itself.
     edge: forms of inputs and outputs at the API, by operand of `main`, where they are not those of the operands.
     """
 
@@ -114,6 +116,8 @@ class Model:
     states: tuple[State, ...] = field(default=(), compare=False)
     name: str = field(default="", compare=False)
     edge: Mapping[int, EdgeForm] = field(default_factory=dict, compare=False)
+    metadata: Metadata | None = field(default=None, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
     memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
 
     @property

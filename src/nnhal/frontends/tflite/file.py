@@ -90,12 +90,13 @@ class SignatureDef:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A whole file. label: for messages. data: its bytes."""
+    """A whole file. label: for messages. data: its bytes. metadata: what it says about itself, a flatbuffer."""
 
     label: str
     data: Array
     subgraphs: tuple[FileSubgraph, ...]
     signatures: tuple[SignatureDef, ...]
+    metadata: Blob | None = None
 
     def bytes_of(self, blob: Blob) -> Array:
         """Bytes of the file where they lie."""

@@ -30,14 +30,20 @@ from nnhal.frontends.tflite.file import (
 )
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
-IDENTIFIER = b"TFL3"
+IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
 WORD = 4  # bytes of the least thing that a vector of tables holds
 SLACK = 4  # how many times over a file's bytes may be read as records: writers share some of them
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
 EMPTY_TABLE = b"\x04\x00\x04\x00\x04\x00\x00\x00"  # a table without fields, at 4: all its fields have their defaults
-NAME_SLOT = {"Tensor": 10, "OperatorCode": 6, "SignatureDef": 8, "TensorMap": 4}  # where a table's vtable has its name
+NAME_SLOT = {
+    "Tensor": 10,
+    "OperatorCode": 6,
+    "SignatureDef": 8,
+    "TensorMap": 4,
+    "Metadata": 4,
+}  # where a table's vtable has its name
 CONTAINER_SLOT, SHARED_NAME_SLOT = 4, 6  # of VarHandleOptions
 
 
@@ -186,9 +192,11 @@ class Reader:
             self.must(graphs, "has no subgraphs, must have at least one")
             defs = enumerate(self.tables(model, "SignatureDefs"))
             signatures = tuple(self._signature(s, i, graphs) for i, s in defs)
+            entries = [(self.text(m, NAME_SLOT["Metadata"]), m.Buffer()) for m in self.tables(model, "Metadata")]
+            numbers = [number for name, number in entries if name == METADATA and number < len(blobs)]
         keys = [s.key for s in signatures]
         self.must(len(set(keys)) == len(keys), f"signatures are {', '.join(keys)}, must have one name each")
-        return File(self.label, self.data, graphs, signatures)
+        return File(self.label, self.data, graphs, signatures, blobs[numbers[0]] if numbers else None)
 
     def _code(self, code: Any, index: int) -> tuple[str, bool]:
         with self.at(f"operator code {index}"):
