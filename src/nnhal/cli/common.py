@@ -93,7 +93,7 @@ def say(text: str) -> None:
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
     model = api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
-    for note in model.notes:
+    for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model
 
