@@ -207,6 +207,21 @@ def test_a_sum_that_may_need_more_than_32_bits_is_refused(name):
         load(w.bytes())
 
 
+def test_what_a_subgraph_gives_may_be_anything_that_32_bits_hold():
+    w = Writer()
+    c, y, two = w.tensor([1], "b1"), w.tensor([1], "i8"), w.tensor([1], "i8", [2])
+    small, z = w.tensor([1], "i8", [1]), w.tensor([1], "i8")
+    w.operator("IF", [c, small], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    w.operator("MUL", [y, two], [z], "Mul")
+    w.ends([c], [z])
+    w.subgraph()
+    given, great, most = w.tensor([1], "i8"), w.tensor([1], "i8", [(1 << 31) - 1]), w.tensor([1], "i8")
+    w.operator("MAXIMUM", [given, great], [most])
+    w.ends([given], [most])
+    with pytest.raises(nnhal.UnsupportedModel, match="MUL #1: is of INT64 and may need more"):
+        load(w.bytes())
+
+
 def test_a_constant_of_64_bits_that_32_do_not_hold_is_refused():
     w = Writer()
     x, far, z = w.tensor([1], "i8"), w.tensor([1], "i8", [1 << 40]), w.tensor([1], "i8")

@@ -138,7 +138,17 @@ def test_a_label_file_that_is_not_there_is_no_labels():
 @pytest.mark.models
 @pytest.mark.parametrize(
     "name",
-    ["face_detection_short_range", "face_landmark", "hand_landmark_full", "palm_detection_full", "selfie_segmentation"],
+    [
+        "face_detection_short_range",
+        "face_detection_full_range_sparse",
+        "face_landmark",
+        "hand_landmark_full",
+        "hand_landmark_lite",
+        "palm_detection_full",
+        "pose_detection",
+        "selfie_segmentation",
+        "selfie_segmentation_landscape",
+    ],
 )
 def test_real_models_say_the_range_that_their_makers_document(name):
     (given,) = load(zoo.path(name)).metadata.inputs

@@ -16,6 +16,7 @@ from nnhal.frontends.tflite.file import File
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 IDENTIFIER = b"M001"
+MOST_BYTES = 1 << 24
 MOST_RECORDS, MOST_TEXT, MOST_NUMBERS = 5000, 1 << 20, 1 << 12
 CONTENTS = {1: "feature", 2: "image", 3: "bounding boxes", 4: "audio"}
 COLOURS = {1: "RGB", 2: "grayscale"}
@@ -29,6 +30,8 @@ def metadata_of(file: File, subgraph: int) -> Metadata | None:
     if file.metadata is None:
         return None
     data = file.bytes_of(file.metadata)
+    if len(data) > MOST_BYTES:
+        return Metadata(problem=f"metadata has {len(data)} bytes, must have {MOST_BYTES} at most")
     try:
         return _Reader(data.tobytes()).metadata(subgraph, _Behind(file.data, file.label))
     except (struct.error, IndexError, ValueError, OverflowError, BadFile) as error:

@@ -18,11 +18,12 @@ ANY: Span = (-(1 << 31), (1 << 31) - 1)
 KINDS: dict[str, Span] = {"BOOL": (0, 1), "INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-(1 << 15), (1 << 15) - 1)}
 MOVES = frozenset((
     "ASSIGN_VARIABLE", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS", "FILL",
-    "GATHER", "GATHER_ND", "IF", "MAXIMUM", "MINIMUM", "MIRROR_PAD", "ONE_HOT", "PACK", "PAD", "PADV2", "READ_VARIABLE",
+    "GATHER", "GATHER_ND", "MAXIMUM", "MINIMUM", "MIRROR_PAD", "ONE_HOT", "PACK", "PAD", "PADV2", "READ_VARIABLE",
     "REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "REVERSE_SEQUENCE", "REVERSE_V2", "SELECT", "SELECT_V2", "SLICE",
     "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
-    "UNPACK", "WHILE", "ZEROS_LIKE",
+    "UNPACK", "ZEROS_LIKE",
 ))  # fmt: skip
+CALLS = frozenset(("IF", "WHILE"))
 COMPARES = frozenset(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"))
 
 
@@ -58,7 +59,7 @@ SUMS: dict[str, Callable[..., Span]] = {
     "SIGN": lambda x: (-1, 1),
     "FLOOR_MOD": lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0)),
 }
-CARRIES = MOVES | COMPARES | SUMS.keys() | {"CAST", "ARG_MAX", "ARG_MIN", "SUM"}
+CARRIES = MOVES | CALLS | COMPARES | SUMS.keys() | {"CAST", "ARG_MAX", "ARG_MIN", "SUM"}
 
 
 def span_of(t: Task, number: int) -> Span:
@@ -77,6 +78,8 @@ def span_of(t: Task, number: int) -> Span:
         found = _total(terms[0], spans[0])
     elif t.name in SUMS:
         found = SUMS[t.name](*spans)
+    elif t.name in CALLS:  # of subgraphs, which may make others
+        found = ANY
     elif t.name in MOVES:
         found = _hull(spans)
     elif t.name == "CAST" or result.value.data is not None:
