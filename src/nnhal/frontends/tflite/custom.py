@@ -20,20 +20,18 @@ DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeEr
 GREATEST = float(np.finfo(np.float32).max)
 MOST_BYTES, MOST_OPTIONS = 1 << 16, 64
 LEAST = np.float32(1e-37)  # stands for a score of 0, where those count too
-REASONS = {
-    "Landmarks2TransformMatrix": "turns points into a rotation, for which NNAPI has no angle of a vector",
-    "MaxPoolingWithArgmax2D": "gives the places of the greatest elements, which NNAPI's pooling does not",
-    "MaxUnpooling2D": "writes elements to computed places, for which NNAPI has no operation",
-    "TransformLandmarks": "multiplies points by a matrix in an order that only its maker documents",
-    "TransformTensorBilinear": "samples at the places that a computed matrix gives, for which NNAPI has no operation",
-    "FlexDelegate": "needs TensorFlow itself",
-}
+MEDIAPIPE = frozenset((
+    "Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler", "TransformLandmarks",
+    "TransformTensorBilinear",
+))  # fmt: skip
 
 
 def reason_of(operator: Operator) -> str:
     """Why a custom operation without an entry is not taken, "" where all that is known of it is its name."""
     name = operator.name.removeprefix(CUSTOM)
-    return REASONS["FlexDelegate"] if name.startswith("Flex") else REASONS.get(name, "")
+    if name.startswith("Flex"):
+        return "is computed by TensorFlow itself"
+    return "is MediaPipe's own, and nnhal has no way for it yet" if name in MEDIAPIPE else ""
 
 
 @entry(CUSTOM + "Convolution2DTransposeBias", inputs=3)
