@@ -207,6 +207,17 @@ def test_a_sum_that_may_need_more_than_32_bits_is_refused(name):
         load(w.bytes())
 
 
+def test_what_only_follows_from_a_refused_sum_is_not_listed():
+    w = Writer()
+    x, y, z, two = w.tensor([1], "i8"), w.tensor([1], "i8"), w.tensor([1], "i8"), w.tensor([1], "i8", [2])
+    w.operator("NEG", [x], [y])
+    w.operator("MUL", [y, two], [z], "Mul")
+    w.ends([x], [z])
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        load(w.bytes())
+    assert "NEG #0" in str(caught.value) and "MUL" not in str(caught.value)
+
+
 def test_what_a_subgraph_gives_may_be_anything_that_32_bits_hold():
     w = Writer()
     c, y, two = w.tensor([1], "b1"), w.tensor([1], "i8"), w.tensor([1], "i8", [2])
@@ -218,7 +229,7 @@ def test_what_a_subgraph_gives_may_be_anything_that_32_bits_hold():
     given, great, most = w.tensor([1], "i8"), w.tensor([1], "i8", [(1 << 31) - 1]), w.tensor([1], "i8")
     w.operator("MAXIMUM", [given, great], [most])
     w.ends([given], [most])
-    with pytest.raises(nnhal.UnsupportedModel, match="MUL #1: is of INT64 and may need more"):
+    with pytest.raises(nnhal.UnsupportedModel, match="NNAPI: MUL #1: is of INT64 and may need more than the 32"):
         load(w.bytes())
 
 

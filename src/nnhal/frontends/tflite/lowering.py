@@ -97,6 +97,6 @@ def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: boo
         except Inexpressible:
             value = Value(UNTYPED)
         shape = tensor.shape if tensor.shape and not graph.context.reshaped else None
-        doubtful = value.type == UNTYPED or shape is None or bool(tensor.open)
+        doubtful = value.type == UNTYPED or shape is None or bool(tensor.open) or tensor.type == "INT64"
         value = Value(value.type, shape, value.scale, value.zero_point, value.channel, None, tensor.name)
         graph.terms[index] = Term(value, tensor.type, doubtful=doubtful)

@@ -87,6 +87,8 @@ def span_of(t: Task, number: int) -> Span:
     else:
         found = (-(1 << 63), (1 << 63) - 1)
     if not fits(found):
+        if any(term.doubtful for term in terms):
+            raise Inexpressible  # their operators were refused
         raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
     return found
 
