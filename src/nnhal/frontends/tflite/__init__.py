@@ -18,6 +18,7 @@ from nnhal.base.answers import shown
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel
 from nnhal.base.operands import Array, Value
 from nnhal.base.values import dimensions
+from nnhal.frontends.tflite.archive import printable
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
@@ -96,7 +97,7 @@ def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | No
 def _how(name: str, text: str) -> str:
     """How to say the shape of an input."""
     shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
-    return f"--shape {name}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
+    return f"--shape {printable(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
 
 
 def _ask(left: Left) -> str:

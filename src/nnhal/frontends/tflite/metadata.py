@@ -54,6 +54,9 @@ class _Behind(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         return self._opened()[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._opened()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._opened())
 
