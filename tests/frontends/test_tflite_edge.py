@@ -107,6 +107,21 @@ def test_a_driver_in_another_process_changes_nothing():
             holds(burst(IDS, out=rooms()))
 
 
+def test_a_scalar_alone_goes_through_the_fences_of_a_driver():
+    w = Writer()
+    x, y, z = w.tensor([]), w.tensor([]), w.tensor([])
+    w.operator("ABS", [x], [y], "Abs")
+    w.operator("ADD", [x, y], [z], "Add")
+    w.ends([x], [y, z])
+    pool = nnhal.Memory.allocate(8)
+    room = pool.view(0, 4, np.float32, ())
+    with nnhal.compile(load(w.bytes()), devices="reference", isolation="process") as compiled:
+        fenced = compiled.execute_fenced(np.array(-3, "f4"), out=[room, None])
+        assert fenced.way == "each step behind its fence"
+        results = fenced.result(10)
+        assert [(r.shape, float(r)) for r in results] == [((), 3), ((), 0)] and float(room) == 3
+
+
 def test_driver_memory_has_the_models_own_types(compiled):
     memory = nnhal.allocate([(compiled, "input", 0)])
     memory.write(IDS.astype(np.int32))

@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     whole: Difference
 
 
-class Verdict(NamedTuple):
+class Findings(NamedTuple):
     """What was found of all operands; those whose operation alone is out of tolerance; those where errors add up to that."""
 
     found: Sequence[Pair]
@@ -72,16 +72,16 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
             bar.update(task, completed=len(graph.main.operations) + entry.operation + 1)
     found = [Pair(entry, whole[entry.operand]) for entry in alone]
     tolerance = options["tolerance"], options["steps"]
-    verdict = Verdict(
+    findings = Findings(
         found,
         [pair for pair in found if not pair.alone.within(*tolerance)],
         [pair for pair in found if not pair.whole.within(*tolerance)],
     )
     if options["as_json"]:
-        _json(verdict)
+        _json(findings)
     else:
-        _print(verdict, device, against)
-    return ANSWER_NO if verdict.bad else 0
+        _print(findings, device, against)
+    return ANSWER_NO if findings.bad else 0
 
 
 def _device(name: str, graph: Model) -> Device:
@@ -93,17 +93,17 @@ def _device(name: str, graph: Model) -> Device:
     return device
 
 
-def _json(verdict: Verdict) -> None:
+def _json(findings: Findings) -> None:
     rows = [
         asdict(alone) | {"type": alone.type.name, "added_up": {"worst": whole.worst, "differing": whole.differing}}
-        for alone, whole in verdict.found
+        for alone, whole in findings.found
     ]
-    first, drifted = (next((pair.alone.label for pair in pairs), None) for pairs in (verdict.bad, verdict.drifted))
+    first, drifted = (next((pair.alone.label for pair in pairs), None) for pairs in (findings.bad, findings.drifted))
     common.emit({"first_out_of_tolerance": first, "first_added_up": drifted, "operands": rows})
 
 
-def _print(verdict: Verdict, device: str, against: str) -> None:
-    worst = sorted(verdict.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst))[:ROWS]
+def _print(findings: Findings, device: str, against: str) -> None:
+    worst = sorted(findings.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst))[:ROWS]
     rows = [
         [
             e.label,
@@ -118,13 +118,13 @@ def _print(verdict: Verdict, device: str, against: str) -> None:
     common.table(["operation", "operand", "type", ">alone", ">elements that differ", ">added up"], rows)
     say = partial(common.console.print, markup=False)
     say("alone, added up: steps for quantised types, else relative to the greatest magnitude")
-    if verdict.bad:
-        first, count = verdict.bad[0].alone, len({pair.alone.operation for pair in verdict.bad})
+    if findings.bad:
+        first, count = findings.bad[0].alone, len({pair.alone.operation for pair in findings.bad})
         say(
             f"{device} differs from {against} in {count} operations, first in {first.label} (%{first.operand} {first.name})"
         )
     else:
-        say(f"{device} agrees with {against} on each of {len(verdict.found)} intermediates, its operation alone")
-    if verdict.drifted:
-        drift = verdict.drifted[0].whole
+        say(f"{device} agrees with {against} on each of {len(findings.found)} intermediates, its operation alone")
+    if findings.drifted:
+        drift = findings.drifted[0].whole
         say(f"differences add up beyond the tolerance from {drift.label} on (%{drift.operand} {drift.name})")

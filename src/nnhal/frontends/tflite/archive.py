@@ -29,7 +29,7 @@ class Archive(Mapping[str, bytes]):
         self._label, self._size = label, len(data)
         self._check(data)
         try:
-            self._zip = zipfile.ZipFile(io.BufferedReader(_Window(data)))
+            self._zip = zipfile.ZipFile(io.BufferedReader(_Seekable(data)))
             self._members = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
         except DAMAGE as error:
             raise BadFile(f"{label}: is a zip file that cannot be read: {error}") from None
@@ -73,7 +73,7 @@ class Archive(Mapping[str, bytes]):
         return len(self._members)
 
 
-class _Window(io.RawIOBase):
+class _Seekable(io.RawIOBase):
     """An array of bytes as a file, without a copy."""
 
     def __init__(self, data: Array) -> None:

@@ -27,7 +27,7 @@ CALLS = frozenset(("IF", "WHILE"))
 COMPARES = frozenset(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"))
 
 
-class Task(Protocol):
+class BeingLowered(Protocol):
     """What is asked of an operator that is lowered."""
 
     graph: ImportGraph
@@ -62,7 +62,7 @@ SUMS: dict[str, Callable[..., Span]] = {
 CARRIES = MOVES | CALLS | COMPARES | SUMS.keys() | {"CAST", "ARG_MAX", "ARG_MIN", "SUM"}
 
 
-def span_of(t: Task, number: int) -> Span:
+def span_of(t: BeingLowered, number: int) -> Span:
     """The range of output `number`, integers of 64 bits in the file; Inexpressible where 32 bits may not hold it."""
     result = t.results[number]
     if result.data is not None and result.span is not None:
