@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from nnhal.bench import maker
 from nnhal.cli.main import VERBS, cli
+from tests.frontends.flat import Writer
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "my_driver.py")
 
@@ -136,12 +137,35 @@ def test_show_dot_is_a_graph(tiny):
 
 
 def test_diff_agrees_within_the_tolerance(tiny):
-    assert "litert agrees with reference on all" in nnhal("diff", tiny, "-d", "litert")
+    assert "litert agrees with reference on each of 3 intermediates" in nnhal("diff", tiny, "-d", "litert")
 
 
 def test_diff_names_the_first_operation_out_of_tolerance(tiny):
     document = json.loads(nnhal("diff", tiny, "-d", "litert", "--tolerance", "0", "--json", code=1))
     assert document["first_out_of_tolerance"] is not None
+
+
+def test_differences_that_only_add_up_are_shown_and_decide_nothing():
+    document = json.loads(nnhal("diff", "mobilenet_v1_int8", "-d", "litert", "--json"))
+    assert document["first_out_of_tolerance"] is None and document["first_added_up"] is not None
+    worst = max(o["added_up"]["worst"] for o in document["operands"])
+    assert worst > 1 >= max(o["worst"] for o in document["operands"])
+
+
+def test_an_operation_that_is_wrong_by_itself_is_told_from_those_behind_it(tmp_path):
+    (tmp_path / "wrong.py").write_text(Path(EXAMPLE).read_text().replace("np.subtract", "lambda x, y: 1.1 * (x - y)"))
+    w = Writer()
+    x, one, two, three = (w.tensor([4]) for _ in range(4))
+    for name, given, made in (("ADD", (x, x), one), ("SUB", (one, x), two), ("MUL", (two, two), three)):
+        w.operator(name, given, [made], name.title())
+    w.ends([x], [three])
+    (tmp_path / "m.tflite").write_bytes(w.bytes())
+    arguments = ["diff", str(tmp_path / "m.tflite"), "--driver", str(tmp_path / "wrong.py"), "-d", "mine"]
+    document = json.loads(nnhal(*arguments, "--json", code=1))
+    alone, added = zip(*((o["worst"], o["added_up"]["worst"]) for o in document["operands"]), strict=True)
+    assert document["first_out_of_tolerance"] == document["first_added_up"] == "SUB #1"
+    assert alone == pytest.approx((0, 0.1, 0), abs=1e-6) and added == pytest.approx((0, 0.1, 0.21), abs=1e-6)
+    assert "mine differs from reference in 1 operations, first in SUB #1" in nnhal(*arguments, code=1)
 
 
 def test_bench_compares_with_a_peer(tiny):

@@ -16,6 +16,11 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
+def short(text: str) -> str:
+    """Printable, and of bounded length."""
+    return printable(text[:200]) + " ..." * (len(text) > 200)
+
+
 def unique(names: Iterable[str]) -> list[str]:
     """The names, those that were there before with a number behind them; letters of either case are alike."""
     count: Counter[str] = Counter()

@@ -66,7 +66,12 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    return Path(name) if os.path.exists(name) else Path(_of_the_zoo(name, "path"))
+    return Path(name) if _there(name) else Path(_of_the_zoo(name, "path"))
+
+
+def _there(name: str) -> bool:
+    """Whether a name is that of a file, or of a member of a bundle."""
+    return os.path.exists(name) or bool(members_of(name))
 
 
 def _of_the_zoo(name: str, kind: Literal["path", "opened"]) -> Any:
@@ -85,6 +90,21 @@ def _of_the_zoo(name: str, kind: Literal["path", "opened"]) -> Any:
     )
 
 
+def contents(name: str) -> Path | bytes:
+    """What other engines can read of a model that is named: its path, or the bytes of a member of a bundle."""
+    from nnhal.frontends.tflite.source import opened
+
+    path = resolve(name)
+    return opened(path)[1].bytes().tobytes() if members_of(name) else path
+
+
+def members_of(name: str) -> list[str]:
+    """The members that a name has behind that of a bundle: `bundle.task:member.tflite`."""
+    from nnhal.frontends.tflite.source import split
+
+    return split(name)[1]
+
+
 def say(text: str) -> None:
     """A line of progress, on stderr."""
     status.print(f"[dim]{text}[/]")
@@ -92,10 +112,14 @@ def say(text: str) -> None:
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
-    if os.path.exists(name):
-        return api.load(name, signature=signature, shapes=parse_shapes(shapes))
-    with _of_the_zoo(name, "opened") as file:
-        return api.load(file, signature=signature, shapes=parse_shapes(shapes))
+    if _there(name):
+        model = api.load(name, signature=signature, shapes=parse_shapes(shapes))
+    else:
+        with _of_the_zoo(name, "opened") as file:
+            model = api.load(file, signature=signature, shapes=parse_shapes(shapes))
+    for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
+        status.print(f"note: {note}", markup=False, soft_wrap=True)
+    return model
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:

@@ -11,6 +11,7 @@ import numpy as np
 from nnhal.base.errors import DeviceUnavailable, InvalidRequest, told
 from nnhal.base.operands import Array, Value
 from nnhal.cli.arrays import ArrayFile, archive, array_file, ordinary, reading, size_of
+from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.ops.common import encode
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.arguments import Spec
@@ -22,11 +23,16 @@ PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", 
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """How pictures become tensors: values scaled to [low, high], stretched or fitted (with black bars) to the size."""
+    """How pictures become tensors, stretched or fitted (with black bars) to the size.
 
-    low: float = 0.0
-    high: float = 1.0
+    low, high: the real values of black and white; None for what the model's metadata says, else all that a quantised input
+    can hold, else 0 to 1. raw: 0 to 255 as they are stored, from -128 on in an int8 input.
+    """
+
+    low: float | None = None
+    high: float | None = None
     fit: bool = False
+    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,20 +43,31 @@ class Given:
     origin: str
 
 
-def read_inputs(specs: Sequence[Spec], files: Sequence[str], seed: int, options: PictureOptions) -> list[Given]:
+def read_inputs(
+    specs: Sequence[Spec], files: Sequence[str], seed: int, options: PictureOptions, metadata: Metadata | None = None
+) -> list[Given]:
     """One array for each input: from `FILE` in order or `NAME=FILE`; what no file gives is seeded random data."""
     sources = _assign(specs, files)
     generator = np.random.default_rng(seed)
     given = []
-    for spec in specs:
+    for spec, said in zip(specs, said_of(specs, metadata.inputs if metadata else ()), strict=True):
         source = sources.get(spec.name)
         if source is None:
             given.append(Given(random_input(spec, generator), f"random, seed {seed}"))
         elif isinstance(source, Path):
-            given.append(_read(spec, source, options))
+            given.append(_read(spec, source, options, said))
         else:
             given.append(Given(_fit(spec, source), source.origin))
     return given
+
+
+def said_of(specs: Sequence[Spec], said: Sequence[TensorMetadata]) -> list[TensorMetadata]:
+    """What metadata says of each input or output: by name, else by place where there are as many."""
+    by_name = {each.name: each for each in said}
+    by_place = list(said) if len(said) == len(specs) else [TensorMetadata()] * len(specs)
+    if len(by_name) == len(said) and set(by_name) >= {spec.name for spec in specs}:
+        return [by_name[spec.name] for spec in specs]
+    return by_place
 
 
 def _assign(specs: Sequence[Spec], files: Sequence[str]) -> dict[str, Path | ArrayFile]:
@@ -86,9 +103,9 @@ def _named_picture(path: Path) -> Path:
     return zoo.path(str(path))
 
 
-def _read(spec: Spec, path: Path, options: PictureOptions) -> Given:
+def _read(spec: Spec, path: Path, options: PictureOptions, said: TensorMetadata) -> Given:
     if path.suffix.lower() in PICTURES:
-        return _picture(spec, path, options)
+        return _picture(spec, path, options, said)
     if path.suffix == ".npy":
         return Given(_fit(spec, array_file(path)), str(path))
     shape = _shape(spec)
@@ -104,7 +121,7 @@ def _read(spec: Spec, path: Path, options: PictureOptions) -> Given:
 def _fit(spec: Spec, file: ArrayFile) -> Array:
     """An array as the input's type and shape; float64 and int64 are narrowed, a missing batch dimension is added."""
     origin, kind, shape = file.origin, file.dtype, file.shape
-    if kind.kind != spec.dtype.kind or kind.itemsize < spec.dtype.itemsize:
+    if kind.kind != spec.dtype.kind or (spec.dtype != np.int64 and kind.itemsize < spec.dtype.itemsize):
         raise InvalidRequest(f"input {origin} is {kind}, must be {spec.dtype} for {spec}")
     if spec.shape is not None and not agree(shape, spec.shape) and agree((1, *shape), spec.shape):
         shape = (1, *shape)
@@ -117,7 +134,7 @@ def _fit(spec: Spec, file: ArrayFile) -> Array:
     return fitted.reshape(shape)
 
 
-def _picture(spec: Spec, path: Path, options: PictureOptions) -> Given:
+def _picture(spec: Spec, path: Path, options: PictureOptions, said: TensorMetadata) -> Given:
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -139,11 +156,40 @@ def _picture(spec: Spec, path: Path, options: PictureOptions) -> Given:
         raise InvalidRequest(f"input {path}: is no picture that can be read: {told(error)}") from None
     size = picture.size
     picture = ImageOps.pad(picture, (width, height)) if options.fit else picture.resize((width, height))
-    real = np.asarray(picture, np.float32).reshape(shape) / 255 * (options.high - options.low) + options.low
-    array = encode(Value(spec.type, shape, spec.scale, spec.zero_point), real.astype(np.float32))
+    array, values = _stored(spec, np.asarray(picture, np.float32).reshape(shape), options, said)
     how = "fitted" if options.fit else "stretched"
-    origin = f"{path}, {size[0]}x{size[1]} {how} to {width}x{height}, values {options.low:g} to {options.high:g}"
-    return Given(array, origin)
+    return Given(array, f"{path}, {size[0]}x{size[1]} {how} to {width}x{height}, {values}")
+
+
+def _stored(spec: Spec, pixels: Array, options: PictureOptions, said: TensorMetadata) -> tuple[Array, str]:
+    """Pixels from 0 to 255 as the input stores them, and a sentence on that."""
+    mean, std = said.mean, said.std
+    plain = spec.dtype == np.uint8 and not any(mean) and set(std) == {1.0}  # how metadata says that pixels are steps
+    if options.raw or (options.low is None and plain):
+        stored = (pixels - (128 if spec.dtype == np.int8 else 0)).astype(spec.dtype)
+        return stored, f"stored as they are, {stored.min()} to {stored.max()}"
+    if options.low is None and len(mean) in (1, pixels.shape[-1]):
+        real = (pixels - np.array(mean, np.float32)) / np.array(std, np.float32)
+        values = f"{_listed(mean)} taken off and divided by {_listed(std)}, as its metadata says"
+    else:
+        low, high = options.low, options.high
+        if low is None or high is None:
+            low, high = _reach(spec)
+        real, values = pixels / 255 * (high - low) + low, f"values {low:g} to {high:g}"
+    value = Value(spec.type, pixels.shape, spec.scale, spec.zero_point)
+    return encode(value, real.astype(np.float32)).astype(spec.dtype, copy=False), values
+
+
+def _reach(spec: Spec) -> tuple[float, float]:
+    """Real values of black and white where nobody says any: all that a quantised input can hold, else 0 and 1."""
+    if not spec.scale or spec.dtype.itemsize > 1:
+        return 0.0, 1.0
+    limits = np.iinfo(spec.dtype)
+    return (limits.min - spec.zero_point) * spec.scale, (limits.max - spec.zero_point) * spec.scale
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return f"{numbers[0]:g}" if len(set(numbers)) == 1 else "/".join(f"{n:g}" for n in numbers)
 
 
 def random_input(spec: Spec, generator: np.random.Generator) -> Array:

@@ -12,18 +12,32 @@ import click
 import numpy as np
 
 from nnhal import api
-from nnhal.base.errors import InvalidRequest
+from nnhal.base.errors import BadFile, InvalidRequest
 from nnhal.base.names import member_names, unique
 from nnhal.base.operands import Array
 from nnhal.cli import common
-from nnhal.cli.inputs import Given, PictureOptions, read_inputs
+from nnhal.cli.inputs import Given, PictureOptions, read_inputs, said_of
 from nnhal.cli.placement import placement_lines
+from nnhal.model.metadata import Metadata
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.job import Report
 
 TOP = 5
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of the places of an output, or of the values in it."""
+
+    names: Sequence[str] = ()
+    of_values: bool = False
+
+    def of(self, place: int, value: Any) -> str | None:
+        """The label of an element."""
+        number = int(value) if self.of_values else place % len(self.names) if self.names else 0
+        return self.names[number] if 0 <= number < len(self.names) else None
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class RunRecord:
     outputs: Sequence[Array]
     spent: dict[str, int]
     report: Report
-    labels: Sequence[str]
+    labels: "Sequence[Labels]"
     top: int
 
 
@@ -49,10 +63,18 @@ class RunRecord:
 @click.option("--output", "-o", type=click.Path(), help="Write outputs to a .npz, .npy (one output) or .json file.")
 @click.option("--seed", default=0, help="Seed of random inputs.")
 @click.option(
-    "--range", "span", default="0,1", show_default=True, help="LOW,HIGH: values of a picture's black and white."
+    "--range",
+    "span",
+    help="LOW,HIGH: real values of a picture's black and white. Default: what the model's metadata says, "
+    "else all that a quantised input can hold, else 0,1.",
 )
+@click.option("--raw", is_flag=True, help="A picture's 0 to 255 as they are stored, without scale or metadata.")
 @click.option("--fit", is_flag=True, help="Keep a picture's proportions, with black bars, instead of stretching it.")
-@click.option("--labels", type=click.Path(exists=True, dir_okay=False), help="Text file, one label a line, for --top.")
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Text file, one label a line, for --top. Default: those in the model's metadata.",
+)
 @click.option(
     "--top", type=click.IntRange(0), help=f"Show the greatest K elements of each output ({TOP} with --labels)."
 )
@@ -69,7 +91,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
         graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
     )
     running = time.monotonic_ns()
-    given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options))
+    given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options), graph.metadata)
     started = time.monotonic_ns()
     arrays = [g.array for g in given]
     results, report = compiled.run(*arrays, deadline=options["deadline"], measure=True)
@@ -78,8 +100,8 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     spent = {"load": compiling - loading, "compile": running - compiling, "run": ended - started}
     if options["output"]:
         _write(Path(options["output"]), compiled.outputs, outputs)
-    labels = _labels(options["labels"])
-    top = options["top"] if options["top"] is not None else TOP if labels else 0
+    labels = _labels(options["labels"], compiled.outputs, graph.metadata)
+    top = options["top"] if options["top"] is not None else TOP if any(each.names for each in labels) else 0
     assert report is not None
     done = RunRecord(model, compiled, given, outputs, spent, report, labels, top)
     if options["as_json"]:
@@ -89,6 +111,10 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
 
 
 def _picture_options(options: dict[str, Any]) -> PictureOptions:
+    if options["span"] is None:
+        return PictureOptions(fit=options["fit"], raw=options["raw"])
+    if options["raw"]:
+        raise click.BadParameter("is given with --range, must be one of both", param_hint="--raw")
     try:
         low, high = map(float, options["span"].split(","))
     except ValueError:
@@ -96,8 +122,21 @@ def _picture_options(options: dict[str, Any]) -> PictureOptions:
     return PictureOptions(low, high, options["fit"])
 
 
-def _labels(path: str | None) -> list[str]:
-    return Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if path else []
+def _labels(path: str | None, specs: Sequence[Spec], metadata: Metadata | None) -> list[Labels]:
+    """Labels of each output: from the file given, else those that come with the model."""
+    if path:
+        return [Labels(Path(path).read_text(encoding="utf-8", errors="replace").splitlines())] * len(specs)
+    if metadata is None:
+        return [Labels()] * len(specs)
+    found = []
+    for said in said_of(specs, metadata.outputs):
+        try:
+            names = metadata.labels(said)
+        except BadFile as error:
+            common.status.print(f"note: labels: {error}", markup=False, soft_wrap=True)
+            names = ()
+        found.append(Labels(names, any(file.kind == "value labels" for file in said.files)))
+    return found
 
 
 def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
@@ -120,14 +159,20 @@ def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
         raise InvalidRequest(f"output {path}: {error.strerror}") from None
 
 
-def greatest(array: Array, top: int, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The `top` greatest elements: flat index, value, label where there is one."""
+def greatest(spec: Spec, array: Array, top: int, labels: Labels) -> list[dict[str, Any]]:
+    """The `top` greatest elements, of labelled values the first: flat index, value, real value of steps, label."""
     flat = array.reshape(-1)
-    order = np.argsort(-flat.astype(np.float64), kind="stable")[:top]
-    return [
-        {"index": int(i), "value": flat[i].item(), "label": labels[int(i)] if int(i) < len(labels) else None}
-        for i in order
-    ]
+    order = np.arange(top) if labels.of_values else np.argsort(-flat.astype(np.float64), kind="stable")
+    found = []
+    for i in map(int, order[: min(top, flat.size)]):
+        entry = {"index": i, "value": flat[i].item(), "label": labels.of(i, flat[i])}
+        found.append(entry | ({"real": real_of(spec, float(flat[i]))} if spec.scale else {}))
+    return found
+
+
+def real_of(spec: Spec, steps: float) -> float:
+    """The real value of a quantised output's steps."""
+    return (steps - spec.zero_point) * spec.scale
 
 
 def summary(spec: Spec, array: Array) -> dict[str, Any]:
@@ -142,13 +187,18 @@ def summary(spec: Spec, array: Array) -> dict[str, Any]:
         "max": most,
         "mean": mean,
     }
-    return facts | ({"scale": spec.scale, "zero_point": spec.zero_point} if spec.scale else {})
+    if not spec.scale:
+        return facts
+    values = {"min": least, "max": most, "mean": mean}
+    spread = {name: None if value is None else real_of(spec, value) for name, value in values.items()}
+    return facts | {"scale": spec.scale, "zero_point": spec.zero_point, "real": spread}
 
 
 def _document(done: RunRecord) -> dict[str, Any]:
     results = []
-    for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
-        results.append(summary(spec, array) | ({"top": greatest(array, done.top, done.labels)} if done.top else {}))
+    for spec, array, labels in zip(done.compiled.outputs, done.outputs, done.labels, strict=True):
+        top = {"top": greatest(spec, array, done.top, labels)} if done.top else {}
+        results.append(summary(spec, array) | top)
     return {
         "model": done.model,
         "inputs": [{"name": s.name, "from": g.origin} for s, g in zip(done.compiled.inputs, done.given, strict=True)],
@@ -163,14 +213,16 @@ def _document(done: RunRecord) -> dict[str, Any]:
 def _print(done: RunRecord) -> None:
     for spec, source in zip(done.compiled.inputs, done.given, strict=True):
         common.console.print(f"input  {spec}\n       from {source.origin}", markup=False)
-    for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
+    for spec, array, labels in zip(done.compiled.outputs, done.outputs, done.labels, strict=True):
         facts = summary(spec, array)
         spread = f"{facts['min']:.6g} to {facts['max']:.6g}, mean {facts['mean']:.6g}" if array.size else "no elements"
+        if spec.scale and array.size:
+            real = facts["real"]
+            spread += f" steps: {real['min']:.6g} to {real['max']:.6g}, mean {real['mean']:.6g}"
         common.console.print(f"output {spec.name}: {spec.kind}{list(array.shape)}, {spread}", markup=False)
-        for entry in greatest(array, done.top, done.labels) if done.top else []:
-            common.console.print(
-                f"       {entry['value']:>12.6g}  #{entry['index']} {entry['label'] or ''}", markup=False
-            )
+        for entry in greatest(spec, array, done.top, labels) if done.top else []:
+            value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
+            common.console.print(f"       {value}  #{entry['index']} {entry['label'] or ''}", markup=False)
     for line in placement_lines(done.compiled.placement):
         common.console.print(line, markup=False)
     for step in done.report.steps:

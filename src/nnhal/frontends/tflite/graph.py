@@ -12,11 +12,12 @@ from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import DTYPES, Blob, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
+from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S, bind
 
-PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "BOOL": B8}
+PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8}  # INT64: see `wide`
 QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
 UNTYPED = -1  # the type of a Value that NNAPI has no type for
 PLAIN_SCALE = 1.0  # of 8-bit integers that stand for themselves
@@ -33,7 +34,7 @@ class Term:
     value: what NNAPI is told of it; its `data` is there for constants. kind: its type in the file.
     data: what is known of the value at import, in the file's own shape and type; None within an array of objects is an
     element known only at execution. blob: where constant data lie in the file.
-    scalar: of rank 0 in the file, where NNAPI has one dimension of 1. narrow: 64-bit integers in the file, 32-bit ones here.
+    scalar: of rank 0 in the file, where NNAPI has one dimension of 1. span: least and greatest value that integers may have.
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
     made: a constant of import's own, which nobody has been charged for yet.
     """
@@ -43,7 +44,7 @@ class Term:
     data: Array | None = None
     blob: Blob | None = None
     scalar: bool = False
-    narrow: bool = False
+    span: tuple[int, int] | None = None
     doubtful: bool = False
     variable: "Variable | None" = None
     graph: "ImportGraph | None" = None
@@ -142,11 +143,18 @@ class ImportGraph:
             tensor = source.tensors[index]
             self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=not tensor.shape)
             self.inputs.append(self.terms[index])
+        self.forms: list[EdgeForm] = []  # of the outputs
 
     @property
     def facts(self) -> SubgraphFacts:
         """What control flow may know of it. The index is the writer's business."""
         return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
+
+    @property
+    def edge(self) -> list[tuple[Term, EdgeForm]]:
+        """Its inputs and outputs, and how the file has them."""
+        given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
+        return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
     def place(self, index: int) -> str:
         """An operator's number for people."""
@@ -217,12 +225,13 @@ class ImportGraph:
             if tensor.variable and term.value.data is None and not self._has(term):
                 self.problem(f"output {tensor.name!r}", "is a variable tensor that nothing wrote, must be written")
                 continue
-            if term.value.type == UNTYPED or term.narrow or term.partly:
+            if term.value.type == UNTYPED or term.partly:
                 why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
                 self.problem(
                     f"output {tensor.name!r}", f"{why}, which NNAPI has no {'operation' if term.partly else 'type'} for"
                 )
                 continue
+            self.forms.append(EdgeForm(term.scalar, tensor.type == "INT64"))
             self.outputs.append(self.own(term, taken))
 
     def _has(self, term: Term) -> bool:
@@ -248,7 +257,20 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
         return Term(value, kind)
     shape = data.shape or (1,)
     known = None if data.dtype == object else data.reshape(shape)
-    return Term(replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0, made=blob is None)
+    span = None
+    if known is not None and data.dtype == np.int64 and value.type == I32:
+        span = int(data.min(initial=0)), int(data.max(initial=0))
+        if not fits(span):
+            return Term(Value(UNTYPED, shape), kind, data, scalar=data.ndim == 0, made=True)
+        known, blob = known.astype(np.int32), None
+    return Term(
+        replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0, span=span, made=blob is None
+    )
+
+
+def fits(span: tuple[int, int]) -> bool:
+    """Whether 32 bits hold all of these integers."""
+    return span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
 def typed(tensor: FileTensor) -> Value:

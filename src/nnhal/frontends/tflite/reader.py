@@ -31,13 +31,19 @@ from nnhal.frontends.tflite.file import (
 )
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
-IDENTIFIER = b"TFL3"
+IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
 WORD = 4  # bytes of the least thing that a vector of tables holds
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
 EMPTY_TABLE = b"\x04\x00\x04\x00\x04\x00\x00\x00"  # a table without fields, at 4: all its fields have their defaults
-NAME_SLOT = {"Tensor": 10, "OperatorCode": 6, "SignatureDef": 8, "TensorMap": 4}  # where a table's vtable has its name
+NAME_SLOT = {
+    "Tensor": 10,
+    "OperatorCode": 6,
+    "SignatureDef": 8,
+    "TensorMap": 4,
+    "Metadata": 4,
+}  # where a table's vtable has its name
 CONTAINER_SLOT, SHARED_NAME_SLOT = 4, 6  # of VarHandleOptions
 
 
@@ -185,9 +191,12 @@ class Reader:
             defs = enumerate(self.tables(model, "SignatureDefs"))
             edges = [(frozenset(g.inputs), frozenset(g.outputs)) for g in graphs]
             signatures = tuple(self._signature(s, i, graphs, edges) for i, s in defs)
+            entries = [(self.text(m, NAME_SLOT["Metadata"]), m.Buffer()) for m in self.tables(model, "Metadata")]
+            numbers = [number for name, number in entries if name == METADATA and number < len(blobs)]
         keys = [s.key for s in signatures]
         self.must(len(set(keys)) == len(keys), f"signatures are {', '.join(keys)}, must have one name each")
-        return File(self.label, self.data, graphs, signatures, self.budget)
+        metadata = blobs[numbers[0]] if numbers else None
+        return File(self.label, self.data, graphs, signatures, self.budget, metadata)
 
     def _code(self, code: Any, index: int) -> tuple[str, bool]:
         with self.at(f"operator code {index}"):
@@ -309,7 +318,8 @@ class Reader:
         inputs, outputs = self._indices(operator, "Inputs", count, OMITTED), self._indices(operator, "Outputs", count)
         known = _names("BuiltinOptions").get(kind, f"options of type {kind}")
         options = Table(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
-        return Operator(index, name, builtin, inputs, outputs, options)
+        custom = b"" if builtin else self.vector(operator, "CustomOptions").astype(np.uint8).tobytes()
+        return Operator(index, name, builtin, inputs, outputs, options, custom)
 
     def _check_order(self, graph: FileSubgraph, place: str) -> None:
         """Every tensor has one writer, and stands written before it is read."""

@@ -138,7 +138,7 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
             graph.file.budget.spend(Cost.MEMORY, math.prod(shape) * value.dtype.itemsize, f"variable {variable.name!r}")
             empty = stored(value)
             first = np.full(shape, empty, value.dtype) if empty else np.zeros(shape, value.dtype)
-        first = np.ascontiguousarray(first).reshape(shape)
+        first = np.ascontiguousarray(first, value.dtype).reshape(shape)
         if last is source:
             source.data = first
             source.value = replace(source.value, data=first)

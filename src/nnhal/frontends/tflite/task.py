@@ -13,6 +13,7 @@ from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant
 from nnhal.frontends.tflite.reader import Fields
+from nnhal.frontends.tflite.wide import CARRIES, span_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
 
@@ -82,12 +83,15 @@ class OperatorTask:
 
     def commit(self) -> None:
         """Hand results and operations to the graph."""
+        spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
         self._pay()
         self.graph.operations += self.emitted
         for number, index in enumerate(self.operator.outputs):
             term, tensor = self.results[number], self.graph.source.tensors[index]
             term.kind = term.kind or tensor.type
-            if not tensor.shape and term.value.shape == (1,):
+            if tensor.type == "INT64" and term.value.type == I32:
+                term.span = spans[number]
+            if self.operator.builtin and not tensor.shape and term.value.shape == (1,):
                 term.scalar = True
             self.graph.terms[index] = term
         for step in self.later:
@@ -120,7 +124,7 @@ class OperatorTask:
     def x(self, place: int) -> Term:
         """Input `place` as an NNAPI tensor."""
         term = self.raw(place)
-        if term.value.type == UNTYPED or term.narrow:
+        if term.value.type == UNTYPED or (self._wide(self.operator.inputs[place]) and self.name not in CARRIES):
             if term.doubtful:
                 raise Inexpressible
             try:
@@ -132,6 +136,10 @@ class OperatorTask:
             not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
         )
         return self.real(term) if self.reals and term.value.type in ASYMMETRIC else term
+
+    def _wide(self, index: int) -> bool:
+        """Whether a tensor has 64-bit integers in the file."""
+        return self.graph.source.tensors[index].type == "INT64"
 
     def xs(self, start: int = 0) -> list[Term]:
         """All inputs from a place on."""

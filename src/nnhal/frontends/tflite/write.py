@@ -10,7 +10,7 @@ from nnhal.base.operands import Array
 from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.graph import ImportGraph, Term
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model, State
+from nnhal.model.graph import EdgeForm, Model, State
 
 
 class ModelWriter:
@@ -29,7 +29,10 @@ class ModelWriter:
         counts = len(graph.inputs), len(graph.outputs)
         carried = [State(counts[0] + n, counts[1] + n, first) for n, (_, _, first) in enumerate(states)]
         return self.builder.finish(
-            [places[id(term)] for term in inputs], [places[id(term)] for term in outputs], states=carried
+            [places[id(term)] for term in inputs],
+            [places[id(term)] for term in outputs],
+            states=carried,
+            edge={places[id(t)]: form for t, form in graph.edge if form != EdgeForm()},
         )
 
     def _body(self, builder: ModelBuilder, graph: ImportGraph, inputs: Sequence[Term]) -> dict[int, int]:
