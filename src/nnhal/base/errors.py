@@ -53,7 +53,12 @@ class InvalidModel(InvalidArgument):
 
 
 class UnsupportedModel(InvalidModel):
-    """A well-formed model with something that cannot be expressed or placed; lists all of it."""
+    """A well-formed model with something that cannot be expressed or placed; lists all of it.
+
+    refused: of a file's operators that NNAPI cannot express the name, the place (`#3`, `#3 of subgraph 1`) and why.
+    """
+
+    refused: Sequence[tuple[str, str, str]] = ()
 
 
 class InvalidRequest(InvalidArgument):

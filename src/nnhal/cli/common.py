@@ -12,9 +12,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from nnhal import api
-from nnhal.base.errors import BadFile, NnhalError
+from nnhal.base.errors import BadFile, InvalidArgument, NnhalError
 from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -31,8 +32,10 @@ class PlainConsole(Console):
         super().print(*shown, **options)
 
 
-console = PlainConsole(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-status = PlainConsole(stderr=True, highlight=False)
+console = PlainConsole(
+    markup=False, emoji=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE
+)
+status = PlainConsole(stderr=True, markup=False, emoji=False, highlight=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
 device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
@@ -107,7 +110,32 @@ def members_of(name: str) -> list[str]:
 
 def say(text: str) -> None:
     """A line of progress, on stderr."""
-    status.print(f"[dim]{text}[/]")
+    status.print(text, style="dim", markup=False)
+
+
+class Writable(click.Path):
+    """A file to write, tried when the command begins: what cannot be written is said before the work, not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, if a file can be made or changed there."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        there = path if path.exists() else path.absolute().parent
+        if not os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
+            why = "is not writable" if there.exists() else "does not exist"
+            raise InvalidArgument(f"output {path}: {there} {why}, must be a file that can be written")
+        return path
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file, and say so."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise InvalidArgument(f"output {path}: {error.strerror}") from None
+    say(f"wrote {path}")
 
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
@@ -168,13 +196,15 @@ def _plain(value: Any) -> Any:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table; columns whose name starts with '>' are aligned to the right."""
-    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    drawn = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for column in columns:
         drawn.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        drawn.add_row(*[printable(str(cell), keep="\n") for cell in row])
+        drawn.add_row(*[Text(printable(str(cell), keep="\n")) for cell in row])
     console.print(drawn)
 
 
@@ -182,6 +212,19 @@ def progress(quiet: bool) -> Progress:
     """A progress bar on stderr."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=status, disable=quiet, transient=True)
+
+
+def many(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that gives 10 or more."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 10 << power:
+            return f"{count >> power} {unit}"
+    return f"{count} B"
 
 
 def milliseconds(nanoseconds: float) -> str:

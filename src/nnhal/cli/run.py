@@ -60,7 +60,9 @@ class RunRecord:
     "--input", "-i", "files", multiple=True, help="[NAME=]FILE: .npy, .npz, a picture, raw bytes. Default: random."
 )
 @common.place_options
-@click.option("--output", "-o", type=click.Path(), help="Write outputs to a .npz, .npy (one output) or .json file.")
+@click.option(
+    "--output", "-o", type=common.Writable(), help="Write outputs to a .npz, .npy (one output) or .json file."
+)
 @click.option("--seed", default=0, help="Seed of random inputs.")
 @click.option(
     "--range",
@@ -99,7 +101,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     outputs = list(results) if isinstance(results, tuple) else [results]
     spent = {"load": compiling - loading, "compile": running - compiling, "run": ended - started}
     if options["output"]:
-        _write(Path(options["output"]), compiled.outputs, outputs)
+        _write(options["output"], compiled.outputs, outputs)
     labels = _labels(options["labels"], compiled.outputs, graph.metadata)
     top = options["top"] if options["top"] is not None else TOP if any(each.names for each in labels) else 0
     assert report is not None

@@ -128,6 +128,14 @@ def signatures(source: Source) -> list[str]:
     return [s.key for s in read(memory.bytes(), label).signatures]
 
 
+def chosen(source: Source, signature: str | None = None) -> tuple[File, FileSubgraph]:
+    """What a file holds, and the subgraph of an entry point: also where NNAPI cannot take it."""
+    label, memory = opened(source)
+    file = read(memory.bytes(), label)
+    entry = _signature(file, signature)
+    return file, file.subgraphs[entry.subgraph if entry else 0]
+
+
 def _signature(file: File, key: str | None) -> SignatureDef | None:
     if key is None:
         return next((s for s in file.signatures), None)

@@ -26,7 +26,9 @@ def unsupported(context: ImportContext) -> UnsupportedModel:
     for (name, reason), places in context.problems.items():
         where = " ".join([name, ", ".join(filter(None, places))]).strip()
         parts.append(f"{where}: {reason}" if reason else where)
-    return UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error = UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error.refused = [(name, place, why) for (name, why), places in context.problems.items() for place in places]
+    return error
 
 
 def _folded(graph: ImportGraph, operator: Operator) -> bool:
