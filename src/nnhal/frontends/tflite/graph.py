@@ -34,6 +34,7 @@ class Term:
     element known only at execution. blob: where constant data lie in the file.
     scalar: of rank 0 in the file, where NNAPI has one dimension of 1. narrow: 64-bit integers in the file, 32-bit ones here.
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
+    parts: of complex numbers, which NNAPI lacks, the real and the imaginary ones.
     """
 
     value: Value
@@ -45,6 +46,7 @@ class Term:
     doubtful: bool = False
     variable: "Variable | None" = None
     graph: "ImportGraph | None" = None
+    parts: "tuple[Term, Term] | None" = None
 
     @property
     def partly(self) -> bool:
