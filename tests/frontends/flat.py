@@ -18,6 +18,7 @@ KINDS = {
     "i8": "INT64",
     "u1": "UINT8",
     "b1": "BOOL",
+    "c8": "COMPLEX64",
     "resource": "RESOURCE",
     "string": "STRING",
 }

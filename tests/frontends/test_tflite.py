@@ -295,13 +295,13 @@ def test_everything_that_nnapi_lacks_is_listed_at_once():
     w = Writer()
     a, b, c, d, e = (w.tensor([1, 4]) for _ in range(5))
     w.operator("MyOwnThing", [a], [b])
-    w.operator("GELU", [b], [c], "Gelu")
+    w.operator("BITCAST", [b], [c])
     w.operator("MyOwnThing", [c], [d])
     w.operator("ADD", [d, d], [e], "Add", fusedActivationFunction=5)
     w.ends([a], [e])
     assert refused(w.bytes()) == (
         "model: cannot be expressed in NNAPI: custom operation MyOwnThing #0, #2; "
-        "GELU #1: NNAPI has no operation for it; ADD #3: activation is SIGN_BIT, which NNAPI does not have"
+        "BITCAST #1: NNAPI has no operation for it; ADD #3: activation is SIGN_BIT, which NNAPI does not have"
     )
 
 
@@ -325,12 +325,14 @@ def test_types_that_nnapi_lacks_are_listed(kind):
     assert f"'t0' is {kinds[kind]}, which NNAPI has no type for" in text
 
 
-def test_a_division_of_integers_is_refused_since_it_rounds_otherwise():
+def test_a_quotient_of_integers_rounds_towards_zero():
     w = Writer()
-    x, y, z = (w.tensor([4], "i4") for _ in range(3))
+    x, y, z = (w.tensor([6], "i4") for _ in range(3))
     w.operator("DIV", [x, y], [z], "Div")
     w.ends([x, y], [z])
-    assert "DIV #0: of integers rounds towards 0, NNAPI's rounds down" in refused(w.bytes())
+    model = nnhal.compile(load(w.bytes()), devices="reference")
+    given = np.array([7, -7, 7, -7, -(2**31), 0], np.int32), np.array([2, 2, -2, -2, 3, 5], np.int32)
+    assert model(*given).tolist() == [3, -3, -3, 3, -715827882, 0]
 
 
 def test_padding_with_a_value_of_another_scale_is_refused():

@@ -16,6 +16,7 @@ from nnhal.frontends.tflite.file import DTYPES, Options
 
 Fold = Callable[..., Any]
 MOST = 4096  # elements of a result, or results of an operator: a function looks at them before it makes them
+MOST_MOVED = 1 << 20  # of one that is moved
 KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 
@@ -59,7 +60,7 @@ def _stored(result: Array, kind: str) -> Array:
     if result.dtype == object:
         if any(n is None for n in result.reshape(-1)):
             return result
-        result = result.astype(np.int64)
+        result = result.astype(np.float64 if kind == "FLOAT32" else np.int64)
     array = result.astype(np.dtype(DTYPES[kind]))
     must(array.dtype.kind == "f" or bool((array.astype(result.dtype) == result).all()))
     return array
@@ -97,10 +98,29 @@ def _concatenate(o: Options, *xs: Array) -> Any:
 
 def _gather(o: Options, x: Array, indices: Array) -> Any:
     fields = o.read("GatherOptions")
-    axis = fields("Axis")
-    must(fields("BatchDims") == 0 and indices.min(initial=0) >= 0)
-    must(math.prod(x.shape[:axis]) * math.prod(x.shape[axis:][1:]) * indices.size <= MOST)
-    return x.take(indices.astype(np.int64), axis)
+    batches, axis = fields("BatchDims"), fields("Axis") % x.ndim
+    batches += indices.ndim if batches < 0 else 0
+    must(indices.min(initial=0) >= 0 and 0 <= batches <= axis and x.shape[:batches] == indices.shape[:batches])
+    left = math.prod(x.shape[batches:axis]) * math.prod(x.shape[axis:][1:])
+    must(left * indices.size <= MOST_MOVED)
+    indices = indices.astype(np.int64)
+    if not batches:
+        return x.take(indices, axis)
+    pairs = zip(rows(x, batches), rows(indices, batches), strict=True)
+    taken = [row.take(places, axis - batches) for row, places in pairs]
+    return np.stack(taken).reshape(*x.shape[:batches], *taken[0].shape)
+
+
+def rows(x: Array, count: int) -> Array:
+    """The first `count` dimensions as one."""
+    return x.reshape(-1, *x.shape[count:])
+
+
+def _gather_nd(_: Options, x: Array, indices: Array) -> Any:
+    depth = indices.shape[-1]
+    must((indices >= 0).all() and (indices < x.shape[:depth]).all())
+    must(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST_MOVED)
+    return x[tuple(np.moveaxis(indices.astype(np.int64), -1, 0))]
 
 
 def _slice(_: Options, x: Array, begin: Array, size: Array) -> Any:
@@ -147,12 +167,12 @@ def _transpose(_: Options, x: Array, order: Array) -> Any:
 
 
 def _tile(_: Options, x: Array, times: Array) -> Any:
-    must(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST)
+    must(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST_MOVED)
     return np.tile(x, numbers(times))
 
 
 def _broadcast_to(_: Options, x: Array, shape: Array) -> Any:
-    must(math.prod(numbers(shape)) <= MOST)
+    must(math.prod(numbers(shape)) <= MOST_MOVED)
     return np.broadcast_to(x, numbers(shape))
 
 
@@ -171,6 +191,61 @@ def _reverse(_: Options, x: Array, axes: Array) -> Any:
     return np.flip(x, tuple(numbers(axes)))
 
 
+def _reverse_sequence(o: Options, x: Array, lengths: Array) -> Any:
+    fields = o.read("ReverseSequenceOptions")
+    batch, steps = fields("BatchDim") % x.ndim, fields("SeqDim") % x.ndim
+    must(batch != steps and lengths.shape == (x.shape[batch],))
+    moved = np.moveaxis(x, (batch, steps), (0, 1)).copy()
+    for row, length in zip(moved, numbers(lengths), strict=True):
+        must(0 <= length <= len(row))
+        row[:length] = row[:length][::-1].copy()
+    return np.moveaxis(moved, (0, 1), (batch, steps))
+
+
+def _mirror(o: Options, x: Array, paddings: Array) -> Any:
+    mode = ("reflect", "symmetric")[o.read("MirrorPadOptions")("Mode")]
+    widths = paddings.astype(np.int64).reshape(x.ndim, 2).tolist()
+    must(all(0 <= n <= size for pair, size in zip(widths, x.shape, strict=True) for n in pair))
+    must(math.prod(size + sum(pair) for pair, size in zip(widths, x.shape, strict=True)) <= MOST_MOVED)
+    return np.pad(x, widths, mode)  # type: ignore[call-overload]
+
+
+def _space_to_depth(o: Options, x: Array) -> Any:
+    side = o.read("SpaceToDepthOptions")("BlockSize")
+    batch, height, width, depth = x.shape
+    blocks = x.reshape(batch, height // side, side, width // side, side, depth).transpose(0, 1, 3, 2, 4, 5)
+    return blocks.reshape(batch, height // side, width // side, side * side * depth)
+
+
+def _depth_to_space(o: Options, x: Array) -> Any:
+    side = o.read("DepthToSpaceOptions")("BlockSize")
+    batch, height, width, depth = x.shape
+    blocks = x.reshape(batch, height, width, side, side, depth // side**2).transpose(0, 1, 3, 2, 4, 5)
+    return blocks.reshape(batch, height * side, width * side, depth // side**2)
+
+
+def _batch_to_space(_: Options, x: Array, block: Array, crops: Array) -> Any:
+    sides, count = numbers(block), block.size
+    batch = x.shape[0] // math.prod(sides)
+    split = x.reshape(*sides, batch, *x.shape[1:])
+    pairs = [axis for i in range(count) for axis in (count + 1 + i, i)]
+    order = (count, *pairs, *range(2 * count + 1, split.ndim))
+    whole = split.transpose(order).reshape(
+        batch, *(n * s for n, s in zip(x.shape[1:], sides, strict=False)), *x.shape[1 + count :]
+    )
+    edges = crops.astype(np.int64).reshape(count, 2).tolist()
+    must(min(numbers(crops)) >= 0)
+    cuts = tuple(slice(a, n - b) for n, (a, b) in zip(whole.shape[1:], edges, strict=False))
+    return whole[(slice(None), *cuts)]
+
+
+def _set_diagonal(_: Options, x: Array, diagonal: Array) -> Any:
+    i = np.arange(diagonal.shape[-1])
+    result = x.copy()
+    result[..., i, i] = diagonal
+    return result
+
+
 MOVES: dict[str, Fold] = {
     "PACK": _pack,
     "UNPACK": _unpack,
@@ -187,6 +262,13 @@ MOVES: dict[str, Fold] = {
     "SPLIT": _split,
     "SPLIT_V": _split_sizes,
     "REVERSE_V2": _reverse,
+    "REVERSE_SEQUENCE": _reverse_sequence,
+    "GATHER_ND": _gather_nd,
+    "MIRROR_PAD": _mirror,
+    "SPACE_TO_DEPTH": _space_to_depth,
+    "DEPTH_TO_SPACE": _depth_to_space,
+    "BATCH_TO_SPACE_ND": _batch_to_space,
+    "MATRIX_SET_DIAG": _set_diagonal,
 }
 
 # ------------------------------------------------------------------------------------------------------------------- sums
@@ -295,6 +377,11 @@ SUMS: dict[str, Fold] = {
     "REDUCE_MIN": reduced(np.min),
     "REDUCE_ALL": reduced(np.all),
     "REDUCE_ANY": reduced(np.any),
+    "ADD_N": lambda _, *xs: sum(x.astype(object) if x.dtype.kind in "iu" else x for x in xs),
+    "ABS": plain(exact(np.abs)),
+    "SIGN": plain(np.sign),
+    "ROUND": plain(np.rint),
+    "WHERE": lambda _, x: np.argwhere(x),
     "RANGE": _span,
     "FILL": _filled,
     "BROADCAST_ARGS": _broadcast_args,

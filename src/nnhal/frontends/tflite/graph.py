@@ -37,6 +37,7 @@ class Term:
     scalar: of rank 0 in the file, where NNAPI has one dimension of 1. span: least and greatest value that integers may have.
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
     made: a constant of import's own, which nobody has been charged for yet.
+    parts: of complex numbers, which NNAPI lacks, the real and the imaginary ones.
     """
 
     value: Value
@@ -49,6 +50,7 @@ class Term:
     variable: "Variable | None" = None
     graph: "ImportGraph | None" = None
     made: bool = False
+    parts: "tuple[Term, Term] | None" = None
 
     @property
     def partly(self) -> bool:

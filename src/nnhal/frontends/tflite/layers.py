@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.codes import Padding
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.positions import broadcast
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.task import ASYMMETRIC, OperatorTask, entry, viewed
 from nnhal.ops.schema import F32, I32, Q8PC
@@ -159,7 +160,7 @@ def rows_of(t: OperatorTask, x: Term, bias: Term, w: Term, code: int) -> Term:
 
 @entry("BATCH_MATMUL", inputs=2)
 def batch_matmul(t: OperatorTask) -> None:
-    """NNAPI's has equal batches; one matrix for all of them is a product of all rows with it."""
+    """NNAPI's has equal batches, so matrices are repeated; one for all of them is a product of all rows with it."""
     o, x = t.options("BatchMatMulOptions"), t.x(0)
     adjoint = {"adj_x": o("AdjX"), "adj_y": o("AdjY")}
     y = weights_of(t, 1, x)
@@ -168,16 +169,20 @@ def batch_matmul(t: OperatorTask) -> None:
         t.give("BATCH_MATMUL", x, y, **adjoint)
         return
     left, right = t.known(x), t.known(y)
+    batch: tuple[int, ...] = left[:-2]
     if left[:-2] == right[:-2]:
         batches = math.prod(left[:-2])
         x, y = t.reshaped(x, (batches, *left[-2:])), t.reshaped(y, (batches, *right[-2:]))
     else:
-        t.require(math.prod(right[:-2]) == 1, "one side's matrices are repeated, NNAPI needs as many on both sides")
-        t.require(not o("AdjX"), "the matrices of the first side are transposed and multiplied with one of the other")
-        x, y = t.reshaped(x, (math.prod(left[:-1]), left[-1])), t.reshaped(y, right[-2:])
+        batch = np.broadcast_shapes(left[:-2], right[:-2])
+        if math.prod(right[:-2]) == 1 and not o("AdjX"):  # one matrix for all rows
+            x, y = t.reshaped(x, (math.prod(left[:-1]), left[-1])), t.reshaped(y, right[-2:])
+        else:
+            count = math.prod(batch)
+            x = t.reshaped(broadcast(t, x, (*batch, *left[-2:])), (count, *left[-2:]))
+            y = t.reshaped(broadcast(t, y, (*batch, *right[-2:])), (count, *right[-2:]))
     product = t.make("BATCH_MATMUL", x, y, like=t.out(), **adjoint)
     rows, columns = left[-1 if o("AdjX") else -2], right[-2 if o("AdjY") else -1]
-    batch = np.broadcast_shapes(left[:-2], right[:-2])
     t.reshaped(product, (*batch, rows, columns), out=True)
 
 

@@ -1,15 +1,46 @@
 """From a file's subgraph to NNAPI operations, operator by operator: what is known is computed, the rest has an entry."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite import control, custom, elementwise, layers, movement, recurrent, state
+from nnhal.frontends.tflite import (
+    control,
+    custom,
+    elementwise,
+    functions,
+    integers,
+    layers,
+    movement,
+    recurrent,
+    reduction,
+    scatter,
+    state,
+    transforms,
+)
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.fold import fold
+from nnhal.frontends.tflite.fold import MOVES, fold
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
-from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, OperatorEntry, OperatorTask
+from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
+from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, MOST_DIMENSIONS, OperatorEntry, OperatorTask
 
-FAMILIES = (control, custom, elementwise, layers, movement, recurrent, state)  # importing them fills the table
+# importing them fills the table
+FAMILIES = (
+    control,
+    custom,
+    elementwise,
+    functions,
+    integers,
+    layers,
+    movement,
+    recurrent,
+    reduction,
+    scatter,
+    state,
+    transforms,
+)
 
 
 def lower(graph: ImportGraph) -> None:
@@ -55,22 +86,47 @@ def _lower(graph: ImportGraph, operator: Operator) -> None:
         return
     _check_counts(graph, operator, entry)
     graph.file.budget.spend(Cost.OPERATIONS, 1, graph.place(operator.index))
-    found = _attempt(OperatorTask(graph, operator), entry)
-    if found is not None and entry.real and _quantised(graph, operator):
-        again = _attempt(OperatorTask(graph, operator, reals=True), entry)
-        found = None if again is None else found
-    if found is not None:
-        _give_up(graph, operator, found, report=bool(found))
+    found = None
+    for task, lowered in _ways(graph, operator, entry):
+        why = _attempt(task, lowered)
+        if why is None:
+            return
+        found = why.removeprefix(f"{operator.name}: ") if found is None else found
+    _give_up(graph, operator, found or "", report=bool(found))
 
 
-def _attempt(task: OperatorTask, entry: OperatorEntry) -> str | None:
+Task = Callable[[], OperatorTask]
+
+
+def _ways(
+    graph: ImportGraph, operator: Operator, entry: OperatorEntry
+) -> Iterator[tuple[Task, Callable[[OperatorTask], None]]]:
+    """How an operator may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
+    real = entry.real and _quantised(graph, operator)
+    for reals in (False, True)[: 1 + real]:
+        yield partial(OperatorTask, graph, operator, reals=reals), entry.lower
+    if entry.single and _deep(graph, operator):
+        for reals in (False, True)[: 1 + real]:
+            yield partial(FlatTask, graph, operator, reals=reals), entry.lower
+    if operator.name in MOVES or operator.name in FILLED:
+        yield partial(OperatorTask, graph, operator), lower_by_places
+        yield partial(NumbersTask, graph, operator), entry.lower
+
+
+def _attempt(task: Task, lowered: Callable[[OperatorTask], None]) -> str | None:
     """Lower one operator; the reason why it cannot be, "" where that is another operator's, None for success."""
     try:
-        entry.lower(task)
-        task.commit()
+        made = task()
+        lowered(made)
+        made.commit()
     except (Inexpressible, InvalidModel) as error:
-        return str(error).removeprefix(f"{task.name}: ")
+        return str(error)
     return None
+
+
+def _deep(graph: ImportGraph, operator: Operator) -> bool:
+    terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
+    return any(len(term.value.shape or ()) > MOST_DIMENSIONS for term in terms)
 
 
 def _quantised(graph: ImportGraph, operator: Operator) -> bool:

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
 from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.positions import axis_moved, broadcast, lower_by_places
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.task import MOST_DIMENSIONS, OperatorTask, entry
 from nnhal.ops.schema import B8, I32
@@ -288,18 +289,111 @@ def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], lis
     return ranges + ([] if ellipsis else [Range()] * missing), added
 
 
-@entry("GATHER", inputs=2)
+@entry("GATHER", inputs=2, becomes="GATHER; with batches, of their rows behind one another")
 def gather(t: OperatorTask) -> None:
     """One index takes a dimension away."""
-    x, o = t.x(0), t.options("GatherOptions")
-    t.require(o("BatchDims") == 0, f"has {o('BatchDims')} batch dimensions, which NNAPI does not have")
-    axis, indices = t.axis(o("Axis"), t.rank(x)), t.index(1, "indices")
+    x, o, indices = t.x(0), t.options("GatherOptions"), t.index(1, "indices")
+    axis, batches = t.axis(o("Axis"), t.rank(x)), o("BatchDims")
+    batches += t.rank(indices) if batches < 0 else 0
+    if batches:
+        t.result(0, batched(t, x, indices, axis, batches))
+        return
     if not indices.scalar:
         t.give("GATHER", x, axis, indices)
         return
     shape = t.shape(x)
     left = (*shape[:axis], *shape[axis + 1 :])
     t.reshaped(t.make("GATHER", x, axis, indices), left or (1,), out=True)
+
+
+def batched(t: OperatorTask, x: Term, indices: Term, axis: int, batches: int) -> Term:
+    """Each batch has indices of its own: those of row `axis` of all batches, counted through."""
+    shape, places = t.known(x), t.known(indices)
+    t.require(
+        shape[:batches] == places[:batches], f"batches are {shape[:batches]} and {places[:batches]}, must be equal"
+    )
+    t.require(batches <= axis, f"axis = {axis}, must be behind the {batches} batch dimensions")
+    between, size = shape[batches:axis], shape[axis]
+    inner = math.prod(between) * math.prod(shape[axis + 1 :])
+    order = [*range(batches), axis, *range(batches, axis), *range(axis + 1, len(shape))]
+    whole = t.reshaped(axis_moved(t, x, order), (math.prod(shape[:batches]) * size, inner))
+    starts = np.arange(math.prod(shape[:batches])).reshape(*shape[:batches], *[1] * (len(places) - batches)) * size
+    counted = added(t, indices, starts)
+    found = t.make("GATHER", whole, 0, t.reshaped(counted, (math.prod(places),)))
+    rest = places[batches:]
+    found = t.reshaped(found, (*places, *between, *shape[axis + 1 :]))
+    count = len(rest)
+    back = [
+        *range(batches),
+        *range(batches + count, batches + count + len(between)),
+        *range(batches, batches + count),
+        *range(batches + count + len(between), len(t.known(found))),
+    ]
+    return axis_moved(t, found, back)
+
+
+def added(t: OperatorTask, indices: Term, numbers: Array) -> Term:
+    """Indices and constant numbers that broadcast, in few dimensions."""
+    full = np.broadcast_to(numbers, t.known(indices)).reshape(-1).astype(np.int32)
+    return t.make("ADD", t.reshaped(indices, (full.size,)), constant(Value(I32), full), activation=0)
+
+
+@entry("GATHER_ND", inputs=2, becomes="GATHER of rows counted through")
+def gather_nd(t: OperatorTask) -> None:
+    """Indices of the first dimensions are one index of all rows."""
+    x, indices = t.x(0), t.index(1, "indices")
+    shape, places = t.known(x), t.known(indices)
+    depth = places[-1]
+    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must be 1 to {t.rank(x)}")
+    flat = row_numbers(t, indices, shape[:depth])
+    bare_x = t.ones(x) if x.value.type == B8 else x
+    rows = t.reshaped(bare_x, (math.prod(shape[:depth]), math.prod(shape[depth:])))
+    found = t.reshaped(t.make("GATHER", rows, 0, flat), (*places[:-1], *shape[depth:]) or (1,))
+    t.result(0, t.truths(found) if x.value.type == B8 else found)
+
+
+def row_numbers(t: OperatorTask, indices: Term, sizes: Sequence[int]) -> Term:
+    """Vectors of indices, the last dimension, as numbers of rows in dimensions of these sizes."""
+    places = t.known(indices)
+    count, depth = math.prod(places[:-1]), places[-1]
+    table = t.reshaped(indices, (count, depth))
+    total: Term | None = None
+    for n in range(depth):
+        column = t.make("SLICE", table, t.integers([0, n]), t.integers([count, 1]))
+        stride = math.prod(sizes[n + 1 :])
+        column = t.make("MUL", column, t.scalar(stride, column), activation=0) if stride != 1 else column
+        total = column if total is None else t.make("ADD", total, column, activation=0)
+    if total is None:
+        t.refuse("has no indices")
+    return t.reshaped(total, (count,))
+
+
+@entry("REVERSE_SEQUENCE", inputs=2, becomes="GATHER of steps counted through")
+def reverse_sequence(t: OperatorTask) -> None:
+    """The first steps of each batch in the other order: step i of n is n - 1 - i."""
+    o, x, lengths = t.options("ReverseSequenceOptions"), t.x(0), t.index(1, "lengths")
+    shape = t.known(x)
+    batch, steps = t.axis(o("BatchDim"), len(shape)), t.axis(o("SeqDim"), len(shape))
+    t.require(batch != steps, f"batch and sequence are both dimension {batch}")
+    order = [batch, steps, *[i for i in range(len(shape)) if i not in (batch, steps)]]
+    front = axis_moved(t, x, order)
+    batches, count = shape[batch], shape[steps]
+    numbers = constant(Value(I32), np.arange(count, dtype=np.int32).reshape(1, count))
+    last = t.make("SUB", t.reshaped(lengths, (batches, 1)), t.scalar(1, lengths), activation=0)
+    mirrored = t.make("SUB", last, numbers, activation=0)
+    same = t.make("LESS", mirrored, t.scalar(0, mirrored), like=Value(B8))
+    places = t.make("SELECT", same, broadcast(t, numbers, (batches, count)), mirrored, like=mirrored)
+    places = added(t, places, np.arange(batches).reshape(batches, 1) * count)
+    inner = [shape[i] for i in order[2:]]
+    rows = t.reshaped(front, (batches * count, math.prod(inner)))
+    found = t.reshaped(t.make("GATHER", rows, 0, places), [shape[i] for i in order])
+    t.result(0, axis_moved(t, found, np.argsort(order).tolist()))
+
+
+@entry("MATRIX_DIAG", "MATRIX_SET_DIAG", inputs=(1, 2), becomes="GATHER and SELECT")
+def by_places(t: OperatorTask) -> None:
+    """A move with constant places."""
+    lower_by_places(t)
 
 
 @entry("TILE", inputs=2)
@@ -373,45 +467,6 @@ def batch_to_space(t: OperatorTask) -> None:
     (top, bottom), (left, right) = crops[:2], crops[2:]
     extents = [-1, (sizes[1] or 0) - top - bottom, (sizes[2] or 0) - left - right, -1]
     t.give("SLICE", whole, t.integers([0, top, left, 0]), t.integers(extents))
-
-
-# ------------------------------------------------------------------------------------------------------------ reductions
-
-
-@entry("SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN", "MEAN", inputs=2, real=True)
-@entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
-def reduce(t: OperatorTask) -> None:
-    """Over some axes."""
-    x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
-    if t.raw(1).data is not None and not t.ints(1, "axes"):
-        t.refuse("names no axis")
-    t.give("REDUCE_SUM" if t.name == "SUM" else t.name, x, t.index(1, "axes"), keep)
-
-
-@entry("ARG_MAX", "ARG_MIN", inputs=2)
-def arg_extreme(t: OperatorTask) -> None:
-    """64-bit positions fit into 32 bits."""
-    x = t.x(0)
-    axis = t.axis(t.integer(1, "axis"), t.rank(x))
-    (found,) = t.run(t.name.replace("_", ""), x, axis, outs=[Value(I32, None)])
-    t.same(found)
-
-
-@entry("TOPK_V2", inputs=2, outputs=2)
-def topk(t: OperatorTask) -> None:
-    """Among equals TFLite has the lower index first, NNAPI the higher: where indices count, it sees the row reversed."""
-    x, k = t.x(0), t.integer(1, "k")
-    if not t.reads(1):
-        t.give("TOPK_V2", x, k)
-        return
-    size = t.shape(x)[-1]
-    if size is None:
-        t.refuse("the last dimension is known only at execution, must be known to count from its front")
-    mirrored = t.make("REVERSE", x, t.integers([t.rank(x) - 1]))
-    values, indices = t.run("TOPK_V2", mirrored, k, outs=[t.out(0), t.out(1)])
-    t.result(0, values)
-    last = constant(Value(I32), np.array([size - 1], np.int32))
-    t.result(1, t.run("SUB", last, indices, outs=[t.out(1)], activation=0)[0])
 
 
 def bare(term: Term) -> Value:

@@ -15,10 +15,11 @@ from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpres
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.wide import CARRIES, span_of
 from nnhal.ops import OPS
-from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
 
 ASYMMETRIC = (Q8, Q8S)
 MOST_DIMENSIONS = 4  # of many of NNAPI's operations
+MOST_PLACES = 1 << 20  # numbers of a constant that says where elements come from
 TANH = 4  # TFLite's fused activations; the ones before it are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
 AFTER = {Activation.RELU: "RELU", Activation.RELU1: "RELU1", Activation.RELU6: "RELU6", TANH: "TANH"}
@@ -31,12 +32,16 @@ class OperatorEntry:
 
     real: what it computes is a function of real values alone, so where NNAPI's quantised form does not take the file's
     scales the same can be said by dequantising, computing in float32 and quantising, which rounds once too.
+    single: it works on single elements, so where NNAPI takes four dimensions at most some can be seen as one.
+    becomes: what it is made of, for people.
     """
 
     lower: Callable[["OperatorTask"], None]
     inputs: tuple[int, int | None]
     outputs: tuple[int, int | None]
     real: bool
+    single: bool
+    becomes: str
 
 
 ENTRIES: dict[str, OperatorEntry] = {}
@@ -44,14 +49,14 @@ Count = int | tuple[int, int | None]
 
 
 def entry(
-    *names: str, inputs: Count = 1, outputs: Count = 1, real: bool = False
+    *names: str, inputs: Count = 1, outputs: Count = 1, real: bool = False, single: bool = False, becomes: str = ""
 ) -> Callable[[Callable[["OperatorTask"], None]], Callable[["OperatorTask"], None]]:
     """Make a function the entry of the named operators."""
     counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
 
     def add(function: Callable[["OperatorTask"], None]) -> Callable[["OperatorTask"], None]:
         for name in names:
-            ENTRIES[name] = OperatorEntry(function, counts[0], counts[1], real)
+            ENTRIES[name] = OperatorEntry(function, counts[0], counts[1], real, single, becomes)
         return function
 
     return add
@@ -80,6 +85,10 @@ class OperatorTask:
         """Refuse the operator unless the condition holds."""
         if not condition:
             raise Inexpressible(reason)
+
+    def check_count(self, count: int) -> None:
+        """Refuse to move that many elements one by one, before anything is made of them."""
+        self.require(count <= MOST_PLACES, f"has {count} elements to move one by one, must be {MOST_PLACES} at most")
 
     def commit(self) -> None:
         """Hand results and operations to the graph."""
@@ -335,12 +344,24 @@ class OperatorTask:
             and math.prod(sizes) == term.value.data.size
         ):
             return viewed(term, sizes)
+        if term.value.type == B8:  # NNAPI reshapes numbers only
+            return self._finished(self.truths(self.reshaped(self.ones(term), dims)), out)
         shape = self.integers([-1 if d is None else d for d in dims])
         like = self.out() if out else replace(term.value, shape=None, data=None, name="")
-        (result,) = self.run("RESHAPE", term, shape, outs=[like])
+        return self._finished(self.run("RESHAPE", term, shape, outs=[like])[0], out)
+
+    def _finished(self, term: Term, out: bool) -> Term:
         if out:
-            self.result(0, result)
-        return result
+            self.result(0, term)
+        return term
+
+    def ones(self, term: Term) -> Term:
+        """Booleans as int32 0 and 1."""
+        return self.make("SELECT", term, *[self.filled(self.known(term), n, I32) for n in (1, 0)], like=Value(I32))
+
+    def truths(self, term: Term) -> Term:
+        """Which numbers are not 0."""
+        return self.make("NOT_EQUAL", term, self.scalar(0, term), like=Value(B8))
 
     def flattened(self, name: str, x: Term, *given: Any) -> None:
         """Write the operator as an operation along the last dimension, or on single elements; NNAPI's have four at most."""

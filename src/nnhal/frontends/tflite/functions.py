@@ -1,0 +1,152 @@
+"""Functions of one real number that NNAPI has no operation for, made of those that it has."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.graph import Term
+from nnhal.frontends.tflite.task import ASYMMETRIC, OperatorTask, entry
+from nnhal.ops.schema import B8, F32
+
+# exp(z²) erfc(z) = t P(t) with t = 1 / (1 + z / 2) for z >= 0, fitted to a relative error of 1.7e-7; lowest power first.
+ERFC = (
+    0.28209474168104315, 0.2821042750418356, 0.24651391069956172, 0.180391165200921, 0.058372405893200814,
+    0.07923203623687392, -0.19832467811213028, 0.03072278108633752, 0.0643736965041603, -0.02548048615247626,
+)  # fmt: skip
+# atan(s) = s P(s²) for 0 <= s <= 1, fitted to 1.1e-7.
+ATAN = (
+    0.9999999842426359, -0.3333306678069131, 0.19992483578497475, -0.14202570511671397, 0.10636754098013634,
+    -0.0749544544309546, 0.042587607462732255, -0.01600503050194432, 0.0028340642986113477,
+)  # fmt: skip
+TINY = float(np.finfo(np.float32).tiny)
+MOST_BITS = 16  # of FAKE_QUANT
+
+
+class Reals:
+    """Arithmetic on float tensors and numbers, written as operations."""
+
+    def __init__(self, t: OperatorTask) -> None:
+        self.t = t
+
+    def __call__(self, name: str, x: Term, y: Term | float) -> Term:
+        """ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW."""
+        other = y if isinstance(y, Term) else self.t.scalar(y, x)
+        more: dict[str, Any] = {"activation": 0} if name in ("ADD", "SUB", "MUL", "DIV") else {}
+        return self.t.make(name, x, other, **more)
+
+    def less(self, number: float, x: Term) -> Term:
+        """number - x."""
+        return self.t.make("SUB", self.t.scalar(number, x), x, like=x, activation=0)
+
+    def over(self, number: float, x: Term) -> Term:
+        """number / x."""
+        return self.t.make("DIV", self.t.scalar(number, x), x, like=x, activation=0)
+
+    def polynomial(self, coefficients: Sequence[float], x: Term) -> Term:
+        """Lowest power first."""
+        *rest, last = coefficients
+        result: Term | None = None
+        for coefficient in reversed(rest):
+            result = self("ADD", self("MUL", x, last if result is None else result), coefficient)
+        assert result is not None
+        return result
+
+    def test(self, name: str, x: Term, y: Term | float) -> Term:
+        """A comparison."""
+        return self.t.make(name, x, y if isinstance(y, Term) else self.t.scalar(y, x), like=Value(B8))
+
+    def choose(self, condition: Term, x: Term, y: Term) -> Term:
+        """x where the condition holds, else y."""
+        return self.t.make("SELECT", condition, x, y, like=x)
+
+
+def real(t: OperatorTask, place: int = 0) -> Term:
+    """An input of floats; a quantised one asks for the attempt on real values."""
+    x = t.x(place)
+    t.require(x.value.type not in ASYMMETRIC, "is rounded twice when it is composed")
+    return x
+
+
+@entry("COS", real=True, single=True, becomes="1 - 2 SIN(x / 2)²")
+def cosine(t: OperatorTask) -> None:
+    """Without a sum that would round a large argument."""
+    x, r = real(t), Reals(t)
+    half = t.make("SIN", r("MUL", x, 0.5))
+    t.result(0, r.less(1.0, r("MUL", r("MUL", half, half), 2.0)))
+
+
+@entry("SIGN", single=True, becomes="GREATER, LESS, SELECT")
+def sign(t: OperatorTask) -> None:
+    """1, -1, and 0 for what is neither above nor below 0."""
+    x, r = real(t), Reals(t)
+    one, none, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, 0, -1))
+    t.result(0, r.choose(r.test("GREATER", x, 0), one, r.choose(r.test("LESS", x, 0), minus, none)))
+
+
+@entry("ROUND", single=True, becomes="FLOOR and SELECT, halves to even")
+def round_(t: OperatorTask) -> None:
+    """Up where more than a half is left, or exactly a half above an odd number."""
+    x, r = real(t), Reals(t)
+    down = t.make("FLOOR", x)
+    rest = r("SUB", x, down)
+    even = r("MUL", t.make("FLOOR", r("MUL", down, 0.5)), 2.0)
+    tie = t.make("LOGICAL_AND", r.test("EQUAL", rest, 0.5), r.test("NOT_EQUAL", down, even))
+    up = t.make("LOGICAL_OR", r.test("GREATER", rest, 0.5), tie)
+    t.result(0, r.choose(up, r("ADD", down, 1.0), down))
+
+
+@entry("GELU", real=True, single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
+def gelu(t: OperatorTask) -> None:
+    """x times the normal distribution's share below x, from the tail, which keeps small results exact."""
+    x, r = real(t), Reals(t)
+    square = r("MUL", x, x)
+    if t.options("GeluOptions")("Approximate"):
+        cubic = r("ADD", x, r("MUL", r("MUL", x, square), 0.044715))
+        bent = t.make("TANH", r("MUL", cubic, math.sqrt(2 / math.pi)))
+        t.result(0, r("MUL", r("MUL", x, 0.5), r("ADD", bent, 1.0)))
+        return
+    size = t.make("ABS", x)
+    u = r.over(1.0, r("ADD", r("MUL", size, math.sqrt(1 / 8)), 1.0))
+    fall = t.make("EXP", r("MUL", square, -0.5))
+    tail = r("MUL", r("MUL", r.polynomial(ERFC, u), u), fall)
+    t.result(0, r("SUB", t.make("RELU", x), r("MUL", r("MUL", size, 0.5), tail)))
+
+
+@entry("ATAN2", inputs=2, single=True, becomes="DIV and a polynomial, in the eighth of the circle, then SELECT")
+def angle(t: OperatorTask) -> None:
+    """Of equal shapes; 0 has no sign here."""
+    y, x, r = real(t, 0), real(t, 1), Reals(t)
+    height, width = t.make("ABS", y), t.make("ABS", x)
+    long = r("MAXIMUM", r("MAXIMUM", height, width), TINY)
+    slope = r("DIV", r("MINIMUM", height, width), long)
+    flat = r("MUL", r.polynomial(ATAN, r("MUL", slope, slope)), slope)
+    first = r.choose(r.test("GREATER", height, width), r.less(math.pi / 2, flat), flat)
+    left = r.choose(r.test("LESS", x, 0.0), r.less(math.pi, first), first)
+    t.result(0, r.choose(r.test("LESS", y, 0.0), t.make("NEG", left), left))
+
+
+@entry("FAKE_QUANT", single=True, becomes="MAXIMUM, MINIMUM, then FLOOR of steps")
+def fake_quantise(t: OperatorTask) -> None:
+    """Clipped to a range that has 0 as a step, and rounded to a step of it."""
+    o, x, r = t.options("FakeQuantOptions"), real(t), Reals(t)
+    low, high, bits = o("Min"), o("Max"), o("NumBits")
+    t.require(low <= 0 <= high and low < high and 2 <= bits <= MOST_BITS, f"has range {low} to {high} in {bits} bits")
+    least, most = np.float32(bool(o("NarrowRange"))), np.float32(2**bits - 1)
+    scale = np.float32((np.float32(high) - np.float32(low)) / (most - least))
+    zero = np.clip(np.floor(least - np.float32(low) / scale + np.float32(0.5)), least, most).astype(np.float32)
+    bottom, top = float((least - zero) * scale), float((most - zero) * scale)
+    inside = r("MINIMUM", r("MAXIMUM", x, bottom), top)
+    steps = t.make("FLOOR", r("ADD", r("MUL", r("SUB", inside, bottom), float(np.float32(1) / scale)), 0.5))
+    t.result(0, r("ADD", r("MUL", steps, float(scale)), bottom))
+
+
+def lowest(kind: OperandType, *, highest: bool = False) -> float | int:
+    """What is below (above) every number of a type."""
+    if kind == F32:
+        return math.inf if highest else -math.inf
+    limits = np.iinfo(np.int32)
+    return int(limits.max if highest else limits.min)

@@ -1,0 +1,102 @@
+"""int32 arithmetic that NNAPI has no operation for, made of its ADD, SUB, MUL and DIV, which rounds down."""
+
+import numpy as np
+
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.graph import PLAIN_SCALE, Term, constant
+from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
+
+EXPONENT_BITS = 5  # powers above 31 overflow, but for those of -1, 0 and 1
+TOP = 30  # the greatest power of 2 within int32
+
+
+def plain(t: OperatorTask, name: str, x: Term, y: Term) -> Term:
+    """Arithmetic without activation, a constant shape of either."""
+    return t.make(name, x, y, activation=0)
+
+
+def truncated_quotient(t: OperatorTask, x: Term, y: Term) -> Term:
+    """x / y towards 0: one more than the quotient rounded down where that is negative and leaves something."""
+    down = plain(t, "DIV", x, y)
+    rest = plain(t, "SUB", x, plain(t, "MUL", down, y))
+    negative = t.make("LESS", down, t.scalar(0, down), like=Value(B8))
+    inexact = t.make("NOT_EQUAL", rest, t.scalar(0, rest), like=Value(B8))
+    up = plain(t, "ADD", down, t.scalar(1, down))
+    return t.make("SELECT", t.make("LOGICAL_AND", negative, inexact), up, down, like=down)
+
+
+def power(t: OperatorTask, x: Term, y: Term) -> Term:
+    """x to the power of y >= 0, by squaring. Exponents are cut at 30 or 31, whichever is as odd as they are."""
+    odd = parity(t, y)
+    limit = plain(t, "ADD", odd, t.scalar(TOP, y))
+    left = t.make("MINIMUM", y, limit)
+    result, square = t.scalar(1, x), x
+    for bit in range(EXPONENT_BITS):
+        half = plain(t, "DIV", left, t.scalar(2, left))
+        taken = parity(t, left)
+        factor = plain(t, "ADD", plain(t, "MUL", taken, plain(t, "SUB", square, t.scalar(1, x))), t.scalar(1, x))
+        result = plain(t, "MUL", result, factor)
+        left = half
+        if bit < EXPONENT_BITS - 1:
+            square = plain(t, "MUL", square, square)
+    return result
+
+
+def parity(t: OperatorTask, x: Term) -> Term:
+    """x modulo 2."""
+    two = t.scalar(2, x)
+    return plain(t, "SUB", x, plain(t, "MUL", plain(t, "DIV", x, two), two))
+
+
+# ------------------------------------------------------------------------------------------------------------------- bits
+
+
+def widened(t: OperatorTask, place: int) -> Term:
+    """An input as int32; int8 by way of floats, as NNAPI's CAST does not take it."""
+    x = t.x(place)
+    if x.value.type == Q8S:
+        t.require((x.value.scale, x.value.zero_point) == (PLAIN_SCALE, 0), "of int8 takes a scale of 1")
+        return t.make("CAST", t.real(x), like=Value(I32))
+    return t.make("CAST", x, like=Value(I32)) if x.value.type == Q8 else x
+
+
+def narrowed(t: OperatorTask, term: Term) -> None:
+    """The operator's output, of int32 or of what that fits into."""
+    if t.out().type == I32:
+        t.result(0, term)
+    elif t.out().type == Q8S:
+        t.give("QUANTIZE", t.make("CAST", term, like=Value(F32)))
+    else:
+        t.give("CAST", term)
+
+
+@entry("RIGHT_SHIFT", inputs=2, single=True, becomes="DIV by powers of 2, which rounds down")
+def shift(t: OperatorTask) -> None:
+    """Arithmetic; by 31 at most."""
+    x, y = widened(t, 0), widened(t, 1)
+    y = t.make("MINIMUM", t.make("MAXIMUM", y, t.scalar(0, y)), t.scalar(TOP + 1, y))
+    steps = [2 ** min(n, TOP) for n in range(TOP + 2)]
+    for powers in (steps, [1] * (TOP + 1) + [2]):
+        table = constant(Value(I32), np.array(powers, np.int32))
+        x = plain(t, "DIV", x, t.make("GATHER", table, 0, y, like=Value(I32)))
+    narrowed(t, x)
+
+
+@entry("BITWISE_XOR", inputs=2, single=True, becomes="NOT_EQUAL of booleans; of integers the bits, by DIV")
+def exclusive_or(t: OperatorTask) -> None:
+    """Bit by bit: which of both are odd, then halves of both."""
+    if t.x(0).value.type == B8:
+        t.give("NOT_EQUAL", t.x(0), t.x(1))
+        return
+    bits = 32 if t.x(0).value.type == I32 else 8
+    x, y = widened(t, 0), widened(t, 1)
+    total: Term | None = None
+    for bit in range(bits):
+        weight = -(2**bit) if bit == bits - 1 and t.out().type != Q8 else 2**bit
+        both = plain(t, "ADD", x, y) if bit == 0 else plain(t, "ADD", parity(t, x), parity(t, y))
+        part = plain(t, "MUL", parity(t, both), t.scalar(weight, x))
+        total = part if total is None else plain(t, "ADD", total, part)
+        x, y = (plain(t, "DIV", term, t.scalar(2, x)) for term in (x, y))
+    if total is not None:
+        narrowed(t, total)

@@ -1,0 +1,239 @@
+"""Moves whose places are constant, where NNAPI's own operation does not take the type or the rank: GATHER of elements.
+
+`fold` knows what each operator does with an array. Given an array of numbers instead of the elements, it gives the place
+that each element of the result comes from. Booleans travel as numbers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.tflite.file import Operator, Options
+from nnhal.frontends.tflite.fold import FAILURES, MOST, MOVES, Unfoldable, must, numbers
+from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term, constant, stored
+from nnhal.frontends.tflite.task import MOST_DIMENSIONS, MOST_PLACES, OperatorTask
+from nnhal.ops.schema import B8, I32
+
+NOWHERE = -1  # the place of an element that is filled in
+
+
+def lower_by_places(t: OperatorTask) -> None:
+    """Lower an operator of `fold.MOVES` or `FILLED` as places of elements."""
+    first, last = (1, 2) if t.name == "SPLIT" else (0, len(t.operator.inputs) if t.name in JOINS else 1)
+    terms = [t.x(place) for place in range(first, last)]
+    starts, numbered = 0, []
+    t.check_count(sum(math.prod(t.known(term)) for term in terms))
+    for term in terms:
+        shape = t.known(term)[: t.rank(term)]
+        numbered.append((np.arange(math.prod(shape), dtype=np.int64) + starts).reshape(shape))
+        starts += numbered[-1].size
+    given: list[Array] = [t.data(n, f"input {n}") for n in range(len(t.operator.inputs)) if not first <= n < last]
+    if t.name == "PADV2":
+        given.pop()
+    t.require(all(each.size <= MOST or t.name in INDEXED for each in given), "has more arguments than dimensions")
+    arrays = [*given, *numbered] if first else [*numbered, *given]
+    function = FILLED.get(t.name) or MOVES[t.name]
+    try:
+        found = function(t.operator.options, *arrays)
+    except (*FAILURES, Unfoldable) as error:
+        raise Inexpressible(f"its arguments do not fit a tensor of shape {list(numbered[0].shape)}") from error
+    for number, places in enumerate(found if isinstance(found, list) else [found]):
+        t.result(number, moved(t, terms, np.asarray(places).astype(np.int64), fill_of(t, terms[0])))
+
+
+def fill_of(t: OperatorTask, x: Term) -> Any:
+    """The stored value of what is filled in."""
+    if t.name != "PADV2":
+        return stored(x.value)
+    value = t.x(2).value
+    same = (value.scale, value.zero_point) == (x.value.scale, x.value.zero_point)
+    t.require(same, "the value has a scale of its own, must have that of the input")
+    return t.number(2, "value")
+
+
+def moved(t: OperatorTask, terms: Sequence[Term], places: Array, fill: Any = 0) -> Term:
+    """The elements of terms, counted one term after the other, at `places`; `fill` where that is NOWHERE."""
+    t.check_count(places.size)
+    t.require(places.size, "has no elements")
+    if terms[0].value.type == B8:
+        return t.truths(moved(t, [t.ones(term) for term in terms], places, int(fill)))
+    shape, start, result = places.shape or (1,), 0, None
+    places = places.reshape(shape)
+    if (places == NOWHERE).any():
+        value = terms[0].value
+        result = constant(Value(value.type, None, value.scale, value.zero_point), np.full(shape, fill, value.dtype))
+    for term in terms:
+        size = math.prod(t.known(term))
+        here = (start <= places) & (places < start + size)
+        if here.any():
+            part = gathered(t, term, np.where(here, places - start, 0))
+            result = part if result is None else chosen(t, here, part, result)
+        start += size
+    if result is None:
+        t.refuse("has no elements")
+    return result
+
+
+def chosen(t: OperatorTask, here: Array, x: Term, y: Term) -> Term:
+    """x where `here`, y elsewhere."""
+    if here.all():
+        return x
+    return t.make("SELECT", constant(Value(B8), here), x, y, like=x)
+
+
+def gathered(t: OperatorTask, x: Term, places: Array) -> Term:
+    """Elements of a term by their places in it, in blocks as large as they stay together."""
+    size, shape = math.prod(t.known(x)), places.shape
+    block = together(places, size)
+    rows = places.reshape(-1, block)[:, 0] // block
+    if block == size and rows.size == 1:
+        return t.reshaped(x, shape)
+    flat = t.reshaped(x, (size // block, block))
+    found = t.make("GATHER", flat, 0, constant(Value(I32), rows.astype(np.int32)))
+    return t.reshaped(found, shape)
+
+
+def together(places: Array, size: int) -> int:
+    """How many elements stay together in runs that begin at multiples of it."""
+    best = block = 1
+    for n in reversed(places.shape):
+        block *= n
+        if block < 1 or size % block:
+            break
+        rows = places.reshape(-1, block)
+        if (rows[:, 0] % block).any() or (rows != rows[:, :1] + np.arange(block)).any():
+            break
+        best = block
+    return best
+
+
+def broadcast(t: OperatorTask, term: Term, shape: Sequence[int]) -> Term:
+    """A term repeated to a shape, of any type and rank."""
+    sizes = t.known(term)
+    if sizes == tuple(shape):
+        return term
+    places = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), tuple(shape))
+    return moved(t, [term], places)
+
+
+# ------------------------------------------------------------------------------------------------ moves that fill in
+
+
+def _pad(_: Options, x: Array, paddings: Array) -> Any:
+    return _padded(x, paddings.astype(np.int64).reshape(x.ndim, 2).tolist())
+
+
+def _padded(x: Array, widths: Sequence[Sequence[int]]) -> Array:
+    must(math.prod(size + sum(pair) for size, pair in zip(x.shape, widths, strict=True)) <= MOST_PLACES)
+    return np.pad(x, widths, constant_values=NOWHERE)
+
+
+def _diagonal(_: Options, x: Array) -> Any:
+    size = x.shape[-1]
+    must(x.size * size <= MOST_PLACES)
+    return np.where(np.eye(size, dtype=bool), x[..., None], NOWHERE)
+
+
+def _space_to_batch(_: Options, x: Array, block: Array, paddings: Array) -> Any:
+    sides = numbers(block)
+    widths = [(0, 0), *paddings.astype(np.int64).reshape(-1, 2).tolist()]
+    padded = _padded(x, widths + [(0, 0)] * (x.ndim - len(widths)))
+    rest = padded.shape[1 + len(sides) :]
+    pairs = [part for n, side in zip(padded.shape[1:], sides, strict=False) for part in (n // side, side)]
+    split = padded.reshape(padded.shape[0], *pairs, *rest)
+    count = len(sides)
+    order = [2 * i + 2 for i in range(count)] + [0] + [2 * i + 1 for i in range(count)]
+    whole = split.transpose(*order, *range(2 * count + 1, split.ndim))
+    return whole.reshape(-1, *(n // s for n, s in zip(padded.shape[1:], sides, strict=False)), *rest)
+
+
+FILLED: dict[str, Callable[..., Any]] = {
+    "PAD": _pad,
+    "PADV2": _pad,
+    "MATRIX_DIAG": _diagonal,
+    "SPACE_TO_BATCH_ND": _space_to_batch,
+}
+INDEXED = ("GATHER", "GATHER_ND")  # whose arguments are as many as what they give
+JOINS = ("PACK", "CONCATENATION", "MATRIX_SET_DIAG")
+
+
+def axis_moved(t: OperatorTask, x: Term, order: Sequence[int]) -> Term:
+    """A term with its dimensions in another order."""
+    if list(order) == sorted(order):
+        return x
+    if len(order) <= 4 and x.value.type not in (I32, B8):
+        return t.make("TRANSPOSE", x, t.integers(order))
+    shape = t.known(x)
+    return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).transpose(order))
+
+
+class NumbersTask(OperatorTask):
+    """A move that sees booleans as int32 0 and 1."""
+
+    def x(self, place: int) -> Term:
+        """Input `place`, as numbers."""
+        term = super().x(place)
+        return self.ones(term) if term.value.type == B8 else term
+
+    def out(self, number: int = 0) -> Value:
+        """The type of output `number` before it is a boolean again."""
+        value = super().out(number)
+        return Value(I32, None) if value.type == B8 else value
+
+    def result(self, number: int, term: Term) -> None:
+        """Output `number`, as a boolean again."""
+        truth = self.declared(number).type == B8 and term.value.type == I32
+        super().result(number, self.truths(term) if truth else term)
+
+
+# --------------------------------------------------------------------------------------- single elements, of any rank
+
+
+class FlatTask(OperatorTask):
+    """An operator on single elements that sees its inputs with as few dimensions as broadcasting takes."""
+
+    def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
+        super().__init__(graph, operator, reals=reals)
+        terms = [super(FlatTask, self).raw(place) for place in range(len(operator.inputs))]
+        try:
+            self.whole = np.broadcast_shapes(*map(self.known, terms))
+        except ValueError:
+            self.refuse(f"shapes {', '.join(str(list(self.shape(x))) for x in terms)} do not broadcast")
+        self._flat = dict(enumerate(self._flattened(terms)))
+
+    def _flattened(self, terms: Sequence[Term]) -> list[Term]:
+        shapes = merged([self.known(x) for x in terms], self.whole)
+        if max(map(len, shapes)) > MOST_DIMENSIONS:
+            terms = [broadcast(self, x, self.whole) for x in terms]
+            shapes = merged([self.known(x) for x in terms], self.whole)
+        return [self.reshaped(x, shape) for x, shape in zip(terms, shapes, strict=True)]
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, with fewer dimensions."""
+        return self._flat[place]
+
+    def result(self, number: int, term: Term) -> None:
+        """Output `number`, with the dimensions it has."""
+        super().result(number, term)
+        self.results[number] = self.reshaped(self.results[number], self.whole or (1,))
+
+
+def merged(shapes: Sequence[tuple[int, ...]], whole: Sequence[int]) -> list[list[int]]:
+    """Shapes that broadcast to `whole` as these do, with as few dimensions as that takes."""
+    full = [(1,) * (len(whole) - len(shape)) + shape for shape in shapes]
+    results: list[list[int]] = [[] for _ in shapes]
+    before: list[bool] | None = None
+    for size, *sizes in zip(whole, *full, strict=True):
+        if size == 1:
+            continue
+        alike = [n == size for n in sizes]
+        for result, n in zip(results, sizes, strict=True):
+            if alike == before:
+                result[-1] *= n
+            else:
+                result.append(n)
+        before = alike
+    return [result or [1] for result in results]

@@ -1,0 +1,153 @@
+"""Entries of reductions over axes, and of what is summed up along one."""
+
+import math
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.integers import truncated_quotient
+from nnhal.frontends.tflite.task import ASYMMETRIC, MOST_DIMENSIONS, OperatorTask, entry
+from nnhal.ops.schema import B8, I32
+
+NAMES = {"SUM": "REDUCE_SUM"}  # the others are called what NNAPI calls them
+PAIRWISE = {"SUM": "ADD", "MEAN": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
+
+
+@entry(
+    "SUM",
+    "REDUCE_PROD",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+    "MEAN",
+    inputs=2,
+    real=True,
+    becomes="REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN, MEAN; of int32 ADD, MUL, MAXIMUM, MINIMUM of halves",
+)
+@entry("REDUCE_ANY", "REDUCE_ALL", inputs=2)
+def reduce(t: OperatorTask) -> None:
+    """Over some axes."""
+    x, keep = t.x(0), bool(t.options("ReducerOptions")("KeepDims"))
+    axes = t.ints(1, "axes") if t.raw(1).data is not None else None
+    if axes == [] or t.rank(x) == 0:
+        t.require(x.value.type not in ASYMMETRIC, "over no axis changes the scale")
+        t.same(x)
+    elif axes is not None and (x.value.type == I32 or t.rank(x) > MOST_DIMENSIONS):
+        rank = t.rank(x)
+        reduced = {t.axis(n, rank) for n in axes}
+        shape = t.known(x)
+        left = [1 if i in reduced else d for i, d in enumerate(shape) if keep or i not in reduced]
+        t.result(0, t.reshaped(over_groups(t, x, reduced), left or [1]))
+    else:
+        t.give(NAMES.get(t.name, t.name), x, t.index(1, "axes"), keep)
+
+
+def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
+    """A reduction of any rank: neighbouring dimensions that are both reduced, or both left, are one."""
+    shape = t.known(x)
+    t.require(0 not in shape, "has no elements")
+    t.require(x.value.type not in ASYMMETRIC, "of more than four dimensions would be rounded twice")
+    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
+    sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
+    for place in reversed([i for i, g in enumerate(gone) if g]):
+        outer, size, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
+        x = along(t, t.reshaped(x, (outer, size, inner)))
+        sizes[place] = 1
+    if t.name == "MEAN" and x.value.type == I32:
+        count = math.prod(shape[i] for i in axes)
+        return truncated_quotient(t, x, t.scalar(count, x))
+    return x
+
+
+def along(t: OperatorTask, x: Term) -> Term:
+    """The second of three dimensions reduced to 1."""
+    if x.value.type == I32:
+        return halved(t, PAIRWISE[t.name], x)
+    return t.make(NAMES.get(t.name, t.name), x, t.integers([1]), True)
+
+
+def halved(t: OperatorTask, name: str, x: Term) -> Term:
+    """int32: the two halves of the second of three dimensions combined until one is left."""
+    more: dict[str, Any] = {"activation": 0} if name in ("ADD", "MUL") else {}
+    left: list[Term] = []
+    outer, size, inner = t.known(x)
+    while size > 1:
+        half = size // 2
+        if size % 2:
+            left.append(part(t, x, size - 1, 1, inner, outer))
+        x = t.make(name, part(t, x, 0, half, inner, outer), part(t, x, half, half, inner, outer), **more)
+        size = half
+    for other in left:
+        x = t.make(name, x, other, **more)
+    return x
+
+
+def part(t: OperatorTask, x: Term, start: int, size: int, inner: int, outer: int) -> Term:
+    """A slice along the second of three dimensions."""
+    return t.make("SLICE", x, t.integers([0, start, 0]), t.integers([outer, size, inner]))
+
+
+@entry("CUMSUM", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
+def cumulative(t: OperatorTask) -> None:
+    """Sums over 1, 2, 4, .. elements: each step adds the sums that end where the ones so far begin."""
+    o, x = t.options("CumsumOptions"), t.x(0)
+    t.require(x.value.type not in ASYMMETRIC, f"of {x.kind} is not in TFLite")
+    shape, axis = t.known(x), t.axis(t.integer(1, "axis"), t.rank(x))
+    outer, size, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    t.require(outer * size * inner, "has no elements")
+    x = t.reshaped(x, (outer, size, inner))
+    step, back = 1, bool(o("Reverse"))
+    while step < size:
+        x = t.make("ADD", x, shifted(t, x, step, back=back), activation=0)
+        step *= 2
+    if o("Exclusive"):
+        x = shifted(t, x, 1, back=back)
+    t.result(0, t.reshaped(x, shape))
+
+
+def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
+    """The second of three dimensions moved on (back) by some places; zeros come in."""
+    outer, size, inner = t.known(x)
+    t.check_count(outer * size * inner)
+    rows = np.arange(size) + (step if back else -step)
+    there = (rows >= 0) & (rows < size)
+    found = t.make("GATHER", x, 1, constant(Value(I32), np.where(there, rows, 0).astype(np.int32)))
+    mask = np.broadcast_to(there[:, None], (outer, size, inner)).copy()
+    zeros = t.filled((outer, size, inner), 0, OperandType(x.value.type))
+    return t.make("SELECT", constant(Value(B8), mask), found, zeros, like=x)
+
+
+# ------------------------------------------------------------------------------------------------------- places of extremes
+
+
+@entry("ARG_MAX", "ARG_MIN", inputs=2, becomes="ARGMAX, ARGMIN")
+def arg_extreme(t: OperatorTask) -> None:
+    """64-bit positions fit into 32 bits."""
+    x = t.x(0)
+    axis = t.axis(t.integer(1, "axis"), t.rank(x))
+    x = t.ones(x) if x.value.type == B8 else x
+    (found,) = t.run(t.name.replace("_", ""), x, axis, outs=[Value(I32, None)])
+    t.same(found)
+
+
+@entry("TOPK_V2", inputs=2, outputs=2, becomes="TOPK_V2 of the row reversed, whose order among equals is the other one")
+def topk(t: OperatorTask) -> None:
+    """Among equals TFLite has the lower index first, NNAPI the higher: where indices count, it sees the row reversed."""
+    x, k = t.x(0), t.integer(1, "k")
+    if not t.reads(1):
+        t.give("TOPK_V2", x, k)
+        return
+    size = t.shape(x)[-1]
+    if size is None:
+        t.refuse("the last dimension is known only at execution, must be known to count from its front")
+    shape = t.shape(x)
+    rows = t.reshaped(x, (math.prod(t.known(x)[:-1]), size)) if len(shape) > MOST_DIMENSIONS else x
+    mirrored = t.make("REVERSE", rows, t.integers([len(t.shape(rows)) - 1]))
+    values, indices = t.run("TOPK_V2", mirrored, k, outs=[t.out(0), t.out(1)])
+    last = constant(Value(I32), np.array([size - 1], np.int32))
+    counted = t.make("SUB", last, indices, like=indices, activation=0)
+    for number, term in enumerate((values, counted)):
+        t.result(number, term if rows is x else t.reshaped(term, (*shape[:-1], k)))

@@ -1,0 +1,177 @@
+"""Entries of operators that write to places, or combine what belongs together, as choices for each place."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.functions import lowest
+from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.movement import row_numbers
+from nnhal.frontends.tflite.positions import broadcast
+from nnhal.frontends.tflite.reduction import halved
+from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.ops.schema import B8, F32, I32
+
+MOST_CHOICES = 1 << 24  # elements of all that may go to each place
+COMBINED = {
+    "SUM": ("ADD", "REDUCE_SUM"),
+    "PROD": ("MUL", "REDUCE_PROD"),
+    "MAX": ("MAXIMUM", "REDUCE_MAX"),
+    "MIN": ("MINIMUM", "REDUCE_MIN"),
+}
+
+
+def neutral(kind: str, type: OperandType) -> float | int:
+    """What changes nothing; what a segment without elements gets."""
+    if kind in ("MAX", "MIN"):
+        return (
+            float(np.finfo(np.float32).min) * (1 if kind == "MAX" else -1)
+            if type == F32
+            else lowest(type, highest=kind == "MIN")
+        )
+    return 1 if kind == "PROD" else 0
+
+
+def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> Term:
+    """Rows [n, inner] that have the same number of 0 to count - 1, combined to [count, inner]."""
+    t.require(rows.value.type in (F32, I32), f"of {rows.kind} takes sums, which NNAPI has for float32 and int32")
+    n, inner = t.known(rows)
+    t.require(n and inner and count, "has no elements")
+    t.require(count * inner <= MOST_CHOICES, too_many(count * inner))
+    type = OperandType(rows.value.type)
+    if ids.data is not None:
+        numbers = np.asarray(ids.data).reshape(-1)
+        lists = [np.flatnonzero(numbers == place) for place in range(count)]
+        n = max(1, *(len(found) for found in lists))
+        t.require(count * n * inner <= MOST_CHOICES, too_many(count * n * inner))
+        places, hits = np.zeros((count, n), np.int32), np.zeros((count, n, 1), bool)
+        for place, found in enumerate(lists):
+            places[place, : len(found)], hits[place, : len(found)] = found, True
+        choices = t.make("GATHER", rows, 0, constant(Value(I32), places))
+        whole = constant(Value(B8), np.broadcast_to(hits, (count, n, inner)).copy())
+    else:
+        t.require(count * n * inner <= MOST_CHOICES, too_many(count * n * inner))
+        places = np.broadcast_to(np.arange(count, dtype=np.int32).reshape(count, 1, 1), (count, n, inner)).copy()
+        wide = broadcast(t, t.reshaped(ids, (1, n, 1)), (count, n, inner))
+        whole = t.make("EQUAL", wide, constant(Value(I32), places), like=Value(B8))
+        choices = broadcast(t, t.reshaped(rows, (1, n, inner)), (count, n, inner))
+    chosen = t.make("SELECT", whole, choices, t.filled((count, n, inner), neutral(kind, type), type), like=choices)
+    name, reduction = COMBINED[kind]
+    if type == I32:
+        return t.reshaped(halved(t, name, chosen), (count, inner))
+    return t.make(reduction, chosen, t.integers([1]), False)
+
+
+def too_many(size: int) -> str:
+    """What is said of too large a choice."""
+    return f"takes {size} elements to choose from, must be {MOST_CHOICES} at most"
+
+
+def segments(t: OperatorTask, kind: str, count: int) -> None:
+    """The first dimension combined by numbers."""
+    x, ids = t.x(0), t.index(1, "segment_ids")
+    shape = t.known(x)
+    t.require(t.known(ids) == shape[: len(t.known(ids))], "segment_ids must have the shape of the first dimensions")
+    depth = len(t.known(ids))
+    rows = t.reshaped(x, (math.prod(shape[:depth]), math.prod(shape[depth:])))
+    t.result(0, t.reshaped(combined(t, kind, rows, ids, count), (count, *shape[depth:])))
+
+
+@entry("SEGMENT_SUM", inputs=2, becomes="GATHER, SELECT, REDUCE_SUM; of int32 ADD")
+def segment_sum(t: OperatorTask) -> None:
+    """There are as many segments as the last number says."""
+    ids = t.ints(1, "segment_ids")
+    t.require(ids and min(ids) >= 0, f"segment_ids = {ids}, must not be negative")
+    segments(t, "SUM", max(ids) + 1)
+
+
+@entry(
+    "UNSORTED_SEGMENT_SUM",
+    "UNSORTED_SEGMENT_PROD",
+    "UNSORTED_SEGMENT_MAX",
+    "UNSORTED_SEGMENT_MIN",
+    inputs=3,
+    becomes="EQUAL or GATHER, SELECT, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN",
+)
+def unsorted_segments(t: OperatorTask) -> None:
+    """Any order; numbers below 0 belong to none."""
+    segments(t, t.name.rpartition("_")[2], t.integer(2, "num_segments"))
+
+
+@entry("SCATTER_ND", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
+def scatter_nd(t: OperatorTask) -> None:
+    """What goes to the same place is summed up."""
+    indices, updates, shape = t.index(0, "indices"), t.x(1), t.ints(2, "shape")
+    depth = t.known(indices)[-1]
+    t.require(0 < depth <= len(shape), f"has indices of {depth} dimensions, must be 1 to {len(shape)}")
+    t.result(0, t.reshaped(scattered(t, indices, updates, shape), shape))
+
+
+def scattered(t: OperatorTask, indices: Term, updates: Term, shape: Sequence[int]) -> Term:
+    """Updates summed up at the rows that indices [.., depth] say: [rows, inner]."""
+    depth = t.known(indices)[-1]
+    count, inner = math.prod(shape[:depth]), math.prod(shape[depth:])
+    if indices.data is not None:
+        vectors = np.asarray(indices.data).reshape(-1, depth)
+        inside = bool(((vectors >= 0) & (vectors < np.array(shape[:depth]))).all())
+        t.require(inside, f"indices reach outside of {list(shape)}")
+        ids = constant(Value(I32), np.ravel_multi_index(tuple(vectors.T), tuple(shape[:depth])).astype(np.int32))
+    else:
+        ids = row_numbers(t, indices, shape[:depth])
+    rows = t.reshaped(updates, (math.prod(t.known(ids)), inner))
+    return combined(t, "SUM", rows, ids, count)
+
+
+@entry("SPARSE_TO_DENSE", inputs=4, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
+def sparse_to_dense(t: OperatorTask) -> None:
+    """The values at their places, a default elsewhere; no place is given twice."""
+    indices, shape, values, default = t.index(0, "indices"), t.ints(1, "output_shape"), t.x(2), t.x(3)
+    rank, sizes = len(shape), t.known(indices)
+    table = t.reshaped(indices, (math.prod(sizes) // rank, rank))
+    count = t.known(table)[0]
+    values = broadcast(t, values, (count,)) if t.known(values) != (count,) else values
+    ones = t.filled((count,), 1, OperandType(values.value.type))
+    size = math.prod(shape)
+    there = scattered(t, table, ones, shape)
+    hits = t.make("NOT_EQUAL", there, t.scalar(0, there), like=Value(B8))
+    found = t.make("SELECT", hits, scattered(t, table, values, shape), broadcast(t, default, (size, 1)), like=values)
+    t.result(0, t.reshaped(found, shape))
+
+
+@entry("DYNAMIC_UPDATE_SLICE", inputs=3, becomes="GATHER along each dimension, SELECT")
+def update_slice(t: OperatorTask) -> None:
+    """A part of a tensor replaced; where it begins is kept so that it fits."""
+    x, part, starts = t.x(0), t.x(1), t.index(2, "start_indices")
+    truth = x.value.type == B8
+    if truth:
+        x, part = t.ones(x), t.ones(part)
+    shape, sizes, rank = t.known(x), t.known(part), t.rank(x)
+    t.check_count(max(shape, default=0))
+    t.require(
+        rank == t.rank(part) and all(0 < n <= m for n, m in zip(sizes, shape, strict=True)),
+        f"the update has shape {list(sizes)}, must fit into {list(shape)}",
+    )
+    mask: Term | None = None
+    for axis in range(rank):
+        start = t.make("SLICE", starts, t.integers([axis]), t.integers([1]))
+        first = clamped(t, start, shape[axis] - sizes[axis])
+        steps = constant(Value(I32), np.arange(shape[axis], dtype=np.int32))
+        places = t.make("SUB", steps, first, activation=0)
+        kept = clamped(t, places, sizes[axis] - 1)
+        inside = t.make("EQUAL", places, kept, like=Value(B8))
+        part = t.make("GATHER", part, axis, kept)
+        whole = broadcast(t, t.reshaped(inside, [n if i == axis else 1 for i, n in enumerate(shape)]), shape)
+        mask = whole if mask is None else t.make("LOGICAL_AND", mask, whole)
+    if mask is None:
+        t.same(t.x(1))
+        return
+    result = t.make("SELECT", mask, part, x, like=x)
+    t.result(0, t.truths(result) if truth else result)
+
+
+def clamped(t: OperatorTask, term: Term, most: int) -> Term:
+    """Numbers kept from 0 to a limit."""
+    return t.make("MINIMUM", t.make("MAXIMUM", term, t.scalar(0, term)), t.scalar(most, term))

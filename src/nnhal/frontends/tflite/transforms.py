@@ -1,0 +1,120 @@
+"""Entries of Fourier transforms and of convolutions in three dimensions, as matrix products and convolutions in two."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.codes import Padding
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
+from nnhal.frontends.tflite.layers import scheme
+from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.ops.schema import F32, I32
+
+MOST_WAVES = 1 << 22  # elements of a constant matrix of sines and cosines
+
+
+@entry("RFFT2D", inputs=2, becomes="FULLY_CONNECTED with sines and cosines, where COMPLEX_ABS, REAL or IMAG follows")
+def transform(t: OperatorTask) -> None:
+    """Rows times cosines and sines, then columns; the real and the imaginary part are tensors of their own."""
+    x, lengths = t.x(0), t.ints(1, "fft_length")
+    t.require(len(lengths) == 2 and min(lengths) > 0, f"fft_length = {lengths}, must be two sizes")
+    shape, (height, width) = t.known(x), lengths
+    t.require(len(shape) >= 2 and math.prod(shape), f"the input has shape {list(shape)}, must have rows and columns")
+    half, batch = width // 2 + 1, math.prod(shape[:-2])
+    x = resized(t, t.reshaped(x, (batch, *shape[-2:])), height, width)
+    rows = t.reshaped(x, (batch * height, width))
+    parts = [product(t, rows, wave) for wave in waves(t, width, half)]
+    if height > 1:
+        turned = [t.reshaped(p, (batch, height, half)) for p in parts]
+        turned = [t.reshaped(t.make("TRANSPOSE", p, t.integers([0, 2, 1])), (batch * half, height)) for p in turned]
+        cosines, sines = waves(t, height, height)
+        (a, c), (b, d) = ([product(t, p, wave) for wave in (cosines, sines)] for p in turned)
+        parts = [t.make("SUB", a, d, activation=0), t.make("ADD", c, b, activation=0)]
+        parts = [t.reshaped(p, (batch, half, height)) for p in parts]
+        parts = [t.make("TRANSPOSE", p, t.integers([0, 2, 1])) for p in parts]
+    real, imaginary = (t.reshaped(p, (*shape[:-2], height, half)) for p in parts)
+    t.same(Term(Value(UNTYPED, real.value.shape), "COMPLEX64", parts=(real, imaginary)))
+
+
+def waves(t: OperatorTask, size: int, count: int) -> list[Array]:
+    """cos and -sin of the first `count` frequencies over `size` places."""
+    t.require(
+        size * count <= MOST_WAVES, f"has {size} places, a matrix of {size * count} waves, must be {MOST_WAVES} at most"
+    )
+    angles = 2 * np.pi * (np.outer(np.arange(count), np.arange(size)) % size) / size
+    return [np.cos(angles).astype(np.float32), -np.sin(angles).astype(np.float32)]
+
+
+def product(t: OperatorTask, rows: Term, matrix: Array) -> Term:
+    """Rows times the rows of a constant matrix."""
+    bias = np.zeros(len(matrix), np.float32)
+    return t.make("FULLY_CONNECTED", rows, *(constant(Value(F32), each) for each in (matrix, bias)), activation=0)
+
+
+def resized(t: OperatorTask, x: Term, height: int, width: int) -> Term:
+    """Cut or filled with zeros to a size."""
+    batch, rows, columns = t.known(x)
+    if (rows, columns) == (height, width):
+        return x
+    kept = min(rows, height), min(columns, width)
+    x = t.make("SLICE", x, t.integers([0, 0, 0]), t.integers([batch, *kept]))
+    more = np.array([[0, 0], [0, height - kept[0]], [0, width - kept[1]]], np.int32)
+    return t.make("PAD", x, constant(Value(I32), more)) if more.any() else x
+
+
+@entry("REAL", "IMAG", "COMPLEX_ABS", becomes="a part of RFFT2D; SQRT of the sum of squares")
+def part(t: OperatorTask) -> None:
+    """Of a transform."""
+    x = t.raw(0)
+    if x.parts is None:
+        t.refuse(f"of {x.kind} that no RFFT2D gives: NNAPI has no complex numbers")
+    real, imaginary = x.parts
+    if t.name == "COMPLEX_ABS":
+        squares = [t.make("MUL", p, p, activation=0) for p in x.parts]
+        t.give("SQRT", t.make("ADD", *squares, activation=0))
+    else:
+        t.same(real if t.name == "REAL" else imaginary)
+
+
+# ------------------------------------------------------------------------------------------------------ three dimensions
+
+
+@entry("CONV_3D", inputs=(2, 3), becomes="GATHER along the depth, then CONV_2D with its planes as channels")
+def deep_convolution(t: OperatorTask) -> None:
+    """The planes that a filter sees at once are channels of one picture."""
+    o, x = t.options("Conv3DOptions"), t.x(0)
+    w = t.data(1, "the filter")
+    t.require(w.ndim == 5 and len(t.known(x)) == 5, "must have five dimensions")
+    t.require(x.value.type == F32 and w.dtype == np.float32, f"of {x.kind} is not in TFLite")
+    planes = seen_planes(t, x, o("StrideD"), o("DilationDFactor"), w.shape[0], scheme(t, o))
+    deep, height, width, depth = planes[1], w.shape[1], w.shape[2], w.shape[4]
+    filter = w.transpose(4, 1, 2, 0, 3).reshape(depth, height, width, -1)
+    bias = t.maybe(2) or constant(Value(F32), np.zeros(depth, np.float32))
+    how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH")}
+    if (o("DilationWFactor"), o("DilationHFactor")) != (1, 1):
+        how |= {"dilation_w": o("DilationWFactor"), "dilation_h": o("DilationHFactor")}
+    weights = constant(Value(F32), np.ascontiguousarray(filter))
+    found = t.make("CONV_2D", planes[0], weights, bias, activation=o("FusedActivationFunction"), **how)
+    _, rows, columns, _ = t.known(found)
+    t.result(0, t.reshaped(found, (t.known(x)[0], deep, rows, columns, depth)))
+
+
+def seen_planes(t: OperatorTask, x: Term, stride: int, dilation: int, size: int, padding: Padding) -> tuple[Term, int]:
+    """Pictures [batch * places, height, width, size * channels] of the planes seen from each place, and the places."""
+    batch, depth, height, width, channels = t.known(x)
+    reach = (size - 1) * dilation + 1
+    same = padding == Padding.SAME
+    places = -(-depth // stride) if same else (depth - reach) // stride + 1
+    t.require(places > 0 and stride > 0, f"a filter of depth {reach} must fit into {depth} planes")
+    t.check_count(places * size)
+    before = max(0, (places - 1) * stride + reach - depth) // 2 if same else 0
+    after = max(0, (places - 1) * stride + reach - depth - before)
+    flat = t.reshaped(x, (batch, depth, height * width * channels))
+    if before or after:
+        flat = t.make("PAD", flat, t.reshaped(t.integers([0, 0, before, after, 0, 0]), (3, 2)))
+    seen = (np.arange(places)[:, None] * stride + np.arange(size) * dilation).astype(np.int32)
+    found = t.make("GATHER", flat, 1, constant(Value(I32), seen))
+    found = t.reshaped(found, (batch * places, size, height * width, channels))
+    found = t.make("TRANSPOSE", found, t.integers([0, 2, 1, 3]))
+    return t.reshaped(found, (batch * places, height, width, size * channels)), places
