@@ -304,4 +304,6 @@ def test_what_a_branch_cannot_express_is_listed_with_its_subgraph():
     w.ends([x], [y])
     with pytest.raises(nnhal.UnsupportedModel) as caught:
         load(w.bytes())
-    assert str(caught.value).endswith("NNAPI: BITCAST #0 of subgraph 1: NNAPI has no operation for it")
+    assert str(caught.value).endswith(
+        "NNAPI: BITCAST #0 of subgraph 1: reads the bits of a number as another type, which no operation of NNAPI does"
+    )

@@ -15,6 +15,7 @@ from nnhal.frontends.tflite import (
     recurrent,
     reduction,
     scatter,
+    stablehlo,
     state,
     transforms,
 )
@@ -22,6 +23,7 @@ from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import MOVES, fold
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
 from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
+from nnhal.frontends.tflite.refusals import why_refused
 from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, MOST_DIMENSIONS, OperatorEntry, OperatorTask
 
 # importing them fills the table
@@ -35,6 +37,7 @@ FAMILIES = (
     recurrent,
     reduction,
     scatter,
+    stablehlo,
     state,
     transforms,
 )
@@ -76,8 +79,7 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
 def _lower(graph: ImportGraph, operator: Operator) -> None:
     entry = ENTRIES.get(operator.name) if operator.builtin else None
     if entry is None:
-        reason = "NNAPI has no operation for it" if operator.builtin else ""
-        _give_up(graph, operator, reason, report=True)
+        _give_up(graph, operator, why_refused(operator.name) if operator.builtin else "", report=True)
         return
     _check_counts(graph, operator, entry)
     found = None
