@@ -33,8 +33,7 @@ Where NNAPI and TFLite differ:
 - Integer weights beside float inputs (dynamic-range quantisation) are dequantised exactly. LiteRT's kernels for such files
   quantise the activations as well, which is faster and less exact; their results differ from those here by about a percent.
 - INT16 is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs; no arithmetic takes it.
-- UNIDIRECTIONAL_SEQUENCE_LSTM, LSTM, RNN and SVDF are imported in float; quantised ones and LSTM's basic kernel are not
-  imported yet.
+- Recurrent operators are imported in float, LSTM's basic kernel in UINT8 too; other quantised ones are not imported yet.
 - FLOOR_MOD of floats takes an exact remainder, and NNAPI's quotients are rounded.
 - ATAN2 gives 0 no sign. GELU's erf and ATAN2 are polynomials with relative errors below 5e-7.
 - RFFT2D is imported where REAL, IMAG or COMPLEX_ABS read it, as NNAPI has no complex numbers.
