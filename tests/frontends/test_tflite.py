@@ -301,7 +301,8 @@ def test_everything_that_nnapi_lacks_is_listed_at_once():
     w.ends([a], [e])
     assert refused(w.bytes()) == (
         "model: cannot be expressed in NNAPI: custom operation MyOwnThing #0, #2; "
-        "BITCAST #1: NNAPI has no operation for it; ADD #3: activation is SIGN_BIT, which NNAPI does not have"
+        "BITCAST #1: reads the bits of a number as another type, which no operation of NNAPI does; "
+        "ADD #3: activation is SIGN_BIT, which NNAPI does not have"
     )
 
 

@@ -1,15 +1,19 @@
 """What is made of several operations of NNAPI gives what LiteRT's own kernels give, or what numpy and scipy do."""
 
 import warnings
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tflite
 from scipy.special import erf
 
 from tests.frontends.cases import Case, X, b, c, check, const, f, file_of, i, out, run
 from tests.frontends.flat import Writer
 from tests.frontends.random_models import RECIPES, many_draws
 
+DOCS = Path(__file__).parents[2] / "docs"
 HALVES = X(np.array([-2.5, -1.5, -0.5, -0.49999997, 0.49999997, 0.5, 1.5, 2.5, 1e9, -3.7], "f4"))
 LENGTHS = X(np.array([2, 4], "i4"), "i4")
 
@@ -85,6 +89,30 @@ def test_a_part_of_a_real_transform(name, size):
 def test_joined_constants_of_floats_stay_floats():
     content, fed = file_of("PACK", [c(0.5, "f4"), c(-1.25, "f4")], [out(2)], "Pack", valuesCount=2)
     assert run(content, fed)[0].tolist() == [0.5, -1.25]
+
+
+STABLE = {
+    "ADD": np.add, "SUBTRACT": np.subtract, "MULTIPLY": np.multiply, "DIVIDE": np.divide, "MAXIMUM": np.maximum,
+    "MINIMUM": np.minimum, "POWER": np.power, "ABS": np.abs, "EXPONENTIAL": np.exp, "FLOOR": np.floor, "LOG": np.log,
+    "NEGATE": np.negative, "TANH": np.tanh, "COSINE": np.cos,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STABLE)
+def test_an_operator_of_stablehlo_on_single_elements(name):
+    xs = [f(2, 3, low=0.5), f(2, 3, low=0.5)][: STABLE[name].nin]
+    content, fed = file_of(f"STABLEHLO_{name}", [*xs], [out(2, 3)])
+    np.testing.assert_allclose(run(content, fed)[0], STABLE[name](*fed), rtol=1e-5, atol=1e-6)
+
+
+def test_the_page_of_operators_is_what_the_table_says():
+    spec = spec_from_file_location("generate_tflite_operators", DOCS / "generate_tflite_operators.py")
+    assert spec is not None and spec.loader is not None
+    page = module_from_spec(spec)
+    spec.loader.exec_module(page)
+    current = (DOCS / "tflite-operators.md").read_text()
+    assert current == page.text(), "run python docs/generate_tflite_operators.py"
+    assert current.count("\n| ") == 2 + len([n for n in vars(tflite.BuiltinOperator).values() if isinstance(n, int)])
 
 
 def test_random_models_give_what_litert_gives():

@@ -10,6 +10,8 @@ import nnhal
 from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer, litert
 
+BASIC = {"fusedActivationFunction": 4, "kernelType": 1, "version": 2}
+
 RANDOM = np.random.default_rng(3)
 
 
@@ -332,4 +334,43 @@ def test_what_a_branch_cannot_express_is_listed_with_its_subgraph():
     w.ends([x], [y])
     with pytest.raises(nnhal.UnsupportedModel) as caught:
         load(w.bytes())
-    assert str(caught.value).endswith("NNAPI: BITCAST #0 of subgraph 1: NNAPI has no operation for it")
+    assert str(caught.value).endswith(
+        "NNAPI: BITCAST #0 of subgraph 1: reads the bits of a number as another type, which no operation of NNAPI does"
+    )
+
+
+def test_the_basic_lstm_gives_what_litert_gives_at_every_step():
+    random, size, units = np.random.default_rng(5), 3, 8
+    w = Writer()
+    x, last, cell = w.tensor([1, size]), *(w.tensor([1, units], isVariable=True) for _ in range(2))
+    matrix = w.tensor([4 * units, size + units], "f4", random.normal(size=(4 * units, size + units)))
+    offsets = w.tensor([4 * units], "f4", random.normal(size=4 * units))
+    outs = [w.tensor([1, n]) for n in (units, units, size + units, 4 * units)]
+    w.operator("LSTM", [x, last, matrix, offsets, cell], outs, "LSTM", **BASIC)
+    w.ends([x], [outs[0]])
+    given = random.normal(size=(1, size)).astype("f4")
+    session = nnhal.compile(load(w.bytes()), devices="reference").stream()
+    for calls in (1, 2, 3):
+        (expected,) = litert(w.bytes(), given, calls=calls)
+        np.testing.assert_allclose(session(given), expected, atol=1e-5)
+
+
+def test_the_basic_lstm_of_eight_bits_gives_what_litert_gives():
+    random, size, units = np.random.default_rng(5), 3, 8
+    w = Writer()
+    byte = {"kind": "u1", "scale": 1 / 128, "zero": 128}
+    x, last = w.tensor([1, size], **byte), w.tensor([1, units], **byte)
+    weights = random.integers(60, 200, (4 * units, size + units))
+    matrix = w.tensor(weights.shape, "u1", weights, scale=0.02, zero=120)
+    offsets = w.tensor([4 * units], "i4", random.integers(-500, 500, 4 * units), scale=0.02 / 128)
+    cell = w.tensor([1, units], "i2", scale=1 / 2048)
+    outs = [w.tensor([1, units], **byte), w.tensor([1, units], "i2", scale=1 / 2048)]
+    outs += [w.tensor([1, size + units], **byte), w.tensor([1, 4 * units], "i2", scale=1 / 4096)]
+    w.operator("LSTM", [x, last, matrix, offsets, cell], outs, "LSTM", **BASIC)
+    w.ends([x, last, cell], outs[:2])
+    bytes_ = [random.integers(0, 256, (1, n)).astype("u1") for n in (size, units)]
+    given = [*bytes_, random.integers(-4000, 4000, (1, units)).astype("i2")]
+    expected = litert(w.bytes(), *given)
+    actual = nnhal.compile(load(w.bytes()), devices="reference")(*given)
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert np.abs(mine.astype("i4") - theirs).max() <= 1

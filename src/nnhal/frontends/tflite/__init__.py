@@ -5,7 +5,7 @@
     load("model.tflite", signature="encode")
 
 The way of a file: `reader` makes records of it (`file`) and trusts nothing; `lowering` turns operators into NNAPI
-operations by the entries in `elementwise`, `layers`, `movement`, `recurrent`, `state` and `control`, after `fold` computed
+operations by the entries of its families (`elementwise`, `layers`, `movement` and the others), after `fold` computed
 what is known of shapes; `write` puts the result into a model. What NNAPI cannot express exactly is one UnsupportedModel
 that lists all of it.
 """

@@ -10,12 +10,14 @@ from nnhal.frontends.tflite import (
     custom,
     elementwise,
     functions,
+    gather,
     integers,
     layers,
     movement,
     recurrent,
     reduction,
     scatter,
+    stablehlo,
     state,
     transforms,
 )
@@ -24,6 +26,7 @@ from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import MOVES, fold
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
 from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
+from nnhal.frontends.tflite.refusals import why_refused
 from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, MOST_DIMENSIONS, OperatorEntry, OperatorTask
 
 # importing them fills the table
@@ -32,12 +35,14 @@ FAMILIES = (
     custom,
     elementwise,
     functions,
+    gather,
     integers,
     layers,
     movement,
     recurrent,
     reduction,
     scatter,
+    stablehlo,
     state,
     transforms,
 )
@@ -81,7 +86,7 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
 def _lower(graph: ImportGraph, operator: Operator) -> None:
     entry = ENTRIES.get(operator.name)
     if entry is None:
-        reason = "NNAPI has no operation for it" if operator.builtin else custom.reason_of(operator)
+        reason = why_refused(operator.name) if operator.builtin else custom.reason_of(operator)
         _give_up(graph, operator, reason, report=True)
         return
     _check_counts(graph, operator, entry)

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite.graph import Term
+from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, write_tensor
 from nnhal.frontends.tflite.task import OperatorTask, entry
-from nnhal.ops.schema import F32
+from nnhal.ops.schema import F32, Q8
 
 WEIGHTS = 17  # of an LSTM cell: 8 matrices, 3 peepholes, 4 biases, projection with bias
 NORMS = 4
+BASIC_GATES = ("input", "cell", "forget", "output")  # the order of rows in the basic kernel
+GATES = ("input", "forget", "cell", "output")  # NNAPI's order
 KINDS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH"}  # whose codes are NNAPI's too
 
 
@@ -73,11 +77,21 @@ def lstm_arguments(t: OperatorTask, o: Fields, *, time_major: bool | None) -> li
     return [*head, *sequence, *(norms if any(norms) or time_major is not None else [])]
 
 
-@entry("LSTM", inputs=(20, 24))
+@entry(
+    "LSTM",
+    inputs=(5, 24),
+    outputs=(1, 4),
+    becomes="LSTM; of the basic kernel FULLY_CONNECTED, LOGISTIC and TANH, quantised QUANTIZED_16BIT_LSTM",
+)
 def lstm(t: OperatorTask) -> None:
-    """One step, in float."""
+    """One step."""
     o = t.options("LSTMOptions")
-    t.require(o("KernelType") == 0, "of the basic kernel has other arguments than NNAPI's, must be of the full one")
+    if o("KernelType") == 1:
+        basic_lstm(t)
+        return
+    t.require(
+        len(t.operator.inputs) >= 20, f"of the full kernel has {len(t.operator.inputs)} inputs, must have 20 or more"
+    )
     given = lstm_arguments(t, o, time_major=None)
     gates = 3 if given[1] is None else 4
     units = t.known(read_tensor(t, 19))
@@ -88,6 +102,56 @@ def lstm(t: OperatorTask) -> None:
     write_tensor(t, 18, state)
     write_tensor(t, 19, cell)
     t.result(0, output)
+
+
+def basic_lstm(t: OperatorTask) -> None:
+    """The kernel of five inputs: one matrix for the input and the last output, its rows in the order of BASIC_GATES."""
+    t.require(len(t.operator.inputs) == 5, f"of the basic kernel has {len(t.operator.inputs)} inputs, must have 5")
+    count = len(t.operator.outputs)
+    t.require(count == 4, f"of the basic kernel has {count} outputs, must have 4")
+    t.require(not (t.reads(2) or t.reads(3)), "gives away its scratch tensors, which NNAPI's operations do not have")
+    x = t.x(0)
+    last, cell = (state_or_input(t, place) for place in (1, 4))
+    output, kept = float_cell(t, x, last, cell) if x.value.type == F32 else quantised_cell(t, x, last, cell)
+    for number, place, term in ((0, 1, output), (1, 4, kept)):
+        t.result(number, term)
+        if t.graph.source.tensors[t.operator.inputs[place]].variable:
+            write_tensor(t, place, term)
+    for number in (2, 3):
+        t.same(Term(Value(UNTYPED)), number)
+
+
+def state_or_input(t: OperatorTask, place: int) -> Term:
+    """What lies in a variable tensor, or is given."""
+    variable = t.graph.source.tensors[t.operator.inputs[place]].variable
+    return read_tensor(t, place) if variable else t.x(place)
+
+
+def float_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Term, Term]:
+    """The output and the cell's state."""
+    joined = t.make("CONCATENATION", x, last, 1)
+    sums = t.make("FULLY_CONNECTED", joined, t.real(t.x(2)), t.x(3), like=x, activation=0)
+    parts = dict(zip(BASIC_GATES, t.run("SPLIT", sums, 1, 4, outs=[bare(x)] * 4), strict=True))
+    gates = {name: t.make("TANH" if name == "cell" else "LOGISTIC", part) for name, part in parts.items()}
+    fresh = t.make("MUL", gates["input"], gates["cell"], activation=0)
+    kept = t.make("ADD", t.make("MUL", gates["forget"], cell, activation=0), fresh, activation=0)
+    return t.make("MUL", gates["output"], t.make("TANH", kept), activation=0), kept
+
+
+def quantised_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Term, Term]:
+    """The same with 8 bits, and 16 for the cell's state: NNAPI's has a matrix for each gate."""
+    t.require(x.value.type == Q8, f"of {x.kind} is not in TFLite, must be UINT8 or FLOAT32")
+    w, b = t.x(2), t.x(3)
+    whole, biases = t.data(2, "weights"), t.data(3, "biases")
+    units = len(whole) // 4
+    rows = {name: slice(n * units, (n + 1) * units) for n, name in enumerate(BASIC_GATES)}
+    sides = slice(units, None), slice(None, units)  # as NNAPI joins them: in the other order than input and state
+    scale = float(np.float32(x.value.scale) * np.float32(w.value.scale))
+    matrices = [constant(w.value, np.ascontiguousarray(whole[rows[n], side])) for side in sides for n in GATES]
+    offsets = [constant(replace(b.value, scale=scale), np.ascontiguousarray(biases[rows[n]])) for n in GATES]
+    outs = [replace(bare(cell), name=""), replace(bare(last), name="")]
+    kept, output = t.run("QUANTIZED_16BIT_LSTM", x, *matrices, *offsets, cell, last, outs=outs)
+    return output, kept
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs=(20, 24))

@@ -8,8 +8,8 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.functions import lowest
+from nnhal.frontends.tflite.gather import row_numbers
 from nnhal.frontends.tflite.graph import Term, constant
-from nnhal.frontends.tflite.movement import row_numbers
 from nnhal.frontends.tflite.positions import broadcast
 from nnhal.frontends.tflite.reduction import halved
 from nnhal.frontends.tflite.task import OperatorTask, entry

@@ -1,0 +1,89 @@
+"""Writes tflite-operators.md: what becomes of every operator of TFLite's schema, out of the importer's own table.
+
+python docs/generate_tflite_operators.py            write the file
+python docs/generate_tflite_operators.py --check    say whether it is what would be written
+"""
+
+import sys
+from pathlib import Path
+
+import tflite
+
+from nnhal.frontends.tflite.fold import MOVES, SUMS
+from nnhal.frontends.tflite.lowering import ENTRIES
+from nnhal.frontends.tflite.positions import FILLED
+from nnhal.frontends.tflite.refusals import why_refused
+from nnhal.ops import OPS
+
+FILE = Path(__file__).with_name("tflite-operators.md")
+INTRODUCTION = """\
+# TFLite's operators
+
+Written by `python docs/generate_tflite_operators.py` from the importer's table; do not edit.
+
+Of the {all} operators of TFLite's schema {taken} are imported. What NNAPI has no operation for is made of those it has, with
+the numbers of LiteRT's kernels within float rounding; quantised results are within one step. **Constants**: with inputs that
+are all known the operator is computed at import. **Real**: where NNAPI's quantised form does not take the scales of the
+file, it is dequantised, computed in float32 and quantised. **Places**: of a type or rank that NNAPI's own operation does
+not take, the elements are moved by GATHER, up to 1,048,576 of them. **Any rank**: dimensions that broadcast alike are seen
+as one, as NNAPI's have four at most.
+
+Where NNAPI and TFLite differ:
+
+- Integer weights beside float inputs (dynamic-range quantisation) are dequantised exactly. LiteRT's kernels for such files
+  quantise the activations as well, which is faster and less exact; their results differ from those here by about a percent.
+- INT16 is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs; no arithmetic takes it.
+- Recurrent operators are imported in float, LSTM's basic kernel in UINT8 too; other quantised ones are not imported yet.
+- FLOOR_MOD of floats takes an exact remainder, and NNAPI's quotients are rounded.
+- ATAN2 gives 0 no sign. GELU's erf and ATAN2 are polynomials with relative errors below 5e-7.
+- RFFT2D is imported where REAL, IMAG or COMPLEX_ABS read it, as NNAPI has no complex numbers.
+
+"""
+
+
+def notes(name: str) -> str:
+    """What else holds of an operator."""
+    entry = ENTRIES.get(name)
+    found = [
+        "constants" if name in MOVES or name in SUMS else "",
+        "real" if entry is not None and entry.real else "",
+        "any rank" if entry is not None and entry.single else "",
+        "places" if name in MOVES or name in FILLED else "",
+    ]
+    return ", ".join(part for part in found if part)
+
+
+def fate(name: str) -> str:
+    """What becomes of an operator."""
+    entry = ENTRIES.get(name)
+    if entry is None:
+        return (
+            f"computed where its inputs are constant; {why_refused(name)}"
+            if name in SUMS
+            else f"refused: {why_refused(name)}"
+        )
+    return entry.becomes or (name if name in OPS else " ".join((entry.lower.__doc__ or "").split()).rstrip("."))
+
+
+def text() -> str:
+    """The whole page."""
+    names = sorted(n for n, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int))
+    taken = sum(name in ENTRIES or name in SUMS for name in names)
+    rows = [f"| {name} | {fate(name)} | {notes(name)} |" for name in names]
+    head = ["| operator | becomes | also |", "| --- | --- | --- |"]
+    return INTRODUCTION.format(all=len(names), taken=taken) + "\n".join([*head, *rows]) + "\n"
+
+
+def main() -> int:
+    """Write the file, or say that it is stale."""
+    if "--check" not in sys.argv[1:]:
+        FILE.write_text(text())
+        return 0
+    if FILE.exists() and FILE.read_text() == text():
+        return 0
+    print(f"{FILE.name} is stale, must be written again: python docs/{Path(__file__).name}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
