@@ -31,7 +31,7 @@ as one, as NNAPI's have four at most.
 Where NNAPI and TFLite differ:
 
 - Integer weights beside float inputs (dynamic-range quantisation) are dequantised exactly. LiteRT's kernels for such files
-  quantise the activations as well, which is faster and less exact; their results differ from those here by about a percent.
+  quantise the activations as well, which is faster and less exact, so their results differ from those here.
 - INT16 is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs; no arithmetic takes it.
 - Recurrent operators are imported in float, LSTM's basic kernel in UINT8 too; other quantised ones are not imported yet.
 - FLOOR_MOD of floats takes an exact remainder, and NNAPI's quotients are rounded.
