@@ -6,6 +6,7 @@ from typing import Any
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.operands import Array
+from nnhal.runtime import discovery
 
 PEERS = ("litert",)
 
@@ -18,6 +19,7 @@ class LiteRT:
             from ai_edge_litert import interpreter as litert  # noqa: TID251 (a peer is an engine)
         except ImportError:
             raise DeviceUnavailable("the peer litert needs ai-edge-litert: pip install 'nnhal[litert]'") from None
+        discovery.load_one("litert")  # the driver keeps the engine's greeting off stderr
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         where = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         self._engine: Any = litert.Interpreter(**where, num_threads=threads, experimental_op_resolver_type=resolver)
