@@ -3,21 +3,21 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nnhal.base._gate import Gate
-    from nnhal.base._mapping import Mapping
-    from nnhal.base._owner import Owner
+    from nnhal.base import _gate, _mapping, _owner
 else:
     try:
-        from nnhal.base._gate import Gate
+        from nnhal.base import _gate
     except ImportError:
-        from nnhal.base.plain import Gate
+        from nnhal.base import plain as _gate
     try:
-        from nnhal.base._mapping import Mapping
+        from nnhal.base import _mapping
     except ImportError:
-        from nnhal.base.plain import Mapping
+        from nnhal.base import plain as _mapping
     try:
-        from nnhal.base._owner import Owner
+        from nnhal.base import _owner
     except ImportError:
-        from nnhal.base.plain import Owner
+        from nnhal.base import plain as _owner
 
-__all__ = ["Gate", "Mapping", "Owner"]
+Gate = _gate.Gate
+Mapping = _mapping.Mapping
+Owner = _owner.Owner
