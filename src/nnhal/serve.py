@@ -88,7 +88,7 @@ def run(
     Confinement comes before numpy and the driver's engine start threads, which would escape it. A service that listens
     prints a line once it serves. as_json: of JSON.
     """
-    from nnhal.ipc import names
+    from nnhal.ipc import names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
     from nnhal.ipc.confinement.limits import raise_descriptors
     from nnhal.ipc.confinement.stdio import close_inherited, occupy
@@ -96,6 +96,7 @@ def run(
     from nnhal.ipc.transport import _native
     from nnhal.ipc.transport.fate import watch_peer
 
+    transport.require()
     occupy()
     name = service_name(driver, name) if fd is None else ""
     driver = str(Path(driver).resolve()) if driver.endswith(".py") else driver

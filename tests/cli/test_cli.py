@@ -54,7 +54,7 @@ def test_run_gives_the_same_for_the_same_seed(tiny):
 
 def test_run_reads_and_writes_arrays(tiny, tmp_path):
     shape = json.loads(nnhal("show", tiny, "--json"))["inputs"][0]["shape"]
-    x = np.random.default_rng(0).normal(size=json.loads(shape)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     nnhal("run", tiny, "-i", str(tmp_path / "x.npy"), "-o", str(tmp_path / "y.npz"), "-d", "reference")
     nnhal("run", tiny, "-i", str(tmp_path / "x.npy"), "-o", str(tmp_path / "z.npz"), "-d", "litert")
@@ -210,9 +210,19 @@ def test_an_operation_that_is_wrong_by_itself_is_told_from_those_behind_it(tmp_p
 
 
 def test_bench_compares_with_a_peer(tiny):
-    document = json.loads(nnhal("bench", tiny, "--vs", "litert", "--pairs", "20", "--device", "litert", "--json"))
+    document = json.loads(nnhal("bench", tiny, "--vs", "litert", "--iterations", "25", "--device", "litert", "--json"))
     assert document["ratio"]["low"] <= document["ratio"]["median"] <= document["ratio"]["high"]
-    assert document["latency"]["nnhal"]["runs"] == 20
+    assert document["latency"]["nnhal"]["runs"] == 25
+    for found in document["latency"].values():
+        assert 0 < found["min_ns"] <= found["p50_ns"] <= found["p90_ns"] <= found["p99_ns"]
+        assert found["load_ns"] > 0 < found["compile_ns"] and found["first_ns"] > 0
+
+
+def test_bench_runs_as_often_and_as_many_at_once_as_asked(tiny):
+    document = json.loads(nnhal("bench", tiny, "--iterations", "33", "--streams", "3", "-d", "reference", "--json"))
+    found = document["latency"]["nnhal"]
+    assert (document["streams"], found["runs"]) == (3, 33) and found["runs_per_second"] > 0
+    assert "--streams with --vs" in nnhal("bench", tiny, "--streams", "2", "--vs", "litert", code=2)
 
 
 def test_conformance_counts_by_operation(vectors):

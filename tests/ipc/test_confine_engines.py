@@ -97,7 +97,7 @@ def test_calls_that_are_allowed_by_option_work_and_stand_in_the_report() -> None
 
 def test_a_call_that_is_none_is_named_with_what_is_like_it() -> None:
     with pytest.raises(
-        DeviceUnavailable, match=r"exit status 1; its last words: .*call is 'getsidd', .* such as getsid"
+        DeviceUnavailable, match=r"exit status 3; its last words: .*call is 'getsidd', .* such as getsid"
     ):
         start("reference", options=["--allow", "getsidd"])
 

@@ -13,6 +13,7 @@ from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, Ope
 from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
 from nnhal.hal.request import Control, Request
+from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut
 from nnhal.runtime import discovery, isolation
@@ -337,5 +338,6 @@ def test_what_was_compiled_stays_open():
 
 def test_a_driver_that_dies_while_it_is_asked_what_it_supports_is_a_dead_object(monkeypatch):
     monkeypatch.setenv("NNHAL_FAULTY", "supports=exit")
+    dying = Resilient("faulty", lambda: start(discovery.origin_of("faulty")))
     with pytest.raises(nnhal.DeadObject, match="faulty"):
-        nnhal.compile(sums(), devices="faulty", isolation="process", fallback="forbid")
+        nnhal.compile(sums(), devices=[dying], fallback="forbid")

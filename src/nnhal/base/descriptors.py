@@ -7,9 +7,9 @@ Who opens one makes an `Owner`, written in C, and opens into it: `owner.fds.exte
 from collections import deque
 from collections.abc import Iterable
 
-from nnhal.base import _owner
+from nnhal.base.native import Owner
 
-Owner = _owner.Owner
+__all__ = ["Owner", "open_into"]
 
 
 def open_into(owners: Iterable[Owner], opened: Iterable[int]) -> None:

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base import _mapping
 from nnhal.base.answers import shown
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.log import logger
+from nnhal.base.native import Mapping
 from nnhal.base.operands import Array
 from nnhal.base.values import whole
 
@@ -125,7 +125,7 @@ class Memory:
         size: int,
         owner: Owner,
         offset: int,
-        source: "_mapping.Mapping | Array | None",
+        source: Mapping | Array | None,
         readonly: bool,
         layout: Layout | None = None,
     ) -> None:
@@ -196,7 +196,7 @@ class Memory:
             raise InvalidArgument(f"memory: bytes {offset} to {offset + size} must lie inside the file's {length}")
         start, owner = offset - offset % mmap.ALLOCATIONGRANULARITY, Owner()
         try:
-            region = _mapping.Mapping(fd, offset + size - start, start, not readonly)
+            region = Mapping(fd, offset + size - start, start, not readonly)
             if kept:
                 owner.fds.extend(map(fcntl.fcntl, (fd,), (fcntl.F_DUPFD_CLOEXEC,), (0,)))
         except (OSError, ValueError) as error:
@@ -267,7 +267,7 @@ class Memory:
             raise Closed("memory: used after close")
         if self._source is None:
             raise Unmappable(f"memory: a {self.kind} cannot be mapped here, must be ashmem, mmap_fd or a blob")
-        if not isinstance(self._source, _mapping.Mapping):
+        if not isinstance(self._source, Mapping):
             return self._source
         root = np.frombuffer(memoryview(self._source), np.uint8, self.size, self.offset % mmap.ALLOCATIONGRANULARITY)
         key = id(root)
@@ -346,7 +346,7 @@ def _bytes_of(array: Any) -> Array:
         raise InvalidArgument(f"memory: is of {shown(array)}, must be of an array of numbers") from error
 
 
-def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[Owner, _mapping.Mapping]:
+def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple[Owner, Mapping]:
     """A sealed memfd of `length` zeroed bytes, and the first `size` of them mapped for writing."""
     if whole(size, "memory: size") < 1:
         raise InvalidArgument(f"memory: size is {size}, must be at least 1 byte")
@@ -358,7 +358,7 @@ def _memfd(size: int, length: int, name: str, *, one_way: bool = False) -> tuple
     fd = owner.fds[0]
     try:
         os.ftruncate(fd, length)
-        mapping = _mapping.Mapping(fd, size, 0, True)
+        mapping = Mapping(fd, size, 0, True)
         seal(fd, one_way=one_way)
     except (OSError, OverflowError) as error:
         owner.close()

@@ -1,13 +1,16 @@
-"""Latency: how long preparing, the first run and the steady state take; pairs of two runners, interleaved."""
+"""Latency: how long loading, preparing, the first run and the steady state take; pairs of two runners, interleaved."""
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 Runner = Callable[[], object]
+LEAST = 10  # calls, however long they take
 BOOTSTRAPS = 2000
 BINS = 24
 BARS = " ▁▂▃▄▅▆▇█"
@@ -15,11 +18,21 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class Latency:
-    """Durations in nanoseconds: of preparing, of the first run, of each run after it."""
+    """Durations in nanoseconds: of reading the model, of preparing it, of the first run, of each run after the warm-up.
 
+    wall: of all those runs together, several at once or one after the other.
+    """
+
+    load: int
     compile: int
     first: int
     runs: tuple[int, ...]
+    wall: int
+
+    @property
+    def throughput(self) -> float:
+        """Runs in a second."""
+        return len(self.runs) / (self.wall / 1e9)
 
     def quantile(self, q: float) -> float:
         """The q-quantile of the steady runs, in nanoseconds."""
@@ -45,13 +58,31 @@ def timed(run: Runner) -> int:
     return time.perf_counter_ns() - start
 
 
-def steady(run: Runner, seconds: float, least: int = 10, most: int = 100_000) -> tuple[int, ...]:
-    """Durations of calls for about `seconds`."""
-    runs: list[int] = []
-    end = time.perf_counter() + seconds
-    while len(runs) < least or (time.perf_counter() < end and len(runs) < most):
-        runs.append(timed(run))
-    return tuple(runs)
+def steady(run: Runner, seconds: float, iterations: int = 0, streams: int = 1) -> tuple[tuple[int, ...], int]:
+    """Durations of calls, and of all together. iterations: so many calls; 0 for as many as `seconds` last, at least 10.
+
+    streams: threads that call, each as soon as its call before has come back. What one raises, this raises.
+    """
+    count = itertools.count()
+    start = time.perf_counter_ns()
+    end = start + int(seconds * 1e9)
+
+    def goes_on() -> bool:
+        number = next(count)
+        return number < iterations if iterations else number < LEAST or time.perf_counter_ns() < end
+
+    def stream() -> list[int]:
+        runs = []
+        while goes_on():
+            runs.append(timed(run))
+        return runs
+
+    if streams == 1:
+        runs = stream()
+    else:
+        with ThreadPoolExecutor(streams, "nnhal-stream") as pool:
+            runs = [ns for future in [pool.submit(stream) for _ in range(streams)] for ns in future.result()]
+    return tuple(runs), time.perf_counter_ns() - start
 
 
 def interleaved(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: int = 0) -> list[tuple[float, float]]:

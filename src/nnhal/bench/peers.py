@@ -1,11 +1,13 @@
 """Engines called directly, without nnhal, to compare with. Imported by benchmarks only."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.operands import Array
+from nnhal.runtime import discovery
 
 PEERS = ("litert",)
 
@@ -18,10 +20,15 @@ class LiteRT:
             from ai_edge_litert import interpreter as litert  # noqa: TID251 (a peer is an engine)
         except ImportError:
             raise DeviceUnavailable("the peer litert needs ai-edge-litert: pip install 'nnhal[litert]'") from None
+        discovery.load_one("litert")  # the driver keeps the engine's greeting off stderr
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         where = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
+        start = time.perf_counter_ns()
         self._engine: Any = litert.Interpreter(**where, num_threads=threads, experimental_op_resolver_type=resolver)
+        self.load_ns = time.perf_counter_ns() - start  # the file read; what follows prepares it
+        start = time.perf_counter_ns()
         self._engine.allocate_tensors()
+        self.compile_ns = time.perf_counter_ns() - start
         self.inputs: list[dict[str, Any]] = self._engine.get_input_details()
         self.outputs: list[dict[str, Any]] = self._engine.get_output_details()
         self._in = [d["index"] for d in self.inputs]

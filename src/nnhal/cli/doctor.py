@@ -6,6 +6,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,6 +23,13 @@ PACKAGES = {
     "tflite": "reading .tflite files",
     "ai-edge-litert": "the litert device: pip install 'nnhal[litert]'",
     "pillow": "pictures as inputs: pip install 'nnhal[pictures]'",
+}
+EXTENSIONS = {  # a C compiler and `pip install --force-reinstall --no-deps`, or a wheel, brings what is missing
+    "nnhal.base._gate": "fast hand-overs between threads (deadlines, callbacks); plain Python stands in",
+    "nnhal.base._mapping": "memories without a descriptor for each mapping; plain Python stands in",
+    "nnhal.base._owner": "descriptors that close under every interrupt; plain Python stands in",
+    "nnhal.ipc.transport._native": "drivers in processes of their own, services, bursts over queues: "
+    "install a C compiler, then nnhal again",
 }
 SYS_LANDLOCK_CREATE_RULESET, LANDLOCK_VERSION_FLAG = 444, 1
 SYS_FUTEX_WAITV = 449
@@ -63,6 +71,7 @@ def examine() -> Iterator[Finding]:
         yield Finding(
             f"device {entry.name}", entry.device is not None, entry.problem or "loads", "running models on it"
         )
+    yield from _extensions()
     yield _memfd()
     yield from _kernel_calls()
 
@@ -87,6 +96,12 @@ def _package(name: str, purpose: str) -> Finding:
         return Finding(f"package {name}", True, version(name), purpose)
     except PackageNotFoundError:
         return Finding(f"package {name}", False, "not installed", purpose)
+
+
+def _extensions() -> Iterator[Finding]:
+    for name, purpose in EXTENSIONS.items():
+        there = util.find_spec(name) is not None
+        yield Finding(f"extension {name}", there, "built" if there else "not built: no C compiler", purpose)
 
 
 def _memfd() -> Finding:

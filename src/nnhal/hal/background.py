@@ -14,7 +14,6 @@ from functools import partial
 from traceback import clear_frames
 from typing import Any, NamedTuple
 
-from nnhal.base import _gate
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     InvalidArgument,
@@ -26,6 +25,7 @@ from nnhal.base.errors import (
     as_error,
 )
 from nnhal.base.log import logger
+from nnhal.base.native import Gate
 from nnhal.hal.fence import Fence, Signal, fence_pair
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import check_use
@@ -138,7 +138,7 @@ def notify_of(run: Run, request: Request, control: Control, notify: Notify) -> N
     start(work)
 
 
-Work = Callable[[], "_gate.Gate | None"]  # returns a gate to be opened when it is done
+Work = Callable[[], Gate | None]  # returns a gate to be opened when it is done
 
 
 class _Worker:
@@ -152,11 +152,11 @@ class _Worker:
 
     def __init__(self, work: Work) -> None:
         self.given: dict[str, object] = {"work": work}
-        self.wake = _gate.Gate()
+        self.wake = Gate()
         threading.Thread(target=self._loop, name="nnhal-worker", daemon=True).start()
 
     def _loop(self) -> None:
-        done: _gate.Gate | None = None
+        done: Gate | None = None
         looks = 0  # without work
         while True:
             work: Any = self.given.pop("work", None)
@@ -182,7 +182,7 @@ _END = object()  # in place of work
 _idle: "deque[_Worker]" = deque()
 
 
-def hand_over(work: Work) -> _gate.Gate | None:
+def hand_over(work: Work) -> Gate | None:
     """Have work done on another thread, one that is idle where there is any, as soon as the gate that comes back is opened.
 
     None where it has begun already. ResourceExhausted where no thread is to be had.

@@ -132,8 +132,10 @@ def running() -> list[str]:
 
 def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
     """Connect to a running service of this user. DeviceUnavailable where there is none, or it does not answer in time."""
+    from nnhal.ipc import transport
     from nnhal.ipc.client.session import Session
 
+    transport.require()
     path = path_of(name)
     try:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

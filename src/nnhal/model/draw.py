@@ -13,7 +13,7 @@ from typing import Any
 
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.names import printable
-from nnhal.model.layout import Box, Layout, arrange
+from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
 
 Placing = Mapping[int, str]  # where each operation runs, by its number
@@ -215,7 +215,7 @@ def _chain(outline: Outline, chain: Chain, box: Box, colours: Mapping[int, str])
     yield Rectangle(left, top, box.width, box.height, "none", LINE)
 
 
-def _connectors(chains: list[Chain], boxes: list[Box], layout: Layout) -> Iterator[Label]:
+def _connectors(chains: list[Chain], boxes: list[Box], layout: Arrangement) -> Iterator[Label]:
     """Where a line would go to another column: what a box reads from is named above it, what reads it below."""
     sources: dict[int, list[int]] = {}
     targets: dict[int, list[int]] = {}

@@ -2,7 +2,7 @@
 
 The way of Sugiyama: layers by the longest path; an edge over several layers is held apart by a point in each; the order of
 each layer, and the places in it, by sweeps towards the mean of the neighbours. A tall picture goes on in the next column;
-an edge from one column to another is not drawn as a line (`Layout.jumps`).
+an edge from one column to another is not drawn as a line (`Arrangement.jumps`).
 """
 
 import math
@@ -30,7 +30,7 @@ class Box:
 
 
 @dataclass
-class Layout:
+class Arrangement:
     """Where things are. edges: source, target and the points on the way; jumps: edges from column to column."""
 
     width: float = 0.0
@@ -39,12 +39,12 @@ class Layout:
     jumps: list[tuple[int, int]] = field(default_factory=list)
 
 
-def arrange(boxes: Sequence[Box]) -> Layout:
+def arrange(boxes: Sequence[Box]) -> Arrangement:
     """Give each box its place."""
     layers = _layers(boxes)
     heights = [max(boxes[i].height for i in layer) + DOWN for layer in layers]
     columns = _columns(layers, heights, max(sum(boxes[i].width + ACROSS for i in layer) for layer in layers))
-    layout = Layout()
+    layout = Arrangement()
     for number, ranks in enumerate(columns):
         for rank in ranks:
             for place in layers[rank]:
@@ -91,7 +91,7 @@ def _column(
     heights: Sequence[float],
     ranks: range,
     left: float,
-    layout: Layout,
+    layout: Arrangement,
 ) -> float:
     """Place one column from `left` on; its right edge."""
     inside = [place for rank in ranks for place in layers[rank]]

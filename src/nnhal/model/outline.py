@@ -24,7 +24,7 @@ INTEGERS = frozenset(("TENSOR_INT32", "TENSOR_BOOL8", "INT32", "INT64", "BOOL"))
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ShownTensor:
     """A tensor. type: its name, of NNAPI or of the file. bytes: of a constant, 0 for any other."""
 
     name: str
@@ -62,7 +62,7 @@ class Outline:
     """A graph for people. level: "" for a file that is no model of NNAPI; reasons: for the level."""
 
     name: str
-    tensors: Mapping[int, Tensor]
+    tensors: Mapping[int, ShownTensor]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     nodes: tuple[Node, ...]
@@ -88,7 +88,7 @@ class Outline:
         """What a folded operation gives, and the tensor that it is made from."""
         return {i: read for n, read in self.folded.items() for i in self.nodes[n].outputs}
 
-    def weights(self, node: Node) -> list[Tensor]:
+    def weights(self, node: Node) -> list[ShownTensor]:
         """The weights that an operation reads, as they are stored."""
         keys = [self._origin.get(i, i) for i in node.inputs]
         return [self.tensors[i] for i in keys if i in self.tensors and self.tensors[i].weight]
@@ -120,7 +120,7 @@ def outline(model: Model) -> Outline:
     for index, (operand, value) in enumerate(zip(main.operands, binding.values, strict=True)):
         facts_of_type = TYPE_FACTS.get(OperandType(operand.type)) if operand.type in TYPE_FACTS else None
         if value is not None and (facts_of_type is None or facts_of_type.tensor):
-            tensors[index] = Tensor(
+            tensors[index] = ShownTensor(
                 operand.name,
                 type_name(operand.type),
                 value.shape,
@@ -182,7 +182,7 @@ def attribute_text(given: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-def _macs(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+def _macs(name: str, inputs: Sequence[ShownTensor], outputs: Sequence[ShownTensor]) -> int:
     if len(inputs) < 2 or not outputs:
         return 0
     shapes = [fixed(t.shape) or () for t in inputs]

@@ -3,10 +3,10 @@
 import threading
 from typing import Any
 
-from nnhal.base import _gate
 from nnhal.base.answers import answering, let_go, shown
 from nnhal.base.errors import Closed, ContractBroken, NnhalError, as_error
 from nnhal.base.log import logger
+from nnhal.base.native import Gate
 from nnhal.hal.background import hand_over
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import Control, Request, Run, Timing
@@ -22,9 +22,9 @@ class _Bounded:
     def __init__(self, lane: "Lane", run: Run, request: Request, control: Control) -> None:
         self._lane, self._run, self._request, self._control = lane, run, request, control
         self.outcome: tuple[NnhalError | None, Timing | None] | None = None
-        self.done, self._notified = _gate.Gate(), threading.Lock()
+        self.done, self._notified = Gate(), threading.Lock()
 
-    def work(self) -> _gate.Gate:
+    def work(self) -> Gate:
         """Execute, on another thread."""
         try:
             self._lane.enter(self)
@@ -34,7 +34,7 @@ class _Bounded:
         self._lane.leave(self)
         return self.done
 
-    def wait(self, begin: _gate.Gate | None) -> bool:
+    def wait(self, begin: Gate | None) -> bool:
         """Open `begin` and wait until it is done; False where it is time to look whether it is still wanted."""
         left = self._control.patience()
         return self.done.wait(-1 if left is None else left, begin)

@@ -9,6 +9,7 @@
 | `sums.py` | what LiteRT's 32-bit sums of products hold |
 | `graph.py` | which tensor stands for which operand |
 | `flatbuffer.py`, `content.py` | the TFLite model, written in memory; its bytes, and weights that stay where they lie |
+| `greeting.py` | the line that LiteRT writes to stderr, kept off it |
 | `engine.py` | interpreters, their memory, executions |
 
 LiteRT is imported when the device is asked for, not when this package is.

@@ -26,8 +26,9 @@ from nnhal.base.log import logger
 from nnhal.base.once import Once
 from nnhal.base.operands import Array, dtype_of, fixed
 from nnhal.drivers import reference
-from nnhal.drivers.litert.flatbuffer import unavailable
+from nnhal.drivers.litert.flatbuffer import FlatbufferWriter, unavailable
 from nnhal.drivers.litert.graph import Lowered, Refused
+from nnhal.drivers.litert.greeting import without_greeting
 from nnhal.drivers.litert.lowering import lower
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -46,11 +47,16 @@ Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitte
 
 @cache
 def engine() -> Any:
-    """LiteRT's interpreter module; DeviceUnavailable where it is not installed."""
+    """LiteRT's interpreter module, which has greeted; DeviceUnavailable where it is not installed."""
     try:
         from ai_edge_litert import interpreter  # noqa: TID251
     except ImportError as error:
         raise unavailable(error) from error
+    writer = FlatbufferWriter()
+    x, y = (writer.tensor("FLOAT32", (1,)) for _ in "xy")
+    writer.operator("FLOOR", [x], [y])
+    least = writer.finish([x], [y])
+    without_greeting(lambda: least.given_to(interpreter.Interpreter).allocate_tensors())
     return interpreter
 
 

@@ -10,7 +10,7 @@ from nnhal.frontends.tflite.file import OMITTED, FileTensor, Operator
 from nnhal.frontends.tflite.layers import SCHEMES
 from nnhal.frontends.tflite.source import Source
 from nnhal.frontends.tflite.task import FUSED
-from nnhal.model.outline import Node, Outline, Tensor, attribute_text
+from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text
 
 LAYERS = {
     "CONV_2D": "Conv2DOptions",
@@ -44,11 +44,11 @@ def _by_place(error: UnsupportedModel) -> Mapping[str, str]:
     return {place: reason or "NNAPI has no operation for it" for _, place, reason in error.refused}
 
 
-def _tensor(tensor: FileTensor) -> Tensor:
+def _tensor(tensor: FileTensor) -> ShownTensor:
     shape: Shape = tuple(None if n in tensor.open else d for n, d in enumerate(tensor.shape))
     size = tensor.blob.length if tensor.blob else 0
     scale = tensor.quant.scales[0] if tensor.quant else 0.0
-    return Tensor(tensor.name, tensor.type, shape, tensor.blob is not None and not tensor.variable, size, scale)
+    return ShownTensor(tensor.name, tensor.type, shape, tensor.blob is not None and not tensor.variable, size, scale)
 
 
 def _attributes(operator: Operator) -> str:

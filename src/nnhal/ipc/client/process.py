@@ -26,6 +26,7 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.ipc import transport
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.client.prepared import RemotePrepared
@@ -87,6 +88,7 @@ class Health:
 
 def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
     """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a Python file."""
+    transport.require()
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except OSError as error:
