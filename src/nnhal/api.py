@@ -4,11 +4,11 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
-from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.errors import InvalidArgument
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.hal.device import MOST_THREADS, Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
@@ -24,22 +24,21 @@ Path = str | os.PathLike[str]
 
 
 def load(
-    path: Path | bytes,
+    path: Path | bytes | BinaryIO,
     *,
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
 ) -> Model:
-    """Read a `.tflite` file (or its bytes) as a model. It is copied once: what becomes of the file does not matter.
+    """Read a `.tflite` file (a path, an open file, or bytes) as a model. It is copied once: what it becomes does not matter.
 
+    path: of the file, or `bundle.task:member.tflite`; an error for a bundle lists what is in it.
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
     Raises BadFile for a damaged file, UnsupportedModel listing every operation that NNAPI cannot express.
     """
     from nnhal.frontends.tflite import load as read
 
-    if not isinstance(path, str | bytes | os.PathLike):
+    if not (isinstance(path, str | bytes | os.PathLike) or hasattr(path, "fileno")):
         raise InvalidArgument(f"model is {shown(path)}, must be a Model, the path of a .tflite file, or its bytes")
-    if not isinstance(path, bytes) and not os.path.isfile(path):
-        raise BadFile(f"{os.fspath(path)}: is no file, must be a .tflite model")
     return read(path, signature=signature, shapes=shapes)
 
 

@@ -285,3 +285,17 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))
     with pytest.raises(ZooError, match=r"add4 cannot be kept in .*file/made/.*NNHAL_MODELS"):
         maker.path("add4")
+
+
+@pytest.mark.parametrize("planted", [b"another model", b""])
+def test_a_made_file_that_is_not_what_was_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: bytes
+):
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
+    root = tmp_path / "made" / str(maker.VERSION)
+    root.mkdir(parents=True)
+    (root / "add4.tflite").write_bytes(planted)  # by whomever: nothing says what it should be
+    assert maker.path("add4").read_bytes() == maker.make("add4")
+    (root / "add4.tflite").write_bytes(planted)
+    with maker.opened("add4") as file:
+        assert file.read() == maker.make("add4")

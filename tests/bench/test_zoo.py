@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.bench import zoo
+from nnhal.bench import cache, zoo
 from nnhal.bench.zoo import ZooError, ZooFile
 
 CONTENTS = {"one": b"first model", "two": b"second model"}
@@ -140,8 +140,8 @@ def test_many_threads_share_one_download(shop: Shop):
 
 
 def test_another_process_that_fetches_is_waited_for(shop: Shop):
-    holder = "import sys; from pathlib import Path; from nnhal.bench import zoo\n"
-    holder += "with zoo.locked(Path(sys.argv[1]), 'shop'): print('held', flush=True); sys.stdin.read()"
+    holder = "import sys; from pathlib import Path; from nnhal.bench import cache\n"
+    holder += "with cache.locked(cache.private(Path(sys.argv[1])), 'shop'): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", holder, str(shop.root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -158,14 +158,14 @@ def test_another_process_that_fetches_is_waited_for(shop: Shop):
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = tmp_path / "model"
-    zoo.write(target, b"old")
+    cache.write(target, b"old")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(zoo.os, "fsync", full)
+    monkeypatch.setattr(cache.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        zoo.write(target, b"new")
+        cache.write(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from nnhal.bench import maker
+from nnhal.cli import common
 from nnhal.cli.main import VERBS, cli
+from tests.frontends.flat import Writer
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "my_driver.py")
 
@@ -69,7 +72,7 @@ def test_run_takes_a_picture(tiny, tmp_path):
 
 def test_run_with_a_driver_under_development():
     text = nnhal("run", "add4", "--driver", EXAMPLE)
-    assert "on mine: the only device that takes it" in text
+    assert "on mine: the only device asked" in text
 
 
 @pytest.mark.parametrize(("fallback", "warnings"), [("warn", 1), ("allow", 0)])
@@ -122,12 +125,51 @@ def test_doctor_looks_for_what_matters():
 
 
 def test_show_is_stable_text(tiny):
-    first = nnhal("show", tiny)
-    assert first == nnhal("show", tiny) and "CONV_2D(" in first
+    first = nnhal("show", tiny, "--all")
+    assert first == nnhal("show", tiny, "--operations") and "CONV_2D(" in first
+
+
+def test_show_begins_with_a_summary(tiny):
+    text = nnhal("show", tiny)
+    assert "3 operations, 5,354 parameters in 20 KiB, 18,944 multiply-adds" in text and "level    1.0, because" in text
+    assert re.search(r"CONV_2D +1 +224 +13,824", text) and "CONV_2D(" not in text
+
+
+def test_show_of_a_model_that_cannot_be_taken_says_what_and_why(tmp_path):
+    from tests.frontends.flat import Writer
+
+    net = Writer()
+    x, y, z = (net.tensor([1, 4]) for _ in range(3))
+    net.graph.tensors[x].name = "in[red]"
+    net.operator("Strange", [x], [y])
+    net.operator("ABS", [y], [z])
+    net.ends([x], [z])
+    path = tmp_path / "strange.tflite"
+    path.write_bytes(net.bytes())
+    text = nnhal("show", str(path))
+    assert "NNAPI cannot take 1 of the 2 operations" in text and re.search(r"Strange +#0 +NNAPI has", text)
+    assert "in[red]" in text
+    assert "cannot be taken" in nnhal("show", str(path), "--all").splitlines()[0]
+    document = json.loads(nnhal("show", str(path), "--json"))
+    assert document["level"] is None and [bool(o["refused"]) for o in document["operations"]] == [True, False]
+
+
+def test_what_cannot_be_written_is_said_before_the_work(tiny, tmp_path):
+    missing = str(tmp_path / "no" / "x.svg")
+    found = nnhal("show", tiny, "--svg", missing, code=3)
+    assert "does not exist, must be a file that can be written" in found
+    assert "must be a file" in nnhal("run", "nothing.tflite", "-o", missing, code=3)
+
+
+def test_text_in_brackets_is_no_markup(tmp_path, capsys):
+    common.table(["what[/x]"], [["pip install 'nnhal[litert]'"]], title="[/x]")
+    common.say("[/x] [red]")
+    written = capsys.readouterr()
+    assert "nnhal[litert]" in written.out and "[/x]" in written.out and "[/x] [red]" in written.err
 
 
 def test_show_placement_says_why_and_why_not(tiny):
-    text = nnhal("show", tiny, "--placement")
+    text = nnhal("show", tiny, "--placement", "--all")
     assert "# litert: states" in text and "not reference: states 1 of the CPU's time" in text
 
 
@@ -136,12 +178,35 @@ def test_show_dot_is_a_graph(tiny):
 
 
 def test_diff_agrees_within_the_tolerance(tiny):
-    assert "litert agrees with reference on all" in nnhal("diff", tiny, "-d", "litert")
+    assert "litert agrees with reference on each of 3 intermediates" in nnhal("diff", tiny, "-d", "litert")
 
 
 def test_diff_names_the_first_operation_out_of_tolerance(tiny):
     document = json.loads(nnhal("diff", tiny, "-d", "litert", "--tolerance", "0", "--json", code=1))
     assert document["first_out_of_tolerance"] is not None
+
+
+def test_differences_that_only_add_up_are_shown_and_decide_nothing():
+    document = json.loads(nnhal("diff", "mobilenet_v1_int8", "-d", "litert", "--json"))
+    assert document["first_out_of_tolerance"] is None and document["first_added_up"] is not None
+    worst = max(o["added_up"]["worst"] for o in document["operands"])
+    assert worst > 1 >= max(o["worst"] for o in document["operands"])
+
+
+def test_an_operation_that_is_wrong_by_itself_is_told_from_those_behind_it(tmp_path):
+    (tmp_path / "wrong.py").write_text(Path(EXAMPLE).read_text().replace("np.subtract", "lambda x, y: 1.1 * (x - y)"))
+    w = Writer()
+    x, one, two, three = (w.tensor([4]) for _ in range(4))
+    for name, given, made in (("ADD", (x, x), one), ("SUB", (one, x), two), ("MUL", (two, two), three)):
+        w.operator(name, given, [made], name.title())
+    w.ends([x], [three])
+    (tmp_path / "m.tflite").write_bytes(w.bytes())
+    arguments = ["diff", str(tmp_path / "m.tflite"), "--driver", str(tmp_path / "wrong.py"), "-d", "mine"]
+    document = json.loads(nnhal(*arguments, "--json", code=1))
+    alone, added = zip(*((o["worst"], o["added_up"]["worst"]) for o in document["operands"]), strict=True)
+    assert document["first_out_of_tolerance"] == document["first_added_up"] == "SUB #1"
+    assert alone == pytest.approx((0, 0.1, 0), abs=1e-6) and added == pytest.approx((0, 0.1, 0.21), abs=1e-6)
+    assert "mine differs from reference in 1 operations, first in SUB #1" in nnhal(*arguments, code=1)
 
 
 def test_bench_compares_with_a_peer(tiny):

@@ -40,7 +40,8 @@ THREADS = 4  # clients for each device
 STUCK = 45.0  # seconds for one execution after which its client counts as waiting for ever
 BLOWS = {signal.SIGSTOP: 5, signal.SIGKILL: 2, signal.SIGINT: 1}  # and how often; each stop is followed by a SIGCONT
 STRANGER = """
-import sys, threading, time, numpy as np
+import signal, sys, threading, time, numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts this in the background has it ignored
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
 from tests.ipc.support import doubling, prepare, run

@@ -77,6 +77,7 @@ class Writer:
         operator = schema.OperatorT()
         operator.opcodeIndex = len(self.model.operatorCodes) - 1
         operator.inputs, operator.outputs = list(inputs), list(outputs)
+        operator.customOptions = fields.pop("custom", None)
         if options:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, f"{options}Options")
             operator.builtinOptions = getattr(schema, f"{options}OptionsT")()

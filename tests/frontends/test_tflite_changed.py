@@ -77,3 +77,49 @@ def test_rewriting_truncating_or_replacing_the_file_changes_no_result(
     assert len(results) == 9
     for way, result in results.items():
         assert result == (WEIGHTS + 1).tolist(), way
+
+
+CHANGING = """
+import os, sys
+path = sys.argv[1]
+content = open(path, "rb").read()
+print("begun", flush=True)
+while True:
+    with open(path, "r+b") as file:
+        os.truncate(path, 1000)
+        file.write(content[:9000])
+        file.write(content[9000:])
+    os.truncate(path, len(content) // 2)
+    os.truncate(path, 0)
+    open(path, "wb").write(content)
+"""
+
+LOADING = """
+import sys, time
+import nnhal
+
+ends = {"loaded": 0, "refused": 0}
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    try:
+        nnhal.load(sys.argv[1])
+        ends["loaded"] += 1
+    except nnhal.BadFile:
+        ends["refused"] += 1
+print(ends["loaded"], ends["refused"])
+"""
+
+
+def test_a_file_that_is_rewritten_and_truncated_while_it_is_loaded_is_a_model_or_a_clear_error(tmp_path: Path) -> None:
+    path = with_weights(tmp_path / "m.tflite")
+    with subprocess.Popen([sys.executable, "-c", CHANGING, path], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"begun\n"
+            ended = subprocess.run(
+                [sys.executable, "-c", LOADING, path], check=False, capture_output=True, text=True, timeout=60
+            )
+        finally:
+            other.kill()
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout.split()[1]) > 0

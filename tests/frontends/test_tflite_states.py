@@ -143,6 +143,34 @@ def counter(*, initial: Any = (10, 20), read: bool = True) -> bytes:
     return w.bytes()
 
 
+@pytest.mark.parametrize(
+    ("inner", "outer", "message"),
+    [
+        (1, 0, "CALL_ONCE #0: gives subgraph 1 0 inputs, must be 1"),
+        (0, 1, r"\(CALL_ONCE\): has 1 outputs, must have 0"),
+    ],
+)
+def test_a_first_call_has_no_inputs_and_no_outputs(inner, outer, message):
+    w = Writer()
+    x, y, *results = [w.tensor([2]) for _ in range(2 + outer)]
+    w.operator("CALL_ONCE", [], results, "CallOnce", initSubgraphIndex=1)
+    w.operator("ABS", [x], [y])
+    w.ends([x], [y])
+    w.subgraph()
+    w.ends([w.tensor([2]) for _ in range(inner)], [])
+    with pytest.raises(nnhal.BadFile, match=message):
+        load(w.bytes())
+
+
+def test_an_output_that_is_a_state_which_nothing_writes_is_refused():
+    w = Writer()
+    x, y, state = w.tensor([2]), w.tensor([2]), w.tensor([2], isVariable=True)
+    w.operator("ABS", [x], [y])
+    w.ends([x], [y, state])
+    with pytest.raises(nnhal.UnsupportedModel, match="output 't2': is a variable tensor that nothing wrote"):
+        load(w.bytes())
+
+
 def test_a_variable_starts_with_what_it_was_given_and_is_carried():
     model = load(counter())
     (state,) = model.states

@@ -13,6 +13,7 @@ from nnhal.base.levels import FL6, FL7, V1_0, V1_1, V1_2, V1_3, Level
 EXTENSION_SHIFT = 16  # an extension type is (prefix << 16) | type within the extension
 MAX_COPIED_CONSTANT = 128  # bytes; larger constants live in pools
 MAX_RANK = 8
+LIMIT_RANK = 32  # of any operand; below feature level 7, operations take no more than MAX_RANK
 LOOP_TIMEOUT_DEFAULT_NS = 2_000_000_000
 LOOP_TIMEOUT_MAXIMUM_NS = 15_000_000_000
 MAX_OPERAND_BYTES = 4_294_967_295

@@ -28,6 +28,7 @@ import copy
 from collections.abc import Sequence
 
 from nnhal.base.codes import ErrorStatus, ResultCode
+from nnhal.base.names import printable
 
 
 class NnhalError(Exception):
@@ -35,6 +36,9 @@ class NnhalError(Exception):
 
     status = ErrorStatus.GENERAL_FAILURE
     code = ResultCode.OP_FAILED
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
 
 class InvalidArgument(NnhalError, ValueError):
@@ -49,7 +53,12 @@ class InvalidModel(InvalidArgument):
 
 
 class UnsupportedModel(InvalidModel):
-    """A well-formed model with something that cannot be expressed or placed; lists all of it."""
+    """A well-formed model with something that cannot be expressed or placed; lists all of it.
+
+    refused: of a file's operators that NNAPI cannot express the name, the place (`#3`, `#3 of subgraph 1`) and why.
+    """
+
+    refused: Sequence[tuple[str, str, str]] = ()
 
 
 class InvalidRequest(InvalidArgument):

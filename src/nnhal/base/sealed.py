@@ -34,9 +34,12 @@ class Store:
                 raise OutOfMemory(f"memory: {self.size} bytes could not be written: {error.strerror}") from error
         return offset
 
-    def add_file(self, path: "str | os.PathLike[str]") -> None:
-        """Write a copy of a file. BadFile where it changes meanwhile; OSError where it cannot be read."""
-        with open(path, "rb", buffering=0) as file:
+    def add_file(self, path: "str | os.PathLike[str]", fd: int | None = None) -> None:
+        """Write a copy of a file. BadFile where it changes meanwhile; OSError where it cannot be read.
+
+        fd: where the file is open already, at its begin; the path then is for messages.
+        """
+        with open(path if fd is None else fd, "rb", buffering=0, closefd=fd is None) as file:
             before = os.fstat(file.fileno())
             os.lseek(self._fd, self.size, os.SEEK_SET)
             while count := os.sendfile(self._fd, file.fileno(), None, 1 << 30):

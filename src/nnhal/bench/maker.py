@@ -6,16 +6,18 @@ point a tensor. Biases are int32 with scale input * weights and zero point 0, so
 reshape keep the quantisation of their input. The same versions of numpy and flatbuffers give the same bytes.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nnhal.bench import cache
 from nnhal.bench.nets import (
     OUT_AXIS,
     Floats,
@@ -28,9 +30,11 @@ from nnhal.bench.nets import (
     tiny_conv,
     values,
 )
-from nnhal.bench.zoo import Progress, ZooError, folder, locked, write
+from nnhal.bench.zoo import Progress, ZooError, folder
 
 VERSION = 1  # raised when a model's bytes change: cached files of other versions are not looked at
+PLACE = Path("made", str(VERSION))  # in the cache folder
+DIGEST = 64  # letters
 NO_TENSOR = -1  # an omitted input
 SAME, VALID = 0, 1
 NO_ACTIVATION, RELU6, TANH = 0, 3, 4
@@ -326,20 +330,48 @@ def make(name: str) -> bytes:
 def path(name: str, progress: Progress | None = None) -> Path:
     """The model's file in the cache folder, made if it is not there; `progress` is told what takes long."""
     _recipe(name)
-    root = folder() / "made" / str(VERSION)
-    file = root / f"{name}.tflite"
-    if file.exists():
-        return file
     try:
-        with locked(root, name):
-            if not file.exists():  # nobody was faster
-                if progress is not None:
-                    progress(f"making {name} in {root}")
-                write(file, make(name))
+        return _kept(name, progress)[0]
     except OSError as error:
-        what = f"maker: {name} cannot be kept in {root}: {error}"
-        raise ZooError(f"{what}; must be a folder that can be written, NNHAL_MODELS names another") from error
-    return file
+        what = f"maker: {name} cannot be kept in {folder() / PLACE}: {error}"
+        raise ZooError(
+            f"{what}; must be a folder of your own that can be written, NNHAL_MODELS names another"
+        ) from error
+
+
+def opened(name: str, progress: Progress | None = None) -> BinaryIO:
+    """The model's file, open for reading, with the digest that it had when it was made. Raises ZooError."""
+    path(name, progress)
+    try:
+        return cache.opened(*_kept(name, progress))
+    except OSError as error:
+        raise ZooError(f"maker: {name} was changed meanwhile: {error}; must be left alone") from error
+
+
+def _kept(name: str, progress: Progress | None) -> tuple[Path, str]:
+    """The model's file and its digest, which is written beside it last: a file without one is made again."""
+    root = cache.private(folder(), *PLACE.parts)
+    file, note = root / f"{name}.tflite", root / f"{name}.sha256"
+    if (digest := _noted(note)) and cache.sound(file, digest):
+        return file, digest
+    with cache.locked(root, name):
+        if not ((digest := _noted(note)) and cache.sound(file, digest)):  # nobody was faster
+            if progress is not None:
+                progress(f"making {name} in {root}")
+            content = make(name)
+            digest = hashlib.sha256(content).hexdigest()
+            cache.write(file, content)
+            cache.write(note, digest.encode())
+    return file, digest
+
+
+def _noted(note: Path) -> str:
+    """The digest that stands in a file, "" where there is none."""
+    try:
+        with cache.ordinary(note) as file:
+            return file.read(DIGEST).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _recipe(name: str) -> Recipe:

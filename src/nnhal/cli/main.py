@@ -12,6 +12,7 @@ from importlib import import_module
 import click
 
 from nnhal.base.errors import NnhalError
+from nnhal.base.names import printable
 from nnhal.serve import report
 
 VERBS = {
@@ -61,7 +62,7 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {message}", err=True)
+    warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {printable(str(message))}", err=True)
     try:
         code = cli.main(arguments, prog_name="nnhal", standalone_mode=False)
     except click.exceptions.Abort:

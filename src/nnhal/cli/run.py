@@ -6,22 +6,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import click
 import numpy as np
 
 from nnhal import api
-from nnhal.base.errors import InvalidRequest
+from nnhal.base.errors import BadFile, InvalidRequest
+from nnhal.base.names import member_names, unique
 from nnhal.base.operands import Array
 from nnhal.cli import common
-from nnhal.cli.inputs import Given, PictureOptions, read_inputs
+from nnhal.cli.inputs import Given, PictureOptions, read_inputs, said_of
 from nnhal.cli.placement import placement_lines
+from nnhal.model.metadata import Metadata
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.job import Report
 
 TOP = 5
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of the places of an output, or of the values in it."""
+
+    names: Sequence[str] = ()
+    of_values: bool = False
+
+    def of(self, place: int, value: Any) -> str | None:
+        """The label of an element."""
+        number = int(value) if self.of_values else place % len(self.names) if self.names else 0
+        return self.names[number] if 0 <= number < len(self.names) else None
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class RunRecord:
     outputs: Sequence[Array]
     spent: dict[str, int]
     report: Report
-    labels: Sequence[str]
+    labels: "Sequence[Labels]"
     top: int
 
 
@@ -44,13 +60,23 @@ class RunRecord:
     "--input", "-i", "files", multiple=True, help="[NAME=]FILE: .npy, .npz, a picture, raw bytes. Default: random."
 )
 @common.place_options
-@click.option("--output", "-o", type=click.Path(), help="Write outputs to a .npz, .npy (one output) or .json file.")
+@click.option(
+    "--output", "-o", type=common.Writable(), help="Write outputs to a .npz, .npy (one output) or .json file."
+)
 @click.option("--seed", default=0, help="Seed of random inputs.")
 @click.option(
-    "--range", "span", default="0,1", show_default=True, help="LOW,HIGH: values of a picture's black and white."
+    "--range",
+    "span",
+    help="LOW,HIGH: real values of a picture's black and white. Default: what the model's metadata says, "
+    "else all that a quantised input can hold, else 0,1.",
 )
+@click.option("--raw", is_flag=True, help="A picture's 0 to 255 as they are stored, without scale or metadata.")
 @click.option("--fit", is_flag=True, help="Keep a picture's proportions, with black bars, instead of stretching it.")
-@click.option("--labels", type=click.Path(exists=True, dir_okay=False), help="Text file, one label a line, for --top.")
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Text file, one label a line, for --top. Default: those in the model's metadata.",
+)
 @click.option(
     "--top", type=click.IntRange(0), help=f"Show the greatest K elements of each output ({TOP} with --labels)."
 )
@@ -67,7 +93,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
         graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
     )
     running = time.monotonic_ns()
-    given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options))
+    given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options), graph.metadata)
     started = time.monotonic_ns()
     arrays = [g.array for g in given]
     results, report = compiled.run(*arrays, deadline=options["deadline"], measure=True)
@@ -75,9 +101,9 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     outputs = list(results) if isinstance(results, tuple) else [results]
     spent = {"load": compiling - loading, "compile": running - compiling, "run": ended - started}
     if options["output"]:
-        _write(Path(options["output"]), compiled.outputs, outputs)
-    labels = _labels(options["labels"])
-    top = options["top"] if options["top"] is not None else TOP if labels else 0
+        _write(options["output"], compiled.outputs, outputs)
+    labels = _labels(options["labels"], compiled.outputs, graph.metadata)
+    top = options["top"] if options["top"] is not None else TOP if any(each.names for each in labels) else 0
     assert report is not None
     done = RunRecord(model, compiled, given, outputs, spent, report, labels, top)
     if options["as_json"]:
@@ -87,6 +113,10 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
 
 
 def _picture_options(options: dict[str, Any]) -> PictureOptions:
+    if options["span"] is None:
+        return PictureOptions(fit=options["fit"], raw=options["raw"])
+    if options["raw"]:
+        raise click.BadParameter("is given with --range, must be one of both", param_hint="--raw")
     try:
         low, high = map(float, options["span"].split(","))
     except ValueError:
@@ -94,32 +124,57 @@ def _picture_options(options: dict[str, Any]) -> PictureOptions:
     return PictureOptions(low, high, options["fit"])
 
 
-def _labels(path: str | None) -> list[str]:
-    return Path(path).read_text(encoding="utf-8", errors="replace").splitlines() if path else []
+def _labels(path: str | None, specs: Sequence[Spec], metadata: Metadata | None) -> list[Labels]:
+    """Labels of each output: from the file given, else those that come with the model."""
+    if path:
+        return [Labels(Path(path).read_text(encoding="utf-8", errors="replace").splitlines())] * len(specs)
+    if metadata is None:
+        return [Labels()] * len(specs)
+    found = []
+    for said in said_of(specs, metadata.outputs):
+        try:
+            names = metadata.labels(said)
+        except BadFile as error:
+            common.status.print(f"note: labels: {error}", markup=False, soft_wrap=True)
+            names = ()
+        found.append(Labels(names, any(file.kind == "value labels" for file in said.files)))
+    return found
 
 
 def _write(path: Path, specs: Sequence[Spec], outputs: Sequence[Array]) -> None:
+    names = [spec.name for spec in specs]
     try:
         if path.suffix == ".npy" and len(outputs) == 1:
             np.save(path, outputs[0])
         elif path.suffix == ".npz":
-            np.savez(path, allow_pickle=False, **{s.name: x for s, x in zip(specs, outputs, strict=True)})
+            with ZipFile(
+                path, "w", allowZip64=True
+            ) as archive:  # np.savez takes names as keywords, of which it has its own
+                for name, array in zip(member_names(names), outputs, strict=True):
+                    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
         elif path.suffix == ".json":
-            path.write_text(json.dumps({s.name: x.tolist() for s, x in zip(specs, outputs, strict=True)}))
+            path.write_text(json.dumps({n: x.tolist() for n, x in zip(unique(names), outputs, strict=True)}))
         else:
             raise InvalidRequest(f"output {path}: must end in .npz, .json, or .npy for a single output")
     except OSError as error:
         raise InvalidRequest(f"output {path}: {error.strerror}") from None
 
 
-def greatest(array: Array, top: int, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """The `top` greatest elements: flat index, value, label where there is one."""
+def greatest(spec: Spec, array: Array, top: int, labels: Labels) -> list[dict[str, Any]]:
+    """The `top` greatest elements, of labelled values the first: flat index, value, real value of steps, label."""
     flat = array.reshape(-1)
-    order = np.argsort(-flat.astype(np.float64), kind="stable")[:top]
-    return [
-        {"index": int(i), "value": flat[i].item(), "label": labels[int(i)] if int(i) < len(labels) else None}
-        for i in order
-    ]
+    order = np.arange(top) if labels.of_values else np.argsort(-flat.astype(np.float64), kind="stable")
+    found = []
+    for i in map(int, order[: min(top, flat.size)]):
+        entry = {"index": i, "value": flat[i].item(), "label": labels.of(i, flat[i])}
+        found.append(entry | ({"real": real_of(spec, float(flat[i]))} if spec.scale else {}))
+    return found
+
+
+def real_of(spec: Spec, steps: float) -> float:
+    """The real value of a quantised output's steps."""
+    return (steps - spec.zero_point) * spec.scale
 
 
 def summary(spec: Spec, array: Array) -> dict[str, Any]:
@@ -134,13 +189,18 @@ def summary(spec: Spec, array: Array) -> dict[str, Any]:
         "max": most,
         "mean": mean,
     }
-    return facts | ({"scale": spec.scale, "zero_point": spec.zero_point} if spec.scale else {})
+    if not spec.scale:
+        return facts
+    values = {"min": least, "max": most, "mean": mean}
+    spread = {name: None if value is None else real_of(spec, value) for name, value in values.items()}
+    return facts | {"scale": spec.scale, "zero_point": spec.zero_point, "real": spread}
 
 
 def _document(done: RunRecord) -> dict[str, Any]:
     results = []
-    for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
-        results.append(summary(spec, array) | ({"top": greatest(array, done.top, done.labels)} if done.top else {}))
+    for spec, array, labels in zip(done.compiled.outputs, done.outputs, done.labels, strict=True):
+        top = {"top": greatest(spec, array, done.top, labels)} if done.top else {}
+        results.append(summary(spec, array) | top)
     return {
         "model": done.model,
         "inputs": [{"name": s.name, "from": g.origin} for s, g in zip(done.compiled.inputs, done.given, strict=True)],
@@ -155,14 +215,16 @@ def _document(done: RunRecord) -> dict[str, Any]:
 def _print(done: RunRecord) -> None:
     for spec, source in zip(done.compiled.inputs, done.given, strict=True):
         common.console.print(f"input  {spec}\n       from {source.origin}", markup=False)
-    for spec, array in zip(done.compiled.outputs, done.outputs, strict=True):
+    for spec, array, labels in zip(done.compiled.outputs, done.outputs, done.labels, strict=True):
         facts = summary(spec, array)
         spread = f"{facts['min']:.6g} to {facts['max']:.6g}, mean {facts['mean']:.6g}" if array.size else "no elements"
+        if spec.scale and array.size:
+            real = facts["real"]
+            spread += f" steps: {real['min']:.6g} to {real['max']:.6g}, mean {real['mean']:.6g}"
         common.console.print(f"output {spec.name}: {spec.kind}{list(array.shape)}, {spread}", markup=False)
-        for entry in greatest(array, done.top, done.labels) if done.top else []:
-            common.console.print(
-                f"       {entry['value']:>12.6g}  #{entry['index']} {entry['label'] or ''}", markup=False
-            )
+        for entry in greatest(spec, array, done.top, labels) if done.top else []:
+            value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
+            common.console.print(f"       {value}  #{entry['index']} {entry['label'] or ''}", markup=False)
     for line in placement_lines(done.compiled.placement):
         common.console.print(line, markup=False)
     for step in done.report.steps:

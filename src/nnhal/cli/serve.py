@@ -137,19 +137,11 @@ def _print(service: str, usage: wire.Usage | NnhalError) -> None:
         return
     rows = []
     for n, quota in enumerate(usage.quotas):
-        size = _size if quota.name in ("addresses", "memory") else str
+        size = common.size if quota.name in ("addresses", "memory") else str
         limits = [size(quota.most), size(quota.own) if quota.own else ""]
         rows.append([quota.name, *limits, *(size(client.used[n]) for client in usage.clients)])
     columns = ["quota", ">at most", ">kept for each", *(f">process {client.pid}" for client in usage.clients)]
     common.table(columns, rows, f"{service}: {len(usage.clients)} clients, at most {usage.most}")
-
-
-def _size(count: int) -> str:
-    """Bytes in the largest unit that gives 10 or more."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 10 << power:
-            return f"{count >> power} {unit}"
-    return f"{count} B"
 
 
 def _write_units(directory: Path, name: str, words: Sequence[str]) -> list[Path]:

@@ -1,48 +1,77 @@
-"""`nnhal show`: a model as text, DOT or SVG; with --placement where each operation would run."""
+"""`nnhal show`: what a model consists of; as text, DOT or a picture; with --placement where each operation would run."""
 
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from nnhal import api
+from nnhal.base.codes import type_name
+from nnhal.base.errors import UnsupportedModel
+from nnhal.base.names import printable
 from nnhal.cli import common
-from nnhal.model.draw import svg
+from nnhal.cli.placement import placement_lines
+from nnhal.model.draw import Placing, colours_of, png, svg
 from nnhal.model.graph import Model
-from nnhal.model.text import dot, text
+from nnhal.model.outline import Outline, outline, shape_text
+from nnhal.model.text import dot, listing, text
 from nnhal.model.validate import validate
-from nnhal.ops.schema import show
 from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.placement import Placement
 
-COLOURS = ("#cfe8ff", "#ffe3b8", "#d6f5d6", "#f5d0e8", "#e6e0ff")
+REASONS = 3  # for the level, before they are counted
 
 
 @click.command("show")
 @common.model_options
+@click.option("--all", "--operations", "everything", is_flag=True, help="List every operation and operand.")
 @click.option("--dot", "as_dot", is_flag=True, help="Print Graphviz DOT.")
-@click.option("--svg", "svg_path", type=click.Path(dir_okay=False), help="Draw a picture to this file.")
+@click.option("--svg", "svg_path", type=common.Writable(), help="Draw a picture to this file.")
+@click.option("--png", "png_path", type=common.Writable(), help="Draw a picture to this file.")
 @click.option("--placement", "placed", is_flag=True, help="Say where each operation would run, and why not elsewhere.")
 @common.place_options
 @common.json_option
-def command(model: str, placed: bool, as_dot: bool, svg_path: str | None, as_json: bool, **options: Any) -> None:
-    """Show MODEL: inputs, outputs, operations, operands, constants with their sizes, level."""
-    graph = common.open_model(model, options["shapes"], options["signature"])
-    placement = _placement(graph, options) if placed else None
-    if as_dot or svg_path:
-        if svg_path:
-            Path(svg_path).write_text(svg(graph, _colours(placement)))
-            common.say(f"wrote {svg_path}")
+def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: bool, **options: Any) -> None:
+    """Show MODEL: what goes in and out, which operations and weights it has, its work, its level.
+
+    A model that NNAPI cannot take is shown too, with the operations that it cannot take, and why.
+    """
+    graph: Model | None = None
+    try:
+        graph = common.open_model(model, options["shapes"], options["signature"])
+    except UnsupportedModel as error:
+        if not error.refused:
+            raise
+        from nnhal.frontends.tflite.outline import refused_outline
+
+        facts = refused_outline(common.resolve(model), error, options["signature"])
+    else:
+        facts = outline(graph)
+    placement = _placement(graph, options) if placed and graph is not None else None
+    if as_dot or options["svg_path"] or options["png_path"]:
+        _draw(facts, _placing(placement), options["svg_path"], options["png_path"])
         if as_dot:
-            click.echo(dot(graph, _colours(placement)), nl=False)
-        return
-    if as_json:
-        common.emit(_document(graph, placement))
-        return
-    notes = {c.operation: _note(c) for c in placement.choices} if placement else None
-    click.echo(text(graph, notes), nl=False)
-    if placement:
-        click.echo(f"{len(placement.steps)} steps, {placement.transfers} tensors cross between devices")
+            click.echo(dot(facts, colours_of(_placing(placement) or {})[1]), nl=False)
+    elif as_json:
+        common.emit(_document(facts, graph, placement))
+    elif everything:
+        notes = {c.operation: _note(c) for c in placement.choices} if placement else None
+        click.echo(listing(facts) if graph is None else text(graph, notes), nl=False)
+        if placement:
+            click.echo(
+                f"{common.many(len(placement.steps), 'step')}, {placement.transfers} tensors cross between devices"
+            )
+    else:
+        _print(facts, graph, placement)
+
+
+def _draw(facts: Outline, placing: Placing | None, svg_path: Path | None, png_path: Path | None) -> None:
+    if svg_path:
+        common.write(svg_path, svg(facts, placing).encode())
+    if png_path:
+        common.write(png_path, png(facts, placing))
 
 
 def _placement(graph: Model, options: dict[str, Any]) -> Placement:
@@ -54,44 +83,132 @@ def _placement(graph: Model, options: dict[str, Any]) -> Placement:
         return compiled.placement
 
 
+def _placing(placement: Placement | None) -> Placing | None:
+    return {c.operation: c.device for c in placement.choices} if placement else None
+
+
 def _note(choice: Any) -> str:
     others = "".join(f"; not {device}: {why}" for device, why in choice.others.items())
     return f"{choice.device}: {choice.reason}{others}"
 
 
-def _colours(placement: Placement | None) -> dict[int, str]:
-    if placement is None:
-        return {}
-    devices = list(placement.devices())
-    return {c.operation: COLOURS[devices.index(c.device) % len(COLOURS)] for c in placement.choices}
-
-
-def _document(graph: Model, placement: Placement | None) -> dict[str, Any]:
-    facts = validate(graph)
-    main, binding = graph.main, facts.subgraphs[0]
-
-    def operand(index: int) -> dict[str, Any]:
-        described, value = main.operands[index], binding.values[index]
-        entry: dict[str, Any] = {
-            "operand": index,
-            "name": described.name,
-            "shape": show(value.shape if value else None),
-        }
-        entry |= {"type": int(described.type), "lifetime": described.lifetime.name, "bytes": described.location.length}
-        return entry | ({"scale": described.scale, "zero_point": described.zero_point} if described.scale else {})
-
-    operations = [
-        {"operation": bound.name if bound else str(o.type), "inputs": list(o.inputs), "outputs": list(o.outputs)}
-        for o, bound in zip(main.operations, binding.operations, strict=True)
+def _print(facts: Outline, graph: Model | None, placement: Placement | None) -> None:
+    for line in summary(facts):
+        common.console.print(line, markup=False)
+    if graph is not None and (graph.referenced or graph.states):
+        parts = common.many(len(graph.referenced), "subgraph"), common.many(len(graph.states), "state")
+        common.console.print(f"with     {', '.join(parts)}")
+    common.console.print()
+    work, weights = Counter[str](), Counter[str]()
+    for n, node in enumerate(facts.nodes):
+        work[node.name] += facts.macs(node)
+        weights[node.name] += 0 if n in facts.folded else sum(t.size for t in facts.weights(node))
+    rows = [
+        [printable(kind), count, _count(weights[kind]), _count(work[kind])]
+        for kind, count in facts.kinds().most_common()
     ]
+    common.table(["operation", ">how often", ">parameters", ">multiply-adds"], rows)
+    common.console.print()
+    stored = [[kind, n, _count(size), common.size(bytes)] for kind, (n, size, bytes) in facts.stored().items()]
+    if stored:
+        common.table(["weights", ">tensors", ">elements", ">size"], stored)
+    refused = _refused(facts)
+    if refused:
+        common.table(["cannot be taken", "where", "why"], refused)
+    for line in placement_lines(placement) if placement else ():
+        common.console.print(line, markup=False)
+    common.say("every operation: --all; a picture: --svg FILE or --png FILE; where it would run: --placement")
+
+
+def _refused(facts: Outline) -> list[list[str]]:
+    """Name, places and reason of what is refused, alike ones in one row."""
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for n, node in enumerate(facts.nodes):
+        if node.refused:
+            places[node.name, node.refused].append(f"#{n}")
+    return [[printable(name), ", ".join(at), printable(why)] for (name, why), at in places.items()]
+
+
+def summary(facts: Outline) -> Iterator[str]:
+    """The first lines: what it is, why that level, what goes in and out."""
+    stored = facts.stored().values()
+    elements, size = sum(s[1] for s in stored), sum(s[2] for s in stored)
+    work = sum(map(facts.macs, facts.nodes))
+    yield printable(
+        f"model    {facts.name or '(unnamed)'}: {common.many(len(facts.nodes), 'operation')}, "
+        f"{_count(elements)} parameters in {common.size(size)}, {_count(work)} multiply-adds"
+    )
+    lost = sum(bool(node.refused) for node in facts.nodes)
+    if facts.level:
+        because = "; ".join(facts.reasons[:REASONS])
+        more = f"; and {len(facts.reasons) - REASONS} more reasons" if len(facts.reasons) > REASONS else ""
+        yield printable(f"level    {facts.level}, because {because or 'nothing asks for a later one'}{more}")
+    elif lost:
+        yield f"level    none: NNAPI cannot take {lost} of the {len(facts.nodes)} operations"
+    else:
+        yield "level    none: NNAPI cannot take an input or output"
+    for word, keys in (("input", facts.inputs), ("output", facts.outputs)):
+        for key in keys:
+            tensor = facts.tensors[key]
+            yield printable(f"{word:8} {tensor.name or f'%{key}'}: {tensor.type} {shape_text(tensor.shape)}")
+
+
+def _count(number: int) -> str:
+    """A number for people: 12,345 or 1.23 M."""
+    for power, unit in ((9, "G"), (6, "M")):
+        if number >= 10**power:
+            return f"{number / 10**power:.3g} {unit}"
+    return f"{number:,}" if number else ""
+
+
+def _document(facts: Outline, graph: Model | None, placement: Placement | None) -> dict[str, Any]:
+    def tensor(key: int) -> dict[str, Any]:
+        found = facts.tensors[key]
+        shape = None if found.shape is None else list(found.shape)
+        return {"operand": key, "name": found.name, "shape": shape, "type": found.type}
+
+    stored = {kind: dict(zip(("tensors", "elements", "bytes"), s, strict=True)) for kind, s in facts.stored().items()}
     return {
-        "name": graph.name,
-        "level": str(facts.level),
-        "inputs": [operand(i) for i in main.inputs],
-        "outputs": [operand(i) for i in main.outputs],
-        "operations": operations,
-        "operands": [operand(i) for i in range(len(main.operands))],
-        "subgraphs": len(graph.referenced),
-        "states": len(graph.states),
+        "name": facts.name,
+        "level": facts.level or None,
+        "reasons": list(facts.reasons),
+        "inputs": [tensor(i) for i in facts.inputs],
+        "outputs": [tensor(i) for i in facts.outputs],
+        "parameters": sum(s[1] for s in facts.stored().values()),
+        "macs": sum(map(facts.macs, facts.nodes)),
+        "histogram": dict(facts.kinds().most_common()),
+        "weights": stored,
+        "operations": [
+            {
+                "operation": node.name,
+                "attributes": node.attributes,
+                "inputs": list(node.inputs),
+                "outputs": list(node.outputs),
+                "macs": facts.macs(node),
+                "refused": node.refused or None,
+            }
+            for node in facts.nodes
+        ],
+        "operands": _operands(graph) if graph is not None else [tensor(key) for key in facts.tensors],
+        "subgraphs": len(graph.referenced) if graph is not None else 0,
+        "states": len(graph.states) if graph is not None else 0,
         **({"placement": placement.to_dict()} if placement else {}),
     }
+
+
+def _operands(graph: Model) -> list[dict[str, Any]]:
+    """Every operand of the main subgraph, scalars and omitted ones too."""
+    found = []
+    for index, (operand, value) in enumerate(
+        zip(graph.main.operands, validate(graph).subgraphs[0].values, strict=True)
+    ):
+        shape = None if value is None or value.shape is None else list(value.shape)
+        entry: dict[str, Any] = {
+            "operand": index,
+            "name": operand.name,
+            "shape": shape,
+            "type": type_name(operand.type),
+        }
+        entry |= {"lifetime": operand.lifetime.name, "bytes": operand.location.length}
+        found.append(entry | ({"scale": operand.scale, "zero_point": operand.zero_point} if operand.scale else {}))
+    return found

@@ -1,6 +1,6 @@
 """The one mutable thing on the way to a model: operands and operations are added, `finish` freezes them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.sealed import Store
 from nnhal.base.values import exact, whole
-from nnhal.model.graph import Location, Model, Operand, Operation, State, Subgraph
+from nnhal.model.graph import EdgeForm, Location, Model, Operand, Operation, State, Subgraph
 
 
 class ModelBuilder:
@@ -142,6 +142,7 @@ class ModelBuilder:
         *,
         relaxed: bool = False,
         states: Sequence[State] = (),
+        edge: Mapping[int, EdgeForm] | None = None,
         extensions: Sequence[tuple[str, int]] = (),
     ) -> Model:
         """Freeze the model. It is not validated here: `model.validate` does, and every compilation."""
@@ -157,6 +158,7 @@ class ModelBuilder:
             tuple(extensions),
             tuple(states),
             self._name,
+            dict(edge or {}),
         )
 
     def _place(self, index: int, lifetime: Lifetime, location: Location) -> None:

@@ -1,128 +1,306 @@
-"""Draws the main subgraph as SVG: operations in layers from top to bottom, each below all that it reads from."""
+"""Draws an outline: chains of operations as boxes, an operation a line, in layers; as SVG, or as PNG with Pillow.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+An operation stands with its key attributes, its weights and the shape of what it gives; constants have no box of their own.
+"""
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
+from typing import Any
 
-from nnhal.base.codes import Lifetime, operation_name
-from nnhal.model.graph import Model
-from nnhal.model.validate import validate
+from nnhal.base.errors import DeviceUnavailable
+from nnhal.base.names import printable
+from nnhal.model.layout import Box, Layout, arrange
+from nnhal.model.outline import Node, Outline, shape_text
 
-WIDTH, HEIGHT, ACROSS, DOWN, MARGIN = 190, 46, 220, 84, 30
-SWEEPS = 4  # of ordering each layer by where its neighbours lie
-STYLE = "text{font:11px sans-serif;text-anchor:middle} .small{font-size:9px;fill:#555}"
+Placing = Mapping[int, str]  # where each operation runs, by its number
+COLOURS = ("#cfe8ff", "#ffe3b8", "#d6f5d6", "#f5d0e8", "#e6e0ff", "#f9f3a8", "#c9f0ee")  # of devices
+PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#ff9a8a", "#444444", "#777777"
+LINE_HEIGHT, PAD, MARGIN = 16.0, 7.0, 24.0
+SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one character of it
+NAME, LONGEST, NAMED = 40, 64, 3  # characters of names, of a line; connectors that are named one by one
+HEAD = 80.0  # room for the title and the legend
+PIXELS = 64_000_000  # of a PNG
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """A filled rectangle. note: shown where the pointer rests."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    line: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Label:
+    """A line of text whose base line begins (anchor "start") or ends ("end") at x, y."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = "#111111"
+    anchor: str = "start"
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """A line through points, with a head at its end."""
+
+    points: tuple[tuple[float, float], ...]
 
 
 @dataclass
-class Node:
-    """A box: its lines of text, what it reads from, where it lies."""
+class Scene:
+    """What is painted, in order, on an area of a size."""
 
-    title: str
-    detail: str
-    colour: str
-    sources: list[int]
-    rank: int = 0
-    column: float = 0.0
-
-    @property
-    def centre(self) -> float:
-        """Horizontal centre in pixels."""
-        return MARGIN + WIDTH / 2 + self.column * ACROSS
-
-    @property
-    def top(self) -> float:
-        """Upper edge in pixels."""
-        return MARGIN + self.rank * DOWN
+    width: float = 0.0
+    height: float = 0.0
+    items: list[Rectangle | Label | Arrow] = field(default_factory=list)
 
 
-def svg(model: Model, colours: Mapping[int, str] | None = None) -> str:
-    """The main subgraph as an SVG document. colours: fill colours of operations, by place."""
-    nodes = _nodes(model, colours or {})
-    _arrange(nodes)
-    width = max(n.centre for n in nodes) + WIDTH / 2 + MARGIN
-    height = max(n.top for n in nodes) + HEIGHT + MARGIN
-    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', f"<style>{STYLE}</style>"]
-    lines.append('<rect width="100%" height="100%" fill="white"/>')
-    lines += [_edge(nodes[source], node) for node in nodes for source in node.sources]
-    lines += [_box(node) for node in nodes]
-    return "\n".join([*lines, "</svg>"]) + "\n"
+@dataclass
+class Chain:
+    """Operations of which each gives what only the next reads; or an input or an output of the model."""
+
+    nodes: list[int]
+    lines: list[tuple[str, str]]  # what stands on the left and on the right
+    reads: int | None = None  # the tensor of an output
 
 
-def _nodes(model: Model, colours: Mapping[int, str]) -> list[Node]:
-    main, values = model.main, validate(model).subgraphs[0].values
-
-    def shape(index: int) -> str:
-        value = values[index]
-        if value is None or value.shape is None:
-            return "?"
-        return "x".join("?" if d is None else str(d) for d in value.shape) or "scalar"
-
-    nodes = [Node(main.operands[i].name or f"input %{i}", shape(i), "#eeeeee", []) for i in main.inputs]
-    writer = {index: place for place, index in enumerate(main.inputs)}
-    for n, operation in enumerate(main.operations):
-        weights = [shape(i) for i in operation.inputs if main.operands[i].lifetime == Lifetime.CONSTANT_REFERENCE]
-        detail = f"{' '.join(weights)} → {shape(operation.outputs[0])}" if weights else shape(operation.outputs[0])
-        sources = list(dict.fromkeys(writer[i] for i in operation.inputs if i in writer))
-        title = f"{operation_name(operation.type)} #{n}"
-        nodes.append(Node(title, detail, colours.get(n, "#ffffff"), sources))
-        writer.update(dict.fromkeys(operation.outputs, len(nodes) - 1))
-    nodes += [Node(main.operands[i].name or f"output %{i}", shape(i), "#eeeeee", [writer[i]]) for i in main.outputs]
-    return nodes
+def svg(outline: Outline, placing: Placing | None = None) -> str:
+    """The graph as an SVG document, in colours by device."""
+    scene = _scene(outline, placing or {})
+    width, height = math.ceil(scene.width), math.ceil(scene.height)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f"<style>text{{font:{SIZE}px monospace;white-space:pre}}</style>",
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    return "\n".join([*lines, *map(_element, scene.items), "</svg>"]) + "\n"
 
 
-def _arrange(nodes: list[Node]) -> None:
-    """Ranks by the longest path, then columns by sweeps over the layers towards the mean of the neighbours."""
-    readers: list[list[int]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
-        node.rank = max((nodes[s].rank + 1 for s in node.sources), default=0)
-        for source in node.sources:
-            readers[source].append(place)
-    layers: dict[int, list[int]] = {}
-    for place, node in enumerate(nodes):
-        layers.setdefault(node.rank, []).append(place)
-    for layer in layers.values():
-        for column, place in enumerate(layer):
-            nodes[place].column = column
-    for sweep in range(SWEEPS):
-        neighbours = [node.sources for node in nodes] if sweep % 2 == 0 else readers
-        for rank in sorted(layers, reverse=sweep % 2 == 1):
-            _order(nodes, layers[rank], neighbours)
-    least = min(node.column for node in nodes)
-    for node in nodes:
-        node.column -= least
+def png(outline: Outline, placing: Placing | None = None) -> bytes:
+    """The graph as a PNG picture, twice the size of the SVG where that is not too much."""
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError:
+        raise DeviceUnavailable("PNG pictures need Pillow: pip install 'nnhal[pictures]'; SVG needs nothing") from None
+    scene = _scene(outline, placing or {})
+    scale = min(2.0, math.sqrt(PIXELS / (scene.width * scene.height)))
+    picture = Image.new("RGB", (math.ceil(scene.width * scale), math.ceil(scene.height * scale)), "white")
+    brush, font = ImageDraw.Draw(picture), ImageFont.load_default(SIZE * scale)
+    for item in scene.items:
+        _paint(brush, font, item, scale)
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return out.getvalue()
 
 
-def _order(nodes: list[Node], layer: list[int], neighbours: list[list[int]]) -> None:
-    """Put a layer's nodes at the mean column of their neighbours, a whole column apart at least."""
-    wish = {}
-    for place in layer:
-        columns = [nodes[n].column for n in neighbours[place]]
-        wish[place] = sum(columns) / len(columns) if columns else nodes[place].column
-    layer.sort(key=lambda place: wish[place])
-    taken = float("-inf")
-    for place in layer:
-        taken = nodes[place].column = max(wish[place], taken + 1)
-    shift = sum(wish[p] - nodes[p].column for p in layer) / len(layer)
-    for place in layer:
-        nodes[place].column += shift
+def colours_of(placing: Placing) -> tuple[list[str], dict[int, str]]:
+    """The devices in the order in which they come first, and the colour of each operation."""
+    devices = list(dict.fromkeys(placing[n] for n in sorted(placing)))
+    return devices, {n: COLOURS[devices.index(device) % len(COLOURS)] for n, device in placing.items()}
 
 
-def _edge(source: Node, target: Node) -> str:
-    x0, y0, x1, y1 = source.centre, source.top + HEIGHT, target.centre, target.top
-    bend = (y1 - y0) / 2
-    path = f"M{x0:.0f},{y0:.0f} C{x0:.0f},{y0 + bend:.0f} {x1:.0f},{y1 - bend:.0f} {x1:.0f},{y1:.0f}"
-    return f'<path d="{path}" fill="none" stroke="#999"/>'
+def _scene(outline: Outline, placing: Placing) -> Scene:
+    chains, writer = _chains(outline)
+    boxes = [_box(chain) for chain in chains]
+    crossing: dict[tuple[int, int], list[int]] = {}
+    for n, chain in enumerate(chains):
+        for key in _reads(outline, chain):
+            source = writer.get(key)
+            if source is not None and source != n:
+                crossing.setdefault((source, n), []).append(key)
+    for source, target in crossing:
+        boxes[target].sources.append(source)
+    layout = arrange(boxes)
+    devices, colours = colours_of(placing)
+    scene = Scene(max(layout.width, 420.0) + 2 * MARGIN, layout.height + HEAD + 2 * MARGIN)
+    scene.items += _head(outline, devices)
+    said: set[tuple[int, int]] = set()
+    for source, target, points in layout.edges:
+        moved = tuple((x + MARGIN, y + HEAD + MARGIN) for x, y in points)
+        scene.items.append(Arrow(moved))
+        for n, key in enumerate(crossing[source, target]):
+            if (source, key) not in said and outline.tensors[key].shape is not None:
+                said.add((source, key))
+                (x, y), text = moved[0], shape_text(outline.tensors[key].shape)
+                scene.items.append(Label(x + 5, y + 11 + 11 * n, text, GREY))
+    for chain, box in zip(chains, boxes, strict=True):
+        scene.items += _chain(outline, chain, box, colours)
+    scene.items += _connectors(chains, boxes, layout)
+    return scene
 
 
-def _box(node: Node) -> str:
-    x, y, middle = node.centre - WIDTH / 2, node.top, node.centre
-    return (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="{node.colour}" stroke="#444"/>'
-        f'<text x="{middle:.0f}" y="{y + 19:.0f}">{escape(_short(node.title))}</text>'
-        f'<text class="small" x="{middle:.0f}" y="{y + 35:.0f}">{escape(_short(node.detail))}</text>'
-    )
+def _chains(outline: Outline) -> tuple[list[Chain], dict[int, int]]:
+    """The boxes, each behind all that it reads from, and by tensor the box that gives it."""
+    left_out = outline.folded
+    readers: dict[int, int] = {}
+    for n, node in enumerate(outline.nodes):
+        if n not in left_out:
+            for key in set(node.inputs):
+                readers[key] = readers.get(key, 0) + 1
+    for key in outline.outputs:
+        readers[key] = readers.get(key, 0) + 1
+    chains = [Chain([], [_named(outline, key, "input")]) for key in outline.inputs]
+    writer = {key: n for n, key in enumerate(outline.inputs)}
+    for n, node in enumerate(outline.nodes):
+        if n in left_out:
+            continue
+        sources = {key for key in node.inputs if key in writer}
+        only = next(iter(sources)) if len(sources) == 1 else None
+        before = chains[writer[only]] if only is not None else None
+        line = _line(outline, n, node)
+        if before is not None and only is not None and _goes_on(outline, before, only, readers):
+            before.nodes.append(n)
+            before.lines.append(line)
+            place = writer[only]
+        else:
+            place = len(chains)
+            chains.append(Chain([n], [line]))
+        writer |= dict.fromkeys(node.outputs, place)
+    chains += [Chain([], [_named(outline, key, "output")], key) for key in outline.outputs]
+    return chains, writer
 
 
-def _short(text: str, limit: int = 34) -> str:
+def _goes_on(outline: Outline, before: Chain, key: int, readers: Mapping[int, int]) -> bool:
+    """Whether what reads this tensor continues the chain that ends with it."""
+    return bool(before.nodes) and key in outline.nodes[before.nodes[-1]].outputs and readers.get(key) == 1
+
+
+def _reads(outline: Outline, chain: Chain) -> list[int]:
+    """The tensors that a box takes from others."""
+    if chain.reads is not None:
+        return [chain.reads]
+    return list(dict.fromkeys(key for n in chain.nodes for key in outline.nodes[n].inputs))
+
+
+def _named(outline: Outline, key: int, kind: str) -> tuple[str, str]:
+    tensor = outline.tensors[key]
+    return f"{kind} {_short(tensor.name or f'%{key}', NAME)}", shape_text(tensor.shape)
+
+
+def _line(outline: Outline, n: int, node: Node) -> tuple[str, str]:
+    weights = [shape_text(t.shape) for t in outline.weights(node)]
+    kernel = max(weights, key=len, default="")
+    left = " ".join(filter(None, (f"#{n} {node.name}", node.attributes, kernel and f"weights {kernel}")))
+    right = shape_text(outline.tensors[node.outputs[0]].shape) if node.outputs else ""
+    return _short(left, LONGEST), right
+
+
+def _box(chain: Chain) -> Box:
+    characters = max(len(left) + len(right) + 2 for left, right in chain.lines)
+    return Box(characters * CHARACTER + 2 * PAD, len(chain.lines) * LINE_HEIGHT + 4, [])
+
+
+def _chain(outline: Outline, chain: Chain, box: Box, colours: Mapping[int, str]) -> Iterator[Rectangle | Label]:
+    left, top = box.x - box.width / 2 + MARGIN, box.top + HEAD + MARGIN
+    for n, (text, shape) in enumerate(chain.lines):
+        y, fill, note = top + n * LINE_HEIGHT, EDGE, text
+        if chain.nodes:
+            node = outline.nodes[chain.nodes[n]]
+            fill = REFUSED if node.refused else colours.get(chain.nodes[n], PLAIN)
+            note = node.refused or f"{text} → {shape}"
+        yield Rectangle(left, y, box.width, LINE_HEIGHT + (4 if n + 1 == len(chain.lines) else 0), fill, "", note)
+        yield Label(left + PAD, y + 12.5, text)
+        yield Label(left + box.width - PAD, y + 12.5, shape, GREY, "end")
+    yield Rectangle(left, top, box.width, box.height, "none", LINE)
+
+
+def _connectors(chains: list[Chain], boxes: list[Box], layout: Layout) -> Iterator[Label]:
+    """Where a line would go to another column: what a box reads from is named above it, what reads it below."""
+    sources: dict[int, list[int]] = {}
+    targets: dict[int, list[int]] = {}
+    for source, target in layout.jumps:
+        sources.setdefault(target, []).append(source)
+        targets.setdefault(source, []).append(target)
+    for place, others in sources.items():
+        box = boxes[place]
+        text = "from " + _ends([_end(chains[n], -1) for n in others])
+        yield Label(box.x - box.width / 2 + MARGIN, box.top + HEAD + MARGIN - 4, text, "#b03a00")
+    for place, others in targets.items():
+        box = boxes[place]
+        text = "to " + _ends([_end(chains[n], 0) for n in others])
+        yield Label(box.x - box.width / 2 + MARGIN, box.top + box.height + HEAD + MARGIN + 11, text, "#b03a00")
+
+
+def _ends(names: list[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _end(chain: Chain, which: int) -> str:
+    return f"#{chain.nodes[which]}" if chain.nodes else _short(chain.lines[0][0], 24)
+
+
+def _head(outline: Outline, devices: list[str]) -> Iterator[Rectangle | Label]:
+    """Title and legend."""
+    level = f", level {outline.level}" if outline.level else ", cannot be taken whole"
+    yield Label(MARGIN, MARGIN, f"{_short(outline.name or 'model', LONGEST)}: {len(outline.nodes)} operations{level}")
+    legend = [(f"on {device}", COLOURS[n % len(COLOURS)]) for n, device in enumerate(devices)]
+    lost = sum(bool(node.refused) for node in outline.nodes)
+    legend += [(f"cannot be taken: {lost}", REFUSED)] if lost else []
+    x = MARGIN
+    for text, colour in legend:
+        yield Rectangle(x, MARGIN + 14, 14, 14, colour, LINE)
+        yield Label(x + 20, MARGIN + 25, _short(text, NAME))
+        x += 40 + min(len(text), NAME) * CHARACTER
+
+
+def _short(text: str, limit: int) -> str:
+    text = printable(text)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _element(item: Rectangle | Label | Arrow) -> str:
+    """One thing as SVG."""
+    match item:
+        case Label(x, y, text, colour, anchor):
+            side = f' text-anchor="{anchor}"' if anchor != "start" else ""
+            return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{side}>{escape(text)}</text>'
+        case Rectangle(x, y, width, height, fill, line, note):
+            title = f"<title>{escape(printable(note))}</title>" if note else ""
+            size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+            stroke = f' stroke="{line}" rx="3"' if line else ""
+            return f'<rect {size} fill="{fill}"{stroke}>{title}</rect>'
+        case Arrow(points):
+            x, y = points[-1]
+            (x0, y0), path = points[0], f"M{points[0][0]:.1f},{points[0][1]:.1f}"
+            for x1, y1 in points[1:]:
+                bend = (y1 - y0) / 2
+                path += f" C{x0:.1f},{y0 + bend:.1f} {x1:.1f},{y1 - bend:.1f} {x1:.1f},{y1:.1f}"
+                x0, y0 = x1, y1
+            head = f'<path d="M{x:.1f},{y:.1f} l-3.5,-7 h7 z" fill="{GREY}"/>'
+            return f'<path d="{path}" fill="none" stroke="{GREY}"/>{head}'
+
+
+def _paint(brush: Any, font: Any, item: Rectangle | Label | Arrow, scale: float) -> None:
+    """One thing with Pillow."""
+    match item:
+        case Label(x, y, text, colour, anchor):
+            brush.text((x * scale, y * scale), text, colour, font, anchor="rs" if anchor == "end" else "ls")
+        case Rectangle(x, y, width, height, fill, line, _):
+            corners = [x * scale, y * scale, (x + width) * scale, (y + height) * scale]
+            brush.rectangle(corners, fill if fill != "none" else None, line or None, round(scale))
+        case Arrow(points):
+            way = [point for one, two in pairwise(points) for point in _bent(one, two)]
+            brush.line([(x * scale, y * scale) for x, y in way], GREY, round(scale), "curve")
+            x, y = points[-1][0] * scale, points[-1][1] * scale
+            brush.polygon([(x, y), (x - 3.5 * scale, y - 7 * scale), (x + 3.5 * scale, y - 7 * scale)], GREY)
+
+
+def _bent(one: tuple[float, float], two: tuple[float, float]) -> Iterator[tuple[float, float]]:
+    """Points of the curve between two, which leaves and arrives vertically, as `_element` has it."""
+    for step in range(13):
+        t = step / 12
+        across = t * t * (3 - 2 * t)
+        down = 1.5 * t * (1 - t) ** 2 + 1.5 * t * t * (1 - t) + t**3
+        yield one[0] + (two[0] - one[0]) * across, one[1] + (two[1] - one[1]) * down

@@ -1,6 +1,6 @@
 """The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,9 +8,12 @@ import numpy as np
 
 from nnhal.base.brief import brief, counted, named, tensor
 from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.base.errors import InvalidRequest
 from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
+from nnhal.base.values import exact
+from nnhal.model.metadata import Metadata
 
 CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
 
@@ -76,12 +79,37 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeForm:
+    """How applications have an input or output of `main` where the operand has it otherwise.
+
+    scalar: of no dimensions; the operand has one, of 1. wide: of 64-bit integers; the operand has 32 bits.
+    """
+
+    scalar: bool = False
+    wide: bool = False
+
+    def inside(self, array: Array, where: str) -> Array:
+        """A value as the operand has it; InvalidRequest where an integer does not fit."""
+        if self.scalar:
+            array = array.reshape(1)
+        return exact(array, np.int32, where, InvalidRequest) if self.wide else array
+
+    def outside(self, array: Array) -> Array:
+        """A value of the operand as the application has it."""
+        if self.wide:
+            array = array.astype(np.int64)
+        return array.reshape(()) if self.scalar else array
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A whole model: the main subgraph, the ones it refers to, and where constants lie.
 
     values: the bytes of CONSTANT_COPY operands. pools: memories of CONSTANT_REFERENCE operands.
     relaxed: float32 may be computed with float16's range and precision. extensions: (name, prefix) pairs.
     states: inputs and outputs of `main` that the API carries; the application neither gives nor gets them.
+    metadata: what its file says about it. notes: what an importer took upon itself.
+    edge: forms of inputs and outputs at the API, by operand of `main`, where they are not those of the operands.
     """
 
     main: Subgraph
@@ -92,6 +120,9 @@ class Model:
     extensions: tuple[tuple[str, int], ...] = ()
     states: tuple[State, ...] = field(default=(), compare=False)
     name: str = field(default="", compare=False)
+    edge: Mapping[int, EdgeForm] = field(default_factory=dict, compare=False)
+    metadata: Metadata | None = field(default=None, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
     memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
 
     def __repr__(self) -> str:

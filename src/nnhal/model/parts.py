@@ -47,7 +47,7 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
     )
     graph = Subgraph(operands, renumbered, tuple(place[i] for i in inputs), tuple(place[i] for i in outputs))
     referenced = model.referenced if any(o.lifetime == Lifetime.SUBGRAPH for o in operands) else ()
-    part = Model(graph, referenced, model.values, model.pools, model.relaxed, model.extensions, (), model.name)
+    part = Model(graph, referenced, model.values, model.pools, model.relaxed, model.extensions, name=model.name)
     return Part(part, inputs, outputs)
 
 

@@ -1,10 +1,11 @@
 """Models for people: a stable text form, and Graphviz DOT."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from nnhal.base.codes import Lifetime, operation_name, type_name
+from nnhal.base.names import printable
 from nnhal.model.graph import CONSTANTS, Model, Operand, Subgraph
+from nnhal.model.outline import Outline, shape_text
 from nnhal.model.validate import Facts, validate
 from nnhal.ops.schema import show
 
@@ -18,7 +19,9 @@ def text(model: Model, notes: Mapping[int, str] | None = None) -> str:
     notes: for operations of the main subgraph, what stands behind their line (where it runs, and why).
     """
     facts = validate(model)
-    lines = [f"model {model.name or '(unnamed)'}: level {facts.level}, {len(model.main.operations)} operations"]
+    lines = [
+        f"model {printable(model.name) or '(unnamed)'}: level {facts.level}, {len(model.main.operations)} operations"
+    ]
     lines += [f"  level {facts.level} because {reason}" for reason in facts.reasons[:3]]
     if model.relaxed:
         lines.append("  relaxed: float32 may be computed as float16")
@@ -63,7 +66,7 @@ def _quant(operand: Operand) -> str:
 
 
 def _name(operand: Operand) -> str:
-    return f'  "{operand.name}"' if operand.name else ""
+    return f'  "{printable(operand.name)}"' if operand.name else ""
 
 
 def _constant(model: Model, operand: Operand) -> str:
@@ -75,39 +78,43 @@ def _constant(model: Model, operand: Operand) -> str:
     return f"{at.length} bytes at pool {at.pool}+{at.offset}"
 
 
-def dot(model: Model, colours: Mapping[int, str] | None = None) -> str:
+def listing(outline: Outline) -> str:
+    """An outline with one operation a line; what cannot be taken stands with the reason."""
+    lines = []
+    for n, node in enumerate(outline.nodes):
+        results = ", ".join(f"%{i}: {shape_text(outline.tensors[i].shape)}" for i in node.outputs)
+        operands = ", ".join(f"%{i}" for i in node.inputs)
+        words = [f"#{n}", results, "=", f"{node.name}({operands})", node.attributes]
+        words += [f"  # cannot be taken: {node.refused}"] if node.refused else []
+        lines.append(printable(" ".join(filter(None, words))))
+    return "\n".join(lines) + "\n"
+
+
+def dot(outline: Outline, colours: Mapping[int, str]) -> str:
     """The main subgraph as Graphviz DOT. colours: fill colours of operations, by place."""
-    subgraph, values = model.main, validate(model).subgraphs[0].values
-    writer = {i: f"op{n}" for n, operation in enumerate(subgraph.operations) for i in operation.outputs}
+    tensors = outline.tensors
+    writer = {i: f"op{n}" for n, node in enumerate(outline.nodes) for i in node.outputs}
     lines = ["digraph model {", '  node [shape=box style="rounded,filled" fillcolor=white fontname=sans fontsize=10];']
     lines.append("  edge [fontname=sans fontsize=8];")
-    for index in subgraph.inputs:
+    for index in outline.inputs:
         writer[index] = f"in{index}"
-        title = _escape(subgraph.operands[index].name or f"input %{index}")
-        lines.append(f'  in{index} [label="{title}\\n{_shape(values[index])}" shape=ellipse];')
-    for n, operation in enumerate(subgraph.operations):
-        weights = [f"{_shape(values[i])}" for i in operation.inputs if _weight(subgraph.operands[i])]
-        extra = f"\\n{' '.join(weights)}" if weights else ""
-        colour = f' fillcolor="{colours[n]}"' if colours and n in colours else ""
-        lines.append(f'  op{n} [label="#{n} {operation_name(operation.type)}{extra}"{colour}];')
-        sources = dict.fromkeys(i for i in operation.inputs if i in writer)
-        lines += [f'  {writer[i]} -> op{n} [label="{_shape(values[i])}"];' for i in sources]
-    for index in subgraph.outputs:
-        title = _escape(subgraph.operands[index].name or f"output %{index}")
+        title = _escape(tensors[index].name or f"input %{index}")
+        lines.append(f'  in{index} [label="{title}\\n{shape_text(tensors[index].shape)}" shape=ellipse];')
+    for n, node in enumerate(outline.nodes):
+        weights = [shape_text(t.shape) for t in outline.weights(node)]
+        words = [f"#{n} {_escape(node.name)}", _escape(node.attributes), " ".join(weights)]
+        colour = f' fillcolor="{colours[n]}"' if n in colours else ""
+        label = "\\n".join(filter(None, words))
+        lines.append(f'  op{n} [label="{label}"{colour}];')
+        sources = dict.fromkeys(i for i in node.inputs if i in writer)
+        lines += [f'  {writer[i]} -> op{n} [label="{shape_text(tensors[i].shape)}"];' for i in sources]
+    for index in outline.outputs:
+        title = _escape(tensors[index].name or f"output %{index}")
         lines.append(f'  out{index} [label="{title}" shape=ellipse];')
-        lines.append(f'  {writer[index]} -> out{index} [label="{_shape(values[index])}"];')
+        if index in writer:
+            lines.append(f'  {writer[index]} -> out{index} [label="{shape_text(tensors[index].shape)}"];')
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _weight(operand: Operand) -> bool:
-    return operand.lifetime == Lifetime.CONSTANT_REFERENCE
-
-
-def _shape(value: Any) -> str:
-    return (
-        "none" if value is None or value.shape is None else "x".join("?" if d is None else str(d) for d in value.shape)
-    )
-
-
 def _escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"')

@@ -11,6 +11,7 @@ from typing import Any
 from nnhal.base.answers import shown
 from nnhal.base.codes import (
     EXTENSION_SHIFT,
+    LIMIT_RANK,
     MAX_OPERAND_BYTES,
     MAX_RANK,
     TYPE_FACTS,
@@ -30,7 +31,6 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, bind
 
 LIFETIMES = frozenset(Lifetime)
-LIMIT_RANK = 32  # of any operand; below feature level 7, operations take no more than MAX_RANK
 _log = logger("model")
 MAX_DEPTH = 64  # of subgraphs within subgraphs
 

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from nnhal.base.codes import LIMIT_RANK
 from nnhal.base.levels import FL6, FL8, V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import TENSOR_TYPES, Array, Shape
 from nnhal.ops.common import axis_of
@@ -47,6 +48,8 @@ RANKED = [t for t in TENSOR_TYPES if t < 10000]  # all but the OEM's
 
 def reshaped(a: Bound) -> list[Shape]:
     """Shape rule: the elements of shape; one may be -1, for what is left of the number of elements, which stays."""
+    rank = a.shape.array.size
+    a.require(rank <= LIMIT_RANK, f"shape has {rank} elements, must have at most {LIMIT_RANK}")
     wanted = [int(n) for n in a.shape.array]
     a.require(wanted.count(-1) <= 1 and min(wanted, default=0) >= -1, f"shape = {wanted}, must have at most one -1")
     if -1 in wanted:

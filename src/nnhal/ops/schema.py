@@ -16,7 +16,15 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from nnhal.base.codes import FOREIGN_OPERATIONS, MAX_OPERAND_BYTES, TYPE_FACTS, OperandType, OperationType, type_name
+from nnhal.base.codes import (
+    FOREIGN_OPERATIONS,
+    LIMIT_RANK,
+    MAX_OPERAND_BYTES,
+    TYPE_FACTS,
+    OperandType,
+    OperationType,
+    type_name,
+)
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
@@ -596,6 +604,9 @@ def _finish(a: Bound) -> None:
         output = output_at(a.op, index)
         if shape is None or None in shape:
             a.deferred = True
+        rank = 0 if shape is None else len(shape)
+        if rank > LIMIT_RANK:
+            a.fail(f"output {index} ({output.name}) would have rank {rank}, must be at most {LIMIT_RANK}")
         if shape is not None and value.shape is not None and not agree(shape, value.shape):
             a.fail(f"output {index} ({output.name}) has shape {show(value.shape)}, must be {show(shape)}")
         size, facts = math.prod(d or 1 for d in shape or ()), TYPE_FACTS.get(value.type)

@@ -18,21 +18,27 @@ from nnhal.base.codes import (
 )
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory, address
+from nnhal.base.names import printable
 from nnhal.base.operands import Array, Shape, fixed
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.base.values import given
 from nnhal.hal.request import Control, argument_of
 from nnhal.hal.utilities import is_extension
-from nnhal.model.graph import Model
+from nnhal.model.graph import EdgeForm, Model
 from nnhal.model.validate import validate
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.job import Job
+from nnhal.runtime.job import Crossing, Job
+
+AS_IS = EdgeForm()
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An input or output: name, operand type (an extension's is a number), shape (None in it: free), numpy element type."""
+    """An input or output as the application has it: name, shape (None in it: free), numpy element type.
+
+    type: of the operand (an extension's is a number). form: how the application's shape and element type differ from its.
+    """
 
     name: str
     type: int
@@ -40,11 +46,12 @@ class Spec:
     dtype: np.dtype[Any]
     scale: float
     zero_point: int
+    form: EdgeForm = AS_IS
 
     @property
     def kind(self) -> str:
         """The type's name."""
-        return type_name(self.type)
+        return "TENSOR_INT64" if self.form.wide else type_name(self.type)
 
     @property
     def fixed(self) -> tuple[int, ...] | None:
@@ -56,7 +63,7 @@ class Spec:
 
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""
-        return f"{self.name}: {self.kind}{show(self.shape)}{quant}"
+        return f"{printable(self.name)}: {self.kind}{show(self.shape)}{quant}"
 
 
 class Edge:
@@ -76,8 +83,10 @@ class Edge:
         self.kept = [i for i in range(len(self._results)) if i not in carried[1]]
         self.inputs = tuple(specs[i] for i in self.given)
         self.outputs = tuple(self._results[i] for i in self.kept)
+        self._formed = {n: s for n, s in enumerate(specs) if s.form != AS_IS}
+        self._formed_results = {n: s for n, s in enumerate(self._results) if s.form != AS_IS}
         self.plain: list[tuple[Any, Any]] | None = None
-        if not model.states and not any(s.fixed is None for s in specs):
+        if not (model.states or model.edge or any(s.fixed is None for s in specs)):
             self.plain = [(s.dtype, s.shape) for s in specs]
         fixed = [s.fixed for s in self._results]
         self.room = (self._results[0].dtype, fixed[0]) if len(fixed) == 1 and fixed[0] is not None else None
@@ -134,14 +143,34 @@ class Edge:
         job.named = named
         if job.rooms is not None:
             no_overlap(accepted, job.rooms)
+        if self._formed:
+            job.given, job.taken = _crossed(job.given, self._formed, "input")
+        if self._formed_results and job.rooms is not None:
+            job.rooms, job.left = _crossed(job.rooms, self._formed_results, "output")
         return job
 
     def results(self, job: Job) -> Any:
         """What the application gets: its own allocations, and arrays."""
         kept = [job.written.get(i, job.results[i]) for i in self.kept]
+        if self._formed_results:
+            for n, at in enumerate(self.kept):
+                if at in job.left:
+                    kept[n] = job.left[at].result(job.results[at])
+                elif at in self._formed_results and at not in job.written:
+                    kept[n] = self._formed_results[at].form.outside(job.results[at])
         if job.named:
             return {spec.name: array for spec, array in zip(self.outputs, kept, strict=True)}
         return kept[0] if len(kept) == 1 else tuple(kept)
+
+
+def _crossed(arrays: Sequence[Any], formed: Mapping[int, Spec], what: str) -> tuple[list[Any], dict[int, Crossing]]:
+    """Arguments as the model has them, and those of the application's that have another form."""
+    found = {
+        at: Crossing(spec.form, arrays[at], f"{what} {at} ({spec.name})")
+        for at, spec in formed.items()
+        if isinstance(arrays[at], np.ndarray)
+    }
+    return [found[at].inner if at in found else x for at, x in enumerate(arrays)], found
 
 
 def make_control(
@@ -253,5 +282,7 @@ def spec_of(model: Model, index: int) -> Spec:
     """What an application may know of main operand `index`."""
     operand = model.main.operands[index]
     _, dtype, shape = argument_of(model, index, "")
+    form = model.edge.get(index, AS_IS)
+    dtype, shape = np.dtype(np.int64) if form.wide else dtype, () if form.scalar else shape
     kind = operand.type if is_extension(operand.type) else OperandType(operand.type)
-    return Spec(operand.name or f"operand {index}", kind, shape, dtype, operand.scale, operand.zero_point)
+    return Spec(operand.name or f"operand {index}", kind, shape, dtype, operand.scale, operand.zero_point, form)

@@ -14,6 +14,7 @@ class Binding:
 
     def __init__(self, caller: Caller, job: Job) -> None:
         self._caller, self._given, self._rooms = caller, job.given, job.rooms
+        self._taken, self._left = job.taken, job.left
         self._turn = Turn()
         self.outputs: Any = None
 
@@ -26,6 +27,7 @@ class Binding:
         BadState while another run of this binding is in flight.
         """
         job = Job(self._given, self._rooms)
+        job.taken, job.left = self._taken, self._left
         try:
             if not self._turn.take(job):
                 raise BadState("binding: a run is in flight, must be one at a time; bind once for each thread")

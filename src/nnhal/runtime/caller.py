@@ -156,7 +156,11 @@ class Caller:
             resolve(job, read, written, self.plan.model.main)
         try:
             job.begin(job.written)
+            for crossing in job.taken.values():
+                crossing.enter()
             self._runner.run(job)
+            for place, crossing in job.left.items():
+                crossing.leave(job.results[place])
         except BaseException:
             job.settle(False)
             raise

@@ -52,7 +52,7 @@ class Compiled(Caller):
         if job.named:
             raise InvalidRequest("inputs: are a mapping, must be given in order to be bound")
         for place, (given, at) in enumerate(zip(inputs, self.edge.given, strict=True)):
-            if given is not job.given[at]:
+            if given is not (job.taken[at].outer if at in job.taken else job.given[at]):
                 raise InvalidRequest(f"input {place}: must be a contiguous numpy array of the input's type to be bound")
         return Binding(self, job)
 

@@ -157,7 +157,7 @@ def launch(
     signature = caller.whole.signature
     whole = signature.make(signature, given, rooms, *buffers)
     check_fenced(whole, wait_for)
-    why = _why_not_a_chain(caller, whole, wait_for, job.control.bounded, after)
+    why = _why_not_a_chain(caller, job, whole, wait_for, after)
     job.begin(written)  # as far as the runtime knows: from now on the contents are what is executed next
     chain = _Chain(caller, job, whole, wait_for, written)
     try:
@@ -175,9 +175,11 @@ def launch(
         raise
 
 
-def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], early: bool, after: int | None) -> str:
+def _why_not_a_chain(caller: Caller, job: Job, whole: Request, wait_for: Sequence[Fence], after: int | None) -> str:
     """Why not every step is launched behind the one before, "" where it is."""
     steps = caller.plan.steps
+    if any(crossing.form.wide for crossing in (*job.taken.values(), *job.left.values())):
+        return "64-bit integers are converted before and after it"
     if all(type(step.prepared).execute_fenced is Prepared.execute_fenced for step in steps):
         return "no driver has fences of its own"
     if after is not None:  # drivers may not come back in time, and nobody but this process sees to it
@@ -190,7 +192,7 @@ def _why_not_a_chain(caller: Caller, whole: Request, wait_for: Sequence[Fence], 
         isinstance(buffer, HostBuffer) for buffer in (*whole.input_buffers.values(), *whole.output_buffers.values())
     ):
         return "an argument lies in memory of the runtime's"
-    if early and (len(steps) > 1 or any(_where(x) == "shared" for x in whole.rooms or ())):
+    if job.control.bounded and (len(steps) > 1 or any(_where(x) == "shared" for x in whole.rooms or ())):
         return "it may have to end early, and others read what drivers would go on to write"
     if any(_where(x) == "elsewhere" for x in (*whole.given, *(whole.rooms or ()))):
         return "an argument lies in memory that drivers cannot share as it is"

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnhal.base.operands import Array
+import numpy as np
+
+from nnhal.base.operands import Array, typed
 from nnhal.hal.host import Writing
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
+from nnhal.model.graph import EdgeForm
 from nnhal.runtime.allocation import Allocation
 
 
@@ -34,14 +37,41 @@ class Report:
         return Timing(summed(None if s.driver is None else s.driver.on_device for s in self.steps))
 
 
+class Crossing:
+    """An array of the application's, outer, and the one that stands for it in the model, inner, which has another form."""
+
+    def __init__(self, form: EdgeForm, outer: Array, where: str) -> None:
+        self.form, self.outer, self._where = form, outer, where
+        self.inner = outer.reshape(1) if form.scalar and not outer.shape else outer
+        if form.wide and outer.dtype == np.int64:
+            self.inner = np.empty(self.inner.shape, np.int32)
+        elif form.wide:  # room in bytes
+            self.inner = np.empty(outer.size // 2, np.uint8)
+
+    def enter(self) -> None:
+        """Before each run: inner is what outer holds by then."""
+        if self.form.wide:
+            self.inner[...] = self.form.inside(self.outer, self._where)
+
+    def leave(self, result: Array) -> None:
+        """After each run, which wrote inner: outer is what it gave."""
+        if self.form.wide:
+            self.result(result)[...] = result
+
+    def result(self, result: Array) -> Array:
+        """What the application gets for a result in inner: an array over outer."""
+        shape = () if self.form.scalar else result.shape
+        return typed(self.outer, np.dtype(np.int64) if self.form.wide else result.dtype, shape)
+
+
 class Job:
     """Arguments in the model's order, how long it may take, and what came of it.
 
     given: an array an input, None where it is omitted or lies in a buffer. rooms: where outputs go, as of `Request`; None
     where all are left open. read, written: allocations that stand for inputs and outputs, by place; writing: to those in
-    ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays that
-    fit, and given in order. named: inputs came by name, and so go the outputs. results, shapes: of every output, after
-    `Runner.run`.
+    ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays
+    that fit, and given in order. taken, left: inputs and outputs that cross into another form, by place. named: inputs
+    came by name, and so go the outputs. results, shapes: of every output, after `Runner.run`.
     """
 
     control: Control = UNLIMITED
@@ -50,6 +80,8 @@ class Job:
     read: Mapping[int, Allocation] = {}
     written: Mapping[int, Allocation] = {}
     writing: Mapping[int, Writing] = {}
+    taken: Mapping[int, Crossing] = {}
+    left: Mapping[int, Crossing] = {}
     named = False
     writer: object = None  # what stands for it where it writes allocations
     shapes: Sequence[Any] = ()

@@ -141,11 +141,9 @@ def _best(
     best = min(costs, key=costs.__getitem__)  # the first named wins a tie
     unit = "of the CPU's power" if power else "of the CPU's time"
     others |= {device: f"states {cost:g} {unit}" for device, cost in costs.items() if device != best}
-    return (
-        best,
-        f"states {costs[best]:g} {unit}, the best" if len(costs) > 1 else "the only device that takes it",
-        others,
-    )
+    if len(costs) > 1:
+        return best, f"states {costs[best]:g} {unit}, the best", others
+    return best, "the only device that takes it" if len(offers) > 1 else "the only device asked", others
 
 
 def _stated(capabilities: Capabilities, operation: Operation, type: int, relaxed: bool) -> Performance | None:

@@ -11,40 +11,39 @@ that lists all of it.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from nnhal.base.answers import shown
-from nnhal.base.errors import BadFile, InvalidArgument
-from nnhal.base.memory import Memory
-from nnhal.base.operands import Value
-from nnhal.base.sealed import Store
+from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel
+from nnhal.base.names import short
+from nnhal.base.operands import Array, Value
 from nnhal.base.values import dimensions
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
-from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, Inexpressible, typed
+from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
+from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
+from nnhal.frontends.tflite.source import Source, opened
 from nnhal.frontends.tflite.state import settle
 from nnhal.frontends.tflite.write import ModelWriter
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
-Source = str | os.PathLike[str] | bytes
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 OPEN = (0, -1)  # how a dimension is said to be unknown until execution
 
 
 def load(source: Source, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
-    """Read a file, or its bytes, as a model. The file is copied once: what becomes of it later does not matter.
+    """Read a file, by its path or open, or its bytes, as a model. It is copied once: what becomes of it does not matter.
 
     signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
     shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
     Raises BadFile naming the place where the file lies, UnsupportedModel listing all operations that NNAPI cannot express,
     InvalidArgument for a signature or input that the file does not have.
     """
-    label, memory = _open(source)
+    label, memory = opened(source)
     file = read(memory.bytes(), label)
     chosen = _signature(file, signature)
     entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())
@@ -53,37 +52,88 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
         raise BadFile(f"{label}: subgraph {subgraph.index}: has no outputs, must have at least one")
     names = _names(subgraph, subgraph.inputs, entries[0])
     wanted = _shapes(subgraph, names, shapes)
-    context = ImportContext(file, lower, reshaped=wanted != [subgraph.tensors[i].shape for i in subgraph.inputs])
-    graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
-    states = [] if context.problems else settle(graph)
+    left = _left_open(subgraph, names, shapes)
+    context, graph, states = _imported(file, subgraph, names, wanted)
+    if context.problems and left:
+        _look_for_the_cause(context, subgraph, names, wanted, left)
     if context.problems:
         raise unsupported(context)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    model = ModelWriter(memory, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
-    validate(model)
-    return model
+    model = ModelWriter(memory, file.budget, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
+    try:
+        validate(model)
+    except InvalidModel as error:
+        raise (InvalidArgument(f"{label}: {_ask(left)}") if left else error) from None
+    notes = tuple(
+        f"{text} is open in the file and taken as {list(shape)}; {_how(name, text)}" for name, shape, text in left
+    )
+    return replace(model, metadata=metadata_of(file, subgraph.index), notes=notes)
+
+
+def _imported(
+    file: File, subgraph: FileSubgraph, names: Sequence[str], wanted: Sequence[tuple[int, ...]]
+) -> tuple[ImportContext, ImportGraph, list[tuple[Term, Term, Array]]]:
+    """A subgraph for inputs of these shapes, and the states it keeps."""
+    context = ImportContext(file, lower, reshaped=list(wanted) != [subgraph.tensors[i].shape for i in subgraph.inputs])
+    graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
+    return context, graph, [] if context.problems else settle(graph)
+
+
+Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, its shape in the file, and how that is shown
+
+
+def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> Left:
+    """The inputs with dimensions that neither the file nor the caller says."""
+    given = names if isinstance(shapes, Sequence) else shapes or ()
+    left = []
+    for index, name in zip(subgraph.inputs, names, strict=True):
+        tensor = subgraph.tensors[index]
+        if tensor.open and name not in given:
+            dims = ", ".join("?" if i in tensor.open else str(d) for i, d in enumerate(tensor.shape))
+            left.append((name, tensor.shape, f"input {name!r} [{dims}]"))
+    return left
+
+
+def _how(name: str, text: str) -> str:
+    """How to say the shape of an input."""
+    shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
+    return f"--shape {short(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
+
+
+def _ask(left: Left) -> str:
+    """What to tell somebody who has to say shapes."""
+    texts = [f"{text} is open in the file, must be given; {_how(name, text)}" for name, _, text in left]
+    return "; ".join(texts).replace("says otherwise", "says it")
+
+
+def _look_for_the_cause(
+    context: ImportContext, subgraph: FileSubgraph, names: Sequence[str], wanted: Sequence[tuple[int, ...]], left: Left
+) -> None:
+    """Of problems with sizes that stand in for open dimensions, keep those that any size has; without any, ask for sizes."""
+    open_names = {name for name, _, _ in left}
+    shapes = [
+        tuple(0 if name in open_names and n in subgraph.tensors[index].open else d for n, d in enumerate(shape))
+        for index, name, shape in zip(subgraph.inputs, names, wanted, strict=True)
+    ]
+    always = _imported(context.file, subgraph, names, shapes)[0].problems
+    context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
+    if not context.problems:
+        raise InvalidArgument(f"{context.file.label}: {_ask(left)}")
 
 
 def signatures(source: Source) -> list[str]:
     """The names of a file's entry points."""
-    label, memory = _open(source)
+    label, memory = opened(source)
     return [s.key for s in read(memory.bytes(), label).signatures]
 
 
-def _open(source: Source) -> tuple[str, Memory]:
-    """A label for messages, and the bytes as a memory."""
-    if isinstance(source, bytes):
-        return "model", Memory.wrap(np.frombuffer(source, np.uint8))
-    label = os.fspath(source)
-    if not os.path.isfile(label):
-        raise BadFile(f"{label}: is no file, must be a .tflite file")
-    store = Store("nnhal-model")
-    try:
-        store.add_file(label)
-    except OSError as error:
-        raise BadFile(f"{label}: cannot be read: {error.strerror}; must be a .tflite file") from error
-    return label, store.seal()
+def chosen(source: Source, signature: str | None = None) -> tuple[File, FileSubgraph]:
+    """What a file holds, and the subgraph of an entry point: also where NNAPI cannot take it."""
+    label, memory = opened(source)
+    file = read(memory.bytes(), label)
+    entry = _signature(file, signature)
+    return file, file.subgraphs[entry.subgraph if entry else 0]
 
 
 def _signature(file: File, key: str | None) -> SignatureDef | None:
@@ -98,25 +148,19 @@ def _signature(file: File, key: str | None) -> SignatureDef | None:
 
 def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, FileSubgraph]:
     """The file and a subgraph of it, which gives a tensor once for each name that the signature has for it."""
-    subgraph, left = file.subgraphs[number], [index for _, index in entries]
-    for index in subgraph.outputs:
-        if index in left:
-            left.remove(index)
-    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left))
+    subgraph, left = file.subgraphs[number], Counter(index for _, index in entries)
+    left.subtract(subgraph.outputs)
+    subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left.elements()))
     graphs = (*file.subgraphs[:number], subgraph, *file.subgraphs[number + 1 :])
     return replace(file, subgraphs=graphs), subgraph
 
 
 def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:
     """The name of each input or output: the signature's, else the tensor's. One that is listed twice has two."""
-    left = list(entries)
-    names = []
-    for index in tensors:
-        entry = next((e for e in left if e[1] == index), None)
-        names.append(entry[0] if entry else subgraph.tensors[index].name)
-        if entry:
-            left.remove(entry)
-    return names
+    left: dict[int, list[str]] = {}
+    for name, index in reversed(entries):
+        left.setdefault(index, []).append(name)
+    return [left[i].pop() if left.get(i) else subgraph.tensors[i].name for i in tensors]
 
 
 def _shapes(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> list[tuple[int, ...]]:

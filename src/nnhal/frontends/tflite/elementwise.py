@@ -182,9 +182,7 @@ def leaky_relu(t: OperatorTask) -> None:
 @entry("CAST")
 def cast(t: OperatorTask) -> None:
     """Stored values in another type. What NNAPI's does not take is said by comparing, choosing, or a scale of 1."""
-    x, value = t.raw(0), t.declared()
-    if not x.narrow:
-        x = t.x(0)
+    x, value = t.x(0), t.declared()
     kind, to = x.value.type, value.type
     plain = (x.value.scale, x.value.zero_point) == (PLAIN_SCALE, 0)
     if to == B8 and kind in (*FLOATS, I32):

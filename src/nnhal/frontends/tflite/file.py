@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget
 from nnhal.frontends.tflite.sparse import Sparsity
 
 OMITTED = -1  # the index of an input that is left out
@@ -53,7 +54,10 @@ class Options(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's."""
+    """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's.
+
+    custom: the options of a custom operation.
+    """
 
     index: int
     name: str
@@ -61,6 +65,7 @@ class Operator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     options: Options
+    custom: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,17 @@ class SignatureDef:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A whole file. label: for messages. data: its bytes."""
+    """A whole file. label: for messages. data: its bytes. budget: what import may still spend on it.
+
+    metadata: what it says about itself, a flatbuffer.
+    """
 
     label: str
     data: Array
     subgraphs: tuple[FileSubgraph, ...]
     signatures: tuple[SignatureDef, ...]
+    budget: Budget
+    metadata: Blob | None = None
 
     def bytes_of(self, blob: Blob) -> Array:
         """Bytes of the file where they lie."""

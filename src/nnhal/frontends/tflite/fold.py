@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.file import DTYPES, Options
 
 Fold = Callable[..., Any]
-MOST = 4096  # elements of a result
+MOST = 4096  # elements of a result, or results of an operator: a function looks at them before it makes them
 KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 
@@ -29,21 +30,27 @@ def must(condition: Any) -> None:
         raise Unfoldable
 
 
-def fold(name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[str]) -> list[Array] | None:
+def fold(
+    name: str, options: Options, arrays: Sequence[Array], kinds: Sequence[str], budget: Budget
+) -> list[Array] | None:
     """The outputs of an operator, of the types `kinds`; None where it is not one that is computed at import."""
     function, partly = (MOVES[name], True) if name in MOVES else (SUMS.get(name), False)
     if function is None or not set(kinds) <= KINDS or sum(a.size for a in arrays) > MOST:
         return None
     if not partly and any(a.dtype == object for a in arrays):
         return None
+    budget.spend(Cost.OPERATIONS, 1)
+    budget.spend(Cost.ELEMENTS, sum(a.size for a in arrays) + len(arrays) + len(kinds))
     try:
         with np.errstate(all="ignore"):
             results = function(options, *arrays)
             results = results if isinstance(results, list) else [results]
             must(len(results) == len(kinds))
-            return [_stored(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
+            stored = [_stored(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
     except (*FAILURES, Unfoldable):
         return None
+    budget.spend(Cost.ELEMENTS, sum(r.size for r in stored))
+    return stored
 
 
 def _stored(result: Array, kind: str) -> Array:
@@ -77,7 +84,9 @@ def _pack(o: Options, *xs: Array) -> Any:
 
 
 def _unpack(o: Options, x: Array) -> Any:
-    return list(np.moveaxis(x, o.read("UnpackOptions")("Axis"), 0))
+    axis = o.read("UnpackOptions")("Axis")
+    must(x.shape[axis] <= MOST)
+    return list(np.moveaxis(x, axis, 0))
 
 
 def _concatenate(o: Options, *xs: Array) -> Any:
@@ -88,8 +97,10 @@ def _concatenate(o: Options, *xs: Array) -> Any:
 
 def _gather(o: Options, x: Array, indices: Array) -> Any:
     fields = o.read("GatherOptions")
+    axis = fields("Axis")
     must(fields("BatchDims") == 0 and indices.min(initial=0) >= 0)
-    return x.take(indices.astype(np.int64), fields("Axis"))
+    must(math.prod(x.shape[:axis]) * math.prod(x.shape[axis:][1:]) * indices.size <= MOST)
+    return x.take(indices.astype(np.int64), axis)
 
 
 def _slice(_: Options, x: Array, begin: Array, size: Array) -> Any:
@@ -146,7 +157,9 @@ def _broadcast_to(_: Options, x: Array, shape: Array) -> Any:
 
 
 def _split(o: Options, axis: Array, x: Array) -> Any:
-    return np.split(x, o.read("SplitOptions")("NumSplits"), axis_of(axis))
+    count = o.read("SplitOptions")("NumSplits")
+    must(0 < count <= MOST)
+    return np.split(x, count, axis_of(axis))
 
 
 def _split_sizes(_: Options, x: Array, sizes: Array, axis: Array) -> Any:
@@ -219,8 +232,9 @@ def reduced(function: Callable[..., Any]) -> Fold:
     """Over axes."""
 
     def folded(o: Options, x: Array, axes: Array) -> Any:
-        keep = bool(o.read("ReducerOptions")("KeepDims"))
-        return function(x, axis=tuple({axis % x.ndim for axis in numbers(axes)}), keepdims=keep)
+        keep, over = bool(o.read("ReducerOptions")("KeepDims")), {axis % x.ndim for axis in numbers(axes)}
+        must(math.prod(n for i, n in enumerate(x.shape) if i not in over) <= MOST)
+        return function(x, axis=tuple(over), keepdims=keep)
 
     return folded
 

@@ -9,13 +9,15 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import DTYPES, Blob, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
+from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
 from nnhal.ops import OPS
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S, bind
 
-PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "BOOL": B8}
+PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8}  # INT64: see `wide`
 QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
 UNTYPED = -1  # the type of a Value that NNAPI has no type for
 PLAIN_SCALE = 1.0  # of 8-bit integers that stand for themselves
@@ -32,8 +34,9 @@ class Term:
     value: what NNAPI is told of it; its `data` is there for constants. kind: its type in the file.
     data: what is known of the value at import, in the file's own shape and type; None within an array of objects is an
     element known only at execution. blob: where constant data lie in the file.
-    scalar: of rank 0 in the file, where NNAPI has one dimension of 1. narrow: 64-bit integers in the file, 32-bit ones here.
+    scalar: of rank 0 in the file, where NNAPI has one dimension of 1. span: least and greatest value that integers may have.
     doubtful: written by an operator that was refused. variable: of a resource. graph: of a SUBGRAPH operand.
+    made: a constant of import's own, which nobody has been charged for yet.
     """
 
     value: Value
@@ -41,10 +44,11 @@ class Term:
     data: Array | None = None
     blob: Blob | None = None
     scalar: bool = False
-    narrow: bool = False
+    span: tuple[int, int] | None = None
     doubtful: bool = False
     variable: "Variable | None" = None
     graph: "ImportGraph | None" = None
+    made: bool = False
 
     @property
     def partly(self) -> bool:
@@ -97,10 +101,18 @@ class ImportContext:
         if len(self._open) > MAX_DEPTH:
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
+        source = self.file.subgraphs[number]
+        if len(source.inputs) != len(given):
+            must = f"must be {len(source.inputs)}"
+            raise BadFile(f"{self.file.label}: {where}: gives subgraph {number} {len(given)} inputs, {must}")
+        lists = sum(len(operator.inputs) for operator in source.operators) + len(source.outputs)
+        channels = sum(len(value.channel.scales) for value in given if value.channel)
+        self.file.budget.spend(Cost.ELEMENTS, len(given) + channels, where)
         if key not in self._done:
+            self.file.budget.spend(Cost.ELEMENTS, lists, where)
             self._open.append(number)
             inner = len(self._open) > 1 and not starts
-            graph = ImportGraph(self, self.file.subgraphs[number], given, inner=inner, starts=starts)
+            graph = ImportGraph(self, source, given, inner=inner, starts=starts)
             self.lower(graph)
             self._done[key] = graph
             self._open.pop()
@@ -131,11 +143,18 @@ class ImportGraph:
             tensor = source.tensors[index]
             self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=not tensor.shape)
             self.inputs.append(self.terms[index])
+        self.forms: list[EdgeForm] = []  # of the outputs
 
     @property
     def facts(self) -> SubgraphFacts:
         """What control flow may know of it. The index is the writer's business."""
         return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
+
+    @property
+    def edge(self) -> list[tuple[Term, EdgeForm]]:
+        """Its inputs and outputs, and how the file has them."""
+        given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
+        return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
     def place(self, index: int) -> str:
         """An operator's number for people."""
@@ -159,16 +178,18 @@ class ImportGraph:
 
     def _constant(self, index: int) -> Term:
         tensor = self.source.tensors[index]
-        place = f"{self.file.label}: subgraph {self.source.index} tensor {index}"
+        place = f"subgraph {self.source.index} tensor {index}"
         data, blob = None, tensor.blob
         if tensor.type in DTYPES:
             dtype = np.dtype(DTYPES[tensor.type])
             if tensor.sparsity is not None and blob is not None:
                 whole = blob.length % dtype.itemsize == 0
                 if not whole:
-                    raise BadFile(f"{place}: has {blob.length} bytes, must be a multiple of {dtype.itemsize}")
+                    raise BadFile(
+                        f"{self.file.label}: {place}: has {blob.length} bytes, must be a multiple of {dtype.itemsize}"
+                    )
                 values = self.file.bytes_of(blob).view(dtype)
-                data, blob = densify(tensor.sparsity, tensor.shape, values, place), None
+                data, blob = densify(tensor.sparsity, tensor.shape, values, self.file.budget, place), None
             elif blob is not None:
                 data = self.file.bytes_of(blob).view(dtype).reshape(tensor.shape)
             elif not tensor.variable:
@@ -187,6 +208,7 @@ class ImportGraph:
 
     def emit_copy(self, term: Term) -> Term:
         """A copy of a term, where a model may not have it as an output itself."""
+        self.file.budget.spend(Cost.OPERATIONS, 1)
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
         result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
@@ -200,13 +222,23 @@ class ImportGraph:
             term, tensor = self.term(index), self.source.tensors[index]
             if term.doubtful:
                 continue
-            if term.value.type == UNTYPED or term.narrow or term.partly:
+            if tensor.variable and term.value.data is None and not self._has(term):
+                self.problem(f"output {tensor.name!r}", "is a variable tensor that nothing wrote, must be written")
+                continue
+            if term.value.type == UNTYPED or term.partly:
                 why = "is a shape known only at execution" if term.partly else f"is {tensor.type}"
                 self.problem(
                     f"output {tensor.name!r}", f"{why}, which NNAPI has no {'operation' if term.partly else 'type'} for"
                 )
                 continue
+            self.forms.append(EdgeForm(term.scalar, tensor.type == "INT64"))
             self.outputs.append(self.own(term, taken))
+
+    def _has(self, term: Term) -> bool:
+        """Whether a term is an input, or the output of an operation."""
+        return any(term is each for each in self.inputs) or any(
+            term is out for o in self.operations for out in o.outputs
+        )
 
     def own(self, term: Term, taken: set[int]) -> Term:
         """The term, or a copy of it where it is not this graph's own to give away."""
@@ -225,7 +257,20 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
         return Term(value, kind)
     shape = data.shape or (1,)
     known = None if data.dtype == object else data.reshape(shape)
-    return Term(replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0)
+    span = None
+    if known is not None and data.dtype == np.int64 and value.type == I32:
+        span = int(data.min(initial=0)), int(data.max(initial=0))
+        if not fits(span):
+            return Term(Value(UNTYPED, shape), kind, data, scalar=data.ndim == 0, made=True)
+        known, blob = known.astype(np.int32), None
+    return Term(
+        replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0, span=span, made=blob is None
+    )
+
+
+def fits(span: tuple[int, int]) -> bool:
+    """Whether 32 bits hold all of these integers."""
+    return span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
 def typed(tensor: FileTensor) -> Value:

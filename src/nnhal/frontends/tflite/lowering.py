@@ -2,13 +2,14 @@
 
 from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite import control, elementwise, layers, movement, recurrent, state
+from nnhal.frontends.tflite import control, custom, elementwise, layers, movement, recurrent, state
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import fold
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
 from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, OperatorEntry, OperatorTask
 
-FAMILIES = (control, elementwise, layers, movement, recurrent, state)  # importing them fills the table
+FAMILIES = (control, custom, elementwise, layers, movement, recurrent, state)  # importing them fills the table
 
 
 def lower(graph: ImportGraph) -> None:
@@ -25,7 +26,9 @@ def unsupported(context: ImportContext) -> UnsupportedModel:
     for (name, reason), places in context.problems.items():
         where = " ".join([name, ", ".join(filter(None, places))]).strip()
         parts.append(f"{where}: {reason}" if reason else where)
-    return UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error = UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error.refused = [(name, place, why) for (name, why), places in context.problems.items() for place in places]
+    return error
 
 
 def _folded(graph: ImportGraph, operator: Operator) -> bool:
@@ -34,7 +37,7 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
     if not operator.builtin or len(data) != len(operator.inputs) or not data:
         return False
     kinds = [graph.source.tensors[index].type for index in operator.outputs]
-    results = fold(operator.name, operator.options, data, kinds)
+    results = fold(operator.name, operator.options, data, kinds, graph.file.budget)
     if results is None:
         return False
     task = OperatorTask(graph, operator)
@@ -45,12 +48,13 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
 
 
 def _lower(graph: ImportGraph, operator: Operator) -> None:
-    entry = ENTRIES.get(operator.name) if operator.builtin else None
+    entry = ENTRIES.get(operator.name)
     if entry is None:
-        reason = "NNAPI has no operation for it" if operator.builtin else ""
+        reason = "NNAPI has no operation for it" if operator.builtin else custom.reason_of(operator)
         _give_up(graph, operator, reason, report=True)
         return
     _check_counts(graph, operator, entry)
+    graph.file.budget.spend(Cost.OPERATIONS, 1, graph.place(operator.index))
     found = _attempt(OperatorTask(graph, operator), entry)
     if found is not None and entry.real and _quantised(graph, operator):
         again = _attempt(OperatorTask(graph, operator, reals=True), entry)
@@ -97,6 +101,6 @@ def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: boo
         except Inexpressible:
             value = Value(UNTYPED)
         shape = tensor.shape if tensor.shape and not graph.context.reshaped else None
-        doubtful = value.type == UNTYPED or shape is None or bool(tensor.open)
+        doubtful = value.type == UNTYPED or shape is None or bool(tensor.open) or tensor.type == "INT64"
         value = Value(value.type, shape, value.scale, value.zero_point, value.channel, None, tensor.name)
         graph.terms[index] = Term(value, tensor.type, doubtful=doubtful)

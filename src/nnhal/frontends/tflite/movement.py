@@ -11,7 +11,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.task import MOST_DIMENSIONS, OperatorTask, entry
-from nnhal.ops.schema import I32
+from nnhal.ops.schema import B8, I32
 
 # ---------------------------------------------------------------------------------------------------------------- shapes
 
@@ -221,8 +221,12 @@ def strided_slice(t: OperatorTask) -> None:
         t.require(
             plain, "begin, end or strides are computed at execution, must be constant for an ellipsis or new axes"
         )
-        vectors = t.index(1, "begin"), t.index(2, "end"), t.index(3, "strides")
-        t.give("STRIDED_SLICE", x, *vectors, o("BeginMask"), o("EndMask"), o("ShrinkAxisMask"))
+        begin, end, strides = t.index(1, "begin"), t.index(2, "end"), t.index(3, "strides")
+        masks = [o("BeginMask"), o("EndMask"), o("ShrinkAxisMask")]
+        if masks[2]:
+            begin, end = one_element(t, x, begin, end, masks[0], masks[2])
+            masks = [masks[0] & ~masks[2], masks[1] & ~masks[2], masks[2]]
+        t.give("STRIDED_SLICE", x, begin, end, strides, *masks)
         return
     ranges, added = written_out(t, o, t.rank(x))
     rows = [t.integers([getattr(r, name) for r in ranges]) for name in ("begin", "end", "stride")]
@@ -237,6 +241,23 @@ def strided_slice(t: OperatorTask) -> None:
     for axis in added[:-1]:
         part = t.make("EXPAND_DIMS", part, axis)
     t.give("EXPAND_DIMS", part, added[-1])
+
+
+def one_element(t: OperatorTask, x: Term, begin: Term, end: Term, all_before: int, shrinks: int) -> tuple[Term, Term]:
+    """Begin and end computed at execution, of dimensions that shrink: one element, whatever end says."""
+    sizes = t.shape(x)
+    bits = [shrinks >> i & 1 for i in range(len(sizes))]
+    rooms = [0 if d is None or not bit else d for d, bit in zip(sizes, bits, strict=True)]
+    t.require(None not in [d for d, bit in zip(sizes, bits, strict=True) if bit], "shrinks a dimension of open size")
+    zeros, ones = t.integers([0] * len(bits)), t.integers([1] * len(bits))
+    first = constant(Value(B8), np.array([bool(all_before >> i & 1 and bit) for i, bit in enumerate(bits)]))
+    start = t.make("SELECT", first, zeros, begin, like=Value(I32))
+    before = t.make("LESS", start, zeros, like=Value(B8))
+    counted = t.make("ADD", start, t.integers(rooms), activation=0, like=Value(I32))
+    start = t.make("SELECT", before, counted, start, like=Value(I32))
+    chosen = constant(Value(B8), np.array(bits, bool))
+    behind = t.make("ADD", start, ones, activation=0, like=Value(I32))
+    return start, t.make("SELECT", chosen, behind, end, like=Value(I32))
 
 
 def written_out(t: OperatorTask, o: Fields, rank: int) -> tuple[list[Range], list[int]]:
@@ -373,7 +394,6 @@ def arg_extreme(t: OperatorTask) -> None:
     x = t.x(0)
     axis = t.axis(t.integer(1, "axis"), t.rank(x))
     (found,) = t.run(t.name.replace("_", ""), x, axis, outs=[Value(I32, None)])
-    found.narrow = t.graph.source.tensors[t.operator.outputs[0]].type == "INT64"
     t.same(found)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from nnhal.base.codes import MAX_OPERAND_BYTES, MAX_RANK
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.file import (
     DTYPES,
     OMITTED,
@@ -30,14 +31,19 @@ from nnhal.frontends.tflite.file import (
 )
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
-IDENTIFIER = b"TFL3"
+IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
 WORD = 4  # bytes of the least thing that a vector of tables holds
-SLACK = 4  # how many times over a file's bytes may be read as records: writers share some of them
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
 EMPTY_TABLE = b"\x04\x00\x04\x00\x04\x00\x00\x00"  # a table without fields, at 4: all its fields have their defaults
-NAME_SLOT = {"Tensor": 10, "OperatorCode": 6, "SignatureDef": 8, "TensorMap": 4}  # where a table's vtable has its name
+NAME_SLOT = {
+    "Tensor": 10,
+    "OperatorCode": 6,
+    "SignatureDef": 8,
+    "TensorMap": 4,
+    "Metadata": 4,
+}  # where a table's vtable has its name
 CONTAINER_SLOT, SHARED_NAME_SLOT = 4, 6  # of VarHandleOptions
 
 
@@ -108,7 +114,7 @@ class Reader:
     def __init__(self, data: Array, label: str) -> None:
         self.data, self.label = data, label
         self.view, self.size = memoryview(data), len(data)  # type: ignore[arg-type]
-        self.left = SLACK * self.size + 1024
+        self.budget = Budget(label, self.size)
         self.place = ""
 
     # ---------------------------------------------------------------------------------------------------- the parser
@@ -137,15 +143,13 @@ class Reader:
     def spend(self, count: int, what: str) -> None:
         """Refuse `count` more bytes of records when the file is too small for all of them."""
         self.must(count <= self.size, f"{what} would take {count} bytes, must be at most the file's {self.size}")
-        self.left -= count
-        self.must(
-            self.left >= 0, f"the records so far overlap: they take over {SLACK} times the file's {self.size} bytes"
-        )
+        self.budget.spend(Cost.RECORDS, count, self.place)
 
     def tables(self, table: Any, field: str) -> Iterator[Any]:
         """The tables of a vector."""
         count = getattr(table, f"{field}Length")()
         self.spend(count * WORD, f"{count} {field}")
+        self.budget.spend(Cost.TABLES, count, self.place)
         get = getattr(table, field)
         return (get(index) for index in range(count))
 
@@ -185,10 +189,14 @@ class Reader:
             graphs = tuple(self._subgraph(g, i, codes, blobs) for i, g in enumerate(self.tables(model, "Subgraphs")))
             self.must(graphs, "has no subgraphs, must have at least one")
             defs = enumerate(self.tables(model, "SignatureDefs"))
-            signatures = tuple(self._signature(s, i, graphs) for i, s in defs)
+            edges = [(frozenset(g.inputs), frozenset(g.outputs)) for g in graphs]
+            signatures = tuple(self._signature(s, i, graphs, edges) for i, s in defs)
+            entries = [(self.text(m, NAME_SLOT["Metadata"]), m.Buffer()) for m in self.tables(model, "Metadata")]
+            numbers = [number for name, number in entries if name == METADATA and number < len(blobs)]
         keys = [s.key for s in signatures]
         self.must(len(set(keys)) == len(keys), f"signatures are {', '.join(keys)}, must have one name each")
-        return File(self.label, self.data, graphs, signatures)
+        metadata = blobs[numbers[0]] if numbers else None
+        return File(self.label, self.data, graphs, signatures, self.budget, metadata)
 
     def _code(self, code: Any, index: int) -> tuple[str, bool]:
         with self.at(f"operator code {index}"):
@@ -310,7 +318,8 @@ class Reader:
         inputs, outputs = self._indices(operator, "Inputs", count, OMITTED), self._indices(operator, "Outputs", count)
         known = _names("BuiltinOptions").get(kind, f"options of type {kind}")
         options = Table(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
-        return Operator(index, name, builtin, inputs, outputs, options)
+        custom = b"" if builtin else self.vector(operator, "CustomOptions").astype(np.uint8).tobytes()
+        return Operator(index, name, builtin, inputs, outputs, options, custom)
 
     def _check_order(self, graph: FileSubgraph, place: str) -> None:
         """Every tensor has one writer, and stands written before it is read."""
@@ -333,16 +342,23 @@ class Reader:
         for index in graph.outputs:
             self.must(ready[index], f"output tensor {index} has no value, must be written by an operator")
 
-    def _signature(self, table: Any, index: int, graphs: Sequence[FileSubgraph]) -> SignatureDef:
+    def _signature(
+        self,
+        table: Any,
+        index: int,
+        graphs: Sequence[FileSubgraph],
+        edges: Sequence[tuple[frozenset[int], frozenset[int]]],
+    ) -> SignatureDef:
+        """An entry point. edges: the inputs and outputs of each subgraph."""
         with self.at(f"signature {index}"):
             number = table.SubgraphIndex()
             self.must(number < len(graphs), f"subgraph is {number}, must be 0 to {len(graphs) - 1}")
-            graph = graphs[number]
             inputs, outputs = (self._entries(table, f) for f in ("Inputs", "Outputs"))
-            for kind, entries, among in (("input", inputs, graph.inputs), ("output", outputs, graph.outputs)):
+            for kind, entries, among in zip(("input", "output"), (inputs, outputs), edges[number], strict=True):
                 for name, tensor in entries:
-                    must = f"must be an {kind} of subgraph {number}: {', '.join(map(str, among))}"
-                    self.must(tensor in among, f"{kind} {name!r} is tensor {tensor}, {must}")
+                    if tensor not in among:
+                        there = ", ".join(map(str, sorted(among)))
+                        self.bad(f"{kind} {name!r} is tensor {tensor}, must be an {kind} of subgraph {number}: {there}")
             return SignatureDef(self.text(table, NAME_SLOT["SignatureDef"]), number, inputs, outputs)
 
     def _entries(self, table: Any, field: str) -> tuple[tuple[str, int], ...]:

@@ -12,8 +12,7 @@ import numpy as np
 
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
-
-GROWTH, ROOM = 256, 1 << 24  # a dense form has at most so many times the bytes of the sparse one, and this many more
+from nnhal.frontends.tflite.budget import Budget, Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,13 @@ class Sparsity:
     levels: tuple[SparseLevel, ...]
 
 
-def densify(sparsity: Sparsity, shape: tuple[int, ...], values: Array, place: str) -> Array:
-    """The whole tensor, zeros where nothing is stored. `place` is for messages."""
-    _check(sparsity, shape, values, place)
+def densify(sparsity: Sparsity, shape: tuple[int, ...], values: Array, budget: Budget, tensor: str) -> Array:
+    """The whole tensor, zeros where nothing is stored. `tensor` is its place in the file, for messages."""
+    place = f"{budget.label}: {tensor}"
+    _check(sparsity, shape, place)
+    budget.spend(Cost.MEMORY, math.prod(shape) * values.itemsize, tensor)
+    nodes = max(len(values), *(len(level.segments) for level in sparsity.levels))
+    budget.spend(Cost.ELEMENTS, nodes * len(sparsity.levels), tensor)
     found, dimensions = _leaves(sparsity, len(values), place), len(sparsity.order)
     _must(len(found) == len(values), place, f"describes {len(found)} values, must describe the {len(values)} stored")
     coordinates = np.empty((len(found), dimensions), np.int64)
@@ -58,7 +61,7 @@ def _must(condition: bool, place: str, what: str) -> None:
         raise BadFile(f"{place}: {what}")
 
 
-def _check(sparsity: Sparsity, shape: tuple[int, ...], values: Array, place: str) -> None:
+def _check(sparsity: Sparsity, shape: tuple[int, ...], place: str) -> None:
     rank, order, blocks = len(shape), sparsity.order, sparsity.blocks
     _must(rank > 0, place, "is a scalar, must have a dimension to be sparse")
     whole = sorted(order) == list(range(rank + len(blocks)))
@@ -69,8 +72,6 @@ def _check(sparsity: Sparsity, shape: tuple[int, ...], values: Array, place: str
     _must(count == len(order), place, f"has {count} levels, must have {len(order)}")
     sizes = [level.size for level in sparsity.levels]
     _must(min(sizes, default=0) >= 0, place, f"has sizes {sizes}, must have none below 0")
-    size, limit = math.prod(shape) * values.itemsize, GROWTH * values.nbytes + ROOM
-    _must(size <= limit, place, f"has {size} bytes when expanded, must have at most {limit}")
 
 
 def _leaves(sparsity: Sparsity, stored: int, place: str) -> Array:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable, stored
 from nnhal.frontends.tflite.reader import CONTAINER_SLOT, SHARED_NAME_SLOT
 from nnhal.frontends.tflite.task import OperatorTask, entry
@@ -50,7 +51,7 @@ def read(variable: Variable) -> Term:
 # -------------------------------------------------------------------------------------------------- resource variables
 
 
-@entry("CALL_ONCE", inputs=(0, None), outputs=(0, None))
+@entry("CALL_ONCE", inputs=(0, None), outputs=0)
 def call_once(t: OperatorTask) -> None:
     """A subgraph that gives variables their first values."""
     number = t.options("CallOnceOptions")("InitSubgraphIndex")
@@ -134,9 +135,10 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
             continue
         first = variable.initial
         if first is None:
+            graph.file.budget.spend(Cost.MEMORY, math.prod(shape) * value.dtype.itemsize, f"variable {variable.name!r}")
             empty = stored(value)
             first = np.full(shape, empty, value.dtype) if empty else np.zeros(shape, value.dtype)
-        first = np.ascontiguousarray(first).reshape(shape)
+        first = np.ascontiguousarray(first, value.dtype).reshape(shape)
         if last is source:
             source.data = first
             source.value = replace(source.value, data=first)

@@ -7,11 +7,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from nnhal.base.codes import Activation, OperandType
+from nnhal.base.codes import Activation, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, dtype_of
+from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant
 from nnhal.frontends.tflite.reader import Fields
+from nnhal.frontends.tflite.wide import CARRIES, span_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
 
@@ -81,15 +83,27 @@ class OperatorTask:
 
     def commit(self) -> None:
         """Hand results and operations to the graph."""
+        spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
+        self._pay()
         self.graph.operations += self.emitted
         for number, index in enumerate(self.operator.outputs):
             term, tensor = self.results[number], self.graph.source.tensors[index]
             term.kind = term.kind or tensor.type
-            if not tensor.shape and term.value.shape == (1,):
+            if tensor.type == "INT64" and term.value.type == I32:
+                term.span = spans[number]
+            if self.operator.builtin and not tensor.shape and term.value.shape == (1,):
                 term.scalar = True
             self.graph.terms[index] = term
         for step in self.later:
             step()
+
+    def _pay(self) -> None:
+        """Charge the file for the constants that were made for the operations."""
+        for operation in self.emitted:
+            for term in operation.inputs:
+                if isinstance(term, Term) and term.made and term.data is not None:
+                    self.graph.file.budget.spend(Cost.MEMORY, term.data.nbytes, self.label)
+                    term.made = False
 
     # ------------------------------------------------------------------------------------------------------- inputs
 
@@ -110,7 +124,7 @@ class OperatorTask:
     def x(self, place: int) -> Term:
         """Input `place` as an NNAPI tensor."""
         term = self.raw(place)
-        if term.value.type == UNTYPED or term.narrow:
+        if term.value.type == UNTYPED or (self._wide(self.operator.inputs[place]) and self.name not in CARRIES):
             if term.doubtful:
                 raise Inexpressible
             try:
@@ -122,6 +136,10 @@ class OperatorTask:
             not term.partly, f"input {place} is a shape known only at execution, which NNAPI has no operation for"
         )
         return self.real(term) if self.reals and term.value.type in ASYMMETRIC else term
+
+    def _wide(self, index: int) -> bool:
+        """Whether a tensor has 64-bit integers in the file."""
+        return self.graph.source.tensors[index].type == "INT64"
 
     def xs(self, start: int = 0) -> list[Term]:
         """All inputs from a place on."""
@@ -251,6 +269,7 @@ class OperatorTask:
         given: terms, None for omitted ones, numbers, in the record's order. named: scalar arguments by name.
         InvalidModel says what is against it.
         """
+        self.graph.file.budget.spend(Cost.OPERATIONS, 1, self.label)
         record = OPS[name]
         arguments = _arrange(record, given, named)
         own = next((t.value.type for a, t in arguments if repr(a.spec) == "T" and isinstance(t, Term)), None)
@@ -338,13 +357,21 @@ class OperatorTask:
 
     def scalar(self, value: Any, like: Term) -> Term:
         """A constant of one element with the type of a term that is not quantised."""
-        return constant(Value(like.value.type), np.array([value], dtype_of(like.value.type)))
+        return constant(Value(like.value.type), held(value, like.value.type).reshape(1))
 
 
 def number(value: Any, kind: OperandType) -> Term:
     """A scalar argument of the type that a tensor's elements have, where the record leaves the choice."""
     scalar = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}[kind]
-    return Term(Value(scalar, (), data=np.asarray(value, dtype_of(scalar))))
+    return Term(Value(scalar, (), data=held(value, scalar)))
+
+
+def held(value: Any, kind: int) -> Array:
+    """One number as an array of a type; Inexpressible where it does not fit."""
+    try:
+        return np.asarray(value, dtype_of(kind))
+    except (OverflowError, ValueError):
+        raise Inexpressible(f"{value} does not fit {type_name(kind)}") from None
 
 
 def viewed(term: Term, shape: Sequence[int]) -> Term:
@@ -386,4 +413,4 @@ def _operand(record: Op, argument: Arg, value: Any, own: int | None) -> Term | i
     kind = next(iter(types_for(record, argument, own if own in record.types else None)))
     if value is None:
         return int(kind)
-    return Term(Value(kind, (), data=np.asarray(value, dtype_of(kind))))
+    return Term(Value(kind, (), data=held(value, kind)))

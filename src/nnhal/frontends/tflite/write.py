@@ -7,16 +7,17 @@ import numpy as np
 from nnhal.base.codes import MAX_COPIED_CONSTANT, OperandType
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
+from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.graph import ImportGraph, Term
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model, State
+from nnhal.model.graph import EdgeForm, Model, State
 
 
 class ModelWriter:
     """Writes one model over the memory of a file."""
 
-    def __init__(self, memory: Memory, name: str) -> None:
-        self.memory, self.builder = memory, ModelBuilder(name)
+    def __init__(self, memory: Memory, budget: Budget, name: str) -> None:
+        self.memory, self.budget, self.builder = memory, budget, ModelBuilder(name)
         self._pool: int | None = None
         self._subgraphs: dict[int, int] = {}
 
@@ -28,7 +29,10 @@ class ModelWriter:
         counts = len(graph.inputs), len(graph.outputs)
         carried = [State(counts[0] + n, counts[1] + n, first) for n, (_, _, first) in enumerate(states)]
         return self.builder.finish(
-            [places[id(term)] for term in inputs], [places[id(term)] for term in outputs], states=carried
+            [places[id(term)] for term in inputs],
+            [places[id(term)] for term in outputs],
+            states=carried,
+            edge={places[id(t)]: form for t, form in graph.edge if form != EdgeForm()},
         )
 
     def _body(self, builder: ModelBuilder, graph: ImportGraph, inputs: Sequence[Term]) -> dict[int, int]:
@@ -65,6 +69,8 @@ class ModelWriter:
             )
         data = np.asarray(value.data)
         if blob is None or data.nbytes <= MAX_COPIED_CONSTANT or not data.flags.aligned:
+            if blob is not None:  # else it was paid for when it was made
+                self.budget.spend(Cost.MEMORY, data.nbytes, value.name)
             return builder.constant(
                 value.type, data, value.scale, value.zero_point, channel=value.channel, name=value.name
             )

@@ -1,0 +1,46 @@
+"""Names that files give: data, which may hold anything. What is shown of them commands no terminal and no picture."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+LONGEST = 100  # characters of a member's name
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""Text as it may stand on a terminal: escapes, controls, bidirectional overrides and the like are `\x1b`, `\u202e`.
+
+    keep: characters that are left as they are, such as the ends of lines that the caller wrote.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def short(text: str) -> str:
+    """Printable, and of bounded length."""
+    return printable(text[:200]) + " ..." * (len(text) > 200)
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """The names, those that were there before with a number behind them; letters of either case are alike."""
+    count: Counter[str] = Counter()
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        new = name
+        while new.casefold() in taken:
+            count[name.casefold()] += 1
+            new = f"{name}_{count[name.casefold()] + 1}"
+        taken.add(new.casefold())
+        found.append(new)
+    return found
+
+
+def member_names(names: Iterable[str]) -> list[str]:
+    """A name for each that can be a member of an archive: a relative path without `..`, printable, short, no two alike."""
+    return unique(map(_member, names))
+
+
+def _member(name: str) -> str:
+    parts = [part for part in printable(name[:LONGEST]).replace("\\", "_").split("/") if part.strip(". ")]
+    return "/".join(parts)[:LONGEST].strip("/ ") or "output"

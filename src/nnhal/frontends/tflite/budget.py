@@ -1,0 +1,50 @@
+"""What import may spend on one file: every allowance grows with the file's bytes, so that a small file stays cheap.
+
+An operation costs about half a millisecond, an element of shape arithmetic about a tenth of a microsecond: what the smallest
+file may spend takes less than a second, and 128 MiB. The figures stand in docs/models.md for people.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nnhal.base.errors import BadFile
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """So many of `what` for any file, `share` more for each of its bytes, and never more than `most`."""
+
+    what: str
+    least: int
+    share: float
+    most: int
+
+    def of(self, size: int) -> int:
+        """What a file of `size` bytes may spend."""
+        return min(self.least + int(self.share * size), self.most)
+
+
+class Cost(Enum):
+    """What is paid for."""
+
+    RECORDS = Allowance("bytes of records, of which some may overlap", 1024, 4, 1 << 32)
+    TABLES = Allowance("tables", 1000, 1 / 8, 1 << 20)  # the least table and its place in a vector
+    OPERATIONS = Allowance("operations", 2000, 1 / 32, 100_000)
+    MEMORY = Allowance("bytes of constants that are not in the file as they are", 128 << 20, 16, 1 << 32)
+    ELEMENTS = Allowance("elements of shapes, indices and lists", 4_000_000, 16, 1 << 32)
+
+
+class Budget:
+    """What is left for one file. label: for messages."""
+
+    def __init__(self, label: str, size: int) -> None:
+        self.label, self.size = label, size
+        self.left = {cost: cost.value.of(size) for cost in Cost}
+
+    def spend(self, cost: Cost, count: int, place: str = "") -> None:
+        """Take from an allowance, before the work is done; BadFile where it is used up."""
+        self.left[cost] -= count
+        if self.left[cost] < 0:
+            most = cost.value.of(self.size)
+            what = f"needs more than {most} {cost.value.what} to import, the most for a file of {self.size} bytes"
+            raise BadFile(": ".join(filter(None, (self.label, place, what))))

@@ -1,0 +1,148 @@
+"""Entries of custom operations that well-known files carry. Their options are bytes: a C structure, or a flexbuffer."""
+
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import Padding
+from nnhal.base.operands import Value
+from nnhal.frontends.tflite.file import Operator
+from nnhal.frontends.tflite.graph import constant
+from nnhal.frontends.tflite.layers import bias_of, four, weights_of
+from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.ops.schema import B8, F32, I32
+
+CUSTOM = "custom operation "
+PADDINGS = {1: Padding.SAME, 2: Padding.VALID}  # TfLitePadding
+DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, MemoryError)
+GREATEST = float(np.finfo(np.float32).max)
+MOST_BYTES, MOST_OPTIONS = 1 << 16, 64
+LEAST = np.float32(1e-37)  # stands for a score of 0, where those count too
+MEDIAPIPE = frozenset((
+    "Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler", "TransformLandmarks",
+    "TransformTensorBilinear",
+))  # fmt: skip
+
+
+def reason_of(operator: Operator) -> str:
+    """Why a custom operation without an entry is not taken, "" where all that is known of it is its name."""
+    name = operator.name.removeprefix(CUSTOM)
+    if name.startswith("Flex"):
+        return "is computed by TensorFlow itself"
+    return "is MediaPipe's own, and nnhal has no way for it yet" if name in MEDIAPIPE else ""
+
+
+@entry(CUSTOM + "Convolution2DTransposeBias", inputs=3)
+def transposed_convolution(t: OperatorTask) -> None:
+    """MediaPipe's: a transposed convolution with a bias, as large as its padding makes it."""
+    t.require(len(t.operator.custom) >= 12, f"has {len(t.operator.custom)} bytes of options, must have 12 at least")
+    padding, stride_w, stride_h = struct.unpack_from("<3i", t.operator.custom)
+    t.require(padding in PADDINGS, f"padding is {padding}, must be 1 (SAME) or 2 (VALID)")
+    t.require(min(stride_w, stride_h) >= 1, f"strides are {stride_w} and {stride_h}, must be at least 1")
+    x = t.x(0)
+    w = weights_of(t, 1, x)
+    units, height, width, _ = four(t, t.known(w), "filter")
+    batch, *sizes, _ = four(t, t.known(x), "input")
+    reach = [
+        size * stride if padding == 1 else (size - 1) * stride + filter
+        for size, filter, stride in zip(sizes, (height, width), (stride_h, stride_w), strict=True)
+    ]
+    stated = t.graph.source.tensors[t.operator.outputs[0]].shape
+    if len(stated) == 4 and not t.graph.context.reshaped:
+        reach = list(stated[1:3])
+    bias = bias_of(t, 2, x, w, units)
+    how = {"scheme": PADDINGS[padding], "stride_w": stride_w, "stride_h": stride_h, "activation": 0, "nchw": False}
+    t.give("TRANSPOSE_CONV_2D", x, w, bias, t.integers([batch, *reach, units]), **how)
+
+
+@entry(CUSTOM + "TFLite_Detection_PostProcess", inputs=3, outputs=4)
+def detections(t: OperatorTask) -> None:
+    """Boxes, classes, scores and their number, all real.
+
+    TFLite takes scores from the threshold on and boxes up to the overlap, NNAPI those above and below: the next float says
+    the same. NNAPI always has a background class, and TFLite as many rows whichever NMS it uses.
+    """
+    o = flexible(t)
+    encodings, scores, anchors = (t.real(t.x(place)) for place in range(3))
+    batch, _, columns = three(t, t.known(scores), "scores")
+    t.require(batch == 1, f"has {batch} pictures, must have 1")
+    classes, rows, each = (whole(t, o, n) for n in ("num_classes", "max_detections", "max_classes_per_detection"))
+    t.require(columns - classes in (0, 1), f"has {columns} scores a box, must have {classes} or one more: a background")
+    if columns == classes:
+        before = t.integers([0, 0, 0, 0, 1, 0])
+        scores = t.make("PAD", scores, t.reshaped(before, (3, 2)))
+    threshold = np.float32(real(t, o, "nms_score_threshold"))
+    t.require(threshold >= 0, f"nms_score_threshold = {threshold}, must be at least 0 for NNAPI")
+    if threshold == 0:
+        least, zero = (constant(Value(F32), np.array([[[n]]], np.float32)) for n in (LEAST, 0))
+        zeros = t.filled(t.known(scores), float(LEAST), F32)
+        scores = t.make("SELECT", t.make("EQUAL", scores, zero, like=Value(B8)), zeros, scores, like=least)
+    else:
+        threshold = np.nextafter(threshold, np.float32(-1))
+    by_class, kinds = bool(o.get("use_regular_nms")), min(each, classes)
+    found = t.run(
+        "DETECTION_POSTPROCESSING", scores, encodings, anchors,
+        *[real(t, o, f"{side}_scale") for side in "yxhw"],
+        by_class, rows, kinds, whole(t, o, "detections_per_class") if "detections_per_class" in o else 100,
+        float(threshold), float(np.nextafter(np.float32(real(t, o, "nms_iou_threshold")), np.float32(2))), False,
+        outs=[Value(F32, None), Value(F32, None), Value(I32, None), Value(I32, None)],
+    )  # fmt: skip
+    values, boxes, labels, count = found
+    labels, count = (t.make("CAST", term, like=Value(F32)) for term in (labels, count))
+    if not by_class and kinds > 1:  # NNAPI counts rows, TFLite boxes
+        count = t.make("DIV", count, t.scalar(kinds, count), activation=0)
+    lead, missing = ((1, rows), rows * each - rows) if by_class else ((rows, kinds), each - kinds)
+    for place, term in enumerate((boxes, labels, values)):
+        rest = t.known(term)[2:]
+        more = t.reshaped(t.integers([0, 0, 0, missing, *[0, 0] * len(rest)]), (2 + len(rest), 2))
+        padded = t.make("PAD", t.reshaped(term, (*lead, *rest)), more) if missing else term
+        t.same(t.reshaped(padded, (1, rows * each, *rest)), place)
+    t.same(count, 3)
+
+
+def flexible(t: OperatorTask) -> Mapping[str, Any]:
+    """Options that are a flexbuffer's map, of those names that are asked for."""
+    from flatbuffers import flexbuffers
+
+    names = ["use_regular_nms", "num_classes", "max_detections", "max_classes_per_detection", "detections_per_class"]
+    names += ["nms_score_threshold", "nms_iou_threshold", *(f"{side}_scale" for side in "yxhw")]
+    size = len(t.operator.custom)
+    t.require(size <= MOST_BYTES, f"has {size} bytes of options, must have {MOST_BYTES} at most")
+    try:
+        there = flexbuffers.GetRoot(t.operator.custom).AsMap
+        t.require(len(there) <= MOST_OPTIONS, f"has {len(there)} options, must have {MOST_OPTIONS} at most")
+        keys = {key.AsKey for key in there.Keys}
+        return {name: number(there[name]) for name in names if name in keys}
+    except DAMAGE as error:
+        t.refuse(f"has options that cannot be read: {error}; must be a flexbuffer's map")
+
+
+def number(value: Any) -> float | bool | None:
+    """A number of a flexbuffer, None for anything else."""
+    if value.IsBool:
+        return bool(value.AsBool)
+    return value.AsInt if value.IsInt else value.AsFloat if value.IsFloat else None
+
+
+def real(t: OperatorTask, options: Mapping[str, Any], name: str) -> float:
+    """An option that is a number."""
+    value = options.get(name)
+    if not isinstance(value, int | float) or not abs(value) <= GREATEST:
+        t.refuse(f"{name} is {value!r}, must be a finite number of 32 bits")
+    return float(value)
+
+
+def whole(t: OperatorTask, options: Mapping[str, Any], name: str) -> int:
+    """An option that is a count."""
+    value = options.get(name)
+    if not isinstance(value, int) or not 1 <= value < 1 << 24:
+        t.refuse(f"{name} is {value!r}, must be an integer of at least 1")
+    return int(value)
+
+
+def three(t: OperatorTask, shape: tuple[int, ...], what: str) -> tuple[int, int, int]:
+    """A shape of three dimensions."""
+    t.require(len(shape) == 3, f"{what} have shape {list(shape)}, must have three dimensions")
+    return shape[0], shape[1], shape[2]

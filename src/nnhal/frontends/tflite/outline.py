@@ -1,0 +1,67 @@
+"""The outline of a file that NNAPI cannot take whole: every operator, and of those that cannot be expressed why."""
+
+import os
+from collections.abc import Mapping
+
+from nnhal.base.errors import UnsupportedModel
+from nnhal.base.operands import Shape
+from nnhal.frontends.tflite import chosen
+from nnhal.frontends.tflite.file import OMITTED, FileTensor, Operator
+from nnhal.frontends.tflite.layers import SCHEMES
+from nnhal.frontends.tflite.source import Source
+from nnhal.frontends.tflite.task import FUSED
+from nnhal.model.outline import Node, Outline, Tensor, attribute_text
+
+LAYERS = {
+    "CONV_2D": "Conv2DOptions",
+    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
+    "TRANSPOSE_CONV": "TransposeConvOptions",
+    "AVERAGE_POOL_2D": "Pool2DOptions",
+    "MAX_POOL_2D": "Pool2DOptions",
+}
+
+
+def refused_outline(source: Source, error: UnsupportedModel, signature: str | None = None) -> Outline:
+    """What `load` refused with this error, operator by operator."""
+    file, subgraph = chosen(source, signature)
+    reasons = _by_place(error)
+    tensors = {n: _tensor(t) for n, t in enumerate(subgraph.tensors)}
+    nodes = tuple(
+        Node(
+            operator.name,
+            _attributes(operator),
+            tuple(i for i in operator.inputs if i != OMITTED),
+            operator.outputs,
+            reasons.get(f"#{operator.index}", ""),
+        )
+        for operator in subgraph.operators
+    )
+    name = os.path.splitext(os.path.basename(file.label))[0]
+    return Outline(name, tensors, subgraph.inputs, subgraph.outputs, nodes)
+
+
+def _by_place(error: UnsupportedModel) -> Mapping[str, str]:
+    return {place: reason or "NNAPI has no operation for it" for _, place, reason in error.refused}
+
+
+def _tensor(tensor: FileTensor) -> Tensor:
+    shape: Shape = tuple(None if n in tensor.open else d for n, d in enumerate(tensor.shape))
+    size = tensor.blob.length if tensor.blob else 0
+    scale = tensor.quant.scales[0] if tensor.quant else 0.0
+    return Tensor(tensor.name, tensor.type, shape, tensor.blob is not None and not tensor.variable, size, scale)
+
+
+def _attributes(operator: Operator) -> str:
+    """Stride, padding and activation of the layers that have them."""
+    if operator.name not in LAYERS:
+        return ""
+    fields = operator.options.read(LAYERS[operator.name])
+    given = {"stride_h": fields("StrideH"), "stride_w": fields("StrideW")}
+    if LAYERS[operator.name] == "Pool2DOptions":
+        given |= {"filter_h": fields("FilterHeight"), "filter_w": fields("FilterWidth")}
+    words = [attribute_text(given)]
+    padding = SCHEMES.get(fields("Padding"))
+    words += [padding.name.lower()] if padding else []
+    activation = FUSED.get(fields("FusedActivationFunction"), "") if operator.name != "TRANSPOSE_CONV" else ""
+    words += [activation.lower()] if activation not in ("", "NONE") else []
+    return " ".join(filter(None, words))

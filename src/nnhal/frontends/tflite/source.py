@@ -1,0 +1,183 @@
+"""Where a model's bytes come from: a file, bytes, or a member of a bundle; and what a file is that is no `.tflite` file."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import BinaryIO
+
+import numpy as np
+
+from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.memory import Memory
+from nnhal.base.names import short
+from nnhal.base.operands import Array
+from nnhal.base.sealed import Store
+from nnhal.frontends.tflite.archive import MAGIC, Archive
+
+Source = str | os.PathLike[str] | bytes | BinaryIO
+IDENTIFIER = b"TFL3"
+MOST_LEVELS = 4  # of bundles in bundles
+HEAD = 4096  # bytes by which a format is known
+BEGINNINGS = {
+    b"\x89PNG\r\n\x1a\n": "a PNG picture", b"\xff\xd8\xff": "a JPEG picture", b"GIF8": "a GIF picture",
+    b"BM": "a BMP picture", b"II*\0": "a TIFF picture", b"MM\0*": "a TIFF picture",
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file, as Keras writes it", b"GGUF": "a GGUF file", b"\x93NUMPY": "a numpy array",
+    b"\x1f\x8b": "compressed with gzip", b"BZh": "compressed with bzip2", b"\xfd7zXZ\0": "compressed with xz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd", b"7z\xbc\xaf": "a 7z archive", b"%PDF": "a PDF document",
+    b"\x7fELF": "a program or library (ELF)",
+    b"version https://git-lfs": "a pointer of Git LFS: `git lfs pull` fetches the file",
+    b"\x08\x01\x12": "the graph of a TensorFlow SavedModel",
+}  # fmt: skip
+AT_FOUR = {
+    b"ORTM": "an ONNX Runtime model",
+    b"M001": "metadata of a .tflite file",
+    b"TFL2": "a .tflite file of schema 2",
+}
+IN_ARCHIVES = {
+    r"(^|/)data\.pkl$": "a PyTorch or TorchScript file", r"(^|/)model\.weights\.h5$": "a Keras file",
+    r"(^|/)saved_model\.pb$": "a TensorFlow SavedModel in a zip file", r"\.npy$": "arrays of numpy (.npz)",
+    r"\.mlmodel$": "a Core ML package",
+}  # fmt: skip
+IR, ONNX = re.compile(rb"<net\s"), re.compile(rb"\x08[\x01-\x14][\x12\x1a\x22\x2a\x32\x3a\x42]")
+HINT = {
+    "a TensorFlow": "tf.lite.TFLiteConverter makes one of it", "the graph of a T": "tf.lite.TFLiteConverter makes one of it",
+    "an HDF5": "tf.lite.TFLiteConverter makes one of it", "a Keras": "tf.lite.TFLiteConverter makes one of it",
+    "a PyTorch": "ai-edge-torch makes one of it", "an ONNX": "onnx2tf makes one of it",
+}  # fmt: skip
+
+
+def opened(source: Source) -> tuple[str, Memory]:
+    """A label for messages, and the bytes of one `.tflite` file as a sealed memory.
+
+    source: bytes, an open file, a path, or `bundle:member`. BadFile says what anything else is, and what a bundle holds.
+    """
+    if isinstance(source, bytes):
+        return _checked("model", Memory.wrap(np.frombuffer(source, np.uint8)))
+    if not isinstance(source, str | os.PathLike):
+        return _checked(str(source.name), _file(str(source.name), source.fileno()))
+    label = os.fspath(source)
+    if not isinstance(label, str):
+        raise InvalidArgument(f"path is {label!r}, must be text")
+    path, members = split(label)
+    if os.path.isdir(path):
+        known = os.path.isfile(os.path.join(path, "saved_model.pb"))
+        raise wrong(path, "a TensorFlow SavedModel folder" if known else "a folder")
+    if not os.path.isfile(path):
+        raise BadFile(f"{path}: is no file, must be a .tflite file")
+    memory, name = _file(path), path
+    for member in members:
+        archive = bundle(memory.bytes(), name)
+        if archive is None:
+            raise BadFile(f"{name}: has no members, must be a zip file for {short(label)}")
+        if member not in archive:
+            raise BadFile(f"{name}: has no member {short(member)!r}, must be one of {listed(archive)}")
+        name = f"{name}:{short(member)}"
+        memory = Memory.wrap(np.frombuffer(archive[member], np.uint8))
+    return _checked(name, _sealed(memory) if members else memory)
+
+
+def split(label: str) -> tuple[str, list[str]]:
+    """The path of a file, and the members that are named behind it: `bundle.task:inner.task:model.tflite`."""
+    path, members = label, list[str]()
+    while not os.path.exists(path) and ":" in path and len(members) < MOST_LEVELS:
+        path, _, member = path.rpartition(":")
+        members.insert(0, member)
+    return (path, members) if members and os.path.isfile(path) else (label, [])
+
+
+def bundle(data: Array, label: str) -> Archive | None:
+    """The members of a file that is a zip file, None for any other."""
+    return Archive(data, label) if data[: len(MAGIC)].tobytes() == MAGIC else None
+
+
+def listed(archive: Mapping[str, bytes]) -> str:
+    """What is in a bundle."""
+    names = list(archive)
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return (", ".join(map(short, names[:20])) or "none: it is empty") + more
+
+
+def wrong(label: str, what: str) -> BadFile:
+    """The error for a file of another format."""
+    hint = next((f"; {text}" for start, text in HINT.items() if what.startswith(start)), "")
+    return BadFile(f"{label}: is {what}, must be a .tflite file{hint}")
+
+
+def _file(path: str, fd: int | None = None) -> Memory:
+    store = Store("nnhal-model")
+    try:
+        store.add_file(path, fd)
+    except OSError as error:
+        raise BadFile(f"{path}: cannot be read: {error.strerror}; must be a .tflite file") from error
+    return store.seal()
+
+
+def _sealed(memory: Memory) -> Memory:
+    store = Store("nnhal-model")
+    store.add(memory.bytes())
+    return store.seal()
+
+
+def _checked(label: str, memory: Memory) -> tuple[str, Memory]:
+    """The same; BadFile where it is known to be something else."""
+    data = memory.bytes()
+    if data[4:8].tobytes() == IDENTIFIER:
+        return label, memory
+    archive = bundle(data, label)
+    if archive is not None:
+        raise _bundled(label, archive)
+    what = known(data)
+    if what:
+        raise wrong(label, what)
+    return label, memory
+
+
+def _bundled(label: str, archive: Archive) -> BadFile:
+    names = list(archive)
+    for pattern, what in IN_ARCHIVES.items():
+        if any(re.search(pattern, name) for name in names):
+            return wrong(label, what)
+    models = [name for name in names if name.endswith((".tflite", ".task", ".lite"))]
+    if not models:
+        return BadFile(f"{label}: is a zip file of {listed(archive)}, must be a .tflite file or hold one")
+    ways = " or ".join(f"{label}:{short(name)}" for name in models[:8])
+    return BadFile(f"{label}: is a bundle of {listed(archive)}; one of its models must be named: {ways}")
+
+
+def known(data: Array) -> str:
+    """What bytes are that begin no `.tflite` file, "" where that is not known."""
+    head = data[:HEAD].tobytes()
+    if not head:
+        return "empty"
+    found = next((what for start, what in BEGINNINGS.items() if head.startswith(start)), "") or AT_FOUR.get(
+        head[4:8], ""
+    )
+    if found:
+        return found
+    if head[:4] == b"RIFF":
+        return "a WebP picture" if head[8:12] == b"WEBP" else "sound (WAVE)" if head[8:12] == b"WAVE" else "a RIFF file"
+    if head[257:262] == b"ustar":
+        return "a tar archive"
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= len(data):
+        return "a safetensors file"
+    if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
+        return "a Python pickle, as PyTorch writes it"
+    if ONNX.match(head):
+        return "an ONNX model"
+    return _text(head)
+
+
+def _text(head: bytes) -> str:
+    """Which text it is, "" for none."""
+    try:
+        head[: len(head) - 3 if len(head) == HEAD else None].decode()
+    except UnicodeDecodeError:
+        return ""
+    if len(head) < 16 or any(byte < 9 or 13 < byte < 32 for byte in head):
+        return ""
+    start = head.lstrip()[:64].lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "a web page"
+    if start.startswith(b"<"):
+        return "an OpenVINO model (XML)" if IR.search(head) else "XML"
+    return "JSON" if start[:1] in (b"{", b"[") else "text"

@@ -1,0 +1,105 @@
+"""64-bit integers as 32-bit ones, where nothing is lost: NNAPI has no others.
+
+What an application gives is checked at each call, constants are known, and operators that only move, choose or compare
+integers make no greater ones. Of sums and products the least and greatest value is computed; where 32 bits may not hold it,
+the operator is refused.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Protocol
+
+from nnhal.frontends.tflite.file import Operator
+from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term, fits
+
+Span = tuple[int, int]
+ANY: Span = (-(1 << 31), (1 << 31) - 1)
+KINDS: dict[str, Span] = {"BOOL": (0, 1), "INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-(1 << 15), (1 << 15) - 1)}
+MOVES = frozenset((
+    "ASSIGN_VARIABLE", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS", "FILL",
+    "GATHER", "GATHER_ND", "MAXIMUM", "MINIMUM", "MIRROR_PAD", "ONE_HOT", "PACK", "PAD", "PADV2", "READ_VARIABLE",
+    "REDUCE_MAX", "REDUCE_MIN", "RESHAPE", "REVERSE_SEQUENCE", "REVERSE_V2", "SELECT", "SELECT_V2", "SLICE",
+    "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
+    "UNPACK", "ZEROS_LIKE",
+))  # fmt: skip
+CALLS = frozenset(("IF", "WHILE"))
+COMPARES = frozenset(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"))
+
+
+class BeingLowered(Protocol):
+    """What is asked of an operator that is lowered."""
+
+    graph: ImportGraph
+    operator: Operator
+    name: str
+    results: dict[int, Term]
+
+
+def _corners(function: Callable[[int, int], int]) -> Callable[..., Span]:
+    """Of a function of two integers that is greatest and least at the ends of their ranges."""
+
+    def span(x: Span, y: Span) -> Span:
+        values = [function(a, b) for a, b in product(x, y)]
+        return min(values), max(values)
+
+    return span
+
+
+def _magnitude(x: Span) -> Span:
+    return (0 if x[0] <= 0 <= x[1] else min(map(abs, x))), max(map(abs, x))
+
+
+SUMS: dict[str, Callable[..., Span]] = {
+    "ADD": _corners(lambda a, b: a + b),
+    "SUB": _corners(lambda a, b: a - b),
+    "MUL": _corners(lambda a, b: a * b),
+    "NEG": lambda x: (-x[1], -x[0]),
+    "ABS": _magnitude,
+    "SIGN": lambda x: (-1, 1),
+    "FLOOR_MOD": lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0)),
+}
+CARRIES = MOVES | CALLS | COMPARES | SUMS.keys() | {"CAST", "ARG_MAX", "ARG_MIN", "SUM"}
+
+
+def span_of(t: BeingLowered, number: int) -> Span:
+    """The range of output `number`, integers of 64 bits in the file; Inexpressible where 32 bits may not hold it."""
+    result = t.results[number]
+    if result.data is not None and result.span is not None:
+        return result.span
+    terms = [t.graph.terms[i] for i in t.operator.inputs if i in t.graph.terms]
+    kinds = [t.graph.source.tensors[i].type for i in t.operator.inputs if i in t.graph.terms]
+    spans = [term.span or KINDS.get(kind, ANY) for term, kind in zip(terms, kinds, strict=True)]
+    if t.name in ("ARG_MAX", "ARG_MIN") or (t.name == "TOPK_V2" and number):
+        found: Span = (0, max((ANY[1] if d is None else d for d in terms[0].value.shape or (None,)), default=1))
+    elif t.name == "CAST" and kinds[0].startswith(("FLOAT", "UINT32", "UINT64")):
+        found = (-(1 << 63), (1 << 63) - 1)
+    elif t.name == "SUM":
+        found = _total(terms[0], spans[0])
+    elif t.name in SUMS:
+        found = SUMS[t.name](*spans)
+    elif t.name in CALLS:  # of subgraphs, which may make others
+        found = ANY
+    elif t.name in MOVES:
+        found = _hull(spans)
+    elif t.name == "CAST" or result.value.data is not None:
+        found = spans[0]
+    else:
+        found = (-(1 << 63), (1 << 63) - 1)
+    if not fits(found):
+        if any(term.doubtful for term in terms):
+            raise Inexpressible  # their operators were refused
+        raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
+    return found
+
+
+def _hull(spans: Sequence[Span]) -> Span:
+    """All values of all of them, and 0, which padding has."""
+    return min(0, *(s[0] for s in spans)), max(0, *(s[1] for s in spans))
+
+
+def _total(x: Term, span: Span) -> Span:
+    """Of a sum of any of its elements."""
+    shape = x.value.shape
+    count = 1 << 63 if shape is None or None in shape else math.prod(d or 0 for d in shape)
+    return min(0, span[0]) * count, max(0, span[1]) * count

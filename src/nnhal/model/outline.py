@@ -1,0 +1,206 @@
+"""What people look at of a model's main subgraph: tensors, and operations with their key attributes, work and weights.
+
+`outline` makes it of a model; an importer makes one of a file that it has to refuse, with what is refused and why.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name, type_name
+from nnhal.base.operands import Shape, Value, fixed
+from nnhal.model.graph import CONSTANTS, Model
+from nnhal.model.validate import validate
+from nnhal.ops.schema import REQUIRED, Bound
+
+SHOWN = 8  # elements of a small constant among the attributes
+INTEGERS = frozenset(("TENSOR_INT32", "TENSOR_BOOL8", "INT32", "INT64", "BOOL"))  # no weights, unless they have a scale
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor. type: its name, of NNAPI or of the file. bytes: of a constant, 0 for any other."""
+
+    name: str
+    type: str
+    shape: Shape | None
+    constant: bool = False
+    bytes: int = 0
+    scale: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 0 where it is not known."""
+        known = fixed(self.shape)
+        return 0 if known is None else math.prod(known)
+
+    @property
+    def weight(self) -> bool:
+        """Whether it is learnt, rather than an axis, a shape or a flag."""
+        return self.constant and (self.type not in INTEGERS or bool(self.scale))
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An operation. inputs, outputs: keys of tensors. refused: why it cannot be taken, "" where it can."""
+
+    name: str
+    attributes: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A graph for people. level: "" for a file that is no model of NNAPI; reasons: for the level."""
+
+    name: str
+    tensors: Mapping[int, Tensor]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    level: str = ""
+    reasons: tuple[str, ...] = ()
+
+    @cached_property
+    def folded(self) -> Mapping[int, int]:
+        """Operations on constants alone, such as those that widen float16 weights, by their place: they belong to whoever
+        reads them. Each has the first tensor that it reads.
+        """
+        found: dict[int, int] = {}
+        known = {key for key, tensor in self.tensors.items() if tensor.constant}
+        for n, node in enumerate(self.nodes):
+            read = [i for i in node.inputs if i in self.tensors]
+            if read and known.issuperset(read) and not set(self.outputs).intersection(node.outputs):
+                found[n] = read[0]
+                known.update(node.outputs)
+        return found
+
+    @cached_property
+    def _origin(self) -> Mapping[int, int]:
+        """What a folded operation gives, and the tensor that it is made from."""
+        return {i: read for n, read in self.folded.items() for i in self.nodes[n].outputs}
+
+    def weights(self, node: Node) -> list[Tensor]:
+        """The weights that an operation reads, as they are stored."""
+        keys = [self._origin.get(i, i) for i in node.inputs]
+        return [self.tensors[i] for i in keys if i in self.tensors and self.tensors[i].weight]
+
+    def macs(self, node: Node) -> int:
+        """Multiplications with accumulation of one execution of an operation; 0 where shapes are not known."""
+        sides = [[self.tensors[i] for i in side if i in self.tensors] for side in (node.inputs, node.outputs)]
+        return _macs(node.name, *sides)
+
+    def kinds(self) -> Counter[str]:
+        """How often each kind of operation occurs."""
+        return Counter(node.name for node in self.nodes)
+
+    def stored(self) -> dict[str, tuple[int, int, int]]:
+        """Weights by type: how many tensors, elements, bytes."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for tensor in self.tensors.values():
+            if tensor.weight:
+                tensors, elements, size = found.get(tensor.type, (0, 0, 0))
+                found[tensor.type] = tensors + 1, elements + tensor.size, size + tensor.bytes
+        return found
+
+
+def outline(model: Model) -> Outline:
+    """The outline of a model's main subgraph."""
+    facts = validate(model)
+    main, binding = model.main, facts.subgraphs[0]
+    tensors = {}
+    for index, (operand, value) in enumerate(zip(main.operands, binding.values, strict=True)):
+        facts_of_type = TYPE_FACTS.get(OperandType(operand.type)) if operand.type in TYPE_FACTS else None
+        if value is not None and (facts_of_type is None or facts_of_type.tensor):
+            tensors[index] = Tensor(
+                operand.name,
+                type_name(operand.type),
+                value.shape,
+                operand.lifetime in CONSTANTS,
+                operand.location.length,
+                operand.scale,
+            )
+    nodes = tuple(
+        Node(operation_name(operation.type), _attributes(bound), operation.inputs, operation.outputs)
+        for operation, bound in zip(main.operations, binding.operations, strict=True)
+    )
+    return Outline(model.name, tensors, main.inputs, main.outputs, nodes, str(facts.level), facts.reasons)
+
+
+def shape_text(shape: Shape | None) -> str:
+    """A shape in few characters: `1x224x224x3`."""
+    return "?" if shape is None else "x".join("?" if d is None else str(d) for d in shape) or "scalar"
+
+
+def _attributes(bound: Bound | None) -> str:
+    """What sets this call of an operation apart: arguments that are not their defaults, pairs as one."""
+    if bound is None:
+        return ""
+    given: dict[str, Any] = {}
+    for argument in bound.form:
+        value = vars(bound).get(argument.name)
+        if isinstance(value, Value):
+            value = value.data if value.type == OperandType.TENSOR_INT32 and np.size(value.data) <= SHOWN else None
+            value = value.tolist() if isinstance(value, np.ndarray) else None
+        if (
+            value is None
+            or isinstance(value, tuple)
+            or (argument.default is not REQUIRED and value == argument.default)
+        ):
+            continue
+        given[argument.name] = value
+    return attribute_text(given)
+
+
+def attribute_text(given: Mapping[str, Any]) -> str:
+    """Arguments by name as one short line: `3x3 stride 2x2 same relu6`."""
+    left = dict(given)
+    words = []
+    for pair, label in (("filter", "window"), ("stride", "stride"), ("dilation", "dilation")):
+        height, width = (left.pop(f"{pair}_{side}", 1) for side in "hw")
+        words += [f"{label} {height}x{width}"] if (height, width) != (1, 1) else []
+    pads = [left.pop(f"pad_{side}", 0) for side in ("top", "bottom", "left", "right")]
+    words += [f"pad {','.join(map(str, pads))}"] if any(pads) else []
+    for name, value in left.items():
+        if isinstance(value, IntEnum):
+            words += [value.name.lower()] if value.name != "NONE" else []
+        elif name == "depth_multiplier" and value == 1:
+            continue
+        elif value is True:
+            words.append(name)
+        elif value is not False and isinstance(value, int | float | list):
+            text = f"{value:.6g}" if isinstance(value, float) else str(value).replace(" ", "")
+            words.append(f"{name} {text}")
+    return " ".join(words)
+
+
+def _macs(name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
+    if len(inputs) < 2 or not outputs:
+        return 0
+    shapes = [fixed(t.shape) or () for t in inputs]
+    filters = next((s for s in shapes[1:] if len(s) == 4), ())
+    match name:
+        case "CONV_2D" | "GROUPED_CONV_2D" if filters:
+            return outputs[0].size * math.prod(filters[1:])
+        case "DEPTHWISE_CONV_2D" if filters:
+            return outputs[0].size * filters[1] * filters[2]
+        case "TRANSPOSE_CONV_2D" if filters:
+            return inputs[0].size * math.prod(filters[:3])
+        case "TRANSPOSE_CONV" if filters and len(inputs) > 2:  # the file's: shape, filter, input
+            return inputs[2].size * math.prod(filters[:3])
+        case "FULLY_CONNECTED" if len(shapes[1]) == 2:
+            return outputs[0].size * shapes[1][1]
+        case "BATCH_MATMUL" if len(shapes[0]) > 1 and outputs[0].size:
+            return outputs[0].size * (inputs[0].size // math.prod((fixed(outputs[0].shape) or (1,))[:-1]))
+    if "LSTM" in name or "RNN" in name or name == "SVDF":
+        steps = math.prod(shapes[0][:-1]) if "SEQUENCE" in name else (shapes[0] or (1,))[0]
+        return steps * sum(t.size for t in inputs[1:] if t.weight and len(t.shape or ()) == 2)
+    return 0

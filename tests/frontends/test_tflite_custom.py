@@ -1,0 +1,209 @@
+"""Custom operations that well-known files carry, against LiteRT's kernels."""
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from flatbuffers import flexbuffers
+
+import nnhal
+from nnhal.bench import zoo
+from nnhal.frontends.tflite import load
+from tests.frontends.cases import run
+from tests.frontends.flat import Writer, litert
+
+
+def refused(content: bytes) -> str:
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        load(content)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------- transposed convolution
+
+
+def transposed(custom: bool, padding: int, stride: tuple[int, int], filter: tuple[int, int], size, out) -> bytes:
+    generator = np.random.default_rng(1)
+    w = Writer()
+    x, y = w.tensor([1, *size, 3]), w.tensor([1, *out, 2])
+    weights = w.tensor([2, *filter, 3], "f4", generator.normal(size=(2, *filter, 3)))
+    bias = w.tensor([2], "f4", [10, 20])
+    if custom:
+        options = struct.pack("<3i", padding, stride[1], stride[0])
+        w.operator("Convolution2DTransposeBias", [x, weights, bias], [y], custom=list(options))
+    else:
+        shape = w.tensor([4], "i4", [1, *out, 2])
+        fields = {"padding": padding - 1, "strideH": stride[0], "strideW": stride[1]}
+        w.operator("TRANSPOSE_CONV", [shape, weights, x, bias], [y], "TransposeConv", version=3, **fields)
+    w.ends([x], [y])
+    return w.bytes()
+
+
+@pytest.mark.parametrize(
+    ("padding", "stride", "filter", "size", "out"),
+    [
+        (1, (2, 2), (2, 2), (4, 5), (8, 10)),
+        (1, (2, 2), (3, 3), (4, 4), (8, 8)),
+        (1, (1, 1), (3, 3), (4, 4), (4, 4)),
+        (2, (2, 3), (3, 4), (4, 5), (9, 16)),
+    ],
+)
+def test_mediapipes_transposed_convolution_is_tflites_with_a_bias(padding, stride, filter, size, out):
+    x = np.random.default_rng(0).normal(size=(1, *size, 3)).astype("f4")
+    (expected,) = litert(transposed(False, padding, stride, filter, size, out), x)
+    (found,) = run(transposed(True, padding, stride, filter, size, out), [x])
+    assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5
+
+
+def test_options_of_a_transposed_convolution_that_make_no_sense_are_refused():
+    for options, reason in (
+        (b"\1\0\0\0", "has 4 bytes of options, must have 12 at least"),
+        (struct.pack("<3i", 3, 2, 2), r"padding is 3, must be 1 \(SAME\) or 2 \(VALID\)"),
+        (struct.pack("<3i", 1, 0, 2), "strides are 0 and 2, must be at least 1"),
+    ):
+        w = Writer()
+        x, y = w.tensor([1, 2, 2, 1]), w.tensor([1, 4, 4, 1])
+        weights, bias = w.tensor([1, 2, 2, 1], "f4", np.ones(4)), w.tensor([1], "f4", [0])
+        w.operator("Convolution2DTransposeBias", [x, weights, bias], [y], custom=list(options))
+        w.ends([x], [y])
+        with pytest.raises(nnhal.UnsupportedModel, match=reason):
+            load(w.bytes())
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["selfie_segmentation", "selfie_segmentation_landscape"])
+def test_a_real_model_with_it_makes_a_mask(name):
+    compiled = nnhal.compile(load(zoo.path(name)), devices="reference")
+    (given,), (made,) = compiled.inputs, compiled.outputs
+    mask = compiled(np.random.default_rng(0).uniform(0, 1, given.shape).astype("f4"))
+    assert made.shape == (1, *given.shape[1:3], 1) and 0 <= mask.min() < mask.max() <= 1
+
+
+# --------------------------------------------------------------------------------------------------------------- detection
+
+
+def detector(
+    options: dict, boxes: int = 60, columns: int = 4, quantised: bool = False, **changes
+) -> tuple[bytes, list]:
+    generator = np.random.default_rng(5)
+    w = Writer()
+    corners = generator.uniform(0, 1, (boxes, 2)).astype("f4")
+    anchors = np.concatenate([corners, generator.uniform(0.1, 0.6, (boxes, 2)).astype("f4")], -1)
+    encodings = generator.normal(0, 1, (1, boxes, 4)).astype("f4")
+    scores = generator.permutation(boxes * columns).reshape(1, boxes, columns) / (boxes * columns)
+    scores = changes.get("scores", scores.astype("f4"))
+    if quantised:
+        kind, how = "u1", [{"scale": s, "zero": z} for s, z in ((0.05, 128), (1 / 256, 0))]
+        encodings = np.clip(np.round(encodings / 0.05) + 128, 0, 255).astype("u1")
+        scores = np.round(scores * 255).astype("u1")
+    else:
+        kind, how = "f4", [{}, {}]
+    x, s = w.tensor([1, boxes, 4], kind, **how[0]), w.tensor([1, boxes, columns], kind, **how[1])
+    places = {"data": np.round(anchors / 0.005), "scale": 0.005} if quantised else {"data": anchors}
+    a = w.tensor([boxes, 4], kind, **places)
+    outs = [w.tensor([]) for _ in range(4)]
+    w.operator("TFLite_Detection_PostProcess", [x, s, a], outs, custom=list(flexbuffers.Dumps(options)))
+    w.ends([x, s], outs)
+    return w.bytes(), [encodings, scores]
+
+
+PLAIN = {
+    "max_detections": 10, "max_classes_per_detection": 1, "detections_per_class": 5, "use_regular_nms": False,
+    "nms_score_threshold": 0.3, "nms_iou_threshold": 0.4, "num_classes": 3,
+    "y_scale": 10.0, "x_scale": 10.0, "h_scale": 5.0, "w_scale": 5.0,
+}  # fmt: skip
+
+
+def same_detections(content: bytes, fed: list, per: int = 1, room: int = 1) -> int:
+    """How many there are, of `per` rows each in the room for `room`; other rows have no meaning."""
+    expected, found = litert(content, *fed), run(content, fed)
+    assert [x.shape for x in found] == [x.shape for x in expected]
+    assert {x.dtype for x in found} == {np.dtype("f4")}
+    count = int(expected[3][0])
+    assert found[3].tolist() == expected[3].tolist()
+    for x, y in zip(found[:3], expected[:3], strict=True):
+        both = [z[:, : count * room].reshape(1, count, room, -1)[:, :, :per] for z in (x, y)]
+        assert np.abs(both[0] - both[1]).max(initial=0) < 1e-5
+    return count
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"use_regular_nms": True},
+        {"num_classes": 4},
+        {"num_classes": 4, "use_regular_nms": True},
+        {"max_classes_per_detection": 2},
+        {"max_classes_per_detection": 2, "use_regular_nms": True},
+        {"max_classes_per_detection": 9},
+        {"nms_iou_threshold": 0.05},
+        {"nms_score_threshold": 0.9},
+        {"nms_score_threshold": 0.0},
+        {"nms_score_threshold": 1e-8, "max_detections": 100},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("quantised", [False, True])
+def test_detections_are_those_of_litert(changed, quantised):
+    options = PLAIN | changed
+    room = 1 if options["use_regular_nms"] else options["max_classes_per_detection"]
+    assert same_detections(*detector(options, quantised=quantised), min(room, options["num_classes"]), room) > 0
+
+
+@pytest.mark.parametrize("regular", [False, True])
+def test_a_score_at_the_threshold_counts(regular):
+    scores = np.zeros((1, 60, 4), "f4")
+    scores[0, 7, 2] = 0.3
+    options = PLAIN | {"use_regular_nms": regular}
+    assert same_detections(*detector(options, scores=scores)) == 1
+
+
+def test_boxes_that_overlap_exactly_by_the_threshold_both_stay():
+    w = Writer()
+    anchors = w.tensor([2, 4], "f4", [[1, 1, 2, 2], [1, 2, 2, 4]])  # one is half of the other
+    x, s = w.tensor([1, 2, 4]), w.tensor([1, 2, 1])
+    outs = [w.tensor([]) for _ in range(4)]
+    options = PLAIN | {"num_classes": 1, "nms_iou_threshold": 0.5}
+    w.operator("TFLite_Detection_PostProcess", [x, s, anchors], outs, custom=list(flexbuffers.Dumps(options)))
+    w.ends([x, s], outs)
+    assert same_detections(w.bytes(), [np.zeros((1, 2, 4), "f4"), np.array([[[0.9], [0.8]]], "f4")]) == 2
+
+
+def test_options_of_a_detection_that_make_no_sense_are_refused():
+    for changed, reason in (
+        ({"max_detections": 0}, "max_detections is 0, must be an integer of at least 1"),
+        ({"y_scale": "x"}, "y_scale is None, must be a finite number"),
+        ({"num_classes": 9}, "has 4 scores a box, must have 9 or one more: a background"),
+        ({"nms_score_threshold": -1.0}, "nms_score_threshold = -1.0, must be at least 0"),
+    ):
+        assert reason in refused(detector(PLAIN | changed)[0])
+
+
+def test_damaged_options_are_refused_and_never_an_error_of_the_parser():
+    content, _ = detector(PLAIN)
+    packed = flexbuffers.Dumps(PLAIN)
+    generator = np.random.default_rng(3)
+    for _ in range(300):
+        spoilt = bytearray(packed)
+        for place in generator.integers(0, len(spoilt), 3):
+            spoilt[place] = generator.integers(0, 256)
+        with suppress(nnhal.UnsupportedModel, nnhal.InvalidModel):
+            load(content.replace(packed, bytes(spoilt)))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("FlexErf", "is computed by TensorFlow itself"),
+        ("MaxUnpooling2D", "is MediaPipe's own, and nnhal has no way"),
+        ("Mine", ""),
+    ],
+)
+def test_other_custom_operations_are_refused_with_what_is_known_of_them(name, reason):
+    w = Writer()
+    x, y = w.tensor([4]), w.tensor([4])
+    w.operator(name, [x], [y])
+    w.ends([x], [y])
+    assert f"custom operation {name} #0{': ' if reason else ''}{reason}" in refused(w.bytes())

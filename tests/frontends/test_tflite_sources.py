@@ -1,0 +1,165 @@
+"""What a model is read from: files of other formats are named as what they are, bundles say what they hold."""
+
+import io
+import struct
+import tracemalloc
+import zipfile
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.frontends.tflite import load
+from tests.frontends.flat import Writer
+
+
+def model() -> bytes:
+    w = Writer()
+    x, y = w.tensor([4]), w.tensor([4])
+    w.operator("ABS", [x], [y], "Abs")
+    w.ends([x], [y])
+    return w.bytes()
+
+
+def zipped(compression: int = zipfile.ZIP_STORED, **members: bytes) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return target.getvalue()
+
+
+def numpys(array: np.ndarray) -> bytes:
+    target = io.BytesIO()
+    np.save(target, array)
+    return target.getvalue()
+
+
+OTHERS = {
+    "empty": b"",
+    "a PNG picture": b"\x89PNG\r\n\x1a\n" + bytes(20),
+    "a JPEG picture": b"\xff\xd8\xff\xe0" + bytes(20),
+    "an HDF5 file": b"\x89HDF\r\n\x1a\n" + bytes(20),
+    "a GGUF file": b"GGUF" + bytes(20),
+    "a numpy array": numpys(np.zeros(3)),
+    "compressed with gzip": b"\x1f\x8b\x08" + bytes(20),
+    "a safetensors file": struct.pack("<Q", 20) + b'{"__metadata__":{}} ' + bytes(8),
+    "a Python pickle": b"\x80\x04K\x01.",
+    "an ONNX model": b"\x08\x07\x12\x07pytorch\x1a\x051.13.",
+    "the graph of a TensorFlow SavedModel": b"\x08\x01\x12\xff\x01",
+    "an OpenVINO model": b'<?xml version="1.0"?>\n<net name="x" version="11"></net>',
+    "XML": b'<?xml version="1.0"?>\n<other/>',
+    "a web page": b"<!DOCTYPE html><html>not found</html>",
+    "JSON": b'{"error": "not found here"}',
+    "text": b"this is not what you are looking for\n",
+    "a pointer of Git LFS": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+    "a PyTorch or TorchScript file": zipped(**{"model/data.pkl": b"x", "model/version": b"3"}),
+    "a Keras file": zipped(**{"config.json": b"{}", "model.weights.h5": b""}),
+    "arrays of numpy": zipped(**{"a.npy": b""}),
+    "an ONNX Runtime model": struct.pack("<I", 8) + b"ORTM" + bytes(20),
+    "a zip file of readme.txt": zipped(**{"readme.txt": b"x"}),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_file_of_another_format_is_named_as_what_it_is(what, tmp_path):
+    path = tmp_path / "given"
+    path.write_bytes(OTHERS[what])
+    with pytest.raises(nnhal.BadFile, match=rf"given: is {what}.*must be a \.tflite file"):
+        nnhal.load(path)
+
+
+def test_folders_are_named_and_a_saved_model_among_them(tmp_path):
+    with pytest.raises(nnhal.BadFile, match=r"is a folder, must be a \.tflite file"):
+        nnhal.load(tmp_path)
+    (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01")
+    with pytest.raises(nnhal.BadFile, match=r"a TensorFlow SavedModel folder, .*; tf\.lite\.TFLiteConverter makes one"):
+        nnhal.load(tmp_path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_bundle_says_what_is_in_it_and_a_member_is_a_model(tmp_path, compression):
+    inner = zipped(**{"deep.tflite": model()})
+    path = tmp_path / "x.task"
+    path.write_bytes(zipped(compression, **{"a.tflite": model(), "labels.txt": b"cat", "inner.task": inner}))
+    with pytest.raises(
+        nnhal.BadFile, match=r"is a bundle of a\.tflite, labels\.txt, inner\.task; one of its models must"
+    ):
+        nnhal.load(path)
+    for member in ("a.tflite", "inner.task:deep.tflite"):
+        loaded = nnhal.load(f"{path}:{member}")
+        assert loaded.name and nnhal.compile(loaded, devices="reference")(np.full(4, -1, "f4")).tolist() == [1] * 4
+    assert nnhal.compile(f"{path}:a.tflite", devices="reference").outputs[0].shape == (4,)
+    with pytest.raises(nnhal.BadFile, match=r"has no member 'b\.tflite', must be one of a\.tflite, labels\.txt"):
+        nnhal.load(f"{path}:b.tflite")
+    with pytest.raises(nnhal.BadFile, match=r"x\.task:labels\.txt: "):
+        nnhal.load(f"{path}:labels.txt")
+
+
+def test_a_file_whose_name_has_a_colon_is_that_file(tmp_path):
+    path = tmp_path / "a:b.tflite"
+    path.write_bytes(model())
+    assert nnhal.load(path).name == "a:b"
+
+
+def test_a_member_of_what_is_no_bundle_is_refused(tmp_path):
+    path = tmp_path / "m.tflite"
+    path.write_bytes(model())
+    with pytest.raises(nnhal.BadFile, match="has no members, must be a zip file"):
+        nnhal.load(f"{path}:x")
+
+
+# ------------------------------------------------------------------------------------------------------ hostile bundles
+
+
+def test_a_member_that_grows_a_thousandfold_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "bomb.task"
+    path.write_bytes(zipped(zipfile.ZIP_DEFLATED, **{"a.tflite": bytes(1 << 28)}))
+    tracemalloc.start()
+    with pytest.raises(nnhal.BadFile, match=r"a\.tflite has 268435456 bytes, must have 26\d+ at most"):
+        nnhal.load(f"{path}:a.tflite")
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+def test_a_bundle_of_very_many_members_is_refused_by_its_end():
+    data = zipped(**{f"{n}": b"" for n in range(1001)})
+    with pytest.raises(nnhal.BadFile, match="is a zip file of 1001 members or more"):
+        load(data)
+
+
+def test_names_of_members_reach_messages_without_control_characters():
+    data = zipped(**{"\x1b]0;owned\x07.tflite": model()})
+    with pytest.raises(nnhal.BadFile) as caught:
+        load(data)
+    assert str(caught.value).isprintable() and r"\x1b]0;owned\x07.tflite" in str(caught.value)
+
+
+def test_damaged_bundles_are_always_a_bad_file(tmp_path):
+    data, generator = (
+        zipped(zipfile.ZIP_DEFLATED, **{"a.tflite": model(), "b.txt": b"x" * 99}),
+        np.random.default_rng(0),
+    )
+    path, seen = tmp_path / "x.task", 0
+    for turn in range(400):
+        spoilt = bytearray(data)
+        for place in generator.integers(4, len(spoilt), 4):
+            spoilt[place] = generator.integers(0, 256)
+        path.write_bytes(spoilt if turn % 4 else data[: generator.integers(5, len(data))])
+        try:
+            nnhal.load(f"{path}:a.tflite")
+        except (nnhal.BadFile, nnhal.UnsupportedModel, nnhal.InvalidModel):
+            seen += 1
+    assert seen > 100
+
+
+def test_members_that_are_encrypted_are_refused():
+    data = bytearray(zipped(**{"a.tflite": model()}))
+    data[6] |= 1
+    at = data.index(b"PK\x01\x02")
+    data[at + 8] |= 1
+    path = io.BytesIO(bytes(data))
+    with pytest.raises(nnhal.BadFile, match="encrypted"):
+        from nnhal.frontends.tflite.archive import Archive
+
+        Archive(np.frombuffer(path.getvalue(), np.uint8), "x")["a.tflite"]

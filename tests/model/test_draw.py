@@ -1,0 +1,94 @@
+"""Pictures and outlines of models: what is counted, what is drawn where."""
+
+import io
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.model.draw import COLOURS, REFUSED, png, svg
+from nnhal.model.layout import Box, arrange
+from nnhal.model.outline import Node, Outline, Tensor, outline
+
+PLAIN = Tensor("t", "FLOAT32", (1, 4))
+
+
+def residual(blocks: int) -> nnhal.Model:
+    b = nnhal.Builder()
+    x = first = b.input((1, 8, 8, 4), name="picture")
+    for _ in range(blocks):
+        y = b.conv_2d(x, np.ones((4, 3, 3, 4), np.float32), np.zeros(4, np.float32), padding="same", activation="relu")
+        x = b.add(x, y)
+    return b.finish([first], [x])
+
+
+def texts(drawn: str) -> list[str]:
+    return [e.text or "" for e in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_work_of_a_convolution_is_the_outputs_size_times_the_filters():
+    found = outline(residual(1))
+    assert found.macs(found.nodes[0]) == (1 * 8 * 8 * 4) * (3 * 3 * 4) and found.macs(found.nodes[1]) == 0
+    assert found.stored() == {"TENSOR_FLOAT32": (2, 4 * 3 * 3 * 4 + 4, 4 * (144 + 4))}
+
+
+def test_constants_are_no_boxes_and_attributes_stand_with_their_operation():
+    lines = texts(svg(outline(residual(1))))
+    assert "#0 CONV_2D same relu weights 4x3x3x4" in lines
+    assert sum("input" in line for line in lines) == 1
+
+
+def test_operations_on_constants_belong_to_who_reads_them():
+    tensors = {0: PLAIN, 1: Tensor("w", "FLOAT16", (4, 4), True, 32), 2: Tensor("wide", "FLOAT32", (4, 4)), 3: PLAIN}
+    nodes = Node("DEQUANTIZE", "", (1,), (2,)), Node("FULLY_CONNECTED", "", (0, 2), (3,))
+    graph = Outline("half", tensors, (0,), (3,), nodes)
+    lines = texts(svg(graph))
+    assert "#1 FULLY_CONNECTED weights 4x4" in lines and not any("DEQUANTIZE" in line for line in lines)
+
+
+def test_boxes_do_not_overlap_and_stand_below_what_they_read():
+    boxes = [Box(100 + n % 7, 20 + n % 5, sorted({max(0, n - 1), n // 2} - {n})) for n in range(200)]
+    arrange(boxes)
+    for n, one in enumerate(boxes):
+        for other in boxes[:n]:
+            beside = abs(one.x - other.x) >= (one.width + other.width) / 2
+            assert beside or one.top >= other.top + other.height or other.top >= one.top + one.height
+        assert all(boxes[s].column < one.column or boxes[s].top < one.top for s in one.sources)
+
+
+def test_seven_hundred_operations_make_a_picture_of_the_shape_of_a_page():
+    root = ET.fromstring(svg(outline(residual(350))))
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    assert 0.5 < width / height < 4 and max(width, height) < 8000
+
+
+def test_every_operation_is_drawn_once():
+    found = [re.match(r"#(\d+) ", line) for line in texts(svg(outline(residual(60))))]
+    assert sorted(int(m.group(1)) for m in found if m) == list(range(120))
+
+
+@pytest.mark.parametrize("name", ["</text><script>", "\x1b]0;x\x07", "a" * 70_000, "[/x]", "\x00", "\u202e", "\ud800"])
+def test_names_are_data_in_pictures(name):
+    graph = Outline(name, {0: Tensor(name, name, (1,)), 1: PLAIN}, (0,), (1,), (Node(name, name, (0,), (1,), name),))
+    drawn = svg(graph, {0: name})
+    drawn.encode()
+    assert ET.fromstring(drawn) is not None and "\x1b" not in drawn and len(drawn) < 200_000
+
+
+def test_devices_have_colours_and_a_legend_and_what_is_refused_is_marked():
+    tensors = dict.fromkeys(range(3), PLAIN)
+    nodes = Node("ADD", "", (0,), (1,)), Node("custom operation X", "", (1,), (2,), "NNAPI has none")
+    drawn = svg(Outline("m", tensors, (0,), (2,), nodes), {0: "litert"})
+    assert "on litert" in texts(drawn) and "cannot be taken: 1" in texts(drawn)
+    assert drawn.count(COLOURS[0]) == 2 and REFUSED in drawn and "<title>NNAPI has none</title>" in drawn
+
+
+def test_png_is_a_picture_in_the_same_colours():
+    from PIL import Image
+
+    with Image.open(io.BytesIO(png(outline(residual(2)), {0: "litert"}))) as picture:
+        assert picture.format == "PNG"
+        colours = {c for _, c in picture.convert("RGB").getcolors(1 << 24) or []}
+    assert tuple(bytes.fromhex(COLOURS[0][1:])) in colours
