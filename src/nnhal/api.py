@@ -66,6 +66,8 @@ def compile(
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
+    model: a Model, or what `load` takes for a file. preference, priority: what drivers are told, as members of Preference
+    and Priority or by name.
     devices: two of the same name both take part. fallback: "allow", "warn" (a FallbackWarning, the default) or "forbid"
     (the default where devices are named). threads: how many an engine may use, 0 for its own choice; none gets more than
     there are CPUs. relaxed: float32 may be computed as float16; None leaves it as the model says. deadline: seconds that the
