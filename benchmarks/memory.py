@@ -28,11 +28,11 @@ import numpy as np
 
 import nnhal
 from nnhal.base.operands import ChannelQuant
-from nnhal.bench import maker
 from nnhal.bench.peers import LiteRT
 from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.lowering import lower
 from nnhal.model.graph import Model
+from nnhal.zoo import maker
 
 CALLS = 10  # of every caller
 CALLERS = (1, 4)

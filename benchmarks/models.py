@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 
 import nnhal
+from nnhal import zoo
 from nnhal.base.operands import quantised
-from nnhal.bench import maker, zoo
 from nnhal.bench.compare import each_operation, intermediates
 from nnhal.bench.peers import LiteRT
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of
+from nnhal.zoo import maker
 
 REFERENCE_FLOAT, LITERT_FLOAT = 5e-4, 1e-6
 CUSTOM = b"Convolution2DTransposeBias"

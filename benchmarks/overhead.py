@@ -13,9 +13,9 @@ import os
 import numpy as np
 
 import nnhal
-from nnhal.bench import maker
 from nnhal.bench.latency import interleaved, ratio
 from nnhal.bench.peers import LiteRT
+from nnhal.zoo import maker
 
 WARM_UP = 10
 ADD4_INNER = 200  # calls that make one duration: one is too short for the clock

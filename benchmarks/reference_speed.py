@@ -10,9 +10,9 @@ import os
 import numpy as np
 
 import nnhal
-from nnhal.bench import maker
 from nnhal.bench.latency import interleaved, ratio
 from nnhal.bench.peers import LiteRT
+from nnhal.zoo import maker
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageOps
 
 import nnhal
-from nnhal.bench import zoo
+from nnhal import zoo
 from nnhal.cli.common import milliseconds
 from nnhal.cli.placement import placement_lines
 

@@ -39,7 +39,7 @@ def every_way(device: str) -> None:
 
 def stream(device: str) -> None:
     """An LSTM from a file, whose state goes on from step to step."""
-    from nnhal.bench import maker
+    from nnhal.zoo import maker
 
     path = Path(tempfile.mkdtemp()) / "lstm.tflite"
     path.write_bytes(maker.path("tiny_lstm").read_bytes())

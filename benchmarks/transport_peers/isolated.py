@@ -8,11 +8,10 @@ import numpy as np
 
 from nnhal.api import compile
 from nnhal.base.errors import DeviceUnavailable
-from nnhal.bench import maker
 from nnhal.bench.latency import Ratio, interleaved, ratio
-from nnhal.bench.zoo import ZooError
 from nnhal.frontends.python import Builder
 from nnhal.model.graph import State
+from nnhal.zoo import ZooError, maker
 from transport_peers.figures import Figure
 from transport_peers.peer import Progress
 

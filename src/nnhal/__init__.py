@@ -22,11 +22,15 @@ _EXPORTS = {
     "level_of": "nnhal.model.validate",
     "validate": "nnhal.model.validate",
     "Builder": "nnhal.frontends.python",
+    "Tensor": "nnhal.frontends.tensor",
     "Compiled": "nnhal.runtime.compiled",
     "Execution": "nnhal.runtime.inflight",
     "Stream": "nnhal.runtime.stream",
     "CompiledBurst": "nnhal.runtime.bursts",
     "Fenced": "nnhal.runtime.fenced",
+    "Binding": "nnhal.runtime.binding",
+    "Report": "nnhal.runtime.job",
+    "Placement": "nnhal.runtime.placement",
     "Fence": "nnhal.hal.fence",
     "fence_pair": "nnhal.hal.fence",
     "Memory": "nnhal.base.memory",
@@ -89,20 +93,71 @@ if TYPE_CHECKING:
     from nnhal.base.memory import Memory
     from nnhal.base.operands import ChannelQuant
     from nnhal.frontends.python import Builder
+    from nnhal.frontends.tensor import Tensor
     from nnhal.hal.fence import Fence, fence_pair
     from nnhal.model.graph import Model
     from nnhal.model.validate import level_of, validate
     from nnhal.runtime.allocate import allocate
     from nnhal.runtime.allocation import Allocation
+    from nnhal.runtime.binding import Binding
     from nnhal.runtime.bursts import CompiledBurst
     from nnhal.runtime.compilation import FallbackWarning
     from nnhal.runtime.compiled import Compiled
     from nnhal.runtime.discovery import load_driver
     from nnhal.runtime.fenced import Fenced
     from nnhal.runtime.inflight import Execution
+    from nnhal.runtime.job import Report
+    from nnhal.runtime.placement import Placement
     from nnhal.runtime.stream import Stream
 
-__all__ = sorted(_EXPORTS)
+__all__ = [  # written out for type checkers
+    "Allocation",
+    "BadFile",
+    "BadState",
+    "Binding",
+    "Builder",
+    "Cancelled",
+    "ChannelQuant",
+    "Closed",
+    "Compiled",
+    "CompiledBurst",
+    "DeadObject",
+    "DeviceUnavailable",
+    "ErrorStatus",
+    "Execution",
+    "FallbackWarning",
+    "Fence",
+    "Fenced",
+    "InvalidArgument",
+    "InvalidModel",
+    "InvalidRequest",
+    "Level",
+    "LoopTimeout",
+    "Memory",
+    "MissedDeadline",
+    "Model",
+    "NnhalError",
+    "OperationFailed",
+    "OutOfMemory",
+    "OutputInsufficientSize",
+    "Placement",
+    "Preference",
+    "Priority",
+    "Report",
+    "ResourceExhausted",
+    "Stream",
+    "Tensor",
+    "Unmappable",
+    "UnsupportedModel",
+    "allocate",
+    "compile",
+    "devices",
+    "fence_pair",
+    "level_of",
+    "load",
+    "load_driver",
+    "validate",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -114,4 +169,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_EXPORTS})
+    return [*__all__, "__version__"]

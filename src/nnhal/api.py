@@ -1,7 +1,7 @@
 """The Python API: `load`, `compile`, `devices`. Everything here is an edge: arguments are checked, then passed on."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, BinaryIO, get_args
@@ -28,17 +28,26 @@ def load(
     *,
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
+    progress: Callable[[str], object] | None = None,
 ) -> Model:
     """Read a `.tflite` file (a path, an open file, or bytes) as a model. It is copied once: what it becomes does not matter.
 
-    path: of the file, or `bundle.task:member.tflite`; an error for a bundle lists what is in it.
+    path: of the file, `bundle.task:member.tflite`, or, where no file is called so, a name of `nnhal models`, which is
+    fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
-    Raises BadFile for a damaged file, UnsupportedModel listing every operation that NNAPI cannot express.
+    Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
+    UnsupportedModel listing every operation that NNAPI cannot express.
     """
     from nnhal.frontends.tflite import load as read
+    from nnhal.frontends.tflite.source import there
 
     if not (isinstance(path, str | bytes | os.PathLike) or hasattr(path, "fileno")):
         raise InvalidArgument(f"model is {shown(path)}, must be a Model, the path of a .tflite file, or its bytes")
+    if isinstance(path, str) and not there(path):
+        from nnhal.zoo.by_name import opened
+
+        with opened(path, progress) as file:
+            return read(file, signature=signature, shapes=shapes)
     return read(path, signature=signature, shapes=shapes)
 
 
@@ -57,6 +66,8 @@ def compile(
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
+    model: a Model, or what `load` takes for a file. preference, priority: what drivers are told, as members of Preference
+    and Priority or by name.
     devices: two of the same name both take part. fallback: "allow", "warn" (a FallbackWarning, the default) or "forbid"
     (the default where devices are named). threads: how many an engine may use, 0 for its own choice; none gets more than
     there are CPUs. relaxed: float32 may be computed as float16; None leaves it as the model says. deadline: seconds that the

@@ -122,7 +122,7 @@ def test_each_tag_tells_of_its_part():
 
     program = """
 import numpy as np, nnhal
-from nnhal.bench import maker
+from nnhal.zoo import maker
 nnhal.load(maker.path("add4"))
 b = nnhal.Builder("told")
 x = b.input((1,))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from nnhal.bench import maker
 from nnhal.cli import common
 from nnhal.cli.main import VERBS, cli
+from nnhal.zoo import maker
 from tests.frontends.flat import Writer
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "my_driver.py")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnhal.bench import maker
+from nnhal.zoo import maker
 from tests.cli.test_cli import nnhal
 from tests.frontends.flat import Writer, litert
 from tests.frontends.test_tflite_edge import looked_up

@@ -22,7 +22,6 @@ from nnhal.base.errors import (
     UnsupportedModel,
 )
 from nnhal.base.operands import ChannelQuant
-from nnhal.bench import maker
 from nnhal.drivers.litert.device import Litert, _settings
 from nnhal.frontends import tflite
 from nnhal.frontends.python import Builder
@@ -30,6 +29,7 @@ from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.zoo import maker
 from tests import requests
 
 litert = pytest.importorskip("nnhal.drivers.litert")

@@ -10,7 +10,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema  # noqa: TID251
 
-from nnhal.bench import maker
+from nnhal.zoo import maker
 from tests.frontends import cases, test_tflite_files, test_tflite_layers, test_tflite_operators, test_tflite_states
 
 INTEGERS = (

@@ -10,7 +10,8 @@ from nnhal.base.codes import TYPE_FACTS, OperandType, OperationType
 from nnhal.base.errors import InvalidModel
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
-from nnhal.frontends.python import Builder, Tensor
+from nnhal.frontends.python import Builder
+from nnhal.frontends.tensor import Tensor
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.ops.schema import Arg, Form, Op, types_for

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal import zoo
 from nnhal.base.codes import Lifetime
 from nnhal.base.codes import OperandType as Type
-from nnhal.bench import maker, zoo
 from nnhal.bench.peers import LiteRT
 from nnhal.frontends.tflite import load, signatures
+from nnhal.zoo import maker
 from tests.frontends.flat import Writer, litert, schema
 
 

@@ -8,7 +8,7 @@ import pytest
 from flatbuffers import flexbuffers
 
 import nnhal
-from nnhal.bench import zoo
+from nnhal import zoo
 from nnhal.frontends.tflite import load
 from tests.frontends.cases import run
 from tests.frontends.flat import Writer, litert

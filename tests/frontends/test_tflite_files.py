@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import nnhal
 from nnhal.base.errors import NnhalError
-from nnhal.bench import maker
 from nnhal.frontends.tflite import load, signatures
 from nnhal.frontends.tflite.reader import read
 from nnhal.model.text import text
+from nnhal.zoo import maker
 from tests.frontends.flat import Writer, schema
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.bench import zoo
+from nnhal import zoo
 from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer, schema
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.bench import maker
 from nnhal.ipc import names
 from nnhal.ipc.client.device import RemoteDevice
+from nnhal.zoo import maker
 from tests.ipc.support import LIMIT, PROBE, numbers, prepare, run, wait_until
 
 NNHAL = [sys.executable, "-m", "nnhal.cli.main"]

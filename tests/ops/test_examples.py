@@ -9,7 +9,8 @@ import pytest
 
 from nnhal.base.codes import OperationType
 from nnhal.drivers.reference import Reference
-from nnhal.frontends.python import Builder, Tensor
+from nnhal.frontends.python import Builder
+from nnhal.frontends.tensor import Tensor
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.ops import OPS
 from nnhal.ops.schema import Op

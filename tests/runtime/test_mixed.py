@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.bench import maker
 from nnhal.bench.peers import LiteRT
 from nnhal.hal.wrappers import Limited
 from nnhal.runtime import discovery
+from nnhal.zoo import maker
 
 
 def alternating() -> list[object]:

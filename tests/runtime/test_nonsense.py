@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.bench import maker
+from nnhal.zoo import maker
 from tests.runtime.graphs import counter, sums
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nnhal.base.brief import brief, counted
 from nnhal.base.codes import TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 
@@ -29,6 +30,11 @@ class ChannelQuant:
 
     scales: tuple[float, ...]
     axis: int
+
+    def __repr__(self) -> str:
+        return brief(
+            f"ChannelQuant along axis {self.axis}, {counted(len(self.scales), 'scale')}", map(str, self.scales)
+        )
 
 
 @dataclass(frozen=True, slots=True)

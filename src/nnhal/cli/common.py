@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import numpy as np
@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nnhal import api
-from nnhal.base.errors import BadFile, InvalidArgument, NnhalError
+from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
@@ -69,28 +69,10 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    return Path(name) if _there(name) else Path(_of_the_zoo(name, "path"))
+    from nnhal.frontends.tflite.source import there
+    from nnhal.zoo.by_name import path
 
-
-def _there(name: str) -> bool:
-    """Whether a name is that of a file, or of a member of a bundle."""
-    return os.path.exists(name) or bool(members_of(name))
-
-
-def _of_the_zoo(name: str, kind: Literal["path", "opened"]) -> Any:
-    """The file of a model in the zoo: its path, or open with its digest checked."""
-    from nnhal.bench import maker, zoo
-
-    try:
-        if name in (*zoo.names(), *zoo.pictures()):
-            return getattr(zoo, kind)(name, progress=say)
-        if name in maker.names():
-            return getattr(maker, kind)(name, progress=say)
-    except RuntimeError as error:
-        raise NnhalError(str(error)) from error
-    raise BadFile(
-        f"{name}: is no file and no model of the zoo, must be a .tflite file or one that `nnhal models` lists"
-    )
+    return Path(name) if there(name) else path(name, say)
 
 
 def contents(name: str) -> Path | bytes:
@@ -140,11 +122,7 @@ def write(path: Path, data: bytes) -> None:
 
 def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
     """Load a model by path or zoo name, with shapes given as text."""
-    if _there(name):
-        model = api.load(name, signature=signature, shapes=parse_shapes(shapes))
-    else:
-        with _of_the_zoo(name, "opened") as file:
-            model = api.load(file, signature=signature, shapes=parse_shapes(shapes))
+    model = api.load(name, signature=signature, shapes=parse_shapes(shapes), progress=say)
     for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model

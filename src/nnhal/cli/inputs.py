@@ -93,7 +93,7 @@ def _assign(specs: Sequence[Spec], files: Sequence[str]) -> dict[str, Path | Arr
 
 def _named_picture(path: Path) -> Path:
     """A picture of the zoo by its name."""
-    from nnhal.bench import zoo
+    from nnhal import zoo
 
     if str(path) not in zoo.pictures():
         names = ", ".join(zoo.pictures())

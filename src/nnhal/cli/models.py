@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from nnhal.base.errors import NnhalError
-from nnhal.bench import maker, zoo
+from nnhal import zoo
 from nnhal.cli import common
+from nnhal.zoo import maker
 
 
 @click.command("models")
@@ -34,10 +34,7 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    try:
-        found = zoo.entry(name)
-    except RuntimeError as error:
-        raise NnhalError(str(error)) from error
+    found = zoo.entry(name)
     return {
         "name": name,
         "from": f"{found.package} {found.version}",

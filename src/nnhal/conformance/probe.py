@@ -7,7 +7,8 @@ import numpy as np
 
 from nnhal.base.codes import OperationType
 from nnhal.base.errors import NnhalError
-from nnhal.frontends.python import Builder, Tensor
+from nnhal.frontends.python import Builder
+from nnhal.frontends.tensor import Tensor
 from nnhal.hal.device import Device, Verdict, verdicts_by
 from nnhal.model.graph import Model
 from nnhal.ops import OPS

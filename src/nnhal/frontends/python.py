@@ -7,17 +7,20 @@ model = b.finish([x], [y])
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, Activation, OperandType, type_name
+from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.extensions import EXTENSIONS
-from nnhal.base.operands import Array, ChannelQuant, Shape, SubgraphFacts, Value, dtype_of
+from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype_of
 from nnhal.base.values import exact
+from nnhal.frontends.operations import Operations
+from nnhal.frontends.signatures import HABITS, PAIRS
+from nnhal.frontends.tensor import Tensor
 from nnhal.model.builder import ModelBuilder, rounded_scales
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
@@ -31,24 +34,9 @@ PLAIN = {
     np.dtype("i4"): OperandType.TENSOR_INT32,
     np.dtype("?"): OperandType.TENSOR_BOOL8,
 }
-HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # where nothing is said
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """An operand of a model under construction."""
-
-    index: int
-    value: Value
-    owner: "Builder"
-
-    @property
-    def shape(self) -> Shape | None:
-        """Its shape as far as it is known."""
-        return self.value.shape
-
-
-class Builder:
+class Builder(Operations):
     """Builds a model operation by operation; every operation is checked, and its output's shape known, at once.
 
     Every operation is a method of its name in lower case, and takes its arguments in the definition's order or by name.
@@ -98,6 +86,9 @@ class Builder:
         index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=name)
         return Tensor(index, Value(kind, array.shape, scale, zero_point, channel, array, name), self)
 
+    def __repr__(self) -> str:
+        return repr(self._model).replace("ModelBuilder", "Builder", 1)
+
     def subgraph(self) -> "Builder":
         """A builder for a referenced subgraph; end it with `finish_subgraph` and hand the result to `if_` or `while_`."""
         return Builder(_under=self._model.subgraph())
@@ -116,7 +107,7 @@ class Builder:
         return model
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        record = OPS.get(name.rstrip("_").upper())
+        record = OPS.get(name.rstrip("_").upper())  # an extension's, or one that does not exist
         if record is None:
             raise AttributeError(f"Builder has no operation {name!r}, must be one of {', '.join(sorted(OPS)).lower()}")
 
@@ -248,7 +239,7 @@ def _single(array: Array, where: str) -> Array:
 
 def _expand(named: dict[str, Any]) -> dict[str, Any]:
     """Arguments with pairs written out: padding, stride, filter_size, dilation."""
-    for short, parts in (("stride", "stride"), ("filter_size", "filter"), ("dilation", "dilation")):
+    for short, parts in PAIRS.items():
         if short in named:
             pair = named.pop(short)
             height, width = pair if isinstance(pair, Sequence) else (pair, pair)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.brief import brief, counted, named
 from nnhal.base.codes import EXTENSION_SHIFT, MAX_COPIED_CONSTANT, Lifetime, OperationType
 from nnhal.base.errors import BadState, InvalidModel
 from nnhal.base.memory import Memory, aligned
@@ -30,6 +31,12 @@ class ModelBuilder:
         self._inputs: tuple[int, ...] = ()
         self._outputs: tuple[int, ...] = ()
         self._main: ModelBuilder | None = None
+
+    def __repr__(self) -> str:
+        return brief(
+            f"ModelBuilder {named(self._name)}" if self._name else "ModelBuilder",
+            [counted(len(self._operands), "operand"), counted(len(self._operations), "operation")],
+        )
 
     def operand(
         self,

@@ -1,11 +1,12 @@
 """The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from nnhal.base.brief import brief, counted, named, tensor
 from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.extensions import canonical
@@ -63,6 +64,10 @@ class Subgraph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    def __repr__(self) -> str:
+        sizes = {"operand": self.operands, "operation": self.operations, "input": self.inputs, "output": self.outputs}
+        return brief("Subgraph", [counted(len(given), what) for what, given in sizes.items()])
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -119,6 +124,25 @@ class Model:
     metadata: Metadata | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+
+    def __repr__(self) -> str:
+        facts = self.memo.get("facts")  # of a model that was validated
+        words = [counted(len(self.main.operations), "operation")]
+        words += [f"level {facts.level}"] if facts is not None else []
+        words += [counted(len(self.main.inputs), "input"), counted(len(self.main.outputs), "output")]
+        words += [counted(len(self.states), "state")] if self.states else []
+        words += [counted(len(self.referenced), "subgraph")] if self.referenced else []
+        head = f"Model {named(self.name)}" if self.name else "Model"
+        return brief(f"{head}, {', '.join(words)}", self._interface())
+
+    def _interface(self) -> Iterator[str]:
+        """Inputs and outputs for people; what does not exist in a broken model is left out."""
+        operands = self.main.operands
+        for indices, mark in ((self.main.inputs, ""), (self.main.outputs, "-> ")):
+            for index in indices:
+                if 0 <= index < len(operands):
+                    o = operands[index]
+                    yield mark + tensor(o.name, o.type, [d or None for d in o.dimensions])
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:

@@ -53,7 +53,10 @@ class Facts:
 
 
 def validate(model: Model) -> Facts:
-    """Check everything that can be known before execution; InvalidModel names operand or operation and the rule."""
+    """Check everything of a model that can be known before execution; InvalidModel names operand or operation and the rule.
+
+    What is found (bound operations, shapes, the level) is kept with the model: asked again, it costs nothing.
+    """
     try:
         memo = model.memo
     except AttributeError:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nnhal.base.answers import shown
+from nnhal.base.brief import brief, named, tensor
 from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
@@ -127,7 +128,14 @@ class Allocation:
                 f"{self}: has no contents since an execution that was to write it failed; write it again"
             )
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # without the shape of the contents, which another process may have to be asked for
+        facts, state = self._buffer.facts, "closed" if self._closed else "no contents" if self._spoiled else "open"
+        dims = None if facts.dimensions is None else [d or None for d in facts.dimensions]
+        where = named(self.device)[1:-1] if self.device is not None else "a shared pool"
+        words = f"Allocation {self._buffer.token} on {where}, {tensor('', facts.type, dims)}, {state}"
+        return brief(words, map(str, self._roles))
+
+    def __str__(self) -> str:
         where = f"on {self.device}" if self.device is not None else "in a shared pool"
         return f"buffer {self._buffer.token} {where}"
 

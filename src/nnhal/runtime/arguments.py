@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.answers import shown
+from nnhal.base.brief import brief, tensor
 from nnhal.base.codes import (
     LOOP_TIMEOUT_DEFAULT_NS,
     LOOP_TIMEOUT_MAXIMUM_NS,
@@ -56,6 +57,9 @@ class Spec:
     def fixed(self) -> tuple[int, ...] | None:
         """The shape where all of it is known."""
         return fixed(self.shape)
+
+    def __repr__(self) -> str:
+        return brief("Spec", [tensor(self.name, self.type, self.shape)])
 
     def __str__(self) -> str:
         quant = f" scale {self.scale:g} zero point {self.zero_point}" if self.scale else ""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from nnhal.base.brief import brief
 from nnhal.base.errors import BadState
 from nnhal.hal.host import Turn
 from nnhal.runtime.caller import Caller
@@ -16,6 +17,9 @@ class Binding:
         self._taken, self._left = job.taken, job.left
         self._turn = Turn()
         self.outputs: Any = None
+
+    def __repr__(self) -> str:
+        return brief(f"Binding of {self._caller.label}")
 
     def __call__(self) -> Any:
         """Run once; returns the outputs as of `Compiled.__call__`.

@@ -8,9 +8,10 @@ from typing import Any, NoReturn, cast
 
 from numpy import ndarray
 
+from nnhal.base.brief import brief, named, tensor
 from nnhal.base.errors import Closed, InvalidRequest
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.arguments import Edge, make_control
+from nnhal.runtime.arguments import Edge, Spec, make_control
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
 from nnhal.runtime.job import Job, Report, resolve
@@ -182,6 +183,19 @@ class Caller:
                         raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
                 written[n] = x
         return read, written
+
+    @property
+    def label(self) -> str:
+        """The model's name for people."""
+        return named(self.plan.model.name or "model")
+
+    def __repr__(self) -> str:
+        words = [f"{type(self).__name__} {self.label}", *([self._closed] if self._closed else [])]
+        specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in self._groups() for s in group]
+        return brief(", ".join([*words, self.plan.placement.summary()]), specs)
+
+    def _groups(self) -> "tuple[tuple[str, tuple[Spec, ...]], ...]":
+        return ("", self.edge.inputs), ("-> ", self.edge.outputs)
 
     def check_open(self) -> None:
         """Closed where nothing can be run any more."""

@@ -163,7 +163,11 @@ def _class_of(device: Device) -> str:
 
 
 def load_driver(path: str | Path) -> Device:
-    """Load a driver from a Python file that defines `device()`; it takes the place of a device of the same name."""
+    """Load a driver from a Python file that defines `device()`; it takes the place of a device of the same name.
+
+    path: of the file. Returns its device. Raises InvalidArgument for what is no such file, DeviceUnavailable where it does
+    not load.
+    """
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgument(f"driver is {shown(path)}, must be the path of a Python file that defines device()")
     file = Path(path).absolute()  # a process of its own starts elsewhere

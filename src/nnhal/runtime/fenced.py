@@ -12,6 +12,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from nnhal.base.brief import brief
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.errors import (
     DeadObject,
@@ -71,6 +72,9 @@ class Fenced:
         """Whether it has ended, in whatever way."""
         self._home.check("fenced execution")
         return self.fence is None or self.fence.status() is not None
+
+    def __repr__(self) -> str:
+        return brief(f"Fenced, {self.fence or 'ended'}", [self.way])
 
     def get_execution_info(self) -> ExecutionInfo:
         """Timings since the launch and since the last fence waited for, device times summed over steps.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from nnhal.base.brief import brief
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
@@ -85,6 +86,17 @@ class Execution:
         if self._control.cancelled is not None:
             self._control.cancelled.set()
         future.cancel()
+
+    def __repr__(self) -> str:
+        future = self._own
+        if not future.done():
+            state = "deadline passed" if self._overdue else "in flight"
+        elif future.cancelled():
+            state = "cancelled"
+        else:
+            error = future.exception()
+            state = "done" if error is None else f"failed, {type(error).__name__}"
+        return brief(f"Execution, {state}")
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the execution has ended; lives as long as this object."""

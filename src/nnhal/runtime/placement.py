@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from nnhal.base.brief import brief, counted, named
 from nnhal.runtime.isolation import DeviceKey
 from nnhal.runtime.partition import Choice, Partition
 
@@ -60,7 +61,9 @@ class Live:
     @property
     def total(self) -> int:
         """How many fell back; one that did at a step and then as a whole counts twice."""
-        return sum(each.count for each in self)
+        return sum(
+            each.count for each in list(self._fell.values())
+        )  # without the lock, which a fork may have left held
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form."""
@@ -108,6 +111,19 @@ class Placement:
             "devices": {label: asdict(key) for label, key in self.keys.items()},
             "live": self.live.to_dict(),
         }
+
+    def summary(self) -> str:
+        """How many steps, and operations on each device: `2 steps, 3 on reference, 160 on litert`."""
+        devices = ", ".join(f"{count} on {named(label)[1:-1]}" for label, count in self.devices().items())
+        return f"{counted(len(self.steps), 'step')}, {devices}"
+
+    def __repr__(self) -> str:
+        fell = self.live.total
+        late = [counted(len(self.events), "event")] * bool(self.events) + [
+            f"{counted(fell, 'execution')} fell back"
+        ] * bool(fell)
+        words = [counted(len(self.choices), "operation"), counted(self.transfers, "transfer"), *late]
+        return brief(f"Placement of {', '.join(words)}", [self.summary()])
 
     def __str__(self) -> str:
         lines = [f"{c.label:32} {c.device:12} {c.reason}" for c in self.choices]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nnhal.base.brief import brief, counted
 from nnhal.base.errors import Closed, DeadObject
 from nnhal.hal.memory import Buffer
 from nnhal.model.graph import Model
@@ -86,6 +87,10 @@ class Stream:
         results = self._compiled.execute(job)
         self._turns = following, turn
         return results
+
+    def __repr__(self) -> str:
+        states = counted(len(self._compiled.plan.model.states), "state")
+        return brief(f"Stream of {self._compiled.label}, {states}, {'closed' if self._closed else 'open'}")
 
     def close(self) -> None:
         """Give the buffers of the state back; later uses raise Closed."""

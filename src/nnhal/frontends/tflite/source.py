@@ -85,6 +85,11 @@ def split(label: str) -> tuple[str, list[str]]:
     return (path, members) if members and os.path.isfile(path) else (label, [])
 
 
+def there(label: str) -> bool:
+    """Whether it is a file or folder, or a member of a bundle."""
+    return os.path.exists(label) or bool(split(label)[1])
+
+
 def bundle(data: Array, label: str) -> Archive | None:
     """The members of a file that is a zip file, None for any other."""
     return Archive(data, label) if data[: len(MAGIC)].tobytes() == MAGIC else None

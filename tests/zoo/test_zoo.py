@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.bench import cache, zoo
-from nnhal.bench.zoo import ZooError, ZooFile
+from nnhal import zoo
+from nnhal.zoo import ZooError, ZooFile, cache
 
 CONTENTS = {"one": b"first model", "two": b"second model"}
 
@@ -140,7 +140,7 @@ def test_many_threads_share_one_download(shop: Shop):
 
 
 def test_another_process_that_fetches_is_waited_for(shop: Shop):
-    holder = "import sys; from pathlib import Path; from nnhal.bench import cache\n"
+    holder = "import sys; from pathlib import Path; from nnhal.zoo import cache\n"
     holder += "with cache.locked(cache.private(Path(sys.argv[1])), 'shop'): print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", holder, str(shop.root)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

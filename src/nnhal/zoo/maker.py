@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from nnhal.bench import cache
-from nnhal.bench.nets import (
+from nnhal.zoo import Progress, ZooError, cache, folder
+from nnhal.zoo.nets import (
     OUT_AXIS,
     Floats,
     Layer,
@@ -30,7 +30,6 @@ from nnhal.bench.nets import (
     tiny_conv,
     values,
 )
-from nnhal.bench.zoo import Progress, ZooError, folder
 
 VERSION = 1  # raised when a model's bytes change: cached files of other versions are not looked at
 PLACE = Path("made", str(VERSION))  # in the cache folder

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import tflite
 
-from nnhal.bench import maker, nets
-from nnhal.bench.zoo import ZooError
+from nnhal.zoo import ZooError, maker, nets
 
 NAMES = {
     tflite.BuiltinOperator.CONV_2D: "conv",

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import nnhal
-from nnhal.bench import cache, maker, zoo
+from nnhal import zoo
 from nnhal.cli import common
+from nnhal.zoo import cache, maker
 
 CONTENT = b"a model"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

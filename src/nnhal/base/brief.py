@@ -1,0 +1,37 @@
+"""What `repr` gives: one short line, however large the thing and whatever its names hold."""
+
+from collections.abc import Iterable, Sequence
+
+from nnhal.base.codes import type_name
+
+MOST = 120  # characters
+_NAME = 32
+
+
+def named(name: object) -> str:
+    """A name, in quotes and not too long; control characters and what is no Unicode are written as escapes."""
+    text = repr(str(name)[: _NAME + 1])
+    return text if len(str(name)) <= _NAME and len(text) <= _NAME + 2 else f"{text[: _NAME - 2]}...{text[-1]}"
+
+
+def tensor(name: object, type: int, shape: Sequence[int | None] | None) -> str:
+    """An operand: `'input' FLOAT32[1,?,3]`."""
+    dims = "?" if shape is None else ",".join("?" if d is None else str(d) for d in shape)
+    kind = type_name(type).removeprefix("TENSOR_") + (f"[{dims}]" if shape is None or shape else "")
+    return f"{named(name)} {kind}" if name else kind
+
+
+def counted(count: int, what: str) -> str:
+    """`1 input`, `2 inputs`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def brief(what: str, details: Iterable[str] = ()) -> str:
+    """`<what: detail, detail>`, with as many details as there is room for."""
+    text = what if len(what) <= MOST - 2 else f"{what[: MOST - 5]}..."
+    between = ": "
+    for detail in details:
+        if len(text) + len(between) + len(detail) > MOST - len(", ...>") - 1:
+            return f"<{text}{between}...>" if len(text) + len(between) + 5 <= MOST else f"<{text}>"
+        text, between = f"{text}{between}{detail}", ", "
+    return f"<{text}>"

@@ -1,0 +1,191 @@
+"""Signatures and help of the builder's methods, read off the records.
+
+What differs between the forms of an operation is said by name. `padding`, `stride`, `filter_size` and `dilation` stand for
+the arguments that they are made of.
+"""
+
+from collections.abc import Iterator, Mapping
+from inspect import Parameter, Signature
+from keyword import iskeyword
+from textwrap import wrap
+from typing import Any
+
+from nnhal.base.codes import TYPE_FACTS, Activation, OperandType
+from nnhal.ops import OPS
+from nnhal.ops.schema import REQUIRED, Arg, Form, Op, Per, T
+
+HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # where nothing is said
+PAIRS = {"stride": "stride", "filter_size": "filter", "dilation": "dilation"}  # and the parts' common name
+_PADDING = ("scheme", "pad_left", "pad_right", "pad_top", "pad_bottom")
+_TOGETHER = {f"{part}_{axis}": short for short, part in PAIRS.items() for axis in "wh"}
+_TOGETHER |= dict.fromkeys(_PADDING, "padding")
+_TYPED = {"padding": "Pads", "stride": "Pair", "filter_size": "Pair", "dilation": "Pair"}
+
+
+class _Text(str):
+    """Shown as it is where Python shows annotations and defaults."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+UNSAID = _Text("...")  # a default that depends on the form
+
+
+def method_name(record: Op) -> str:
+    """The builder's method for an operation."""
+    name = record.name.lower()
+    return f"{name}_" if iskeyword(name) else name
+
+
+def signature(record: Op) -> Signature:
+    """How the method of an operation is called; annotations are in words of `frontends.tensor`."""
+    arguments = {a.name: [form_argument(form, a.name) for form in record.forms] for a in _merged(record)}
+    leading = _leading(record)
+    parameters: dict[str, Parameter] = {}
+    for name, found in arguments.items():
+        short = _TOGETHER.get(name, name)
+        if short in parameters:
+            continue
+        default = _default(record, name, found)
+        before = [p.default for p in parameters.values()]
+        by_place = (
+            name in leading and short == name and all(p.kind != Parameter.KEYWORD_ONLY for p in parameters.values())
+        )
+        by_place = by_place and (default is not Parameter.empty or all(d is Parameter.empty for d in before))
+        kind = Parameter.POSITIONAL_OR_KEYWORD if by_place else Parameter.KEYWORD_ONLY
+        there = [a for a in found if a is not None]
+        annotation = _Text(_TYPED[short] if short != name else " | ".join(dict.fromkeys(_type(a) for a in there)))
+        if default is None:
+            annotation = _Text(f"{annotation} | None")
+        parameters[short] = Parameter(short, kind, default=default, annotation=annotation)
+    own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
+    return Signature([own, *parameters.values(), *_options(record)], return_annotation=_returns(record))
+
+
+def describe(record: Op) -> str:
+    """The help of a method."""
+    doc = wrap(f"{' '.join(record.doc.split()).rstrip('.')}. Since {record.since}.", 100)
+    inputs = [f"{name} {text}" for name, text in _shapes(record) if text]
+    outputs = [f"{o.name} {_dims(o)}".strip() for o in record.outputs]
+    lines = [*doc, ""]
+    if inputs:
+        lines += ["Shapes:", *(f"    {text}" for text in inputs)]
+    lines += ["Returns:", *(f"    {text}" for text in outputs), "", "Raises InvalidModel, which says what is wrong."]
+    return "\n".join(lines)
+
+
+def form_argument(form: Form, name: str) -> Arg | None:
+    """The argument of a form by its name."""
+    return next((a for a in form if a.name == name), None)
+
+
+def _merged(record: Op) -> Iterator[Arg]:
+    """The arguments of all forms by name, each once; those of a later form before what it shares."""
+    names: list[str] = []
+    for form in record.forms:
+        for place, argument in enumerate(form):
+            if argument.name not in names:
+                after = next((names.index(a.name) for a in form[place:] if a.name in names), len(names))
+                names.insert(after, argument.name)
+    for name in names:
+        yield next(a for form in record.forms for a in form if a.name == name)
+
+
+def _leading(record: Op) -> set[str]:
+    """The names that have one place in all forms that reach so far."""
+    names: set[str] = set()
+    for place in range(max(map(len, record.forms))):
+        here = {form[place].name for form in record.forms if place < len(form)}
+        if len(here) > 1:
+            break
+        names |= here
+    return names
+
+
+def _default(record: Op, name: str, found: list[Arg | None]) -> Any:
+    """The default of a parameter; empty for one that every call has to give."""
+    if name in HABITS:
+        value = HABITS[name]
+        return value.name.lower() if isinstance(value, Activation) else value
+    if _TOGETHER.get(name) == "padding":
+        return Parameter.empty
+    if None in found:
+        return UNSAID
+    defaults = [a.default for a in found if a is not None]
+    if any(d is REQUIRED for d in defaults):
+        return None if all(a is not None and a.optional for a in found) else Parameter.empty
+    return int(defaults[0]) if isinstance(defaults[0], int) and not isinstance(defaults[0], bool) else defaults[0]
+
+
+def _type(argument: Arg) -> str:
+    """The type of an argument as a type checker reads it."""
+    if argument.enum is not None:
+        members = ", ".join(f'"{m.lower()}"' for m in argument.enum.__members__)
+        return f"{argument.enum.__name__} | Literal[{members}]"
+    kinds = list(_kinds(argument))
+    if argument.many is not None:
+        return "Sequence[Operand]"
+    if not argument.scalar:
+        return "Operand"
+    if OperandType.SUBGRAPH in kinds:
+        return "SubgraphFacts"
+    if OperandType.BOOL in kinds:
+        return "Truth"
+    return "Real" if {OperandType.FLOAT32, OperandType.FLOAT16} & {*kinds} else "Integer"
+
+
+def _kinds(argument: Arg) -> Iterator[int]:
+    """The types that an argument may have, without the operation's own."""
+    tables = argument.spec.table.values() if isinstance(argument.spec, Per) else [argument.spec]
+    for table in tables:
+        if isinstance(table, Mapping):
+            yield from table
+
+
+def _varies(record: Op) -> bool:
+    """Whether the number of outputs is the caller's choice."""
+    return any(o.many is not None or o.default is not REQUIRED for o in record.outputs)
+
+
+def _returns(record: Op) -> str:
+    if _varies(record):
+        return _Text("Any")
+    count = len(record.outputs)
+    return _Text("Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]")
+
+
+def _options(record: Op) -> Iterator[Parameter]:
+    """What describes the outputs."""
+
+    def option(name: str, type: str, default: Any = None) -> Parameter:
+        return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=_Text(type))
+
+    kinds = [set(record.types) if o.spec is T else set(_kinds(o)) for o in record.outputs]
+    if any(TYPE_FACTS[k].zero_points is not None for k in set().union(*kinds)):
+        yield option("scale", "Scale | None")
+        yield option("zero_point", "ZeroPoint | None")
+    if any(o.spec is not T and len(found) > 1 for o, found in zip(record.outputs, kinds, strict=True)):
+        yield option("out_type", "OutType | None")
+    if _varies(record):
+        yield option("outputs", "int | None")
+    yield option("name", "str", "")
+
+
+def _shapes(record: Op) -> Iterator[tuple[str, str]]:
+    for argument in _merged(record):
+        yield argument.name, "" if argument.scalar else _dims(argument)
+
+
+def _dims(argument: Arg) -> str:
+    if argument.dims is not None:
+        return f"[{', '.join(argument.dims)}]" + (", NHWC unless nchw" if argument.layout else "")
+    if argument.rank is not None:
+        low, high = argument.rank
+        return f"of rank {low}" if low == high else f"of rank {low} to {high}"
+    return ""
+
+
+def records() -> list[Op]:
+    """The records that have a method each, in the order of their names."""
+    return [record for _, record in sorted(OPS.items()) if record.since and not record.code >> 16]

@@ -1,0 +1,41 @@
+"""What methods of the builder take and give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nnhal.base.brief import brief, tensor
+from nnhal.base.operands import Shape, Value
+
+
+@dataclass(frozen=True, repr=False)
+class Tensor:
+    """An operand of a model under construction. owner: the builder that made it."""
+
+    index: int
+    value: Value
+    owner: object
+
+    @property
+    def shape(self) -> Shape | None:
+        """Its shape as far as it is known."""
+        return self.value.shape
+
+    def __repr__(self) -> str:
+        return brief(f"Tensor {self.index}", [tensor(self.value.name, self.value.type, self.value.shape)])
+
+
+Operand: TypeAlias = Tensor | ArrayLike  # arrays and numbers become constants
+Integer: TypeAlias = int | np.integer[Any] | Tensor
+Real: TypeAlias = float | np.floating[Any] | np.integer[Any] | Tensor
+Truth: TypeAlias = bool | np.bool_ | Tensor
+Pair: TypeAlias = int | tuple[int, int]  # (height, width), or one for both
+Pads: TypeAlias = Literal["same", "valid"] | tuple[tuple[int, int], tuple[int, int]]  # ((top, bottom), (left, right))
+OutType: TypeAlias = (
+    str | int | Sequence[str | int | None]
+)  # by name or as a member of OperandType; a list: one an output
+Scale: TypeAlias = float | Sequence[float | None]
+ZeroPoint: TypeAlias = int | Sequence[int | None]

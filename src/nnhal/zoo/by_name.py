@@ -1,0 +1,29 @@
+"""Models by name: what packages ship, what is made here; fetched or made when they are first used."""
+
+from pathlib import Path
+from typing import BinaryIO
+
+from nnhal import zoo
+from nnhal.base.errors import BadFile
+from nnhal.base.names import short
+from nnhal.zoo import Progress, maker
+
+
+def path(name: str, progress: Progress | None = None) -> Path:
+    """The file of a model or picture; `progress` is told what takes long. BadFile for a name that there is not, ZooError."""
+    return maker.path(name, progress) if _made(name) else zoo.path(name, progress)
+
+
+def opened(name: str, progress: Progress | None = None) -> BinaryIO:
+    """The same, open for reading, its digest checked: what is read is what was fetched or made."""
+    return maker.opened(name, progress) if _made(name) else zoo.opened(name, progress)
+
+
+def _made(name: str) -> bool:
+    """Whether a name is that of a model that is made here, not one of the zoo."""
+    if name in maker.names():
+        return True
+    if name in (*zoo.names(), *zoo.pictures()):
+        return False
+    must = "must be a .tflite file or one that `nnhal models` lists"
+    raise BadFile(f"{short(name)}: is no file and no model of the zoo, {must}")

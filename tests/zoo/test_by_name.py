@@ -1,0 +1,55 @@
+"""Models are loaded by the names that the command line takes."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal import zoo
+from nnhal.zoo import maker
+
+
+def test_a_model_that_is_made_loads_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "models"))
+    said: list[str] = []
+    model = nnhal.load("add4", progress=said.append)
+    assert said == [f"making add4 in {tmp_path / 'models' / 'made' / str(maker.VERSION)}"]
+    assert model.main == nnhal.load(maker.make("add4")).main
+    x = np.arange(4, dtype=np.float32)
+    assert nnhal.compile("add4", devices="reference")(x, x).tolist() == [0, 2, 4, 6]
+
+
+def test_a_model_of_a_package_loads_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = maker.make("add4")
+    entry = zoo.ZooFile(
+        "given", "package", "1", "given.tflite", hashlib.sha256(made).hexdigest(), "", "features", None, ""
+    )
+    monkeypatch.setattr(zoo, "_TABLE", {"given": entry})
+    monkeypatch.setattr(zoo, "_MODELS", [entry])
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
+    tmp_path.chmod(0o700)
+    (tmp_path / "given.tflite").write_bytes(made)
+    assert nnhal.load("given").main == nnhal.load(made).main
+
+
+def test_a_file_goes_before_a_model_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("face_landmark").write_bytes(maker.make("add4"))
+    assert len(nnhal.load("face_landmark").main.operations) == 1
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.tflite", "face_landmark\x1b[2J", ""])
+def test_a_name_that_nothing_has_says_what_there_is(name: str) -> None:
+    must = "is no file and no model of the zoo, must be a .tflite file or one that `nnhal models` lists"
+    with pytest.raises(nnhal.BadFile) as caught:
+        nnhal.load(name)
+    assert must in str(caught.value) and str(caught.value).isprintable()
+
+
+def test_a_model_that_cannot_be_kept_is_an_error_of_nnhal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))
+    with pytest.raises(nnhal.NnhalError, match=r"maker: add4 cannot be kept in .* must be a folder of your own"):
+        nnhal.load("add4")
