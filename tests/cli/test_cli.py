@@ -247,3 +247,43 @@ def test_a_driver_by_a_relative_path_runs_isolated(vectors):
 def test_conformance_of_no_vector_at_all_is_a_mistake_of_the_call(vectors):
     found = nnhal("conformance", str(vectors), "--filter", "nothing_like_it", code=2)
     assert "no vector under" in found and "must be at least one" in found
+
+
+@pytest.mark.parametrize(
+    ("words", "like", "code"),
+    [
+        (["rnu", "x"], "did you mean run?", 2),
+        (["run", "tiny_cnov"], "did you mean tiny_conv", 3),
+        (["run", "tiny_conv", "--device", "litetr"], "did you mean litert?", 4),
+        (["run", "tiny_conv", "--ouput", "x"], "Did you mean --output?", 2),
+    ],
+)
+def test_a_typing_error_is_answered_with_what_was_meant(words, like, code):
+    assert like in nnhal(*words, code=code)
+
+
+def test_without_an_engine_run_says_that_it_is_the_slow_reference_and_what_changes_that():
+    hidden = (
+        "import sys; from importlib.abc import MetaPathFinder\n"
+        "class Hidden(MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name.startswith('ai_edge_litert'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Hidden()); from nnhal.cli import start; start()\n"
+    )
+    words = [sys.executable, "-c", hidden, "run", "add4"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    said = " ".join(done.stderr.split())
+    assert "runs on the reference, which is right and slow" in said and "pip install 'nnhal[litert]'" in said
+    assert "runs on the reference" not in nnhal("run", "add4", "--device", "reference")
+
+
+def test_a_control_c_while_the_command_is_imported_ends_it_as_one_later_does():
+    code = (
+        "import sys; from importlib.abc import MetaPathFinder\n"
+        "class Struck(MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'nnhal.cli.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Struck()); from nnhal.cli import start; start()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "run", "add4"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "nnhal: interrupted\n")

@@ -10,9 +10,9 @@ import pytest
 import nnhal
 from nnhal.model.draw import COLOURS, REFUSED, png, svg
 from nnhal.model.layout import Box, arrange
-from nnhal.model.outline import Node, Outline, Tensor, outline
+from nnhal.model.outline import Node, Outline, ShownTensor, outline
 
-PLAIN = Tensor("t", "FLOAT32", (1, 4))
+PLAIN = ShownTensor("t", "FLOAT32", (1, 4))
 
 
 def residual(blocks: int) -> nnhal.Model:
@@ -41,7 +41,12 @@ def test_constants_are_no_boxes_and_attributes_stand_with_their_operation():
 
 
 def test_operations_on_constants_belong_to_who_reads_them():
-    tensors = {0: PLAIN, 1: Tensor("w", "FLOAT16", (4, 4), True, 32), 2: Tensor("wide", "FLOAT32", (4, 4)), 3: PLAIN}
+    tensors = {
+        0: PLAIN,
+        1: ShownTensor("w", "FLOAT16", (4, 4), True, 32),
+        2: ShownTensor("wide", "FLOAT32", (4, 4)),
+        3: PLAIN,
+    }
     nodes = Node("DEQUANTIZE", "", (1,), (2,)), Node("FULLY_CONNECTED", "", (0, 2), (3,))
     graph = Outline("half", tensors, (0,), (3,), nodes)
     lines = texts(svg(graph))
@@ -71,7 +76,9 @@ def test_every_operation_is_drawn_once():
 
 @pytest.mark.parametrize("name", ["</text><script>", "\x1b]0;x\x07", "a" * 70_000, "[/x]", "\x00", "\u202e", "\ud800"])
 def test_names_are_data_in_pictures(name):
-    graph = Outline(name, {0: Tensor(name, name, (1,)), 1: PLAIN}, (0,), (1,), (Node(name, name, (0,), (1,), name),))
+    graph = Outline(
+        name, {0: ShownTensor(name, name, (1,)), 1: PLAIN}, (0,), (1,), (Node(name, name, (0,), (1,), name),)
+    )
     drawn = svg(graph, {0: name})
     drawn.encode()
     assert ET.fromstring(drawn) is not None and "\x1b" not in drawn and len(drawn) < 200_000

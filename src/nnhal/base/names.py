@@ -21,6 +21,14 @@ def short(text: str) -> str:
     return printable(text[:200]) + " ..." * (len(text) > 200)
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """A question at the end of an error: whether one of the names that there are was meant; "" where none is like it."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name[:LONGEST], list(known), 2)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
 def unique(names: Iterable[str]) -> list[str]:
     """The names, those that were there before with a number behind them; letters of either case are alike."""
     count: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from importlib import import_module
 import click
 
 from nnhal.base.errors import NnhalError
-from nnhal.base.names import printable
+from nnhal.base.names import meant, printable
 from nnhal.serve import report
 
 VERBS = {
@@ -44,6 +44,16 @@ class Verbs(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb; a name that is none may be like one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            like = meant(args[0], VERBS) or f", must be one of {', '.join(VERBS)}"
+            raise click.UsageError(error.message.rstrip(".") + like, ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The verbs with their one-line help, without importing any."""
         with formatter.section("Verbs"):
@@ -60,7 +70,7 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the console script."""
+    """Run the command that the arguments are, and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
     warnings.showwarning = lambda message, *_: click.echo(f"nnhal: warning: {printable(str(message))}", err=True)
     try:

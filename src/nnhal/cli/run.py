@@ -21,6 +21,7 @@ from nnhal.cli.placement import placement_lines
 from nnhal.model.metadata import Metadata
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
+from nnhal.runtime.discovery import CPU
 from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.job import Report
 
@@ -93,6 +94,9 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
         graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
     )
     running = time.monotonic_ns()
+    if names is None and {choice.device for choice in compiled.placement.choices} <= {CPU}:
+        why = [found.problem for found in api.devices() if found.device is None]
+        common.say(f"runs on the reference, which is right and slow: {'; '.join(why) or 'no other device takes it'}")
     given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options), graph.metadata)
     started = time.monotonic_ns()
     arrays = [g.array for g in given]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nnhal.base.answers import clipped, may_be_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
 from nnhal.base.log import logger
+from nnhal.base.names import meant
 from nnhal.base.once import Once
 from nnhal.hal.device import Device, capabilities_by, identity_of
 
@@ -132,7 +133,8 @@ def load_one(name: str) -> Device:
 
 def unknown(name: str) -> DeviceUnavailable:
     """The error for a name that is no device's."""
-    return DeviceUnavailable(f"device {name!r} is not known, must be one of {', '.join(names(samples=False))}")
+    there = ", ".join(names(samples=False))
+    return DeviceUnavailable(f"device {name!r} is not known, must be one of {there}{meant(name, names())}")
 
 
 def select(names: Sequence[str] | None) -> list[Device]:

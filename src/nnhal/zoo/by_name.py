@@ -5,7 +5,7 @@ from typing import BinaryIO
 
 from nnhal import zoo
 from nnhal.base.errors import BadFile
-from nnhal.base.names import short
+from nnhal.base.names import meant, short
 from nnhal.zoo import Progress, maker
 
 
@@ -26,4 +26,5 @@ def _made(name: str) -> bool:
     if name in (*zoo.names(), *zoo.pictures()):
         return False
     must = "must be a .tflite file or one that `nnhal models` lists"
-    raise BadFile(f"{short(name)}: is no file and no model of the zoo, {must}")
+    like = meant(name, (*maker.names(), *zoo.names(), *zoo.pictures()))
+    raise BadFile(f"{short(name)}: is no file and no model of the zoo, {must}{like}")
