@@ -255,7 +255,7 @@ def test_conformance_of_no_vector_at_all_is_a_mistake_of_the_call(vectors):
         (["rnu", "x"], "did you mean run?", 2),
         (["run", "tiny_cnov"], "did you mean tiny_conv", 3),
         (["run", "tiny_conv", "--device", "litetr"], "did you mean litert?", 4),
-        (["run", "tiny_conv", "--ouput", "x"], "Did you mean --output?", 2),
+        (["run", "tiny_conv", "--ouput", "x"], "--output", 2),
     ],
 )
 def test_a_typing_error_is_answered_with_what_was_meant(words, like, code):

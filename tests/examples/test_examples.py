@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def test_the_example_driver_is_short():
@@ -20,3 +21,46 @@ def test_the_face_detector_finds_the_face(tmp_path):
     text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "found   1 face\n" in text and "where" in text
     assert (tmp_path / "faces.png").stat().st_size > 10_000
+
+
+RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
+
+
+@pytest.mark.models
+def test_the_first_ten_minutes_are_as_the_page_says():
+    page = ROOT / "docs" / "first-ten-minutes.md"
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+PAGE = """\
+```console
+$ echo took 12 ms, score 0.5
+took 99 us, score 0.501
+$ echo 7 > drawn.png; ls nothing
+ls: cannot access 'nothing': No such file or directory
+[status 2]
+```
+![a picture](pictures/drawn.png)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("score 0.501", "score 0.7", "score 0.7"),
+        ("took 99 us", "lasted 99 us", "lasted"),
+        ("[status 2]\n", "", "[status 2]"),
+        ("drawn.png)", "other.png)", "no command draws it"),
+    ],
+)
+def test_a_page_that_is_not_true_any_more_is_told_line_by_line(tmp_path, before, after, told):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    assert subprocess.run([*RUN_PAGE, str(page)], capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "pictures" / "drawn.png").read_text() == "7\n"
+    page.write_text(PAGE)
+    assert subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, check=False).returncode == 0
+    page.write_text(PAGE.replace(before, after))
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and told in done.stdout

@@ -1,0 +1,127 @@
+"""Runs the commands of a page and puts their real output under them; with --check says whether the page is still true.
+
+    python docs/run_page.py docs/first-ten-minutes.md [--check]
+
+A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty folder,
+after what a comment `<!-- before: COMMAND -->` says. Pictures that the page shows and that a command drew are copied to where
+it has them. Durations differ from run to run, other numbers from processor to processor: a check takes any duration for
+another, all that `nnhal bench` measures, and other numbers within a hundredth.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from difflib import unified_diff
+from itertools import zip_longest
+from pathlib import Path
+
+LIMIT = 300  # seconds a command
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+DURATION = re.compile(r"(?<![\w.])[\d,]+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|us|ms|s)(?!\w)")
+BARS = re.compile("[\u2581-\u2588]")
+BEFORE = re.compile(r"<!-- before: (.*?) -->")
+WITHIN = 0.01
+
+
+def run(command: str, folder: Path) -> str:
+    """What a command prints, on both streams; a line with its status where that is not 0."""
+    bin_ = Path(sys.executable).parent
+    environment = {
+        **os.environ,
+        "PATH": f"{bin_}:{os.environ['PATH']}",
+        "COLUMNS": "110",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    lines = [
+        line.rstrip() for line in done.stdout.replace(str(folder), ".").replace(str(Path.home()), "~").splitlines()
+    ]
+    lines += [f"[status {done.returncode}]"] * (done.returncode != 0)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def written_again(page: str, folder: Path) -> str:
+    """The page with what its commands print now."""
+
+    def block(found: re.Match[str]) -> str:
+        out = ""
+        for command in re.findall(r"^\$ (.*)$", found[1], re.MULTILINE):
+            print(f"$ {command}", file=sys.stderr)
+            out += f"$ {command}\n{run(command, folder)}"
+        return f"```console\n{out}```"
+
+    return BLOCK.sub(block, page)
+
+
+def alike(old: str, new: str, *, measured: bool = False) -> bool:
+    """Whether two lines say the same but for durations, and numbers that are almost the same. measured: for all numbers."""
+    old, new = (" ".join(BARS.sub("", DURATION.sub("0 s", line)).split()) for line in (old, new))
+    if NUMBER.sub("0", old) != NUMBER.sub("0", new):
+        return False
+    pairs = zip(*(NUMBER.findall(line) for line in (old, new)), strict=True)
+    values = ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs)
+    return measured or all(abs(a - b) <= WITHIN * max(abs(a), abs(b), 1e-3) for a, b in values)
+
+
+def differences(old: str, new: str) -> list[str]:
+    """What changed, as a diff; nothing where each line is alike."""
+    said: list[str] = []
+    command, same = "", True
+    for a, b in zip_longest(old.splitlines(), new.splitlines()):
+        command = b if b is not None and b.startswith("$ ") else command
+        there = a is not None and b is not None and alike(a, b, measured=command.startswith("$ nnhal bench"))
+        same = same and there
+        said += [b if there else a] if a is not None else []
+    return [] if same else list(unified_diff(said, new.splitlines(), "the page", "the commands", lineterm=""))
+
+
+def main() -> int:
+    """Exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("page", type=Path)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where the page is not true any more"
+    )
+    arguments = parser.parse_args()
+    page = arguments.page.read_text()
+    with tempfile.TemporaryDirectory(prefix="nnhal-page-") as name:
+        folder = Path(name)
+        for command in BEFORE.findall(page):
+            run(command, folder)
+        new = written_again(page, folder)
+        missing = []
+        for place in PICTURE.findall(page):
+            drawn, kept = folder / Path(place).name, arguments.page.parent / place
+            if not drawn.exists():
+                missing.append(f"{place}: no command draws it")
+            elif not arguments.check:
+                kept.parent.mkdir(exist_ok=True)
+                shutil.copyfile(drawn, kept)
+            elif not kept.exists():
+                missing.append(f"{place}: is not there")
+    if not arguments.check:
+        arguments.page.write_text(new)
+    changed = [*missing, *(differences(page, new) if arguments.check else [])]
+    print(*changed, sep="\n", end="\n" * bool(changed))
+    return 1 if changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
