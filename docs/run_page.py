@@ -3,7 +3,7 @@
     python docs/run_page.py docs/first-ten-minutes.md [--check]
 
 A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty folder,
-after what a comment `<!-- before: COMMAND -->` says. Pictures that the page shows and that a command drew are copied to where
+after what a comment `<!-- before: COMMAND -->` says. Pictures that the page shows and a command drew are copied to where
 it has them. Durations differ from run to run, other numbers from processor to processor: a check takes any duration for
 another, all that `nnhal bench` measures, and other numbers within a hundredth.
 """

@@ -265,6 +265,33 @@ def test_an_open_dimension_that_is_computed_with_is_refused():
         load(w.bytes(), shapes=[(0, 3)])
 
 
+def test_a_constant_that_is_cast_to_the_type_it_has_keeps_its_fraction():
+    w = Writer()
+    number, same, whole, x, y = (
+        w.tensor([1], "f4", [-0.75]),
+        w.tensor([1]),
+        w.tensor([1], "i4"),
+        w.tensor([1]),
+        w.tensor([1]),
+    )
+    w.operator("CAST", [number], [same], "Cast")
+    w.operator("CAST", [number], [whole], "Cast")
+    w.operator("ADD", [x, same], [y], "Add")
+    w.ends([x], [y, same, whole])
+    for mine, theirs in zip(run(w.bytes(), np.ones(1, "f4")), litert(w.bytes(), np.ones(1, "f4")), strict=True):
+        assert mine.dtype == theirs.dtype and mine == theirs
+
+
+def test_one_element_filled_with_a_scalar_has_the_dimension_that_is_asked_for():
+    w = Writer()
+    x, y = w.tensor([], "i4"), w.tensor([1], "b1")
+    truth, two, dims = w.tensor([], "b1"), w.tensor([], "i4", 2), w.tensor([1], "i4", [1])
+    w.operator("LESS", [x, two], [truth])
+    w.operator("FILL", [dims, truth], [y])
+    w.ends([x], [y])
+    assert run(w.bytes(), np.array(1, "i4")).shape == litert(w.bytes(), np.array(1, "i4"))[0].shape == (1,)
+
+
 def test_numbers_that_need_64_bits_are_refused_and_others_narrowed():
     for number, fits in ((4, True), (2**40, False)):
         w = Writer()

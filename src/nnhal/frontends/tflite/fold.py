@@ -44,7 +44,7 @@ def fold(
     budget.spend(Cost.ELEMENTS, sum(a.size for a in arrays) + len(arrays) + len(kinds))
     try:
         with np.errstate(all="ignore"):
-            results = function(options, *arrays)
+            results = _cast(arrays[0], kinds[0]) if name == "CAST" else function(options, *arrays)
             results = results if isinstance(results, list) else [results]
             must(len(results) == len(kinds))
             stored = [_stored(np.asarray(r), kind) for r, kind in zip(results, kinds, strict=True)]
@@ -304,8 +304,10 @@ def _modulo(x: Array, y: Array) -> Any:
     return x.astype(np.int64) % y
 
 
-def _cast(_: Options, x: Array) -> Any:
-    """Towards 0; the type is that of the output."""
+def _cast(x: Array, kind: str) -> Any:
+    """Integers towards 0; truth is what is not 0."""
+    if kind in ("FLOAT32", "BOOL"):
+        return x.astype(DTYPES[kind])
     must(x.dtype.kind != "f" or (np.isfinite(x).all() and np.abs(x).max(initial=0) < 2**31))
     return np.trunc(x).astype(np.int64) if x.dtype.kind == "f" else x.astype(np.int64)
 
@@ -370,7 +372,7 @@ SUMS: dict[str, Fold] = {
     "LOGICAL_NOT": plain(np.logical_not),
     "SELECT": plain(np.where),
     "SELECT_V2": plain(np.where),
-    "CAST": _cast,
+    "CAST": lambda *_: None,  # of the type that the output has: see `fold`
     "SUM": reduced(np.sum),
     "REDUCE_PROD": reduced(np.prod),
     "REDUCE_MAX": reduced(np.max),

@@ -233,7 +233,7 @@ class ImportGraph:
                     f"output {tensor.name!r}", f"{why}, which NNAPI has no {'operation' if term.partly else 'type'} for"
                 )
                 continue
-            self.forms.append(EdgeForm(term.scalar, tensor.type == "INT64"))
+            self.forms.append(EdgeForm(term.scalar and not tensor.shape, tensor.type == "INT64"))
             self.outputs.append(self.own(term, taken))
 
     def _has(self, term: Term) -> bool:

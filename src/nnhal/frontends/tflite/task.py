@@ -19,6 +19,7 @@ from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind
 
 ASYMMETRIC = (Q8, Q8S)
 MOST_DIMENSIONS = 4  # of many of NNAPI's operations
+SHAPES = {"FILL": 0, "RESHAPE": 1, "BROADCAST_TO": 1}  # which input is the shape of the output
 MOST_PLACES = 1 << 20  # numbers of a constant that says where elements come from
 TANH = 4  # TFLite's fused activations; the ones before it are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
@@ -100,11 +101,19 @@ class OperatorTask:
             term.kind = term.kind or tensor.type
             if tensor.type == "INT64" and term.value.type == I32:
                 term.span = spans[number]
-            if self.operator.builtin and not tensor.shape and term.value.shape == (1,):
+            if self.operator.builtin and not tensor.shape and term.value.shape == (1,) and not self._says_one():
                 term.scalar = True
             self.graph.terms[index] = term
         for step in self.later:
             step()
+
+    def _says_one(self) -> bool:
+        """Whether an input says that the output has one dimension; a file has none too where it is not known before."""
+        place = SHAPES.get(self.name)
+        if place is None or not self.given(place):
+            return False
+        data = self.raw(place).data
+        return data is not None and data.size == 1
 
     def _pay(self) -> None:
         """Charge the file for the constants that were made for the operations."""
