@@ -131,7 +131,7 @@ def test_run_and_diff_take_64_bit_integers_and_scalars(tmp_path):
     assert "must be an integer from -2147483648" in nnhal("run", model, "-i", str(tmp_path / "far.npy"), code=3)
 
 
-@pytest.mark.parametrize("verb", [["run"], ["show"], ["diff", "-d", "litert"], ["bench", "--seconds", "0.1"]])
+@pytest.mark.parametrize("verb", [["run"], ["show"], ["diff", "-d", "litert"], ["bench", "--duration", "0.1"]])
 def test_every_verb_takes_a_member_of_a_bundle(tmp_path, verb):
     with zipfile.ZipFile(tmp_path / "x.task", "w") as archive:
         archive.writestr("tiny.tflite", maker.path("tiny_conv").read_bytes())
@@ -143,7 +143,7 @@ def test_every_verb_takes_a_member_of_a_bundle(tmp_path, verb):
 def test_bench_compares_a_member_of_a_bundle_with_a_peer(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.task", "w") as archive:
         archive.writestr("add.tflite", maker.path("add4").read_bytes())
-    assert "litert" in nnhal("bench", f"{tmp_path}/x.task:add.tflite", "--vs", "litert", "--pairs", "10")
+    assert "litert" in nnhal("bench", f"{tmp_path}/x.task:add.tflite", "--vs", "litert", "--iterations", "10")
 
 
 def test_open_dimensions_are_said_and_asked_for(tmp_path):

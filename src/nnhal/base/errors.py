@@ -31,6 +31,9 @@ from nnhal.base.codes import ErrorStatus, ResultCode
 from nnhal.base.names import printable
 
 
+LONGEST = 18_000  # characters of a message, with escapes for what names of others hold
+
+
 class NnhalError(Exception):
     """Base of all errors that nnhal raises on purpose."""
 
@@ -38,7 +41,7 @@ class NnhalError(Exception):
     code = ResultCode.OP_FAILED
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n\t")
+        return printable(super().__str__(), keep="\n\t")[:LONGEST]
 
 
 class InvalidArgument(NnhalError, ValueError):
