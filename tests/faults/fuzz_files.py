@@ -29,8 +29,10 @@ import numpy as np
 from ai_edge_litert import interpreter  # noqa: F401, TID251 (workers find it imported)
 
 import nnhal
+from nnhal.frontends.tflite.outline import refused_outline
 from nnhal.model.draw import svg
-from nnhal.model.text import dot, text
+from nnhal.model.outline import Outline, outline
+from nnhal.model.text import dot, listing, text
 from tests.faults.file_mutations import bases, mutated
 
 SECONDS, MEMORY = 2.0, 1 << 30
@@ -62,10 +64,11 @@ def examine(content: bytes) -> list[str]:
         model = nnhal.load(content)
     except nnhal.NnhalError as error:
         str(error).encode()
+        if isinstance(error, nnhal.UnsupportedModel) and error.refused:
+            facts = refused_outline(content, error)
+            show(facts, listing(facts))
         return [f"load: {type(error).__name__}"]
-    shown = text(model) + dot(model)
-    assert all(c.isprintable() or c == "\n" for c in shown), "a control character is shown"
-    minidom.parseString(svg(model))
+    show(outline(model), text(model))
     for device in DEVICES:
         try:
             with nnhal.compile(model, devices=[device], fallback="forbid") as compiled:
@@ -77,6 +80,12 @@ def examine(content: bytes) -> list[str]:
             str(error).encode()
             ends.append(f"{device}: {type(error).__name__}")
     return ends
+
+
+def show(facts: Outline, words: str) -> None:
+    """What `nnhal show` makes of it."""
+    assert all(c.isprintable() or c == "\n" for c in words + dot(facts, {})), "a control character is shown"
+    minidom.parseString(svg(facts))
 
 
 def given(spec: Any) -> Any:

@@ -149,7 +149,7 @@ def test_a_service_that_finds_no_place_for_its_socket_says_what_to_set() -> None
     environment = {k: v for k, v in os.environ.items() if k != "XDG_RUNTIME_DIR"} | {"TMPDIR": "/proc"}
     command = [sys.executable, "-m", "nnhal.serve", "reference"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=environment)
-    assert done.returncode == 1
+    assert done.returncode == 4
     assert "directory of services /proc/nnhal-" in done.stderr and "set XDG_RUNTIME_DIR" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -30,7 +30,6 @@ from collections.abc import Sequence
 from nnhal.base.codes import ErrorStatus, ResultCode
 from nnhal.base.names import printable
 
-
 LONGEST = 18_000  # characters of a message, with escapes for what names of others hold
 
 

@@ -229,10 +229,7 @@ def select(t: OperatorTask) -> None:
         if t.name == "SELECT" and len(sizes[0]) == 1 < len(sizes[1]):  # chooses among the first dimension's parts
             sizes[0] = (*sizes[0], *[1] * (len(sizes[1]) - 1))
             terms[0] = t.reshaped(terms[0], sizes[0])
-        try:
-            shape = np.broadcast_shapes(*sizes)
-        except ValueError:
-            t.refuse(f"shapes {', '.join(str(list(s)) for s in sizes)} do not broadcast")
+        shape = t.together(*sizes)
         terms = [broadcast(t, term, shape) for term in terms]
     if terms[1].value.type == B8:
         condition, x, y = terms

@@ -36,6 +36,7 @@ def batched(t: OperatorTask, x: Term, indices: Term, axis: int, batches: int) ->
         shape[:batches] == places[:batches], f"batches are {shape[:batches]} and {places[:batches]}, must be equal"
     )
     t.require(batches <= axis, f"axis = {axis}, must be behind the {batches} batch dimensions")
+    t.check_count(max(math.prod(places), math.prod(shape[:batches])))
     between, size = shape[batches:axis], shape[axis]
     inner = math.prod(between) * math.prod(shape[axis + 1 :])
     order = [*range(batches), axis, *range(batches, axis), *range(axis + 1, len(shape))]

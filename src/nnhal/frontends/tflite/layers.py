@@ -174,7 +174,7 @@ def batch_matmul(t: OperatorTask) -> None:
         batches = math.prod(left[:-2])
         x, y = t.reshaped(x, (batches, *left[-2:])), t.reshaped(y, (batches, *right[-2:]))
     else:
-        batch = np.broadcast_shapes(left[:-2], right[:-2])
+        batch = t.together(left[:-2], right[:-2])
         if math.prod(right[:-2]) == 1 and not o("AdjX"):  # one matrix for all rows
             x, y = t.reshaped(x, (math.prod(left[:-1]), left[-1])), t.reshaped(y, right[-2:])
         else:

@@ -115,6 +115,8 @@ def broadcast(t: OperatorTask, term: Term, shape: Sequence[int]) -> Term:
     sizes = t.known(term)
     if sizes == tuple(shape):
         return term
+    t.require(t.together(sizes, shape) == tuple(shape), f"a shape of {list(sizes)} must broadcast to {list(shape)}")
+    t.check_count(math.prod(shape))
     places = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), tuple(shape))
     return moved(t, [term], places)
 
@@ -198,10 +200,7 @@ class FlatTask(OperatorTask):
     def __init__(self, graph: ImportGraph, operator: Operator, *, reals: bool = False) -> None:
         super().__init__(graph, operator, reals=reals)
         terms = [super(FlatTask, self).raw(place) for place in range(len(operator.inputs))]
-        try:
-            self.whole = np.broadcast_shapes(*map(self.known, terms))
-        except ValueError:
-            self.refuse(f"shapes {', '.join(str(list(self.shape(x))) for x in terms)} do not broadcast")
+        self.whole = self.together(*map(self.known, terms))
         self._flat = dict(enumerate(self._flattened(terms)))
 
     def _flattened(self, terms: Sequence[Term]) -> list[Term]:

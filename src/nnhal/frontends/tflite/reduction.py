@@ -65,6 +65,7 @@ def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
 def along(t: OperatorTask, x: Term) -> Term:
     """The second of three dimensions reduced to 1."""
     if x.value.type == I32:
+        t.require(t.name in PAIRWISE, "of INT32 is not in TFLite")
         return halved(t, PAIRWISE[t.name], x)
     return t.make(NAMES.get(t.name, t.name), x, t.integers([1]), True)
 

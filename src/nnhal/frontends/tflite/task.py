@@ -91,8 +91,17 @@ class OperatorTask:
         """Refuse to move that many elements one by one, before anything is made of them."""
         self.require(count <= MOST_PLACES, f"has {count} elements to move one by one, must be {MOST_PLACES} at most")
 
+    def together(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        """The shape that all of these are broadcast to."""
+        try:
+            return np.broadcast_shapes(*map(tuple, shapes))
+        except ValueError:
+            raise Inexpressible(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
+
     def commit(self) -> None:
         """Hand results and operations to the graph."""
+        there, made = len(self.operator.outputs), len(self.results)
+        self.require(there <= made, f"has {there} outputs, must have {made}")
         spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
         self._pay()
         self.graph.operations += self.emitted
@@ -244,6 +253,8 @@ class OperatorTask:
 
     def declared(self, number: int = 0) -> Value:
         """Type and quantisation of output `number` in the file."""
+        count = len(self.operator.outputs)
+        self.require(number < count, f"has {count} outputs, must have {number + 1} at least")
         try:
             return self.graph.declared(self.operator.outputs[number])
         except Inexpressible as error:
