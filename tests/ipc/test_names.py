@@ -94,7 +94,7 @@ def test_a_name_that_is_taken_is_refused_and_the_first_service_lives(runtime: Pa
     with service():
         words = [sys.executable, "-P", "-m", "nnhal.serve", PROBE, "--name", "probe"]
         second = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, check=False)
-        assert second.returncode == 1 and "one of this name is running; stop it, or choose another" in second.stderr
+        assert second.returncode == 4 and "one of this name is running; stop it, or choose another" in second.stderr
         with connected() as device:
             assert np.array_equal(run(prepare(device), numbers()), 2 * numbers())
 
