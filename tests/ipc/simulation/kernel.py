@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from nnhal.base import _mapping
+from nnhal.base import native
 from tests.ipc.simulation.threads import running, world
 from tests.ipc.simulation.world import SECOND, Process, Source
 
@@ -545,24 +545,23 @@ mmap = _Constants(real_mmap, mmap=lambda fd, size, **how: real_mmap.mmap(_memory
 socket = _Constants(real_socket, socket=Socket, socketpair=socketpair)
 
 
-class _Mappings:
-    """The module: its class makes real mappings, and is what real ones are instances of."""
+class _Instances(type):
+    """What its class makes are real mappings."""
 
-    class _Meta(type):
-        def __instancecheck__(cls, item: object) -> bool:
-            return isinstance(item, _mapping.Mapping)
-
-    class Mapping(metaclass=_Meta):
-        def __new__(cls, fd: int, size: int, offset: int, writable: bool) -> Any:
-            world().step("mmap")
-            return _mapping.Mapping(_memory(fd, "mmap").fd, size, offset, writable)
+    def __instancecheck__(cls, item: object) -> bool:
+        return isinstance(item, native.Mapping)
 
 
-mappings = _Mappings()
+class Mapping(metaclass=_Instances):
+    """nnhal.base.native.Mapping: makes real ones."""
+
+    def __new__(cls, fd: int, size: int, offset: int, writable: bool) -> Any:
+        world().step("mmap")
+        return native.Mapping(_memory(fd, "mmap").fd, size, offset, writable)
 
 
 class Owner:
-    """nnhal.base._owner.Owner"""
+    """nnhal.base.native.Owner"""
 
     __slots__ = ("__weakref__", "fds")
 

@@ -23,9 +23,10 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-from nnhal.base import _gate, _mapping, _owner, memory
+from nnhal.base import memory, native
 from nnhal.ipc.transport import _native
-from tests.ipc.simulation import kernel, native, threads
+from tests.ipc.simulation import kernel, threads
+from tests.ipc.simulation import native as lanes
 
 STAGED = (
     *(f"nnhal.base.{name}" for name in ("answers", "descriptors", "memory", "time")),
@@ -103,10 +104,10 @@ _INSTEAD: dict[int, Any] = {
         (fcntl, kernel.fcntl),
         (mmap, kernel.mmap),
         (weakref, _weakref),
-        (_gate, SimpleNamespace(Gate=threads.Gate)),
-        (_mapping, kernel.mappings),
-        (_native, native.native),
-        (_owner.Owner, kernel.Owner),
+        (native.Gate, threads.Gate),
+        (native.Mapping, kernel.Mapping),
+        (_native, lanes.native),
+        (native.Owner, kernel.Owner),
         (queue.SimpleQueue, threads.SimpleQueue),
     )
 }

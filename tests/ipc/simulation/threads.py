@@ -265,7 +265,7 @@ class SimpleQueue(Source):
 
 
 class Gate(Source):
-    """nnhal.base._gate.Gate"""
+    """nnhal.base.native.Gate"""
 
     def __init__(self) -> None:
         super().__init__()
