@@ -57,19 +57,16 @@ enum { AGAIN = 1, RAISED = -100 }; /* inside this file: nothing there yet; a Pyt
 
 /* ------------------------------------------------------------------------------------------------------------- pace
  * An idle core takes 30 to 50 us to wake, so a wait spins first: at least about as long as waking costs, and longer where
- * waits have been longer, up to a limit. Where they are longer than the limit, spinning would only burn; but waits for an
- * answer are often as long as the one before: such a one sleeps until shortly before that, and spins then. */
+ * waits have been longer, up to a limit. Where they are longer than the limit, spinning would only burn. */
 
 #define SPIN_LEAST_NS 50000
 #define SPIN_MOST_NS 2000000
 #define SPIN_FIRST_TRY_NS 5000
-#define AHEAD_NS 150000 /* to be awake by then, of a core that went idle */
 #define AFFINITY_EVERY 64 /* blocking waits */
 
 typedef struct {
     int64_t average; /* of the observed waits, each counted with at most twice the limit, so that it recovers soon */
     uint64_t cpus;   /* affinity mask of this process */
-    int64_t usual;   /* of waits beyond the limit: falls at once, rises by and by */
     int64_t hold_ns; /* a wait keeps the GIL this long: a short one then costs no handover */
     char spin;
 } Pace;
@@ -148,9 +145,6 @@ pace_hold(const Pace *pace, int64_t budget)
 static void
 pace_observe(Pace *pace, int64_t wait)
 {
-    if (wait > SPIN_MOST_NS) {
-        pace->usual = pace->usual == 0 || wait < pace->usual ? wait : pace->usual + (wait - pace->usual) / 8;
-    }
     if (wait > 2 * SPIN_MOST_NS) {
         wait = 2 * SPIN_MOST_NS;
     }
@@ -1164,20 +1158,7 @@ queues_wait(Queues *self, int64_t deadline)
         }
         self->spins += there;
     }
-    int status = there && something_there(self) ? 0 : TIMEOUT;
-    int64_t usual = start + self->pace.usual;
-    if (status != 0 && budget == SPIN_FIRST_TRY_NS && self->side == CLIENT && usual + SPIN_MOST_NS < deadline) {
-        status = queues_block(self, usual - AHEAD_NS);
-        if (status == TIMEOUT) {
-            int64_t longer = earlier(self->pace.usual / 16, SPIN_MOST_NS);
-            Py_BEGIN_ALLOW_THREADS
-            status = queues_spin(self, usual + longer) && something_there(self) ? 0 : TIMEOUT;
-            Py_END_ALLOW_THREADS
-        }
-    }
-    if (status == TIMEOUT) {
-        status = queues_block(self, deadline);
-    }
+    int status = there && something_there(self) ? 0 : queues_block(self, deadline);
     if (status == 0) {
         pace_observe(&self->pace, now_ns() - start);
     }
