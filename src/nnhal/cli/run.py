@@ -183,8 +183,9 @@ def real_of(spec: Spec, steps: float) -> float:
 
 def summary(spec: Spec, array: Array) -> dict[str, Any]:
     """An output for people: shape, type, range."""
-    real = array.astype(np.float64)
-    least, most, mean = (real.min(), real.max(), real.mean()) if array.size else (None, None, None)
+    numbers = array.view(np.uint8) if array.dtype == bool else array
+    least, most = (numbers.min().item(), numbers.max().item()) if array.size else (None, None)
+    mean = numbers.mean(dtype=np.float64).item() if array.size else None
     facts = {
         "name": spec.name,
         "shape": list(array.shape),

@@ -1,0 +1,84 @@
+"""What `--json` prints is as docs/schemas.json says, for each verb, with nothing more and nothing less."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from nnhal.cli.main import VERBS
+from tests.cli.test_cli import EXAMPLE, nnhal
+
+SCHEMAS = json.loads((Path(__file__).parents[2] / "docs" / "schemas.json").read_text())
+CALLS = {
+    "run": [
+        ["run", "tiny_conv_uint8", "--top", "2"],
+        ["run", "tiny_lstm", "--isolate"],
+        ["run", "add4", "--driver", EXAMPLE],
+    ],
+    "devices": [["devices"], ["devices", "--no-isolation"]],
+    "doctor": [["doctor"]],
+    "show": [["show", "tiny_conv_int8", "--placement"], ["show", "tiny_dynamic"], ["show", "tiny_lstm"]],
+    "diff": [["diff", "tiny_conv", "--device", "litert"]],
+    "bench": [
+        ["bench", "tiny_conv", "--iterations", "5"],
+        ["bench", "tiny_conv", "--vs", "litert", "--iterations", "10"],
+    ],
+    "serve": [["serve"]],
+    "models": [["models"], ["models", "tiny_conv"]],
+}
+
+
+def fits(document: Any, name: str) -> None:
+    schema = {"$ref": f"#/$defs/{name}", **{k: v for k, v in SCHEMAS.items() if k != "title"}}
+    errors = [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
+    assert not errors
+
+
+def test_every_verb_has_a_schema_that_is_one() -> None:
+    assert set(VERBS) <= set(SCHEMAS["$defs"]) and set(CALLS) | {"conformance"} == set(VERBS)
+    Draft202012Validator.check_schema(SCHEMAS)
+
+
+@pytest.mark.parametrize(("verb", "words"), [(verb, words) for verb, calls in CALLS.items() for words in calls])
+def test_what_a_verb_prints_is_as_its_schema_says(
+    verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    fits(json.loads(nnhal(*words, "--json")), verb)
+
+
+def test_what_conformance_prints_is_as_its_schema_says(vectors: Path) -> None:
+    fits(json.loads(nnhal("conformance", str(vectors), "--share", "0.002", "--jobs", "1", "--json")), "conformance")
+
+
+@pytest.mark.parametrize(("words", "code"), [(["run", "nosuch"], 3), (["run", "add4", "--device", "nosuch"], 4)])
+def test_errors_are_as_their_schema_says(words: list[str], code: int) -> None:
+    fits(json.loads(nnhal(*words, "--json", code=code)), "error")
+
+
+def test_what_a_service_prints_is_as_its_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    words = [sys.executable, "-m", "nnhal.cli.main", "serve", "reference", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+        assert process.stdout is not None
+        try:
+            fits(json.loads(process.stdout.readline()), "serve DRIVER")
+            found = json.loads(nnhal("serve", "--json"))
+            assert found
+            fits(found, "serve")
+            fits(json.loads(nnhal("devices", "--no-isolation", "--json")), "devices")
+        finally:
+            process.terminate()
+
+
+def test_a_field_too_many_too_few_or_of_another_type_does_not_fit() -> None:
+    good = {"what": "a", "there": True, "detail": "", "needed_for": ""}
+    fits([good], "doctor")
+    for bad in ({**good, "more": 1}, {k: v for k, v in good.items() if k != "there"}, {**good, "there": "yes"}):
+        with pytest.raises(AssertionError):
+            fits([bad], "doctor")
