@@ -74,16 +74,7 @@ def text() -> str:
     return INTRODUCTION.format(all=len(names), taken=taken) + "\n".join([*head, *rows]) + "\n"
 
 
-def main() -> int:
-    """Write the file, or say that it is stale."""
-    if "--check" not in sys.argv[1:]:
-        FILE.write_text(text())
-        return 0
-    if FILE.exists() and FILE.read_text() == text():
-        return 0
-    print(f"{FILE.name} is stale, must be written again: python docs/{Path(__file__).name}", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    from generated import main
+
+    sys.exit(main(FILE, text))

@@ -163,10 +163,10 @@ def load(driver: str, level: str = "") -> "Device":
 
     device = discovery.load_driver(driver) if driver.endswith(".py") else discovery.load_one(driver)
     if level:
-        from nnhal.base.values import level_of
+        from nnhal.base.values import parsed_level
         from nnhal.hal.wrappers import AtLevel
 
-        device = AtLevel(device, level_of(level))
+        device = AtLevel(device, parsed_level(level))
     return device
 
 

@@ -159,7 +159,7 @@ def _rule(dtype: np.dtype[Any]) -> str:
     return f"an integer from {low} to {high}" if dtype.kind in "iu" else f"a real number of at most {high:g} ({dtype})"
 
 
-def level_of(text: str) -> Level:
+def parsed_level(text: str) -> Level:
     """A level as `Level.parse` takes it; InvalidArgument for any other text."""
     try:
         return Level.parse(text)

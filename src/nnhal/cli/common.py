@@ -192,11 +192,6 @@ def progress(quiet: bool) -> Progress:
     return Progress(*columns, console=status, disable=quiet, transient=True)
 
 
-def many(number: int, what: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def size(count: int) -> str:
     """Bytes in the largest unit that gives 10 or more."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):

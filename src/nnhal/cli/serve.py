@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from nnhal.base.errors import InvalidArgument, NnhalError
-from nnhal.base.values import level_of
+from nnhal.base.values import parsed_level
 from nnhal.cli import common
 from nnhal.ipc import names
 from nnhal.ipc.protocol import wire
@@ -72,7 +72,7 @@ def command(
         raise InvalidArgument(f"driver {driver!r} is not known, must be one of {', '.join(discovery.names())}")
     name = service_name(driver, name)
     if level:
-        level_of(level)
+        parsed_level(level)
     words = [sys.executable, "-P", "-m", "nnhal.serve", driver, "--name", name]
     words += ["--level", level] if level else []
     words += [word for path in read for word in ("--read", str(Path(path).resolve()))]

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from nnhal import api
+from nnhal.base.brief import counted
 from nnhal.base.codes import type_name
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.names import printable
@@ -60,9 +61,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
         notes = {c.operation: _note(c) for c in placement.choices} if placement else None
         click.echo(listing(facts) if graph is None else text(graph, notes), nl=False)
         if placement:
-            click.echo(
-                f"{common.many(len(placement.steps), 'step')}, {placement.transfers} tensors cross between devices"
-            )
+            click.echo(f"{counted(len(placement.steps), 'step')}, {placement.transfers} tensors cross between devices")
     else:
         _print(facts, graph, placement)
 
@@ -96,7 +95,7 @@ def _print(facts: Outline, graph: Model | None, placement: Placement | None) -> 
     for line in summary(facts):
         common.console.print(line, markup=False)
     if graph is not None and (graph.referenced or graph.states):
-        parts = common.many(len(graph.referenced), "subgraph"), common.many(len(graph.states), "state")
+        parts = counted(len(graph.referenced), "subgraph"), counted(len(graph.states), "state")
         common.console.print(f"with     {', '.join(parts)}")
     common.console.print()
     work, weights = Counter[str](), Counter[str]()
@@ -135,7 +134,7 @@ def summary(facts: Outline) -> Iterator[str]:
     elements, size = sum(s[1] for s in stored), sum(s[2] for s in stored)
     work = sum(map(facts.macs, facts.nodes))
     yield printable(
-        f"model    {facts.name or '(unnamed)'}: {common.many(len(facts.nodes), 'operation')}, "
+        f"model    {facts.name or '(unnamed)'}: {counted(len(facts.nodes), 'operation')}, "
         f"{_count(elements)} parameters in {common.size(size)}, {_count(work)} multiply-adds"
     )
     lost = sum(bool(node.refused) for node in facts.nodes)

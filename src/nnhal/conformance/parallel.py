@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nnhal.base.errors import InvalidArgument, as_error
-from nnhal.base.values import level_of
+from nnhal.base.values import parsed_level
 from nnhal.conformance.suite import Outcome, run_vector, variants
 from nnhal.conformance.vectors import index, members, read_member
 from nnhal.hal.device import Device
@@ -57,7 +57,7 @@ class Selection:
         if not 0 < self.share <= 1:
             raise InvalidArgument(f"share is {self.share}, must be above 0 and at most 1")
         if self.level:
-            level_of(self.level)
+            parsed_level(self.level)
 
     def takes(self, vector: str) -> bool:
         """Whether the vector is of the share; the same ones always."""

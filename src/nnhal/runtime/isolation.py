@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.once import Once
-from nnhal.base.values import level_of
+from nnhal.base.values import parsed_level
 from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import names as services
 from nnhal.ipc.client.process import Resilient, start
@@ -93,7 +93,7 @@ def at_level(name: str, level: str = "", *, own_process: bool = False) -> Device
         driver = discovery.origin_of(name)
         return Resilient(name, lambda: start(driver, level=level)) if level else isolated(name)
     device = select([name], "none")[0]
-    return AtLevel(device, level_of(level)) if level else device
+    return AtLevel(device, parsed_level(level)) if level else device
 
 
 def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[Device]:

@@ -5,7 +5,7 @@ from functools import partial
 
 from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite import (
+from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the table)
     control,
     custom,
     elementwise,
@@ -28,24 +28,6 @@ from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, In
 from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
 from nnhal.frontends.tflite.refusals import why_refused
 from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, MOST_DIMENSIONS, OperatorEntry, OperatorTask
-
-# importing them fills the table
-FAMILIES = (
-    control,
-    custom,
-    elementwise,
-    functions,
-    gather,
-    integers,
-    layers,
-    movement,
-    recurrent,
-    reduction,
-    scatter,
-    stablehlo,
-    state,
-    transforms,
-)
 
 
 def lower(graph: ImportGraph) -> None:
