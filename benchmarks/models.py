@@ -131,7 +131,8 @@ def each(row: Row, model: nnhal.Model, run: list[np.ndarray]) -> None:
         return
     inputs = [*run, *(state.initial for state in model.states)]
     values = intermediates(model, litert, inputs)
-    worst = [d for d in each_operation(model, reference, inputs, values) if quantised(d.type)]
+    every = range(len(model.main.operations))
+    worst = [d for d in each_operation(model, reference, inputs, values, every) if quantised(d.type)]
     row.each = max(d.worst for d in worst)
     row.problems += [f"{d.label} of reference is {d.worst:g} steps off" for d in worst if d.worst > 1]
 

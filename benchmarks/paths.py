@@ -60,7 +60,7 @@ def stepped() -> nnhal.Compiled:
 
 def driver(compiled: nnhal.Compiled, x: Any) -> Callable[[int], float]:
     """Seconds of the drivers' own calls, one after the other, with requests made before."""
-    steps = [step.prepared for step in compiled.plan.steps]
+    steps = [step.prepared for step in compiled._caller.plan.steps]
 
     def timed(times: int) -> float:
         requests = [(prepared.run, prepared.request((x,))) for _ in range(times) for prepared in steps]

@@ -22,21 +22,33 @@ INTRODUCTION = """\
 Written by `python docs/generate_tflite_operators.py` from the importer's table; do not edit.
 
 Of the {all} operators of TFLite's schema {taken} are imported. What NNAPI has no operation for is made of those it has, with
-the numbers of LiteRT's kernels within float rounding; quantised results are within one step. **Constants**: with inputs that
-are all known the operator is computed at import. **Real**: where NNAPI's quantised form does not take the scales of the
+the numbers of LiteRT's own kernels within float rounding; quantised results of one operator are within one step.
+**Constants**: with inputs that are all known the operator is computed at import.
+**Real**: where NNAPI's quantised form does not take the scales of the
 file, it is dequantised, computed in float32 and quantised. **Places**: of a type or rank that NNAPI's own operation does
 not take, the elements are moved by GATHER, up to 1,048,576 of them. **Any rank**: dimensions that broadcast alike are seen
 as one, as NNAPI's have four at most.
 
 Where NNAPI and TFLite differ:
 
-- Integer weights beside float inputs (dynamic-range quantisation) are dequantised exactly. LiteRT's kernels for such files
-  quantise the activations as well, which is faster and less exact, so their results differ from those here.
-- INT16 is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs; no arithmetic takes it.
-- Recurrent operators are imported in float, LSTM's basic kernel in UINT8 too; other quantised ones are not imported yet.
-- FLOOR_MOD of floats takes an exact remainder, and NNAPI's quotients are rounded.
+- Integer weights beside float inputs (dynamic-range quantisation) stay integers in the model, behind DEQUANTIZE, so that
+  every device computes with their real values. LiteRT's kernels for such files quantise the activations as well, which is
+  faster and less exact: `driver_options={{"litert": {{"dynamic_range": True}}}}` asks for that, bit by bit, of CONV_2D,
+  DEPTHWISE_CONV_2D, FULLY_CONNECTED, LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM ([right numbers](right-numbers.md)).
+- INT16 is TENSOR_QUANT16_SYMM, which NNAPI has only within its quantised LSTMs; no arithmetic takes it, and nothing converts
+  it, so models with activations of 16 bits are refused.
+- LSTM and UNIDIRECTIONAL_SEQUENCE_LSTM of INT8 give LiteRT's very numbers, a step of the sequence as an operation of its
+  own; LSTM's basic kernel of UINT8 and SVDF of INT8 are within one step. Of other quantised recurrent operators LiteRT has
+  no kernels.
+- QUANTIZE from one scale to another gives the step nearest to the real value, as LiteRT's own kernel does. XNNPACK's, which
+  LiteRT prefers, has 8 bits for the quotient of the scales and is off by up to 0.73 of a step (0.5 is the best there is), so
+  models with it may differ by one step from there on.
+- FLOOR_MOD of floats is exact for quotients below 2**24 and divisors below 1e34.
+- CONCATENATION of integers wants shapes that are known, as NNAPI's takes none and their elements are moved.
+- NON_MAX_SUPPRESSION_V4 and V5 choose a box without area again and again, as LiteRT does.
 - ATAN2 gives 0 no sign. GELU's erf and ATAN2 are polynomials with relative errors below 5e-7.
-- RFFT2D is imported where REAL, IMAG or COMPLEX_ABS read it, as NNAPI has no complex numbers.
+- NNAPI has no complex numbers: RFFT2D is imported where REAL, IMAG, COMPLEX_ABS or CAST read it, or where moves
+  (RESHAPE, SQUEEZE, TRANSPOSE and the like) stand before one of them: each part is moved.
 
 """
 

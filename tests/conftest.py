@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nnhal.runtime import discovery
 from tests.interrupts import Interrupts
 
 DEFAULT_VECTORS = Path(__file__).parents[1].parent / "shared" / "conformance"
@@ -22,6 +23,17 @@ def vectors() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return path
+
+
+@pytest.fixture(autouse=True)
+def devices_end_with_their_test() -> Iterator[None]:
+    """What a test registers is not among "all there are" of the next one."""
+    registered = discovery._registered
+    before = dict(registered)
+    yield
+    discovery._registered = registered
+    registered.clear()
+    registered.update(before)
 
 
 @pytest.fixture

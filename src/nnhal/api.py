@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, BinaryIO, get_args
+from typing import Any, get_args
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.sealed import Readable
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.hal.device import MOST_THREADS, Device, identity_of
 from nnhal.hal.utilities import validate_preference, validate_priority
@@ -20,17 +21,19 @@ from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
 
-Path = str | os.PathLike[str]
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 
 
 def load(
-    path: Path | bytes | BinaryIO,
+    path: Source,
     *,
     signature: str | None = None,
     shapes: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
     progress: Callable[[str], object] | None = None,
 ) -> Model:
-    """Read a `.tflite` file (a path, an open file, or bytes) as a model. It is copied once: what it becomes does not matter.
+    """Read a `.tflite` file (a path, bytes, or what is read as an open file is, from where it stands) as a model.
+
+    It is copied once: what becomes of it does not matter.
 
     path: of the file, `bundle.task:member.tflite`, or, where no file is called so, a name of `nnhal models`, which is
     fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
@@ -41,8 +44,9 @@ def load(
     from nnhal.frontends.tflite import load as read
     from nnhal.frontends.tflite.source import there
 
-    if not (isinstance(path, str | bytes | os.PathLike) or hasattr(path, "fileno")):
-        raise InvalidArgument(f"model is {shown(path)}, must be a Model, the path of a .tflite file, or its bytes")
+    if not (isinstance(path, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(path, "read")):
+        what = "the path of a .tflite file, its bytes, or a file that is open for bytes"
+        raise InvalidArgument(f"model is {shown(path)}, must be a Model, {what}")
     if isinstance(path, str) and not there(path):
         from nnhal.zoo.by_name import opened
 
@@ -52,7 +56,7 @@ def load(
 
 
 def compile(
-    model: Model | Path,
+    model: Model | Source,
     *,
     devices: Sequence[str | Device] | str | Device | None = None,
     preference: Preference | str = Preference.FAST_SINGLE_ANSWER,

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
     faulthandler.enable(all_threads=False)  # whose thread crashed is in the last words
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
-    parser.add_argument("driver", help="name of a driver, or a Python file that defines device()")
+    parser.add_argument("driver", help="name of a driver, or a Python file or package that defines device()")
     parser.add_argument("--fd", type=int, help="serve the one client on this socket")
     parser.add_argument("--name", default="", help="name of the service; DRIVER-service by default")
     parser.add_argument("--level", default="", help="serve at this lower HAL level: 1.0 to 1.3")
@@ -60,15 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report(error, as_json=given.json)
 
 
-def report(error: "NnhalError | ValueError", *, as_json: bool) -> int:
-    """Tell of an error, as every verb of the command line does; the exit status. as_json: on stdout."""
-    from nnhal.base.errors import InvalidArgument, NnhalError
+def report(error: "NnhalError | ValueError", *, as_json: bool, author: bool = False) -> int:
+    """Tell of an error, as every verb of the command line does; the exit status. as_json: on stdout.
+
+    author: the driver is under development: the stack of what it raised is shown whatever it raised.
+    """
+    from nnhal.base.errors import DriverFailed, InvalidArgument, NnhalError
 
     if as_json and isinstance(error, NnhalError):
         facts = {"type": type(error).__name__, "status": error.status.name, "code": error.code.name}
-        print(json.dumps({"error": {**facts, "message": str(error)}}, indent=2), flush=True)
+        stack = {"stack": error.stack} if error.stack else {}
+        print(json.dumps({"error": {**facts, "message": str(error), **stack}}, indent=2), flush=True)
     else:
         print(f"nnhal: {error}", file=sys.stderr)
+        if isinstance(error, NnhalError) and error.stack and (author or isinstance(error, DriverFailed)):
+            print(error.stack, file=sys.stderr)
     return INVALID if isinstance(error, InvalidArgument) else FAILED
 
 
@@ -99,8 +105,8 @@ def run(
     transport.require()
     occupy()
     name = service_name(driver, name) if fd is None else ""
-    driver = str(Path(driver).resolve()) if driver.endswith(".py") else driver
-    readable = [Path(p).resolve() for p in read] + [Path(driver).parent] * driver.endswith(".py")
+    driver, folders = located(driver)
+    readable = [Path(p).resolve() for p in read] + folders
     sock = names.listen(name) if fd is None else socket.socket(fileno=fd)
     os.chdir("/")
     if confined:
@@ -123,7 +129,7 @@ def run(
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a pipe to the client
     try:
         device = load(driver, level)
-    except Exception as error:
+    except BaseException as error:  # also what ends a program: here it can only be the driver's
         if fd is not None:
             refuse(sock, error)
         raise
@@ -142,13 +148,25 @@ def run(
     os._exit(0)  # whatever the driver still does, nobody waits for it
 
 
+def located(driver: str) -> tuple[str, list[Path]]:
+    """A driver's name or whole path, and the folder that its modules are in where it is a path."""
+    from nnhal.base.names import is_path
+    from nnhal.runtime.sources import Source
+
+    if not is_path(driver):
+        return driver, []
+    source = Source(Path(driver))
+    return str(source.path), [source.folder]
+
+
 def service_name(driver: str, name: str = "") -> str:
     """The name of a service, by default after its driver; InvalidArgument where clients would not get it by that."""
     from nnhal.base.errors import InvalidArgument
+    from nnhal.base.names import is_path, name_of
     from nnhal.ipc import names
     from nnhal.runtime import discovery
 
-    name = name or (Path(driver).stem if driver.endswith(".py") else f"{driver}-service")
+    name = name or (name_of(driver) if is_path(driver) else f"{driver}-service")
     names.check(name)
     if name in discovery.names():
         raise InvalidArgument(
@@ -158,10 +176,11 @@ def service_name(driver: str, name: str = "") -> str:
 
 
 def load(driver: str, level: str = "") -> "Device":
-    """The device of a driver's name or file, at a lower level where asked for."""
+    """The device of a driver's name or path, at a lower level where asked for."""
+    from nnhal.base.names import is_path
     from nnhal.runtime import discovery
 
-    device = discovery.load_driver(driver) if driver.endswith(".py") else discovery.load_one(driver)
+    device = discovery.load_driver(driver) if is_path(driver) else discovery.load_one(driver)
     if level:
         from nnhal.base.values import parsed_level
         from nnhal.hal.wrappers import AtLevel

@@ -1,7 +1,9 @@
 """Levels, codes, memory, log tags."""
 
+import gc
 import logging
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base import log
+from nnhal.base.answers import answering
 from nnhal.base.codes import ErrorStatus, OperandType, OperationType, operation_name, type_name
-from nnhal.base.errors import Closed, InvalidArgument, MissedDeadline
+from nnhal.base.errors import Closed, DriverFailed, InvalidArgument, MissedDeadline
 from nnhal.base.levels import FL6, FL7, V1_0, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from tests.properties import STABLE
@@ -141,3 +144,24 @@ for device in ("reference", "litert"):
 def test_an_unknown_log_tag_is_warned_of(caplog):
     assert log.enable("modle") == []
     assert "'modle' is no tag" in caplog.text
+
+
+def test_a_record_of_a_drivers_error_holds_nothing_of_what_was_at_work(caplog):
+    """Handlers keep records for as long as they like; a frame may have descriptors."""
+
+    class Held:
+        pass
+
+    def run():
+        nonlocal seen
+        held = Held()
+        seen = weakref.ref(held)
+        raise RuntimeError("of a driver")
+
+    seen = None
+    with caplog.at_level("DEBUG", "nnhal"):
+        with pytest.raises(DriverFailed), answering("device d", "run()"):
+            run()
+        gc.collect()
+        assert "of a driver" in caplog.text
+        assert seen() is None

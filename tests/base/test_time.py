@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidArgument, MissedDeadline
-from nnhal.base.time import by, nanoseconds, point_in_time, seconds_until
+from nnhal.base.time import at_once, by, nanoseconds, point_in_time, seconds_until
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 
@@ -112,3 +112,33 @@ def test_an_interrupt_ends_the_wait_and_the_result_is_handed_over():
         signal.signal(signal.SIGINT, before)
     gate.set()
     assert came.wait(LIMIT) and late == ["late"]
+
+
+def test_what_is_called_at_once_runs_at_once_and_comes_in_order():
+    meet = threading.Barrier(3, timeout=20)
+
+    def doubled(n):
+        meet.wait()
+        return 2 * n
+
+    assert at_once("doubling", doubled, [3, 1, 2]) == [6, 2, 4]
+
+
+def test_the_first_error_of_those_called_at_once_is_raised():
+    def fails(n):
+        raise ValueError(n)
+
+    with pytest.raises(ValueError, match="7"):
+        at_once("failing", fails, [7, 8])
+    with pytest.raises(ValueError, match="9"):
+        at_once("failing", fails, [9])
+    assert at_once("nothing", fails, []) == []
+
+
+def test_an_interrupt_waits_for_nothing_that_was_called_at_once(interrupts):
+    go_on = threading.Event()
+    try:
+        with interrupts.expected(0.05):
+            at_once("waiting", lambda _: go_on.wait(20), [1, 2])
+    finally:
+        go_on.set()

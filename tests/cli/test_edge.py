@@ -106,6 +106,51 @@ def test_labels_of_values_are_found_by_the_value(tmp_path, picture):
     assert [t["label"] for t in document["outputs"][0]["top"]] == [names[int(v)] for v in found[0]]
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["a", "b"],
+            "has 2 labels, must have 3, one for each class: one label less is a list without the background class",
+        ),
+        (
+            ["a", "b", "c", "d"],
+            "has 4 labels, must have 3, one for each class: one label more is a list with a background",
+        ),
+        (["a"], "has 1 labels, must have 3, one for each class\n"),
+        ([], "holds none, must have one a line"),
+    ],
+)
+def test_labels_of_another_number_than_classes_are_an_error(tmp_path, lines, message):
+    model, labels = saved(tmp_path, pictured(said())), tmp_path / "labels.txt"
+    labels.write_text("\n".join(lines))
+    assert message in nnhal("run", model, "--labels", str(labels), code=3)
+
+
+def test_labels_are_for_the_outputs_that_have_as_many_classes(tmp_path):
+    w = Writer()
+    x, five, two = w.tensor([1, 7]), w.tensor([1, 5]), w.tensor([1, 2])
+    w.operator("SPLIT_V", [x, w.tensor([2], "i4", [5, 2]), w.tensor([], "i4", 1)], [five, two], "SplitV", numSplits=2)
+    w.ends([x], [five, two])
+    model, labels = saved(tmp_path, w.bytes()), tmp_path / "labels.txt"
+    labels.write_text("cat\ndog\n\n")
+    first, second = json.loads(nnhal("run", model, "--labels", str(labels), "--top", "5", "--json"))["outputs"]
+    assert {t["label"] for t in first["top"]} == {None} and {t["label"] for t in second["top"]} == {"cat", "dog"}
+    labels.write_text("cat\ndog\nbird")
+    assert "for output t1 has 3 labels, must have 5" in nnhal("run", model, "--labels", str(labels), code=3)
+
+
+def test_labels_of_the_model_that_do_not_fit_are_noted_and_not_used(tmp_path, capfd):
+    from nnhal.cli.main import main
+
+    model = saved(tmp_path, pictured(said(), members={"labels.txt": b"cat\ndog\n"}))
+    with pytest.raises(SystemExit):
+        main(["run", model, "--json", "--top", "1"])
+    out, err = capfd.readouterr()
+    assert json.loads(out)["outputs"][0]["top"][0]["label"] is None
+    assert "note: the model's own labels are not used: has 2 labels, must have 3" in err
+
+
 def test_quantised_outputs_are_shown_as_real_values_beside_steps():
     (made,) = json.loads(nnhal("run", "tiny_conv_int8", "--json", "--top", "2"))["outputs"]
     scale, zero = made["scale"], made["zero_point"]
@@ -149,3 +194,11 @@ def test_bench_compares_a_member_of_a_bundle_with_a_peer(tmp_path):
 def test_open_dimensions_are_said_and_asked_for(tmp_path):
     assert "--shape t0=1,N,3" in nnhal("run", saved(tmp_path, opened([1, 5, 3])), code=3)
     nnhal("run", saved(tmp_path, opened([1, 5, 3])), "--shape", "t0=1,5,3")
+
+
+def test_a_model_of_which_shapes_must_be_given_is_shown_as_its_file_has_it(tmp_path):
+    path = saved(tmp_path, opened([1, 5, 3]))
+    shown = nnhal("show", path)
+    assert "level    none: a shape that the file leaves open must be given (--shape)" in shown
+    assert "FLOAT32 1x?x3" in shown and "RESHAPE" in shown
+    assert json.loads(nnhal("show", path, "--json"))["level"] is None

@@ -18,9 +18,16 @@ from nnhal.runtime.arguments import Spec
 ONES = np.ones(4, np.float32)
 
 
+KINDS = {
+    "f4": OperandType.TENSOR_FLOAT32,
+    "i4": OperandType.TENSOR_INT32,
+    "u1": OperandType.TENSOR_QUANT8_ASYMM,
+    "i1": OperandType.TENSOR_QUANT8_ASYMM_SIGNED,
+}
+
+
 def read(path: Path, shape: tuple[int | None, ...] = (4,), dtype: str = "f4") -> np.ndarray:
-    kind = {"f4": OperandType.TENSOR_FLOAT32, "i4": OperandType.TENSOR_INT32}[dtype]
-    spec = Spec("i", int(kind), shape, np.dtype(dtype), 0.0, 0)
+    spec = Spec("i", int(KINDS[dtype]), shape, np.dtype(dtype), 0.0, 0)
     return read_inputs([spec], [str(path)], 0, PictureOptions())[0].array
 
 
@@ -133,6 +140,22 @@ def test_integers_that_do_not_fit_are_an_error(tmp_path):
     np.save(tmp_path / "a.npy", np.array([1, 2**40]))
     with pytest.raises(InvalidRequest, match="int64 that do not fit, must be int32"):
         read(tmp_path / "a.npy", (2,), "i4")
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [("i8", "u1"), ("i4", "u1"), ("u4", "i1"), ("i8", "i1"), ("u8", "i4")])
+def test_integers_of_more_bytes_are_narrowed_where_all_fit(tmp_path, stored, wanted):
+    np.save(tmp_path / "a.npy", np.array([0, 7, 127], stored))
+    found = read(tmp_path / "a.npy", (3,), wanted)
+    assert found.dtype == wanted and found.tolist() == [0, 7, 127]
+    np.save(tmp_path / "a.npy", np.array([0, np.iinfo(wanted).max + 1, 1], stored))
+    with pytest.raises(InvalidRequest, match="that do not fit, must be"):
+        read(tmp_path / "a.npy", (3,), wanted)
+
+
+def test_integers_of_as_many_bytes_and_another_sign_are_an_error(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([0, 7, 127], "u1"))
+    with pytest.raises(InvalidRequest, match="is uint8, must be int8"):
+        read(tmp_path / "a.npy", (3,), "i1")
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.png", "x.bin"])

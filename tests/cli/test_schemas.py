@@ -26,6 +26,7 @@ CALLS = {
     "diff": [["diff", "tiny_conv", "--device", "litert"]],
     "bench": [
         ["bench", "tiny_conv", "--iterations", "5"],
+        ["bench", "tiny_conv", "--each", "--iterations", "5"],
         ["bench", "tiny_conv", "--vs", "litert", "--iterations", "10"],
     ],
     "serve": [["serve"]],

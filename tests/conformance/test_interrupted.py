@@ -66,7 +66,7 @@ def started(command: Command, what: str) -> bool:
     return any(what in line for line in command.processes())
 
 
-WORKER, DRIVER = "spawn_main", "nnhal.serve"
+WORKER, DRIVER = "nnhal.conformance.worker", "nnhal.serve"
 # What is to be there, seconds after that, and how many interrupts come.
 MOMENTS = {
     "a worker starts": (WORKER, 0.0, 1),
@@ -80,8 +80,6 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_interrupted_run_ends_and_leaves_no_process(moment: str, jobs: str, vectors: Path, tmp_path: Path) -> None:
     what, later, times = MOMENTS[moment]
-    if jobs == "1" and what == WORKER:  # there is none
-        what = DRIVER
     driver = tmp_path / "stuck.py"
     driver.write_text(STUCK)
     command = Command("conformance", str(vectors), "--driver", str(driver), "--isolate", "--jobs", jobs)

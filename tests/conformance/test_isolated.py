@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
-from nnhal.conformance.parallel import Selection, run_all
+from nnhal.conformance.parallel import run_all
+from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
 from nnhal.conformance.ways import WAYS

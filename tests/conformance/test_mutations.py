@@ -38,6 +38,24 @@ def test_there_are_21_mutations():
     assert len(MUTATIONS) + len(BAD_HINTS) == 21
 
 
+def test_the_first_operand_that_is_not_there_is_among_the_mutants_of_each_place():
+    b = nnhal.Builder()
+    x = b.input((2,))
+    model = b.finish([x], [b.add(x, x)])
+    count, operation = len(model.main.operands), model.main.operations[0]
+    for field in ("inputs", "outputs"):
+        places = range(len(getattr(operation, field)))
+        reached = {
+            place
+            for mutant in mutants(model)
+            for place in places
+            if mutant.model.main.operations
+            and getattr(mutant.model.main.operations[0], field)[place : place + 1] == (count,)
+            and len(mutant.model.main.operands) == count
+        }
+        assert reached == set(places), field
+
+
 @pytest.mark.timeout(600)
 def test_every_mutant_is_refused_with_the_place_or_known_to_be_valid(vectors):
     valid: dict[tuple[str, str], str] = {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nnhal import Builder
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.ways import WAYS
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
@@ -59,7 +59,7 @@ def test_a_second_callback_is_an_error():
         notify(None, None)
 
     prepared.execute = execute
-    with pytest.raises(OperationFailed, match="came 2 times, must come once"):
+    with pytest.raises(ContractBroken, match="came 2 times, must come once"):
         WAYS["callback"](discovery.cpu(), prepared, request(prepared), Control())
 
 

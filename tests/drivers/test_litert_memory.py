@@ -28,6 +28,7 @@ from tests import requests
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
 
+from nnhal.drivers.kit import team  # noqa: E402
 from nnhal.drivers.litert import content as contents  # noqa: E402
 from nnhal.drivers.litert import engine  # noqa: E402
 from nnhal.drivers.litert.lowering import lower  # noqa: E402
@@ -241,7 +242,7 @@ class Counted(engine.EngineInstance):
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Counted]]:
     Counted.alive = WeakSet()
     monkeypatch.setattr(engine, "EngineInstance", Counted)
-    monkeypatch.setattr(engine, "MOST_INTERPRETERS", 4)
+    monkeypatch.setattr(team, "MOST_MEMBERS", 4)
     yield Counted
 
 
@@ -294,7 +295,7 @@ def test_interpreters_that_recent_executions_did_not_need_are_dropped_all_but_on
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(team, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     at_once(prepared, 4)
     seen = []
     for after, number in ((9, 2), (2, 1), (7, 1), (1, 1), (11, 1), (11, 1)):
@@ -307,10 +308,10 @@ def test_interpreters_that_recent_executions_did_not_need_are_dropped_all_but_on
 
 def test_as_many_are_made_again_when_they_are_needed_again(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(prepared, 4)
-    monkeypatch.setattr(engine, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(team, "KEPT_SECONDS", 0)
     at_once(prepared, 1)
     assert len(Counted.alive) == 1
-    monkeypatch.setattr(engine, "KEPT_SECONDS", 60)
+    monkeypatch.setattr(team, "KEPT_SECONDS", 60)
     at_once(prepared, 3)
     assert len(Counted.alive) == 3
 
@@ -318,16 +319,16 @@ def test_as_many_are_made_again_when_they_are_needed_again(prepared: Prepared, m
 def test_interpreters_that_an_interrupt_lost_are_made_again(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    give, Counted.together = engine.Team.give, threading.Barrier(1)
+    give, Counted.together = team.Team.give, threading.Barrier(1)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for _ in range(2 * engine.MOST_INTERPRETERS):
-        monkeypatch.setattr(engine.Team, "give", interrupted)
+    for _ in range(2 * team.MOST_MEMBERS):
+        monkeypatch.setattr(team.Team, "give", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(prepared, ONES)
-    monkeypatch.setattr(engine.Team, "give", give)
+    monkeypatch.setattr(team.Team, "give", give)
     deadline = time.monotonic_ns() + 30_000_000_000
     requests.run(prepared, [ONES], Control(deadline=deadline))
 

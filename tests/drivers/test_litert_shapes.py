@@ -56,3 +56,26 @@ def test_a_shape_that_could_not_be_prepared_is_tried_again(compiled, monkeypatch
     with pytest.raises(nnhal.NnhalError):
         compiled(ones(3))
     assert compiled(ones(3)).tolist() == [2] * 3 and len(attempts) == 2
+
+
+GROWN = {
+    "EXPAND_DIMS": lambda b, x: b.expand_dims(x, 0),
+    "EXP": lambda b, x: b.exp(x),
+    "PRELU": lambda b, x: b.prelu(x, np.full((1, 1, 3), 0.5, np.float32)),
+    "RESHAPE": lambda b, x: b.reshape(x, (-1, 6)),
+    "RESIZE_BILINEAR": lambda b, x: b.resize_bilinear(x, 4, 4),
+    "SLICE": lambda b, x: b.slice(x, (0, 1, 0, 1), (-1, 1, -1, 2)),
+    "SQUEEZE": lambda b, x: b.squeeze(b.slice(x, (0, 1, 0, 1), (-1, 1, -1, 2)), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_an_open_batch_keeps_no_operation_from_litert(name):
+    b = nnhal.Builder(name)
+    x = b.input((None, 2, 2, 3))
+    model = b.finish([x], [GROWN[name](b, x)])
+    engine, right = (nnhal.compile(model, devices=device) for device in ("litert", "reference"))
+    for batch in (1, 5):
+        given = np.random.default_rng(batch).normal(size=(batch, 2, 2, 3)).astype(np.float32)
+        assert engine(given).shape == right(given).shape
+        np.testing.assert_allclose(engine(given), right(given), rtol=1e-5, atol=1e-6)

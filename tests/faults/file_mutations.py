@@ -11,7 +11,16 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema  # noqa: TID251
 
 from nnhal.zoo import maker
-from tests.frontends import cases, test_tflite_files, test_tflite_layers, test_tflite_operators, test_tflite_states
+from tests.frontends import (
+    cases,
+    test_tflite_composed,
+    test_tflite_files,
+    test_tflite_layers,
+    test_tflite_newer,
+    test_tflite_operators,
+    test_tflite_quantised,
+    test_tflite_states,
+)
 
 INTEGERS = (
     0,
@@ -51,6 +60,7 @@ Change = Callable[[Any, Random], object]
 def bases() -> tuple[bytes, ...]:
     """Sound files of every operator that is imported, of states, branches, loops, and a few whole models."""
     listed = (*test_tflite_operators.ELEMENTS, *test_tflite_operators.MOVES, *test_tflite_layers.LAYERS)
+    listed = (*listed, *test_tflite_composed.CASES, *test_tflite_newer.NEWER)
     files = []
     for case in listed:
         name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
@@ -63,6 +73,13 @@ def bases() -> tuple[bytes, ...]:
         ):
             sequence = name != "LSTM"
             files.append(states.lstm(name, options, cifg=cifg, norms=norms, sequence=sequence, projection=projection))
+    newer, parts = test_tflite_newer, {"cifg": False, "peepholes": False, "norms": False}
+    files += [newer.windows_of("STABLEHLO_ADD"), newer.composite()] * 3
+    files += [newer.scattered("ADD", constant=constant) for constant in (False, True)] * 2
+    for projection in (0, 4):
+        files.append(
+            test_tflite_quantised.lstm("UNIDIRECTIONAL_SEQUENCE_LSTM", (2, 3, 5), projection=projection, **parts)
+        )
     files += [states.counter(), states.branches(), test_tflite_files.sparse()] * 3
     files += [states.loop("ADD"), states.loop("CONCATENATION")] * 3
     files += [maker.make(name) for name in ("add4", "tiny_conv", "tiny_conv_int8", "tiny_conv_uint8", "tiny_lstm")] * 3
@@ -261,8 +278,9 @@ def code(model: Any, rng: Random) -> None:
 def options(model: Any, rng: Random) -> None:
     """An operator has options of any kind, or another value in its own."""
     operator = operator_of(model, rng)
-    if operator.builtinOptions is not None and rng.random() < 0.7:
-        fields = vars(operator.builtinOptions)
+    own = operator.builtinOptions or operator.builtinOptions2
+    if own is not None and rng.random() < 0.7:
+        fields = vars(own)
         if fields:
             name = rng.choice(list(fields))
             new: Any = rng.choice((*INTEGERS, *range(8)))
@@ -270,7 +288,7 @@ def options(model: Any, rng: Random) -> None:
                 new = rng.choice(REALS)
             elif isinstance(fields[name], list | np.ndarray):
                 new = other_list(as_list(fields[name]), rng)
-            setattr(operator.builtinOptions, name, new)
+            setattr(own, name, new)
         return
     name, number = rng.choice([(k, n) for k, n in vars(schema.BuiltinOptions).items() if isinstance(n, int) and n])
     operator.builtinOptionsType, operator.builtinOptions = number, getattr(schema, f"{name}T")()

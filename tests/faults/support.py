@@ -259,7 +259,7 @@ class Hostile:
         """The number of a prepared model; RefusedError where there is none."""
         whole = model_to_wire(model or doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
         self.make(wire.Hold, ())
-        self.call(wire.Release((self.made,)))  # see `used`
+        self.send(wire.Release((self.made,)))  # see `used`; asked for, an answer waits for whatever is being closed
         taken(self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode()))
         note = self.notification()
         assert note == wire.NotifyPrepared(self.made, wire.DONE), note

@@ -55,7 +55,7 @@ def faulty(fallback: Any = "forbid", deadline: float | None = None, **options: A
 
 def device_of(compiled: Compiled) -> Resilient:
     """Where the first step runs."""
-    device = compiled.plan.steps[0].device
+    device = compiled._caller.plan.steps[0].device
     assert isinstance(device, Resilient)
     return device
 
@@ -145,7 +145,7 @@ def test_a_driver_that_dies_while_it_prepares_is_a_dead_object_or_the_cpus_work(
         faulty(prepare="segv")
     with faulty("allow", prepare="segv") as compiled:
         assert computes(compiled)
-        assert "SIGSEGV" in str(compiled.plan.events)
+        assert "SIGSEGV" in str(compiled._caller.plan.events)
 
 
 # ------------------------------------------------------------------------------------------------------------- item 30
@@ -273,7 +273,7 @@ def test_a_hang_in_a_query_drops_the_device_with_the_reason(hang: str, monkeypat
     with faulty("allow") as compiled:
         assert computes(compiled)
         assert "did not answer" in str(compiled.placement.to_dict())
-        assert [step.device.name for step in compiled.plan.steps] == ["reference"]
+        assert [step.device.name for step in compiled._caller.plan.steps] == ["reference"]
 
 
 @pytest.mark.parametrize("stage", ["capabilities", "make"])
@@ -321,7 +321,7 @@ def test_a_driver_with_verdicts_of_wrong_length_gets_no_operation(lie: str, monk
         faulty()
     with faulty("allow") as compiled:
         assert computes(compiled)
-        assert [step.device.name for step in compiled.plan.steps] == ["reference"]
+        assert [step.device.name for step in compiled._caller.plan.steps] == ["reference"]
         assert "the driver failed to say" in str(compiled.placement.to_dict())
 
 

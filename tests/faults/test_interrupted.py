@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,27 +24,37 @@ def test_control_c_ends_a_run_of_vectors_and_its_drivers(words, vectors, tmp_pat
     command = [sys.executable, "-c", "from nnhal.cli.main import main; main()", *words, str(vectors)]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
-    group = process.pid
-    wait_until(lambda: len(_members(group)) > 1 or process.poll() is not None or "--isolate" not in words, "drivers")
+    least = 2 if "--isolate" in words else 1  # workers, and the drivers' processes
+    wait_until(lambda: len(_below(process.pid)) >= least or process.poll() is not None, "workers and drivers")
     time.sleep(1)
-    os.killpg(group, signal.SIGINT)  # as a terminal does
+    below = _below(process.pid)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     try:
         assert process.wait(LIMIT) in (1, 130, -signal.SIGINT)
-        wait_until(lambda: not _members(group), "the end of all its processes")
+        wait_until(lambda: not below & _alive().keys(), "the end of all its processes")
     finally:
-        for pid in _members(group):
-            os.kill(pid, signal.SIGKILL)
+        for pid in below & _alive().keys():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def _members(group: int) -> list[int]:
-    """Processes of a group that have not ended."""
-    found = []
+def _below(pid: int) -> set[int]:
+    """The processes that a process has started, and those that they have."""
+    parents, found = _alive(), {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def _alive() -> dict[int, int]:
+    """Processes that have not ended, and their parents."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                state, _, its, *_ = (entry / "stat").read_text().rpartition(") ")[2].split()
+                state, parent, *_ = (entry / "stat").read_text().rpartition(") ")[2].split()
             except OSError:
                 continue
-            if int(its) == group and state not in "ZX":
-                found.append(int(entry.name))
+            if state not in "ZX":
+                found[int(entry.name)] = int(parent)
     return found

@@ -94,7 +94,7 @@ from tests.faults.support import X, doubling
 held, error = [], None
 try:
     for n in range(200):
-        device = [held[0][0].plan.steps[0].device] if held else ["faulty"]
+        device = [held[0][0]._caller.plan.steps[0].device] if held else ["faulty"]
         compiled = nnhal.compile(doubling(64 + n), devices=device, isolation="process")
         assert compiled(X if n == 0 else __import__("numpy").zeros(64 + n, "float32")) is not None
         held.append((compiled, compiled.burst(), nnhal.Memory.allocate(64)))

@@ -80,11 +80,16 @@ class Writer:
         operator.inputs, operator.outputs = list(inputs), list(outputs)
         operator.customOptions = fields.pop("custom", None)
         if options:
-            operator.builtinOptionsType = getattr(schema.BuiltinOptions, f"{options}Options")
-            operator.builtinOptions = getattr(schema, f"{options}OptionsT")()
+            table, second = (
+                getattr(schema, f"{options}OptionsT")(),
+                hasattr(schema.BuiltinOptions2, f"{options}Options"),
+            )
+            union = "BuiltinOptions2" if second else "BuiltinOptions"
+            setattr(operator, f"b{union[1:]}Type", getattr(getattr(schema, union), f"{options}Options"))
+            setattr(operator, f"b{union[1:]}", table)
             for field, value in fields.items():
-                assert hasattr(operator.builtinOptions, field), field
-                setattr(operator.builtinOptions, field, value)
+                assert hasattr(table, field), field
+                setattr(table, field, value)
         self.graph.operators.append(operator)
 
     def signature(self, key: str, inputs: Mapping[str, int], outputs: Mapping[str, int], graph: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""Models of one to three random operators, run by nnhal and by LiteRT's reference kernels.
+"""Models of one to three random operators, run by nnhal on a device or both, and by LiteRT's reference kernels.
 
-    python -m tests.frontends.random_models --count 1000 --seed 1
+    python -m tests.frontends.random_models --count 1000 --seed 1 --device both
 
 A recipe draws one operator on a tensor: its other inputs, options, and the type of its result. LiteRT is asked for the
 shapes of results. A draw passes, is wrong, is refused by nnhal, or does not count since LiteRT does not run it either.
@@ -26,6 +26,8 @@ from tests.frontends.flat import Writer
 FLOAT_ROOM = 2e-5  # of the greatest magnitude of a result
 MOST_ELEMENTS = 3000
 MOST_MAGNITUDE = 50
+SIXTEEN = 0.02  # of the models of quantised operators have activations of 16 bits, which NNAPI does not take
+DEVICES = {"reference": ["reference"], "litert": ["litert", "reference"]}
 
 
 class Unfit(Exception):
@@ -159,7 +161,8 @@ class Draw:
 
 
 # whose reference kernels are not what LiteRT defines (a window without its last element, a sum that is not rescaled)
-OPTIMISED = {"LOCAL_RESPONSE_NORMALIZATION", "SUM"}
+WRONG = {"LOCAL_RESPONSE_NORMALIZATION", "SUM"}
+OPTIMISED = WRONG | {"CEIL", "ELU", "ROUND", "SEGMENT_SUM"}  # or has none
 
 
 def engine(content: bytes, values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
@@ -252,6 +255,7 @@ def integer_division(d: Draw, x: Tensor, name: str) -> Any:
     d.put(name, [x, d.given(data.shape, "i4", data)], [like(x)], "Div" if name == "DIV" else "")
 
 
+@recipe("FLOOR_MOD", steps=True)
 @recipe("FLOOR_DIV", steps=True)
 def floor_division(d: Draw, x: Tensor, name: str) -> Any:
     d.put(name, [x, d.given(d.beside(x.shape), low=0.5)], [like(x)])
@@ -564,6 +568,12 @@ def pad(d: Draw, x: Tensor, name: str) -> Any:
         d.put(name, [x, paddings, value], [like(x)], "PadV2")
 
 
+@recipe("DILATE", kinds=("f4", "i4", *QUANTISED), ranks=(1, 5), exact=True)
+def dilate(d: Draw, x: Tensor, name: str) -> Any:
+    value = d.given((), x.kind, scale=x.scale, zero=x.zero, constant=True)
+    d.put(name, [x, d.constant(d.random.integers(1, 4, len(x.shape))), value], [like(x)], "Dilate")
+
+
 @recipe("MIRROR_PAD", kinds=("f4", "i4", *QUANTISED), ranks=(1, 5), exact=True)
 def mirror(d: Draw, x: Tensor, name: str) -> Any:
     mode = d.one(0, 1)
@@ -665,6 +675,22 @@ def topk(d: Draw, x: Tensor, name: str) -> Any:
 def cumulative(d: Draw, x: Tensor, name: str) -> Any:
     axis = d.constant(int(d.random.integers(-len(x.shape), len(x.shape))))
     d.put(name, [x, axis], [like(x)], "Cumsum", exclusive=d.chance(0.5), reverse=d.chance(0.5))
+
+
+@recipe("REDUCE_WINDOW", kinds=("f4", "i4", "b1"), ranks=(1, 4))
+def window(d: Draw, x: Tensor, name: str) -> Any:
+    code = d.one(5, 6) if x.kind == "b1" else d.one(1, 2, 3, 4)
+    sizes = [int(d.random.integers(1, min(n, 3) + 1)) for n in x.shape]
+    apart = [d.one(1, 1, 2) if (size - 1) * 2 < n else 1 for size, n in zip(sizes, x.shape, strict=True)]
+    lists = [d.constant(each, "i8") for each in (sizes, d.random.integers(1, 3, len(x.shape)), apart)]
+    first = d.given((), x.kind, d.numbers((), x.kind), constant=d.chance(0.5))
+    d.put(name, [x, first, *lists], [like(x)], "ReduceWindow", reduceFunction=code)
+
+
+@recipe("BUCKETIZE", kinds=("f4", "i4"), steps=True, exact=True)
+def buckets(d: Draw, x: Tensor, name: str) -> Any:
+    bounds = sorted(float(np.float32(n)) for n in d.random.uniform(-4, 4, d.one(1, 3, 5)))
+    d.put(name, [x], [("i4", None, 0)], "Bucketize", boundaries=bounds)
 
 
 # ---------------------------------------------------------------------------------------------------------------- layers
@@ -858,6 +884,30 @@ def deep_convolution(d: Draw, x: Tensor, name: str) -> Any:
     d.put(name, [x, w, *bias], [like(x)], "Conv3D", **how, **grown, fusedActivationFunction=d.one(0, 1, 3))
 
 
+@recipe("CONV_3D_TRANSPOSE", ranks=(5, 5))
+def deep_transposed(d: Draw, x: Tensor, name: str) -> Any:
+    units, side = d.one(1, 2), [d.one(1, 2, 3) for _ in range(3)]
+    strides, padding = [d.one(1, 2) for _ in range(3)], d.one(0, 1)
+    sizes = [n * s if padding == 0 else (n - 1) * s + k for n, s, k in zip(x.shape[1:4], strides, side, strict=True)]
+    shape = d.constant([x.shape[0], *sizes, units])
+    how = dict(zip(("strideD", "strideH", "strideW"), strides, strict=True))
+    grown = dict.fromkeys(("dilationDFactor", "dilationHFactor", "dilationWFactor"), 1)
+    bias = [d.given((units,), constant=True)] if d.chance(0.7) else []
+    w = d.given((*side, units, x.shape[4]), constant=True)
+    d.put(name, [shape, w, x, *bias], [like(x)], "Conv3D", padding=padding, **how, **grown)
+
+
+@recipe("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", ranks=(1, 1), steps=True)
+def suppression(d: Draw, x: Tensor, name: str) -> Any:
+    boxes = d.given((x.shape[0], 4), low=0, high=1)
+    soft = name.endswith("V5")
+    rows = d.constant(d.one(1, 3, 8))
+    more = [d.constant(np.float32(n), "f4") for n in (d.random.uniform(0.2, 0.8), d.random.uniform(-1, 1))]
+    more += [d.constant(np.float32(d.one(0.0, 0.5)), "f4")] if soft else []
+    outs = [("i4", None, 0), *([("f4", None, 0)] if soft else []), ("i4", None, 0)]
+    d.put(name, [boxes, x, rows, *more], outs)
+
+
 # ------------------------------------------------------------------------------------------------------------ one draw
 
 
@@ -870,7 +920,7 @@ def fits(one: Recipe, x: Tensor) -> bool:
     )
 
 
-def draw(seed: Sequence[int], only: Sequence[str] = ()) -> Outcome:
+def draw(seed: Sequence[int], only: Sequence[str] = (), devices: Sequence[str] = ("reference",)) -> Outcome:
     """One model, and what became of it. Silent where LiteRT does not run what was drawn."""
     d = Draw(seed)
     first = d.one(*[one for one in RECIPES if not only or one.name in only])
@@ -879,7 +929,10 @@ def draw(seed: Sequence[int], only: Sequence[str] = ()) -> Outcome:
         shape = d.shape(low, most)
         if np.prod(shape) <= MOST_ELEMENTS:
             break
-    x = d.given(shape, d.one(*first.kinds), low=first.low, high=first.high)
+    kind = d.one(*first.kinds)
+    if kind in QUANTISED and d.chance(SIXTEEN):
+        kind = "i2"
+    x = d.given(shape, kind, low=first.low, high=first.high)
     try:
         first.make(d, x, first.name)
         expected = d.settle()
@@ -906,23 +959,27 @@ def draw(seed: Sequence[int], only: Sequence[str] = ()) -> Outcome:
             expected = d.settle()
     except Unfit as error:
         raise Silent("the recipe does not take the tensor") from error
-    return judge(d, d.content(), expected)
+    return judge(d, d.content(), expected, devices)
 
 
-def judge(d: Draw, content: bytes, expected: Sequence[Any]) -> Outcome:
+def judge(d: Draw, content: bytes, expected: Sequence[Any], devices: Sequence[str]) -> Outcome:
     """nnhal's results beside LiteRT's."""
     names = tuple(d.names)
     try:
-        compiled = nnhal.compile(load(content), devices="reference")
-        found = compiled(*d.values)
+        model = load(content)
     except UnsupportedModel as error:
         return Outcome(names, "refused", str(error).removeprefix("model: cannot be expressed in NNAPI: "))
     except Exception:
         return Outcome(names, "crashed", traceback.format_exc(limit=-1))
-    results = list(found) if isinstance(found, tuple) else [found]
-    for number, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
-        if why := differs(np.asarray(mine), theirs):
-            return Outcome(names, "wrong", f"output {number}: {why}")
+    for device in devices:
+        try:
+            found = nnhal.compile(model, devices=DEVICES[device], fallback="forbid")(*d.values)
+        except Exception:
+            return Outcome(names, "crashed", f"on {device}: {traceback.format_exc(limit=-1)}")
+        results = list(found) if isinstance(found, tuple) else [found]
+        for number, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
+            if why := differs(np.asarray(mine), theirs):
+                return Outcome(names, "wrong", f"output {number} on {device}: {why}")
     return Outcome(names, "pass")
 
 
@@ -962,13 +1019,13 @@ class Tally:
         return self.verdicts["pass"] / max(1, sum(self.verdicts.values()))
 
 
-def many_draws(count: int, seed: int, only: Sequence[str] = ()) -> Tally:
+def many_draws(count: int, seed: int, only: Sequence[str] = (), devices: Sequence[str] = ("reference",)) -> Tally:
     """So many draws that count."""
     tally, number = Tally(), 0
     while sum(tally.verdicts.values()) < count and number < 20 * count:
         number += 1
         try:
-            outcome = draw((seed, number), only)
+            outcome = draw((seed, number), only, devices)
         except Silent as error:
             tally.silent[str(error)[-90:]] += 1
             continue
@@ -986,11 +1043,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], choices=[one.name for one in RECIPES], metavar="OPERATOR")
+    parser.add_argument("--device", choices=[*DEVICES, "both"], default="reference", help="where nnhal runs the models")
     parser.add_argument("--silent", action="store_true", help="why LiteRT did not run what was drawn")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    tally = many_draws(args.count, args.seed, args.only)
+    tally = many_draws(args.count, args.seed, args.only, [*DEVICES] if args.device == "both" else [args.device])
     for fault in tally.faults:
         print(fault)
     for reason, times in tally.reasons.most_common():

@@ -30,6 +30,9 @@ y = b.max_pool_2d(y, padding=((0, 0), (0, 0)), filter_size=2)
 y = b.add(b.reshape(y, [1, -1]), 1.0)
 values, indices = b.topk_v2(y, 3)
 halves = b.split(values, 1, 3, outputs=3)
+y = b.pow(b.input((1, 3), np.float32), 2.0)
+y = b.concatenation(b.mean(y, [1], keep_dims=True), 0)
+b.finish(x, y)
 model: nnhal.Model = b.finish([x], [values, indices])
 """
 WRONG = {
@@ -38,6 +41,7 @@ WRONG = {
     'b.conv_2d(x, weights, bias, padding="same", stride="2")': 'Argument "stride" to "conv_2d"',
     'b.conv_2d(x, weights, bias, padding="wide")': 'Argument "padding" to "conv_2d"',
     "b.conv_2d(x, weights, bias, pading='same')": 'Unexpected keyword argument "pading"',
+    "b.conv2d(x)": '"Builder" has no attribute "conv2d"',
     "b.topk_v2(y, 3).shape": '"tuple[Tensor, Tensor]" has no attribute "shape"',
 }
 

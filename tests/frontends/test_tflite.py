@@ -11,6 +11,7 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.codes import OperandType as Type
 from nnhal.bench.peers import LiteRT
 from nnhal.frontends.tflite import load, signatures
+from nnhal.model.validate import validate
 from nnhal.zoo import maker
 from tests.frontends.flat import Writer, litert, schema
 
@@ -170,6 +171,14 @@ def test_names_are_those_of_the_signature(key, expected):
     assert [s.name for s in (*compiled.inputs, *compiled.outputs)] == expected
 
 
+def test_a_signature_that_nobody_named_is_noted():
+    (note,) = load(two_signatures()).notes
+    assert note == (
+        "of the signatures 'add', 'negate' the first is taken; --signature NAME, or signature=NAME, takes another"
+    )
+    assert load(two_signatures(), signature="negate").notes == ()
+
+
 def test_an_unknown_signature_lists_the_others():
     with pytest.raises(nnhal.InvalidArgument, match="signature is 'x', must be one of add, negate"):
         load(two_signatures(), signature="x")
@@ -253,6 +262,30 @@ def test_an_open_dimension_goes_through_the_arithmetic():
     assert compiled(np.zeros((7, 3, 4), "f4")).shape == (7, 12)
 
 
+@pytest.mark.parametrize("device", ["reference", "litert"])
+def test_rows_of_an_open_batch_are_as_long_as_the_file_says(device):
+    """[b, 3, 4] to [-1, 12] to a dense layer: one model for every batch."""
+    w, rng = Writer(), np.random.default_rng(3)
+    x, shape, flat = w.tensor([1, 3, 4]), w.tensor([2], "i4", [-1, 12]), w.tensor([1, 12])
+    weights, y = w.tensor([5, 12], "f4", rng.normal(size=(5, 12))), w.tensor([1, 5])
+    w.operator("RESHAPE", [x, shape], [flat], "Reshape")
+    w.operator("FULLY_CONNECTED", [flat, weights, -1], [y], "FullyConnected")
+    w.ends([x], [y])
+    model = load(w.bytes(), shapes=[(0, 3, 4)])
+    assert [value.shape for value in validate(model).subgraphs[0].values if value][-1] == (None, 5)
+    compiled = nnhal.compile(model, devices=device, fallback="forbid")
+    for batch in (1, 6):
+        given = rng.normal(size=(batch, 3, 4)).astype("f4")
+        (expected,) = litert(for_batch(w, x, batch), given)
+        np.testing.assert_allclose(compiled(given), expected, rtol=1e-5, atol=1e-5)
+
+
+def for_batch(w: Writer, x: int, batch: int) -> bytes:
+    """The same file for a batch."""
+    w.graph.tensors[x].shape = [batch, 3, 4]
+    return w.bytes()
+
+
 def test_an_open_dimension_that_is_computed_with_is_refused():
     w = Writer()
     x, shape, sizes = w.tensor([2, 3]), w.tensor([2], "i4"), w.tensor([2], "i4", [2, 2])
@@ -282,14 +315,20 @@ def test_a_constant_that_is_cast_to_the_type_it_has_keeps_its_fraction():
         assert mine.dtype == theirs.dtype and mine == theirs
 
 
-def test_one_element_filled_with_a_scalar_has_the_dimension_that_is_asked_for():
+@pytest.mark.parametrize("stated", [[], [1]], ids=["no shape in the file", "shape in the file"])
+def test_one_element_filled_with_a_scalar_has_the_dimension_that_is_asked_for(stated):
     w = Writer()
-    x, y = w.tensor([], "i4"), w.tensor([1], "b1")
+    x, y, negated, pair = w.tensor([], "i4"), w.tensor(stated, "b1"), w.tensor(stated, "b1"), w.tensor([1, 1], "b1")
     truth, two, dims = w.tensor([], "b1"), w.tensor([], "i4", 2), w.tensor([1], "i4", [1])
     w.operator("LESS", [x, two], [truth])
     w.operator("FILL", [dims, truth], [y])
-    w.ends([x], [y])
-    assert run(w.bytes(), np.array(1, "i4")).shape == litert(w.bytes(), np.array(1, "i4"))[0].shape == (1,)
+    w.operator("LOGICAL_NOT", [y], [negated], "LogicalNot")
+    w.operator("EXPAND_DIMS", [y, w.tensor([1], "i4", [1])], [pair], "ExpandDims")
+    w.ends([x], [truth, y, negated, pair])
+    given = np.array(1, "i4")
+    for mine, theirs in zip(run(w.bytes(), given), litert(w.bytes(), given), strict=True):
+        assert mine.shape == theirs.shape
+        assert (mine == theirs).all()
 
 
 def test_numbers_that_need_64_bits_are_refused_and_others_narrowed():
@@ -340,6 +379,18 @@ def test_what_only_follows_from_a_refusal_is_not_listed():
     w.operator("MyOwnThing", [a], [text])
     w.operator("ABS", [text], [y], "Abs")
     w.ends([a], [y])
+    assert refused(w.bytes()).endswith("NNAPI: custom operation MyOwnThing #0")
+
+
+def test_sizes_that_only_stand_in_for_open_ones_are_nobodys_fault():
+    """Behind a refused operator nothing but the file says how large a tensor is; what it leaves open it does not say."""
+    w = Writer()
+    x, y = w.tensor([1, 8, 8, 1]), w.tensor([1, 1, 8, 1], shapeSignature=[1, -1, 8, 1])
+    z, flat = w.tensor([1, 1, 7, 1], shapeSignature=[1, -1, 7, 1]), w.tensor([7], shapeSignature=[-1])
+    w.operator("MyOwnThing", [x], [y])
+    w.operator("AVERAGE_POOL_2D", [y], [z], "Pool2D", padding=1, strideW=1, strideH=1, filterWidth=2, filterHeight=2)
+    w.operator("SQUEEZE", [z], [flat], "Squeeze")
+    w.ends([x], [flat])
     assert refused(w.bytes()).endswith("NNAPI: custom operation MyOwnThing #0")
 
 

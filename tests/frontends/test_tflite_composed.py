@@ -9,7 +9,9 @@ import pytest
 import tflite
 from scipy.special import erf
 
-from tests.frontends.cases import Case, X, b, c, check, const, f, file_of, i, out, run
+import nnhal
+from nnhal.frontends.tflite import load
+from tests.frontends.cases import Case, X, b, c, check, const, f, file_of, i, litert, out, run
 from tests.frontends.flat import Writer
 from tests.frontends.random_models import RECIPES, many_draws
 
@@ -21,6 +23,7 @@ CASES: list[Case] = [
     ("ROUND", [HALVES], [out(10)]),
     ("COS", [f(40, low=-20, high=20)], [out(40)], "Cos"),
     ("SIGN", [X(np.array([-2.0, -0.0, 0.0, 3.0], "f4"))], [out(4)]),
+    ("SIGN", [X(np.array([-2, 0, 3, -(2**31)], "i4"), "i4")], [out(4, kind="i4")]),
     ("CUMSUM", [f(3, 7), c(1)], [out(3, 7)], "Cumsum", {"exclusive": True, "reverse": True}),
     ("CUMSUM", [i(2, 9, 2), c(-2)], [out(2, 9, 2, kind="i4")], "Cumsum"),
     ("REVERSE_SEQUENCE", [f(2, 5, 3), LENGTHS], [out(2, 5, 3)], "ReverseSequence", {"seqDim": 1, "batchDim": 0}),
@@ -58,6 +61,15 @@ def test_an_operator_gives_what_litert_gives(case):
     check(case)
 
 
+@pytest.mark.parametrize("name", ["SIGN", "ROUND", "COS"])
+def test_no_number_stays_none(name):
+    content, fed = file_of(name, [X(np.array([np.nan, -np.nan, -0.0, 2.0], "f4"))], [out(4)])
+    for device in ("reference", "litert"):
+        found = nnhal.compile(nnhal.load(content), devices=device, fallback="allow")(*fed)
+        assert np.isnan(found[:2]).all()
+        np.testing.assert_allclose(found, litert(content, *fed)[0], atol=1e-6)
+
+
 def test_gelu_is_exact_where_its_results_are_small():
     x = np.linspace(-6, 6, 1001, dtype="f4")
     content, fed = file_of("GELU", [X(x)], [out(1001)], "Gelu")
@@ -72,6 +84,14 @@ def test_the_angle_of_every_quadrant():
     np.testing.assert_allclose(run(content, fed)[0], np.arctan2(y, x), atol=1e-6)
 
 
+def test_the_angle_of_zeros_goes_by_their_signs():
+    y, x = np.array([[0.0, -0.0, 0, -0.0, 0, -0.0, -np.inf, 1], [1, 1, -1, -1, -0.0, -0.0, 2, -0.0]], "f4")
+    content, fed = file_of("ATAN2", [X(y), X(x)], [out(8)])
+    for device in ("reference", "litert"):
+        found = nnhal.compile(load(content), devices=[device, "reference"])(*fed)
+        np.testing.assert_allclose(found, np.arctan2(y, x), atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["REAL", "IMAG", "COMPLEX_ABS"])
 @pytest.mark.parametrize("size", [[1, 16], [4, 8]])
 def test_a_part_of_a_real_transform(name, size):
@@ -84,6 +104,47 @@ def test_a_part_of_a_real_transform(name, size):
     w.ends([x], [y])
     parts = {"REAL": np.real, "IMAG": np.imag, "COMPLEX_ABS": np.abs}
     np.testing.assert_allclose(run(w.bytes(), [given])[0], parts[name](np.fft.rfft2(given)), atol=1e-5)
+
+
+MOVED = {
+    "RESHAPE": (np.array([3, 2, 4, 5], "i4"), [3, 2, 4, 5], "Reshape", {}, lambda z: z.reshape(3, 2, 4, 5)),
+    "SQUEEZE": (None, [6, 4, 5], "Squeeze", {"squeezeDims": [1]}, lambda z: z.reshape(6, 4, 5)),
+    "EXPAND_DIMS": (np.array(0, "i4"), [1, 6, 1, 4, 5], "ExpandDims", {}, lambda z: z[None]),
+    "TRANSPOSE": (np.array([3, 0, 2, 1], "i4"), [5, 6, 4, 1], "Transpose", {}, lambda z: z.transpose(3, 0, 2, 1)),
+    "REVERSE_V2": (np.array([2], "i4"), [6, 1, 4, 5], "ReverseV2", {}, lambda z: z[:, :, ::-1]),
+}
+
+
+@pytest.mark.parametrize("name", ["REAL", "IMAG", "COMPLEX_ABS", "CAST"])
+@pytest.mark.parametrize("move", MOVED)
+def test_complex_numbers_are_moved_in_parts(move, name):
+    """As tf.signal.stft has it: EXPAND_DIMS, RFFT2D, SQUEEZE, COMPLEX_ABS. A cast takes the real parts."""
+    given = np.random.default_rng(3).normal(size=(6, 1, 4, 8)).astype("f4")
+    argument, shape, options, fields, moved = MOVED[move]
+    w = Writer()
+    x, lengths, z = w.tensor(given.shape), w.tensor([2], "i4", [4, 8]), w.tensor([6, 1, 4, 5], "c8")
+    places = [z] if argument is None else [z, w.tensor(argument.shape, "i4", argument)]
+    m, y = w.tensor(shape, "c8"), w.tensor(shape)
+    w.operator("RFFT2D", [x, lengths], [z], "Rfft2d")
+    w.operator(move, places, [m], options, **fields)
+    w.operator(name, [m], [y])
+    w.ends([x], [y])
+    part = {"REAL": np.real, "IMAG": np.imag, "COMPLEX_ABS": np.abs, "CAST": np.real}[name]
+    (found,) = run(w.bytes(), [given])
+    assert found.shape == tuple(shape)
+    np.testing.assert_allclose(found, part(moved(np.fft.rfft2(given))), atol=1e-5)
+
+
+def test_what_reads_complex_numbers_of_a_refused_operator_is_not_blamed():
+    w = Writer()
+    x, z, m, y = w.tensor([1, 4]), w.tensor([1, 4], "c8"), w.tensor([4], "c8"), w.tensor([4])
+    w.operator("MyOwnThing", [x], [z])
+    w.operator("SQUEEZE", [z], [m], "Squeeze")
+    w.operator("COMPLEX_ABS", [m], [y])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        nnhal.load(w.bytes())
+    assert str(caught.value).endswith("NNAPI: custom operation MyOwnThing #0")
 
 
 def test_joined_constants_of_floats_stay_floats():
@@ -118,7 +179,7 @@ def test_the_page_of_operators_is_what_the_table_says():
 def test_random_models_give_what_litert_gives():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tally = many_draws(250, 5)
+        tally = many_draws(250, 5, devices=["reference", "litert"])
     assert tally.faults == []
     assert tally.share >= 0.97
     assert len({one.name for one in RECIPES}) >= 89

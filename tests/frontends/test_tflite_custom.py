@@ -54,6 +54,9 @@ def test_mediapipes_transposed_convolution_is_tflites_with_a_bias(padding, strid
     (expected,) = litert(transposed(False, padding, stride, filter, size, out), x)
     (found,) = run(transposed(True, padding, stride, filter, size, out), [x])
     assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5
+    model = load(transposed(True, padding, stride, filter, size, out), shapes=[(0, *size, 3)])
+    many = nnhal.compile(model, devices="reference")(np.concatenate([x, -x, x]))
+    assert many.shape == (3, *out, 2) and np.abs(many[[0, 2]] - expected).max() < 1e-5
 
 
 def test_options_of_a_transposed_convolution_that_make_no_sense_are_refused():
@@ -153,11 +156,24 @@ def test_detections_are_those_of_litert(changed, quantised):
 
 
 @pytest.mark.parametrize("regular", [False, True])
+def test_a_threshold_below_every_score_takes_all(regular):
+    """As object detectors of Model Maker have it: -20, where scores are 0 to 1."""
+    options = PLAIN | {"nms_score_threshold": -20.0, "use_regular_nms": regular, "nms_iou_threshold": 1.0}
+    content, fed = detector(options, boxes=8, quantised=True)
+    assert (fed[1][..., 1:] == 0).any() or fed[1].min() == 0
+    assert same_detections(content, fed) > 0
+
+
+@pytest.mark.parametrize("regular", [False, True])
 def test_a_score_at_the_threshold_counts(regular):
     scores = np.zeros((1, 60, 4), "f4")
     scores[0, 7, 2] = 0.3
     options = PLAIN | {"use_regular_nms": regular}
     assert same_detections(*detector(options, scores=scores)) == 1
+
+
+def test_a_threshold_below_0_takes_all_boxes_where_no_score_is_below():
+    assert same_detections(*detector(PLAIN | {"nms_score_threshold": -0.5, "max_detections": 60}, quantised=True)) > 10
 
 
 def test_boxes_that_overlap_exactly_by_the_threshold_both_stay():
@@ -207,3 +223,35 @@ def test_other_custom_operations_are_refused_with_what_is_known_of_them(name, re
     w.operator(name, [x], [y])
     w.ends([x], [y])
     assert f"custom operation {name} #0{': ' if reason else ''}{reason}" in refused(w.bytes())
+
+
+def test_a_custom_operation_may_have_room_to_work_in_which_nobody_writes():
+    """As Vela's files have it; only the operation itself says what such a tensor is for."""
+    w = Writer()
+    x, room, y = w.tensor([4]), w.tensor([1000], "u1"), w.tensor([4])
+    w.operator("ethos-u", [room, x], [y])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match=r"cannot be expressed in NNAPI: custom operation ethos-u #0$"):
+        nnhal.load(w.bytes())
+
+
+def test_a_file_without_any_buffer_has_no_constants():
+    w = Writer()
+    x, y = w.tensor([4]), w.tensor([4])
+    w.operator("fake-op-double", [x], [y])
+    w.ends([x], [y])
+    w.model.buffers = []
+    with pytest.raises(nnhal.UnsupportedModel, match=r"custom operation fake-op-double #0$"):
+        nnhal.load(w.bytes())
+    w.graph.tensors[x].buffer = 1
+    with pytest.raises(nnhal.BadFile, match="tensor 0: buffer is 1, must be 0 to 0"):
+        nnhal.load(w.bytes())
+
+
+def test_what_a_known_custom_operation_reads_must_have_been_written():
+    w = Writer()
+    x, filter, bias, y = (w.tensor(shape) for shape in ([1, 2, 2, 1], [1, 2, 2, 1], [1], [1, 4, 4, 1]))
+    w.operator("Convolution2DTransposeBias", [x, filter, bias], [y], custom=list(np.int32([1, 2, 2]).tobytes()))
+    w.ends([x], [y])
+    with pytest.raises(nnhal.BadFile, match="subgraph 0 tensor 1: has no value, must be written by an operator before"):
+        nnhal.load(w.bytes())

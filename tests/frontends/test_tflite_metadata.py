@@ -1,6 +1,7 @@
 """What a file says about itself: read as the published schema has it, and never a reason not to load the model."""
 
 import io
+import pickle  # noqa: TID251 (as applications do)
 import zipfile
 
 import flatbuffers
@@ -193,3 +194,11 @@ def test_an_error_that_the_open_dimensions_make_asks_for_them_and_for_nothing_el
 def test_an_error_that_every_size_makes_is_that_error():
     with pytest.raises(nnhal.UnsupportedModel, match=r"cannot be expressed in NNAPI: custom operation Mine #0$"):
         load(opened([1, 5, 3], "Mine"))
+
+
+def test_metadata_and_what_lies_behind_the_model_travel_to_other_processes():
+    model = load(pictured(said(), members=LABELS))
+    for _ in range(2):  # before and after it was looked into
+        other = pickle.loads(pickle.dumps(model))
+        assert other.metadata == model.metadata and other.notes == model.notes and other.edge == model.edge
+        assert dict(other.metadata.contents) == LABELS

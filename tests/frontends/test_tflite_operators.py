@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+import nnhal
 from tests.frontends.cases import Case, X, b, c, channels, check, const, f, i, out, q
+from tests.frontends.flat import Writer, litert
 
 STRIDED = [f(4, 5, 6), c([1, 0, -1]), c([3, 5, -6]), c([1, 2, -2])]
 
@@ -166,3 +168,20 @@ MOVES: list[Case] = [
 )
 def test_an_operator_gives_what_litert_gives(case):
     check(case)
+
+
+@pytest.mark.parametrize("left", ["builtinCode", "deprecatedBuiltinCode"])
+def test_the_number_of_an_operator_may_stand_in_either_of_two_fields(left):
+    """Old files have but the one byte, files of ai-edge-quantizer but the newer integer."""
+
+    def change(model):
+        for code in model.operatorCodes:
+            setattr(code, left, 0)
+
+    w = Writer()
+    x, y = w.tensor([1, 2]), w.tensor([1, 2])
+    w.operator("PRELU", [x, w.tensor([2], "f4", [0.5, -2])], [y])
+    w.ends([x], [y])
+    content, given = w.bytes(change), np.array([[-1, -1]], np.float32)
+    assert litert(content, given)[0].tolist() == [[-0.5, 2]]
+    assert nnhal.compile(nnhal.load(content), devices="reference")(given).tolist() == [[-0.5, 2]]

@@ -1,9 +1,18 @@
 """What a model is read from: files of other formats are named as what they are, bundles say what they hold."""
 
+# ruff: noqa: SIM115 (what tests open, `closed_after` closes)
+
+import gzip
 import io
+import os
 import struct
+import tempfile
 import tracemalloc
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,6 +105,20 @@ def test_a_bundle_says_what_is_in_it_and_a_member_is_a_model(tmp_path, compressi
         nnhal.load(f"{path}:labels.txt")
 
 
+def test_bytes_may_stand_before_the_first_member_of_a_bundle(tmp_path):
+    """MediaPipe's bundles have two, so that members are aligned."""
+    path = tmp_path / "x.task"
+    whole = zipped(**{"a.tflite": model()})
+    for before in (bytes(2), bytes(100), b"\1\2\3"):
+        path.write_bytes(before + whole)
+        with pytest.raises(nnhal.BadFile, match=r"is a bundle of a\.tflite; one of its models must be named"):
+            nnhal.load(path)
+        assert nnhal.load(f"{path}:a.tflite").main.operations
+    path.write_bytes(b"\x7fELF" + whole)
+    with pytest.raises(nnhal.BadFile, match="is a program or library"):
+        nnhal.load(path)
+
+
 def test_a_file_whose_name_has_a_colon_is_that_file(tmp_path):
     path = tmp_path / "a:b.tflite"
     path.write_bytes(model())
@@ -107,6 +130,128 @@ def test_a_member_of_what_is_no_bundle_is_refused(tmp_path):
     path.write_bytes(model())
     with pytest.raises(nnhal.BadFile, match="has no members, must be a zip file"):
         nnhal.load(f"{path}:x")
+
+
+# ------------------------------------------------------------------------------------------------------ open files
+
+
+@contextmanager
+def closed_after(source: Any) -> Iterator[Any]:
+    try:
+        yield source
+    finally:
+        getattr(source, "close", int)()
+
+
+def filled(file: Any, before: bytes = b"") -> Any:
+    file.write(before + model())
+    file.seek(len(before))
+    return file
+
+
+def on_disk(folder: Path, data: bytes) -> Path:
+    (folder / "m.tflite").write_bytes(data)
+    return folder / "m.tflite"
+
+
+class Dribbling:
+    """Gives few bytes at a time, as a socket does, and knows neither a name nor a position."""
+
+    def __init__(self) -> None:
+        self.inner = io.BytesIO(model())
+
+    def read(self, size: int) -> bytes:
+        return self.inner.read(min(size, 7))
+
+
+def member(name: str) -> Any:
+    return zipfile.ZipFile(io.BytesIO(zipped(**{name: model()}))).open(name)
+
+
+OPEN: dict[str, tuple[Callable[[Path], Any], str]] = {  # and what the model is called
+    "BytesIO": (lambda _: io.BytesIO(model()), "model"),
+    "a file": (lambda at: open(on_disk(at, model()), "rb"), "m"),
+    "an unbuffered file": (lambda at: open(on_disk(at, model()), "rb", buffering=0), "m"),
+    "a file by number": (lambda at: os.fdopen(os.open(on_disk(at, model()), os.O_RDONLY), "rb"), "model"),
+    "a file that stands behind a header": (lambda _: filled(tempfile.TemporaryFile(), b"header."), "model"),
+    "a buffer that stands behind a header": (lambda _: filled(io.BytesIO(), b"header."), "model"),
+    "TemporaryFile": (lambda _: filled(tempfile.TemporaryFile()), "model"),
+    "SpooledTemporaryFile": (lambda _: filled(tempfile.SpooledTemporaryFile(1 << 20)), "model"),
+    "a spooled file on disk": (lambda _: filled(tempfile.SpooledTemporaryFile(1)), "model"),
+    "a member of a zip file": (lambda _: member("in/z.tflite"), "z"),
+    "what gzip unpacks": (lambda at: gzip.open(on_disk(at, gzip.compress(model()))), "m"),
+    "a stream of few bytes at a time": (lambda _: Dribbling(), "model"),
+    "bytes": (lambda _: model(), "model"),
+    "bytearray": (lambda _: bytearray(model()), "model"),
+    "memoryview": (lambda _: memoryview(model()), "model"),
+    "a memoryview with gaps": (lambda _: memoryview(np.repeat(np.frombuffer(model(), "u1"), 2))[::2], "model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OPEN)
+def test_a_model_is_read_from_whatever_is_read_as_a_file_is(what, tmp_path):
+    make, name = OPEN[what]
+    with closed_after(make(tmp_path)) as source:
+        assert nnhal.load(source).name == name
+    with closed_after(make(tmp_path)) as source:
+        assert nnhal.compile(source, devices="reference")(np.full(4, -1, "f4")).tolist() == [1] * 4
+
+
+def test_a_pipe_is_read_to_its_end():
+    reading, writing = os.pipe()
+    with open(writing, "wb") as file:
+        file.write(model())
+    with open(reading, "rb") as file:
+        assert nnhal.load(file).name == "model"
+
+
+def test_bytes_that_change_later_are_no_part_of_the_model():
+    given = bytearray(model())
+    loaded = nnhal.load(given)
+    given[:] = bytes(len(given))
+    assert nnhal.compile(loaded, devices="reference")(np.full(4, -1, "f4")).tolist() == [1] * 4
+
+
+class Broken(io.RawIOBase):
+    name = "\x1b[2Jfar away"
+
+    def read(self, size: int = -1) -> bytes:
+        raise zipfile.BadZipFile("bad checksum")
+
+
+class Odd(io.RawIOBase):
+    def read(self, size: int = -1) -> Any:
+        return None
+
+
+def closed() -> Any:
+    file = io.BytesIO(model())
+    file.close()
+    return file
+
+
+def at_its_end() -> Any:
+    file = io.BytesIO()
+    file.write(model())
+    return file
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (Broken, nnhal.BadFile, r"^\\x1b\[2Jfar away: cannot be read: BadZipFile: bad checksum; must be a \.tflite file"),
+        (Odd, nnhal.BadFile, "^model: cannot be read: TypeError"),
+        (closed, nnhal.BadFile, "^model: cannot be read: ValueError: I/O operation on closed file"),
+        (at_its_end, nnhal.BadFile, r"^model: has been read or written to its end, must stand at its begin: seek\(0\)"),
+        (lambda: io.StringIO("x"), nnhal.InvalidArgument, r"^model: is <.*>, must be open for bytes \(mode 'rb'\)"),
+        (lambda: open(__file__), nnhal.InvalidArgument, r"test_tflite_sources\.py: is <.*, must be open for bytes"),
+        (lambda: io.BytesIO(b"GIF89a"), nnhal.BadFile, "^model: is a GIF picture"),
+        (lambda: 3, nnhal.InvalidArgument, "^model is 3, must be a Model, the path of a .tflite file, its bytes, or a file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_named(make, error, says):
+    with pytest.raises(error, match=says), closed_after(make()) as source:
+        nnhal.load(source)
 
 
 # ------------------------------------------------------------------------------------------------------ hostile bundles

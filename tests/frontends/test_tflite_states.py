@@ -355,22 +355,37 @@ def test_the_basic_lstm_gives_what_litert_gives_at_every_step():
         np.testing.assert_allclose(session(given), expected, atol=1e-5)
 
 
-def test_the_basic_lstm_of_eight_bits_gives_what_litert_gives():
+def byte_lstm(*, kept: bool) -> bytes:
+    """The basic kernel on 8 bits; kept: its states are variable tensors."""
     random, size, units = np.random.default_rng(5), 3, 8
     w = Writer()
     byte = {"kind": "u1", "scale": 1 / 128, "zero": 128}
-    x, last = w.tensor([1, size], **byte), w.tensor([1, units], **byte)
+    x, last = w.tensor([1, size], **byte), w.tensor([1, units], isVariable=kept, **byte)
     weights = random.integers(60, 200, (4 * units, size + units))
     matrix = w.tensor(weights.shape, "u1", weights, scale=0.02, zero=120)
     offsets = w.tensor([4 * units], "i4", random.integers(-500, 500, 4 * units), scale=0.02 / 128)
-    cell = w.tensor([1, units], "i2", scale=1 / 2048)
+    cell = w.tensor([1, units], "i2", scale=1 / 2048, isVariable=kept)
     outs = [w.tensor([1, units], **byte), w.tensor([1, units], "i2", scale=1 / 2048)]
     outs += [w.tensor([1, size + units], **byte), w.tensor([1, 4 * units], "i2", scale=1 / 4096)]
     w.operator("LSTM", [x, last, matrix, offsets, cell], outs, "LSTM", **BASIC)
-    w.ends([x, last, cell], outs[:2])
-    bytes_ = [random.integers(0, 256, (1, n)).astype("u1") for n in (size, units)]
-    given = [*bytes_, random.integers(-4000, 4000, (1, units)).astype("i2")]
-    expected = litert(w.bytes(), *given)
-    actual = nnhal.compile(load(w.bytes()), devices="reference")(*given)
+    w.ends([x] if kept else [x, last, cell], outs[:2])
+    return w.bytes()
+
+
+def test_the_basic_lstm_of_eight_bits_gives_what_litert_gives():
+    random = np.random.default_rng(5)
+    given = [random.integers(0, 256, (1, n)).astype("u1") for n in (3, 8)]
+    given.append(random.integers(-4000, 4000, (1, 8)).astype("i2"))
+    expected = litert(byte_lstm(kept=False), *given)
+    actual = nnhal.compile(load(byte_lstm(kept=False)), devices="reference")(*given)
     for mine, theirs in zip(actual, expected, strict=True):
         assert np.abs(mine.astype("i4") - theirs).max() <= 1
+
+
+def test_variable_tensors_of_uint8_start_at_a_stored_0_as_in_litert():
+    model, x = load(byte_lstm(kept=True)), np.full((1, 3), 200, "u1")
+    assert sorted(np.unique(state.initial).tolist() for state in model.states) == [[0], [0]]
+    stream = nnhal.compile(model, devices="reference").stream()
+    for calls in (1, 2, 3):
+        for mine, theirs in zip(stream(x), litert(byte_lstm(kept=True), x, calls=calls), strict=True):
+            assert np.abs(mine.astype("i4") - theirs).max() <= 1

@@ -17,6 +17,7 @@ from nnhal.hal.request import Control, Timing
 from nnhal.hal.wrappers import AtLevel, Limited, Recorded
 from nnhal.runtime import discovery
 from tests.hal.hidl.old_drivers import X, added, reshaped
+from tests.runtime.devices import for_nothing
 
 OLD = [V1_0, V1_1, V1_2]
 
@@ -122,7 +123,8 @@ def test_a_level_above_the_devices_own_changes_nothing():
     assert AtLevel(AtLevel(Witness(), V1_1), V1_3).level == V1_1
 
 
-def test_a_wrapped_device_takes_part_in_a_compilation():
+def test_a_wrapped_device_takes_part_in_a_compilation(monkeypatch):
+    for_nothing(monkeypatch)
     device = AtLevel(discovery.cpu(), V1_0)
     device.name = "old"
     compiled = nnhal.compile(mixed(), devices=[device, "reference"])

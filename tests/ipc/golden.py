@@ -63,8 +63,8 @@ CALLS: list[tuple[Any, str]] = [
     (wire.GetUsage(), "91 23"),
 ]
 
-_FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True)
-_FAILED_HEX = "96 01 05 af 496e76616c6964417267756d656e74 a2 6e6f 92 91 02 c0 c3"
+_FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True, "at")
+_FAILED_HEX = "97 01 05 af 496e76616c6964417267756d656e74 a2 6e6f 92 91 02 c0 c3 a2 6174"
 
 REPLIES: list[tuple[Any, str]] = [
     (wire.Acknowledged(), "91 00"),

@@ -3,6 +3,7 @@
 import io
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -88,8 +89,31 @@ def test_devices_have_colours_and_a_legend_and_what_is_refused_is_marked():
     tensors = dict.fromkeys(range(3), PLAIN)
     nodes = Node("ADD", "", (0,), (1,)), Node("custom operation X", "", (1,), (2,), "NNAPI has none")
     drawn = svg(Outline("m", tensors, (0,), (2,), nodes), {0: "litert"})
-    assert "on litert" in texts(drawn) and "cannot be taken: 1" in texts(drawn)
+    assert "on litert" in texts(drawn) and "! cannot be taken: 1" in texts(drawn)
+    assert "! #1 custom operation X" in texts(drawn)  # not by its colour alone
     assert drawn.count(COLOURS[0]) == 2 and REFUSED in drawn and "<title>NNAPI has none</title>" in drawn
+
+
+def test_a_shape_stands_once_and_that_of_a_further_output_at_its_arrow():
+    shapes = {0: (1, 8), 1: (1, 5), 2: (1, 3), 3: (1, 5), 4: (1, 3)}
+    tensors = {n: ShownTensor(f"t{n}", "TENSOR_FLOAT32", shape) for n, shape in shapes.items()}
+    nodes = Node("SPLIT", "", (0,), (1, 2)), Node("NEG", "", (1,), (3,)), Node("EXP", "", (2,), (4,))
+    found = [text for text in texts(svg(Outline("m", tensors, (0,), (3, 4), nodes))) if text in ("1x8", "1x5", "1x3")]
+    assert Counter(found) == {"1x8": 1, "1x5": 3, "1x3": 3}  # input; SPLIT, NEG, output; the arrow to EXP, EXP, output
+
+
+def test_a_title_that_is_longer_than_the_graph_is_wide_fits():
+    drawn = svg(Outline("x" * 60, {0: PLAIN}, (0,), (0,), ()))
+    width = float(re.search(r'width="(\d+)"', drawn).group(1))
+    assert width > 60 * 6.6  # of a monospaced font of 11 pixels
+
+
+@pytest.mark.parametrize("count", [40, 75, 130])
+def test_the_last_column_is_not_only_a_few_boxes(count):
+    boxes = [Box(100, 20, [n - 1] if n else []) for n in range(count)]
+    arrange(boxes)
+    columns = Counter(box.column for box in boxes)
+    assert min(columns.values()) >= 0.2 * max(columns.values())
 
 
 def test_png_is_a_picture_in_the_same_colours():

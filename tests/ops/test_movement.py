@@ -37,6 +37,12 @@ def test_minus_one_takes_what_is_left() -> None:
     assert run("RESHAPE", [count(2, 6), ints(3, -1)])[0].shape == (3, 4)
 
 
+@pytest.mark.parametrize("before", [(None, 2, 2), (None, None), None])
+def test_a_constant_shape_says_what_it_can_of_an_open_input(before):
+    assert bound("RESHAPE", [Value(F32, before), ints(-1, 4)]).shapes == [(None, 4)]
+    assert bound("RESHAPE", [Value(F32, before), ints(2, 4)]).shapes == [(2, 4)]
+
+
 @pytest.mark.parametrize("shape", [(-1, -1), (5,), (-1, 5), (-2, -3), (0, -1)])
 def test_a_shape_of_another_size_is_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidModel, match=r"RESHAPE: shape = \["):
@@ -279,6 +285,10 @@ def test_tiling_repeats_and_bounds_what_it_makes() -> None:
     assert run("TILE", [count(1, 2), ints(2, 2)])[0].tolist() == [[0, 1, 0, 1]] * 2
     with pytest.raises(InvalidModel, match="must have at most 4294967295 bytes"):
         bound("TILE", [count(2), ints(GREATEST)])
+
+
+def test_tiling_keeps_the_rank_whatever_the_multiples_are() -> None:
+    assert bound("TILE", [Value(F32, (3, None, 2)), Value(I32, (3,))]).shapes == [(None, None, None)]
 
 
 @pytest.mark.parametrize("kind", [F32, F16, I32, Q8, Q8S])

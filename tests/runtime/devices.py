@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery
+from nnhal.runtime import costs, discovery
 
 
 class Wrapped(Prepared):
@@ -46,6 +48,12 @@ class Fake(Device):
         self.on_prepare()
         self.prepared.append(Wrapped(discovery.cpu().prepare(model, hints), self.on_run))
         return self.prepared[-1]
+
+
+def for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and crossings cost nothing: each operation goes to the device that states the best performance."""
+    for name in ("STEP", "STEP_ELSEWHERE", "CROSSING", "BYTE"):
+        monkeypatch.setattr(costs, name, 0.0)
 
 
 def to_be_killed() -> Resilient:

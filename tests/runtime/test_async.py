@@ -148,7 +148,7 @@ def test_a_time_on_the_device_above_that_in_the_driver_is_dropped(device, said, 
         return said
 
     prepared.run = measured
-    again = nnhal.runtime.compiled.Compiled(compiled.plan)  # the first has taken the method of before
+    again = nnhal.runtime.compiled.Compiled(compiled._caller.plan)  # the first has taken the method of before
     assert again.run(X, B, measure=True)[1].steps[0].driver == reported
 
 
@@ -161,7 +161,7 @@ def test_nothing_is_measured_unasked(device):
         return run(request, control)
 
     device.prepared[0].run = note
-    again = nnhal.runtime.compiled.Compiled(compiled.plan)
+    again = nnhal.runtime.compiled.Compiled(compiled._caller.plan)
     again(X, B)
     again.run(X, B, measure=True)
     assert seen == [False, True]

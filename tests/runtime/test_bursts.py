@@ -25,7 +25,7 @@ def test_a_burst_computes_what_calls_compute(isolation, devices):
     several = [Fake(takes=lambda n: n == 1), "reference"]
     compiled = nnhal.compile(sums(3), devices=several if devices == "mixed" else devices, isolation=isolation)
     with compiled.burst() as run:
-        assert all(way.endswith(": burst") for way in run.ways) and len(run.ways) == len(compiled.plan.steps)
+        assert all(way.endswith(": burst") for way in run.ways) and len(run.ways) == len(compiled._caller.plan.steps)
         for n in range(20):
             assert (run(X + n, B) == compiled(X + n, B)).all()
         assert list(run({"x": X, "b": B})) == ["y2" if "y2" in run({"x": X, "b": B}) else "y"]
@@ -114,11 +114,11 @@ def test_a_burst_goes_on_after_the_driver_died():
     compiled = nnhal.compile(sums(), devices=[to_be_killed()])
     with compiled.burst() as run:
         assert (run(X, B) == X + 1).all()
-        os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+        os.kill(compiled._caller.plan.steps[0].device.pid, signal.SIGKILL)
         with contextlib.suppress(nnhal.DeadObject):  # unless the death was noticed before
             run(X, B)
         assert (run(X, B) == X + 1).all()
-        assert compiled.plan.steps[0].device.restarts == 1
+        assert compiled._caller.plan.steps[0].device.restarts == 1
 
 
 def test_memories_of_a_burst_can_be_freed():

@@ -104,7 +104,7 @@ def test_arguments_that_cannot_be_are_refused_and_nothing_falls_back(arguments, 
 
 def test_an_endless_deadline_is_none():
     compiled = nnhal.compile(sums(), devices="reference", deadline=float("inf"))
-    assert compiled.plan.wishes.deadline is None
+    assert compiled._caller.plan.wishes.deadline is None
 
 
 # ----------------------------------------------------------------------------------------------------- warnings
@@ -212,7 +212,7 @@ def test_a_prepared_model_that_was_given_before_is_refused_and_stays_what_it_was
         OperationFailed, match=r"fake: prepare\(\) gave a Prepared that it gave before, must give a new one"
     ):
         nnhal.compile(sums(2), devices=device)
-    assert first.plan.steps[0].prepared.model is first.plan.model
+    assert first._caller.plan.steps[0].prepared.model is first._caller.plan.model
     assert not device.prepared[0].closed and (first(X) == 2 * X).all()
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import pickle  # noqa: TID251
 import resource
 import select
 import signal
@@ -390,11 +389,6 @@ def test_a_forked_child_gets_closed_not_a_hang(x):
     assert (compiled(x) == expected(x)).all()
 
 
-def test_a_compiled_model_cannot_be_pickled():
-    with pytest.raises(nnhal.BadState, match="send the model's file"):
-        pickle.dumps(nnhal.compile(pooled(), devices="reference"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -422,7 +416,7 @@ def test_a_worker_of_which_something_raises_takes_the_next_and_close_returns(whe
             raise RuntimeError("broken")
 
     if where == "leave":
-        monkeypatch.setattr(compiled.use, "left", fail)
+        monkeypatch.setattr(compiled._caller.use, "left", fail)
     else:
         monkeypatch.setattr(inflight._Item, "run", lambda item, run=inflight._Item.run: fail() or run(item))
     first = compiled.submit(x)
@@ -449,3 +443,25 @@ def test_a_descriptor_of_an_end_that_cannot_be_had_is_resource_exhausted_and_can
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert select.select([execution], [], [], 10)[0] == [execution]
+
+
+def public(thing):
+    return {name for name in dir(thing) if not name.startswith("_")}
+
+
+def test_an_application_sees_what_is_documented_and_nothing_else():
+    b = nnhal.Builder()
+    x = b.input((2,))
+    compiled = nnhal.compile(b.finish([x], [b.relu(x)]), devices="reference")
+    given = np.zeros(2, np.float32)
+    assert public(compiled) == {
+        *("bind", "burst", "close", "execute_fenced", "inputs", "outputs", "placement", "run", "stream", "submit")
+    }
+    assert public(compiled.burst()) == {"close", "free_memory", "run", "ways"}
+    assert public(compiled.bind(given)) == {"outputs"}
+    assert public(compiled.stream()) == {"close", "reset", "state_placement"}
+    assert public(compiled.submit(given)) == {"cancel", "done", "fileno", "result", "wait"}
+    assert public(compiled.execute_fenced(given)) == {"done", "fence", "get_execution_info", "result", "way"}
+    assert public(nnhal.allocate([(compiled, "input", 0)])) == {
+        *("close", "copy_from", "copy_to", "device", "read", "reason", "shape", "token", "write")
+    }

@@ -174,7 +174,7 @@ def test_an_installed_driver_named_reference_does_not_take_the_place_of_the_cpu(
 
 def test_the_reference_in_a_process_of_its_own_stays_there_where_the_cpu_may_take_over():
     with nnhal.compile(sums(), devices=["reference"], isolation="process", fallback="allow") as compiled:
-        (step,) = compiled.plan.steps
+        (step,) = compiled._caller.plan.steps
         assert isinstance(step.device, Resilient) and step.device.pid != os.getpid()
         assert (compiled(X) == 2 * X).all()
         (choice,) = compiled.placement.choices
@@ -208,8 +208,8 @@ def test_options_of_an_isolated_device_are_not_for_the_cpu_of_the_same_name():
     with nnhal.compile(
         sums(), devices="reference", isolation="process", fallback="allow", driver_options={"reference": {"a": 1}}
     ) as compiled:
-        wishes = compiled.plan.wishes
-        assert wishes.hints(compiled.plan.steps[0].device).options == {"a": 1}
+        wishes = compiled._caller.plan.wishes
+        assert wishes.hints(compiled._caller.plan.steps[0].device).options == {"a": 1}
         assert wishes.hints(discovery.cpu()).options == {}
 
 

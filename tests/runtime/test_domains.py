@@ -12,7 +12,7 @@ import nnhal
 from nnhal.base.errors import Cancelled, Closed, DeadObject, MissedDeadline, OperationFailed
 from nnhal.hal.wrappers import AtLevel
 from nnhal.runtime import discovery
-from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import SHAPE, counter, sums
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
@@ -117,7 +117,7 @@ def test_a_closed_allocation_is_refused(compiled):
     ("roles", "words"),
     [
         ([], "must be at least one"),
-        ([("input", 0)], r"must be \(compiled, 'input' or 'output', number\)"),
+        ([("input", 0)], r"must be \(compiled, 'input' or 'output', number or name\)"),
         ([("c", "inputs", 0)], "must be 'input' or 'output'"),
         ([("c", "input", 2)], r"must be one of 0 \('x'\), 1 \('b'\)"),
         ([("c", "input", "z")], r"must be one of 0 \('x'\), 1 \('b'\)"),
@@ -130,6 +130,21 @@ def test_roles_that_make_no_sense_are_refused(roles, words):
     named = [tuple(compiled if x == "c" else x for x in role) for role in roles]
     with pytest.raises(nnhal.InvalidArgument, match=words):
         nnhal.allocate(named)
+
+
+@pytest.mark.parametrize("given", [lambda c: c, lambda c: (c, "input", 0), lambda c: None, lambda c: {(c, "input", 0)}])
+def test_what_is_no_list_of_roles_is_named(compiled, given):
+    with pytest.raises(
+        nnhal.InvalidArgument,
+        match=r"^allocate: roles are .*, must be a list of \(compiled, 'input' or 'output', number or name\)$",
+    ):
+        nnhal.allocate(given(compiled))
+
+
+def test_a_role_is_a_list_as_well_and_its_number_one_of_numpys(compiled):
+    allocation = nnhal.allocate([[compiled, "input", np.int64(1)]])
+    allocation.write(B)
+    assert (compiled(X, allocation) == X + 1).all()
 
 
 def test_roles_of_different_types_are_refused(compiled):
@@ -192,9 +207,10 @@ def test_a_pool_travels_to_another_process_without_being_copied():
 
 
 @WAYS
-def test_a_model_over_two_devices_reads_and_writes_allocations(isolation):
+def test_a_model_over_two_devices_reads_and_writes_allocations(isolation, monkeypatch):
+    for_nothing(monkeypatch)
     compiled = nnhal.compile(sums(3), devices=[Fake(takes=lambda n: n == 1), "reference"], isolation=isolation)
-    assert [s.device.name for s in compiled.plan.steps] == ["reference", "fake", "reference"]
+    assert [s.device.name for s in compiled._caller.plan.steps] == ["reference", "fake", "reference"]
     a, y = nnhal.allocate([(compiled, "input", "x")]), nnhal.allocate([(compiled, "output", "y")])
     shared = nnhal.allocate([(compiled, "input", "b")])
     assert a.device == y.device == "reference" and shared.device is None
@@ -307,7 +323,7 @@ def test_a_stream_whose_driver_died_says_so_until_it_is_reset():
     compiled = nnhal.compile(counter(), devices=[to_be_killed()])
     stream, one = compiled.stream(), np.ones(SHAPE, np.float32)
     stream(one)
-    os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+    os.kill(compiled._caller.plan.steps[0].device.pid, signal.SIGKILL)
     for _ in range(2):
         with pytest.raises(nnhal.DeadObject):
             stream(one)
@@ -360,7 +376,7 @@ def test_a_reset_of_a_stream_that_is_interrupted_can_be_done_again(monkeypatch):
     compiled = nnhal.compile(counter(), devices="reference", isolation="process", fallback="forbid")
     stream, one = compiled.stream(), np.ones_like(X)
     first = stream(one)
-    os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+    os.kill(compiled._caller.plan.steps[0].device.pid, signal.SIGKILL)
     with pytest.raises(DeadObject):
         stream(one)
     made = []

@@ -15,7 +15,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.hal.wrappers import AtLevel, Limited
 from nnhal.runtime import discovery
 from nnhal.runtime.isolation import isolated
-from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
 from tests.runtime.test_execution import relued, two_outputs
 
@@ -54,9 +54,10 @@ def test_executions_wait_for_one_another_without_the_caller(isolation):
 
 
 @WAYS
-def test_the_steps_of_a_model_wait_for_one_another(isolation):
+def test_the_steps_of_a_model_wait_for_one_another(isolation, monkeypatch):
+    for_nothing(monkeypatch)
     compiled = nnhal.compile(sums(3), devices=[Fake(takes=lambda n: n == 1), "reference"], isolation=isolation)
-    assert len(compiled.plan.steps) == 3
+    assert len(compiled._caller.plan.steps) == 3
     fenced = compiled.execute_fenced(X, B, measure=True)
     assert (fenced.result(LONG) == X + 3).all()
     assert fenced.way == WAY[isolation]
@@ -98,7 +99,7 @@ def chained() -> nnhal.Compiled:
         Limited(isolated(d), lambda _, n, own=own: n == own) for own, d in enumerate(("litert", "reference"))
     )
     compiled = nnhal.compile(two_outputs(), devices=[add, multiply])
-    assert len(compiled.plan.steps) == 2
+    assert len(compiled._caller.plan.steps) == 2
     return compiled
 
 
@@ -278,7 +279,7 @@ def test_a_driver_killed_behind_a_fence_is_a_dead_object():
     compiled = nnhal.compile(sums(), devices=[to_be_killed()])
     ready, signal_ = nnhal.fence_pair()
     fenced = compiled.execute_fenced(X, B, wait_for=[ready])
-    os.kill(compiled.plan.steps[0].device.pid, signal.SIGKILL)
+    os.kill(compiled._caller.plan.steps[0].device.pid, signal.SIGKILL)
     with pytest.raises(nnhal.DeadObject):
         fenced.result(LONG)
     signal_.set()

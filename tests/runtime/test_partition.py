@@ -82,3 +82,29 @@ def test_the_same_facts_give_the_same_partition():
 def test_offers_that_cannot_be_told_apart_are_refused():
     with pytest.raises(InvalidArgument, match="offers: devices are a, a, must have labels that differ"):
         partition(chain(1), [offer("a", 0.5, "y"), offer("a", 0.1, "y")])
+
+
+# ------------------------------------------------------------------------------------------------ results nobody reads
+
+
+def test_an_operation_whose_result_nobody_reads_runs_nowhere_and_asks_for_no_device():
+    b = Builder()
+    x = b.input((1, 8, 8, 3))
+    b.relu6(b.relu(x))
+    y = b.average_pool_2d(x, padding="same", filter_size=2)
+    b.relu(y)
+    found = partition(b.finish([x], [y]), [offer("a", 0.1, "nnyn"), offer("b", 1.0, "nnnn")])
+    assert [(s.device, s.operations) for s in found.steps] == [("a", (2,))]
+    assert [(c.device, c.reason) for c in found.choices if c.operation != 2] == [
+        ("", "nobody reads what it gives, so it does not run")
+    ] * 3
+
+
+def test_what_crosses_only_to_be_forgotten_is_no_transfer():
+    b = Builder()
+    x = b.input((1, 8, 8, 3))
+    y = b.relu(x)
+    z = b.relu6(y)
+    b.tanh(y)
+    found = partition(b.finish([x], [z]), [offer("a", 0.1, "ynn"), offer("b", 1.0, "nyy")])
+    assert found.transfers == 1 and [s.operations for s in found.steps] == [(0,), (1,)]

@@ -51,8 +51,8 @@ def test_many_threads_lose_no_count():
 def test_every_placement_of_a_model_shows_what_fell_back_so_far():
     model = compiled()
     before = model.placement
-    model.plan.live.fell_back(0, "burnt out")
-    model.plan.live.fell_back(0, "burnt out again")
+    model._caller.plan.live.fell_back(0, "burnt out")
+    model._caller.plan.live.fell_back(0, "burnt out again")
     for placement in (before, model.placement):
         assert str(placement).splitlines()[-1] == "step 0 on fake fell back 2 times, last: burnt out again"
         assert list(placement_lines(placement))[-1].strip() == str(placement).splitlines()[-1]

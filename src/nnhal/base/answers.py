@@ -4,16 +4,11 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
-from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, told
+from nnhal.base.errors import DriverFailed, NnhalError, OutOfMemory, clipped, told
 from nnhal.base.log import logger
+from nnhal.base.stacks import note_stack
 
 _log = logger("driver")
-
-
-def clipped(text: str, most: int = 16000) -> str:
-    """Text that can travel: Unicode, of bounded length."""
-    text = text[: most + 1].encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
-    return text if len(text) <= most else text[:most] + " ..."
 
 
 def shown(value: object) -> str:
@@ -45,15 +40,29 @@ class answering:  # noqa: N801 (used as a function)
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if error is None or may_be_own(error):
             return
+        told_as = self._error(error)
+        if told_as is error:
+            note_stack(error)
+            return
+        told_as.__cause__ = error
+        note_stack(told_as)
+        try:
+            raise told_as
+        finally:
+            del told_as, error  # its traceback holds this frame
+
+    def _error(self, error: BaseException) -> NnhalError:
+        """What it is to the one who asked."""
         if isinstance(error, MemoryError) and not isinstance(error, NnhalError):
-            raise OutOfMemory(f"{self._where}: {self._query} ran out of memory") from error
+            return OutOfMemory(f"{self._where}: {self._query} ran out of memory")
         if not isinstance(error, NnhalError):
-            raise DriverFailed(f"{self._where}: {self._query} raised {clipped(told(error))}") from error
+            return DriverFailed(f"{self._where}: {self._query} raised {clipped(told(error))}")
         text = clipped(told(error))
         if self._where not in text:
             error.args = (f"{self._where}: {text}",)
             if self._where not in told(error):  # of a class with a text of its own
-                raise DriverFailed(f"{self._where}: {self._query} raised {type(error).__name__}: {text}") from error
+                return DriverFailed(f"{self._where}: {self._query} raised {type(error).__name__}: {text}")
+        return error
 
 
 def let_go(where: str, query: str, call: Callable[[], object]) -> None:

@@ -4,6 +4,7 @@
     ├── InvalidArgument             INVALID_ARGUMENT         BAD_DATA          (also a ValueError)
     │   ├── InvalidModel            a model, operand or operation breaks a rule of its definition
     │   │   └── UnsupportedModel    well formed, but holds what NNAPI or no given device can do
+    │   ├── ShapeNeeded             a model file leaves dimensions open that have to be given
     │   ├── InvalidRequest          inputs, outputs or memories of one execution
     │   └── BadFile                 a model file that lies or is damaged
     ├── BadState                    INVALID_ARGUMENT         BAD_STATE         (also a RuntimeError)
@@ -34,13 +35,17 @@ LONGEST = 18_000  # characters of a message, with escapes for what names of othe
 
 
 class NnhalError(Exception):
-    """Base of all errors that nnhal raises on purpose."""
+    """Base of all errors that nnhal raises on purpose.
+
+    stack: where a driver raised it, or what it was made of: the frames of the driver's own code, as text.
+    """
 
     status = ErrorStatus.GENERAL_FAILURE
     code = ResultCode.OP_FAILED
+    stack = ""
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n\t")[:LONGEST]
+        return printable(super().__str__()[:LONGEST], keep="\n\t")[:LONGEST]
 
 
 class InvalidArgument(NnhalError, ValueError):
@@ -61,6 +66,10 @@ class UnsupportedModel(InvalidModel):
     """
 
     refused: Sequence[tuple[str, str, str]] = ()
+
+
+class ShapeNeeded(InvalidArgument):
+    """A model file leaves dimensions open, and the sizes that stand in for them are not possible; names what to give."""
 
 
 class InvalidRequest(InvalidArgument):
@@ -177,20 +186,35 @@ def error_of(status: ErrorStatus, message: str) -> NnhalError:
     return kind(message)
 
 
+def clipped(text: str, most: int = 16000) -> str:
+    """Text that can travel: Unicode, of bounded length."""
+    text = text[: most + 1].encode(errors="backslashreplace").decode()  # paths may hold what is no Unicode
+    return text if len(text) <= most else text[:most] + " ..."
+
+
 def told(error: BaseException) -> str:
     """What an error says, with its type where it is none of nnhal's own."""
     try:
-        text = str(error)
-    except Exception:  # of a class of somebody's own
+        text = clipped(str.__str__(str(error)), LONGEST)
+    except BaseException:  # of a class of somebody's own
         text = "an error that cannot be told"
-    return text if isinstance(error, NnhalError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, NnhalError):
+        return text
+    name = type.__dict__["__name__"].__get__(type(error))  # whatever a metaclass says
+    return f"{clipped(name, 200)}: {text}"
 
 
 def again(error: NnhalError) -> NnhalError:
     """A copy to be raised of an error that is kept, which would collect the tracebacks of all its raisers."""
-    return copy.copy(error)
+    raised = copy.copy(error)
+    raised.__cause__ = error.__cause__
+    return raised
 
 
 def as_error(error: BaseException, where: str) -> NnhalError:
-    """What a driver raised as an error of nnhal's."""
-    return error if isinstance(error, NnhalError) else DriverFailed(f"{where}: {told(error)}")
+    """What a driver raised as an error of nnhal's, which has it as its cause."""
+    if isinstance(error, NnhalError):
+        return error
+    failed = DriverFailed(f"{where}: {told(error)}")
+    failed.__cause__ = error
+    return failed

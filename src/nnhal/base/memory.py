@@ -26,6 +26,7 @@ from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unm
 from nnhal.base.log import logger
 from nnhal.base.native import Mapping
 from nnhal.base.operands import Array
+from nnhal.base.uncopied import Uncopied
 from nnhal.base.values import whole
 
 _log = logger("memory")
@@ -95,7 +96,7 @@ class Layout(NamedTuple):
     format: int = BLOB
 
 
-class Memory:
+class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (`fd`) can be sent over a socket"):
     """A region of bytes that can be shared.
 
     kind: "ashmem", "mmap_fd", "hardware_buffer_blob", "hardware_buffer" or "host". size: bytes. fd: descriptor of the

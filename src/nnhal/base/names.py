@@ -1,7 +1,9 @@
 """Names that files give: data, which may hold anything. What is shown of them commands no terminal and no picture."""
 
+import os
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 LONGEST = 100  # characters of a member's name
 
@@ -19,6 +21,16 @@ def printable(text: str, keep: str = "") -> str:
 def short(text: str) -> str:
     """Printable, and of bounded length."""
     return printable(text[:200]) + " ..." * (len(text) > 200)
+
+
+def is_path(driver: str) -> bool:
+    """Whether a driver is given by the path of its file or package; else it is given by name."""
+    return driver.endswith(".py") or os.sep in driver
+
+
+def name_of(driver: str) -> str:
+    """What a driver that is given by path or name is called."""
+    return Path(driver).stem if is_path(driver) else driver
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,7 @@
 """Constants on their way into a memory: written once, then sealed, and from then on the same for everybody."""
 
 import os
+from typing import Protocol
 
 import numpy as np
 
@@ -8,6 +9,15 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, OutOfMemory
 from nnhal.base.memory import Memory, aligned, seal
 from nnhal.base.operands import Array
+
+_AT_ONCE = 1 << 20  # bytes asked of a stream
+
+
+class Readable(Protocol):
+    """What is read as a file open for bytes is: it may be a buffer, a member of an archive, a response."""
+
+    def read(self, size: int, /) -> bytes:
+        """The next bytes, `size` at most; none at the end."""
 
 
 class Store:
@@ -25,24 +35,32 @@ class Store:
     def add(self, array: Array) -> int:
         """Write a copy of the array's bytes in row-major order; returns where they begin."""
         offset = aligned(self.size)
-        left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self._write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, offset)
+        return offset
+
+    def _write(self, left: memoryview, offset: int) -> None:
         self.size = offset + len(left)
         while left:
             try:
                 left = left[os.pwrite(self._fd, left, self.size - len(left)) :]
             except OSError as error:
                 raise OutOfMemory(f"memory: {self.size} bytes could not be written: {error.strerror}") from error
-        return offset
 
-    def add_file(self, path: "str | os.PathLike[str]", fd: int | None = None) -> None:
+    def add_stream(self, stream: Readable) -> None:
+        """Write what is left of a stream. TypeError where it gives something else than bytes, and whatever it raises."""
+        while len(data := memoryview(stream.read(_AT_ONCE)).cast("B")):
+            self._write(data, self.size)
+
+    def add_file(self, path: "str | os.PathLike[str]", fd: int | None = None, start: int = 0) -> None:
         """Write a copy of a file. BadFile where it changes meanwhile; OSError where it cannot be read.
 
-        fd: where the file is open already, at its begin; the path then is for messages.
+        fd: where the file is open already; the path then is for messages, and its position stays as it is.
+        start: the first byte that is taken.
         """
         with open(path if fd is None else fd, "rb", buffering=0, closefd=fd is None) as file:
-            before = os.fstat(file.fileno())
-            os.lseek(self._fd, self.size, os.SEEK_SET)
-            while count := os.sendfile(self._fd, file.fileno(), None, 1 << 30):
+            before, begin = os.fstat(file.fileno()), self.size
+            os.lseek(self._fd, begin, os.SEEK_SET)
+            while count := os.sendfile(self._fd, file.fileno(), start + self.size - begin, 1 << 30):
                 self.size += count
             after = os.fstat(file.fileno())
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
@@ -56,3 +74,10 @@ class Store:
         memory = Memory.from_fd(self._fd, self.size)
         memory.kind = "ashmem"
         return memory
+
+
+def sealed(data: "bytes | Array") -> Memory:
+    """A copy of bytes as a memory that nobody changes."""
+    store = Store("nnhal-constants")
+    store.add(np.frombuffer(data, np.uint8))
+    return store.seal()

@@ -2,13 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from numbers import Real
 from typing import Any, TypeVar
 
 from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
 
+K = TypeVar("K")
 T = TypeVar("T")
 NS = 1_000_000_000
 SLICE = 0.02  # seconds between looks at whether what is waited for is still wanted
@@ -65,15 +67,8 @@ def by(deadline: int | None, what: str, work: Callable[[], T], late: Callable[[T
     if deadline is None:
         return work()
     outcome: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(work())
-        except BaseException as error:
-            outcome.set_exception(error)
-
     try:
-        _start(run, what)
+        _start(work, what, outcome)
         if not wait((outcome,), seconds_until(deadline)).done:
             raise MissedDeadline(f"{what}: has not ended by the deadline")
         return outcome.result()
@@ -82,7 +77,27 @@ def by(deadline: int | None, what: str, work: Callable[[], T], late: Callable[[T
         raise
 
 
-def _start(run: Callable[[], None], what: str) -> None:
+def at_once(what: str, call: Callable[[K], T], items: Sequence[K]) -> list[T]:
+    """What the call returns for each, all at once; the first error in their order is raised.
+
+    An interrupt waits for none of them: they go on, on threads of their own.
+    """
+    if len(items) == 1:
+        return [call(items[0])]
+    outcomes: list[Future[T]] = [Future() for _ in items]
+    for item, outcome in zip(items, outcomes, strict=True):
+        _start(partial(call, item), what, outcome)
+    wait(outcomes)
+    return [outcome.result() for outcome in outcomes]
+
+
+def _start(work: Callable[[], T], what: str, outcome: Future[T]) -> None:
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
     try:
         threading.Thread(target=run, name="nnhal-by", daemon=True).start()
     except RuntimeError as error:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.answers import clipped, shown
-from nnhal.base.errors import InvalidArgument, told
+from nnhal.base.answers import shown
+from nnhal.base.errors import InvalidArgument, clipped, told
 from nnhal.base.levels import Level
 from nnhal.base.operands import Array
 

@@ -1,6 +1,6 @@
 """Compares devices: every intermediate of a model, or each operation by itself on another device's intermediates."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,11 +63,11 @@ def compare(model: Model, actual: Mapping[int, Array], expected: Mapping[int, Ar
 
 
 def each_operation(
-    model: Model, device: Device, inputs: Sequence[Array | None], values: Mapping[int, Array]
+    model: Model, device: Device, inputs: Sequence[Array | None], values: Mapping[int, Array], operations: Iterable[int]
 ) -> Iterator[Difference]:
-    """Run every operation by itself on `device`, fed with `values` (another device's intermediates), and compare."""
+    """Run operations by themselves on `device`, fed with `values` (another device's intermediates), and compare."""
     known: dict[int, Array | None] = {**dict(zip(model.main.inputs, inputs, strict=True)), **values}
-    for n in range(len(model.main.operations)):
+    for n in operations:
         part = cut(model, [n], also=model.main.operations[n].outputs)
         outputs = execute(part.model, device, [known[i] for i in part.inputs])
         for index, array in zip(part.outputs, outputs, strict=True):

@@ -14,9 +14,8 @@ from typing import IO
 
 import numpy as np
 
-from nnhal.base.answers import clipped
 from nnhal.base.codes import MAX_OPERAND_BYTES
-from nnhal.base.errors import InvalidRequest
+from nnhal.base.errors import InvalidRequest, clipped
 from nnhal.base.operands import Array
 
 NUMBERS = "biuf"  # kinds of elements

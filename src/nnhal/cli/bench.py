@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from nnhal import api
+from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
 from nnhal.bench.peers import PEERS, peer
 from nnhal.cli import common
@@ -18,6 +19,7 @@ from nnhal.runtime.compiled import Compiled
 
 PERCENTILES = 50, 90, 99
 PAIRS, BLOCK = 200, 20
+EACH_RUNS, ROWS = 30, 25
 BLOCK_NS = 200_000  # calls shorter than this are timed in blocks
 CORES = len(os.sched_getaffinity(0))
 
@@ -26,7 +28,9 @@ CORES = len(os.sched_getaffinity(0))
 @common.model_options
 @common.device_option
 @common.driver_option
+@common.option_option
 @common.fallback_option
+@common.isolate_option
 @click.option("--threads", type=click.IntRange(1), default=CORES, show_default=True, help="Threads an engine may use.")
 @click.option("--vs", "peer_name", type=click.Choice(PEERS), help="Compare with this engine called directly, in turn.")
 @click.option("--iterations", type=click.IntRange(1), help="How many runs are measured, or pairs with --vs (200).")
@@ -37,6 +41,7 @@ CORES = len(os.sched_getaffinity(0))
     "--duration", type=click.FloatRange(0), default=2.0, show_default=True, help="Seconds, without --iterations."
 )
 @click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Runs in flight at once.")
+@click.option("--each", is_flag=True, help="Show what each operation took, of engines that tell.")
 @click.option("--seed", default=0, help="Seed of random inputs.")
 @common.json_option
 def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
@@ -50,11 +55,13 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     path, threads = common.contents(model), options["threads"]
     shapes = common.parse_shapes(options["shapes"])
 
+    place = common.placing(options, names)
+
     def loaded() -> Model:
         return api.load(path, signature=options["signature"], shapes=shapes)
 
     def prepared(graph: Model) -> Compiled:
-        return api.compile(graph, devices=names, fallback=options["fallback"], threads=threads)
+        return api.compile(graph, devices=names, **place)
 
     opened = common.open_model(model, options["shapes"], options["signature"])
     prepared(opened).close()  # what is imported at the first use is no part of it
@@ -78,12 +85,21 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         compared = None
     else:
         latencies, compared = _compare(peer_name, path, inputs, run, (load, spent), options)
+    shares = each_operation(compiled, inputs, options["iterations"] or EACH_RUNS) if options["each"] else None
     if options["as_json"]:
-        common.emit(_document(model, threads, streams, latencies, compared, peer_name))
+        document = _document(model, threads, streams, latencies, compared, peer_name)
+        if shares is not None:
+            document["each"] = [
+                {"operations": s.operations, "label": s.label, "device": s.device, "p50_ns": round(s.spent)}
+                for s in shares
+            ]
+        common.emit(document)
         return
     for line in placement_lines(compiled.placement):
         common.console.print(line, markup=False)
     _print(latencies, compared, peer_name, threads)
+    if shares is not None:
+        _print_each(shares)
 
 
 def _compare(
@@ -155,3 +171,19 @@ def _print(latencies: dict[str, Latency], compared: Ratio | None, name: str | No
     common.table(columns, rows, title=f"{threads} engine threads")
     if compared is not None:
         common.console.print(f"nnhal / {name}, median of paired ratios with 95 % interval: {compared}", markup=False)
+
+
+def _print_each(shares: Sequence[TimeSpent]) -> None:
+    total = sum(share.spent for share in shares)
+    slowest = sorted(shares, key=lambda share: -share.spent)
+    rows = [_row(share.label, share.device, share.spent, total) for share in slowest[:ROWS]]
+    if slowest[ROWS:]:
+        rest = sum(share.spent for share in slowest[ROWS:])
+        rows.append(_row(f"{len(slowest) - ROWS} more", "", rest, total))
+    common.table(["operation", "where", ">50 %", ">share"], rows, title="what took how long, the slowest first")
+    for device in sorted({share.device for share in shares if share.whole_step}):
+        common.console.print(f"{device} times only whole steps")
+
+
+def _row(label: str, device: str, spent: float, total: float) -> list[str]:
+    return [label, device, common.milliseconds(spent), f"{spent / max(total, 1):.1%}"]

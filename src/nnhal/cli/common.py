@@ -40,7 +40,11 @@ status = PlainConsole(stderr=True, markup=False, emoji=False, highlight=False)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON; its form is in docs/cli.md.")
 device_option = click.option("--device", "-d", "devices", multiple=True, help="Use only this device; may be repeated.")
 driver_option = click.option(
-    "--driver", "drivers", multiple=True, type=click.Path(), help="Load a driver under development from a Python file."
+    "--driver",
+    "drivers",
+    multiple=True,
+    type=click.Path(),
+    help="Load a driver under development: a file or package.",
 )
 fallback_option = click.option(
     "--fallback",
@@ -51,6 +55,13 @@ threads_option = click.option(
     "--threads", type=click.IntRange(0), default=0, help="Threads an engine may use; 0: its choice."
 )
 isolate_option = click.option("--isolate", is_flag=True, help="Run each driver in a process of its own.")
+option_option = click.option(
+    "--option",
+    "driver_options",
+    multiple=True,
+    metavar="[DEVICE:]KEY=VALUE",
+    help="A driver's own option; may be repeated. VALUE: true, false, a number or text. DEVICE: where several are named.",
+)
 shape_option = click.option(
     "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Shape of an input, by name or in order."
 )
@@ -63,8 +74,8 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--device, --driver, --fallback, --threads and --isolate."""
-    return device_option(driver_option(fallback_option(threads_option(isolate_option(command)))))
+    """--device, --driver, --option, --fallback, --threads and --isolate."""
+    return device_option(driver_option(option_option(fallback_option(threads_option(isolate_option(command))))))
 
 
 def resolve(name: str) -> Path:
@@ -151,6 +162,53 @@ def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | No
     """Load drivers under development; the devices to use (a driver's own where none is named), None for all."""
     loaded = [discovery.load_driver(path).name for path in paths]
     return list(devices) or loaded or None
+
+
+def placing(options: Mapping[str, Any], devices: Sequence[str] | None) -> dict[str, Any]:
+    """What `place_options` say to `nnhal.compile`, but for the devices."""
+    return {
+        "fallback": options["fallback"],
+        "threads": options["threads"],
+        "isolation": "process" if options["isolate"] else "none",
+        "driver_options": parse_options(options["driver_options"], devices),
+    }
+
+
+Options = dict[str, dict[str, bool | int | float | str]]
+
+
+def parse_options(texts: Sequence[str], devices: Sequence[str] | None, default: str = "") -> Options:
+    """Options by device, of `[DEVICE:]KEY=VALUE`. devices: those that are named.
+
+    What has no DEVICE is for the default, else for the only one.
+    """
+    default = default or (devices[0] if devices and len(devices) == 1 else "")
+    given: Options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        device, colon, key = name.rpartition(":")
+        if not equals or not key or (colon and not device):
+            raise click.BadParameter(f"{text!r}: must be [DEVICE:]KEY=VALUE", param_hint="--option")
+        device = device or default
+        if not device or (devices and device not in devices):
+            listed = f"DEVICE one of {', '.join(devices)}" if devices else "as --device names none"
+            raise click.BadParameter(f"{text!r}: must be DEVICE:KEY=VALUE, {listed}", param_hint="--option")
+        if key in given.setdefault(device, {}):
+            raise click.BadParameter(f"{text!r}: {key} of {device} is given twice, must be once", param_hint="--option")
+        given[device][key] = _typed(value)
+    return given
+
+
+def _typed(text: str) -> bool | int | float | str:
+    """A value as what it looks like: true or false, an integer, a number; else text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text) if text.isascii() and "_" not in text and any(map(str.isdigit, text)) else text
+        except ValueError:
+            continue
+    return text
 
 
 def emit(document: Any) -> None:

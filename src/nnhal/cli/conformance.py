@@ -2,28 +2,35 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
+from logging import CRITICAL, NOTSET
 from pathlib import Path
 from typing import Any
 
 import click
 
+from nnhal.base.log import logger
+from nnhal.base.names import meant
 from nnhal.cli import common
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.parallel import Selection, run_all
-from nnhal.conformance.suite import Outcome
+from nnhal.conformance.parallel import run_all
+from nnhal.conformance.report import Group, grouped, repeats
+from nnhal.conformance.repro import write as write_repro
+from nnhal.conformance.selection import ANY, TIMEOUT, Selection
+from nnhal.conformance.suite import BAD, VERDICTS, Outcome
+from nnhal.conformance.vectors import index
 from nnhal.conformance.ways import WAYS
-from nnhal.runtime import discovery
 
-VERDICTS = ("passed", "failed", "unsupported", "skipped")
 SHOWN = 20
+LINE = 400  # characters of a reason that a line shows
 
 
 @click.command("conformance")
 @click.argument("path", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--device", "-d", default=discovery.CPU, show_default=True, help="The device under test.")
+@click.option("--device", "-d", default="", help="The device under test; by default that of --driver, or reference.")
 @common.driver_option
+@common.option_option
 @click.option(
     "--operation", "operations", multiple=True, help="Only vectors of this primary operation; may be repeated."
 )
@@ -42,54 +49,83 @@ SHOWN = 20
 @click.option("--level", default="", help="The device at this lower HAL level: 1.0 to 1.3.")
 @click.option("--share", default=1.0, help="The part of all vectors to run, chosen by a hash of the id.")
 @click.option("--flag", default="", help="Only vectors that have this flag in the index, such as deviceMemory.")
+@click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until a vector counts as hung.")
 @click.option("--jobs", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
-@click.option("--all-failures", is_flag=True, help=f"Print every failure, not only the first {SHOWN}.")
+@click.option(
+    "--all-failures", is_flag=True, help=f"Print every failure, not only the first {SHOWN} groups of like ones."
+)
+@click.option(
+    "--repro",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write the first vector of each group of failures into a folder of its own in this one.",
+)
 @common.json_option
-def command(path: Path, device: str, drivers: tuple[str, ...], jobs: int, **options: Any) -> int:
-    """Run the test vectors in the folder PATH on a device. Exit code 1 where one fails."""
-    names = common.load_drivers(drivers, ())
-    if names and device == discovery.CPU:
-        device = names[0]
-    if not options["isolate"]:
-        discovery.select([device])
+def command(path: Path, jobs: int, all_failures: bool, repro: Path | None, as_json: bool, **options: Any) -> int:
+    """Run the test vectors in the folder PATH on a device. Exit code 1 where one fails, crashes or hangs."""
     wanted = frozenset(o.upper() for o in options["operations"])
+    entries = index(path).values()
+    _known("operation", wanted, {entry["primary"] for entry in entries if entry.get("primary")})
+    _known("flag", {options["flag"]} - {""}, {flag for entry in entries for flag in entry.get("flags", ())})
     selection = Selection(
         path,
-        device,
-        drivers,
-        options["pattern"],
-        wanted,
-        not options["published_only"],
-        options["way"],
-        options["isolate"],
-        options["level"],
-        options["share"],
-        options["flag"],
+        device=options["device"],
+        drivers=options["drivers"],
+        pattern=options["pattern"],
+        operations=wanted,
+        rerun=not options["published_only"],
+        way=options["way"],
+        isolate=options["isolate"],
+        level=options["level"],
+        share=options["share"],
+        flag=options["flag"],
+        timeout=options["timeout"],
+        outputs=repro is not None,
+        options=common.parse_options(options["driver_options"], None, options["device"] or ANY),
     )
-    outcomes: list[Outcome] = []
-    calls: Counter[str] = Counter()
-    with closing(run_all(selection, jobs)) as tasks, common.progress(options["as_json"]) as bar:
-        task = bar.add_task(f"vectors on {device}", total=None)
-        for some, done, total in tasks:
-            outcomes += some.outcomes
-            calls += some.calls
-            bar.update(task, completed=done, total=total)
+    outcomes, calls, device = _run(selection, jobs, as_json)
     if not outcomes:
         raise click.UsageError(f"no vector under {path} is among those asked for, must be at least one")
-    counts = count(outcomes)
-    failures = sorted((o for o in outcomes if o.verdict == "failed"), key=lambda o: (o.id, o.variant))
-    if options["as_json"]:
-        _json(device, counts, outcomes, failures, calls)
+    groups = grouped(outcomes)
+    folders = [write_repro(repro, selection, group.first) for group in groups] if repro is not None else []
+    if as_json:
+        _json(device, selection, outcomes, groups, folders, calls)
     else:
-        _print(device, counts, outcomes, failures, None if options["all_failures"] else SHOWN)
+        _print(device, selection, outcomes, groups, folders, all_failures)
         if calls:
             listed = ", ".join(f"{name} {number}" for name, number in sorted(calls.items()))
             common.console.print(f"methods called: {listed}", markup=False)
-    return ANSWER_NO if failures else 0
+    return ANSWER_NO if groups else 0
+
+
+def _run(selection: Selection, jobs: int, quiet: bool) -> tuple[list[Outcome], Counter[str], str]:
+    """Outcomes, how often methods of an isolated driver were called, and the device's name."""
+    outcomes: list[Outcome] = []
+    calls: Counter[str] = Counter()
+    bad: Counter[str] = Counter()
+    device = selection.device
+    if logger("driver").level == NOTSET:  # what a driver says before it crashes is in the reason
+        logger("driver").setLevel(CRITICAL)
+    with closing(run_all(selection, jobs)) as results, common.progress(quiet) as bar:
+        task = bar.add_task("vectors", total=None)
+        for some, done, total in results:
+            outcomes += some.outcomes
+            calls += some.calls
+            device = some.device
+            bad.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
+            told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
+            bar.update(task, completed=done, total=total, description=f"vectors on {device}{told}")
+    return outcomes, calls, device
+
+
+def _known(what: str, names: Collection[str], known: Collection[str]) -> None:
+    """Whether there are vectors of that; a name that is none may be like one."""
+    for name in sorted(set(names) - set(known)):
+        like = meant(name, known) or f", must be one of {', '.join(sorted(known))}"
+        raise click.UsageError(f"{what} {name!r}: the index has no vector of it{like}")
 
 
 def count(outcomes: Sequence[Outcome]) -> dict[str, Counter[str]]:
-    """Verdicts by primary operation. Nothing is ever skipped; the column says so."""
+    """Verdicts by primary operation."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in outcomes:
         counts[outcome.primary][outcome.verdict] += 1
@@ -103,44 +139,69 @@ def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
 
 def _json(
     device: str,
-    counts: dict[str, Counter[str]],
+    selection: Selection,
     outcomes: Sequence[Outcome],
-    failures: Sequence[Outcome],
+    groups: Sequence[Group],
+    folders: Sequence[Path],
     calls: Counter[str],
 ) -> None:
-    slowest = max(outcomes, key=lambda o: o.nanoseconds, default=None)
+    slowest = max(outcomes, key=lambda o: o.nanoseconds)
+    failures = sorted((o for group in groups for o in group.outcomes), key=lambda o: (o.id, o.variant))
     common.emit(
         {
             "device": device,
             "totals": _totals(outcomes),
-            "operations": {op: {v: c[v] for v in VERDICTS} for op, c in counts.items()},
-            "failures": [{"id": o.id, "variant": o.variant, "reason": o.reason} for o in failures],
+            "operations": {op: {v: c[v] for v in VERDICTS} for op, c in count(outcomes).items()},
+            "failures": [
+                {"id": o.id, "variant": o.variant, "verdict": o.verdict, "reason": o.reason, "hint": o.hint}
+                for o in failures
+            ],
+            "groups": [
+                {
+                    "operation": group.operation,
+                    "verdict": group.verdict,
+                    "reason": group.first.reason,
+                    "hint": group.hint,
+                    "count": len(group.outcomes),
+                    "repeat": repeats(selection, group.first),
+                    **({"repro": str(folders[n])} if folders else {}),
+                }
+                for n, group in enumerate(groups)
+            ],
             "calls": dict(calls),
-            "slowest": {"id": slowest.id, "time_ns": slowest.nanoseconds} if slowest else None,
+            "slowest": {"id": slowest.id, "time_ns": slowest.nanoseconds},
         }
     )
 
 
 def _print(
     device: str,
-    counts: dict[str, Counter[str]],
+    selection: Selection,
     outcomes: Sequence[Outcome],
-    failures: Sequence[Outcome],
-    shown: int | None,
+    groups: Sequence[Group],
+    folders: Sequence[Path],
+    every: bool,
 ) -> None:
-    rows = [[op, *(c[v] or "" for v in VERDICTS)] for op, c in counts.items()]
+    rows = [[op, *(c[v] or "" for v in VERDICTS)] for op, c in count(outcomes).items()]
     totals = _totals(outcomes)
     common.table(
         ["operation", *(f">{v}" for v in VERDICTS)], [*rows, ["all", *totals.values()]], title=f"device {device}"
     )
-    for outcome in failures[:shown]:
-        variant = f" ({outcome.variant})" if outcome.variant else ""
-        common.console.print(f"FAILED {outcome.id}{variant}: {outcome.reason}", markup=False)
-    if shown is not None and len(failures) > shown:
-        common.console.print(f"... and {len(failures) - shown} more: --all-failures")
+    for n, group in enumerate(groups if every else groups[:SHOWN]):
+        hint = f" ({group.hint})" if group.hint else ""
+        reason = group.first.reason if len(group.first.reason) <= LINE else f"{group.first.reason[:LINE]} ..."
+        many = len(group.outcomes)
+        common.console.print(f"{group.verdict.upper()} {many} {group.operation}: {reason}{hint}", markup=False)
+        for outcome in group.outcomes if every else ():
+            variant = f" ({outcome.variant})" if outcome.variant else ""
+            common.console.print(f"    {outcome.id}{variant}: {outcome.reason}", markup=False)
+        common.console.print(f"    {repeats(selection, group.first)}", markup=False)
+        if folders:
+            common.console.print(f"    {folders[n]}", markup=False)
+    if not every and len(groups) > SHOWN:
+        common.console.print(f"... and {len(groups) - SHOWN} more such groups: --all-failures")
     reasons = Counter(o.reason for o in outcomes if o.verdict == "unsupported")
     for reason, number in reasons.most_common(SHOWN):
         common.console.print(f"unsupported {number}: {reason}", markup=False)
-    if outcomes:
-        slowest = max(outcomes, key=lambda o: o.nanoseconds)
-        common.console.print(f"slowest: {slowest.id}, {common.milliseconds(slowest.nanoseconds)}", markup=False)
+    slowest = max(outcomes, key=lambda o: o.nanoseconds)
+    common.console.print(f"slowest: {slowest.id}, {common.milliseconds(slowest.nanoseconds)}", markup=False)

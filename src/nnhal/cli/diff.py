@@ -1,39 +1,45 @@
 """`nnhal diff`: compares two devices on every intermediate of a model, each operation alone and all of them added up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
 import click
 
+from nnhal.base.brief import counted
 from nnhal.base.errors import UnsupportedModel
 from nnhal.bench.compare import FLOAT_TOLERANCE, Difference, compare, each_operation, intermediates
 from nnhal.cli import common
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.cli.main import ANSWER_NO
 from nnhal.hal.device import Device, verdicts_by
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of
+from nnhal.runtime.isolation import at_level
 
 ROWS = 12
 NAME = 48  # characters of an operand's name
 
 
 class Pair(NamedTuple):
-    """What was found of one operand: by its operation alone, and of the whole model."""
+    """What was found of one operand: by its operation alone, and of the whole model where the device takes all of it."""
 
     alone: Difference
-    whole: Difference
+    whole: Difference | None
 
 
 class Findings(NamedTuple):
-    """What was found of all operands; those whose operation alone is out of tolerance; those where errors add up to that."""
+    """What was found of all operands; those whose operation alone is out of tolerance; those where errors add up to that.
+
+    left: operations that the device does not take, and why.
+    """
 
     found: Sequence[Pair]
     bad: Sequence[Pair]
-    drifted: Sequence[Pair]
+    drifted: Sequence[Difference]
+    left: Mapping[int, str]
 
 
 @click.command("diff")
@@ -41,6 +47,8 @@ class Findings(NamedTuple):
 @click.option("--device", "-d", "device", required=True, help="The device under test.")
 @click.option("--against", default=discovery.CPU, show_default=True, help="The device that is right.")
 @common.driver_option
+@common.option_option
+@common.isolate_option
 @click.option("--input", "-i", "files", multiple=True, help="[NAME=]FILE as for `nnhal run`. Default: random.")
 @click.option("--seed", default=0, help="Seed of random inputs.")
 @click.option(
@@ -52,58 +60,76 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     """Run MODEL on --device and on --against and compare every intermediate, in two ways.
 
     Alone: each operation by itself, fed with --against's intermediates; exit code 1 where one is out of tolerance. Added
-    up: the whole model on either; correct engines drift apart, so this is shown and decides nothing.
+    up: the whole model on either; correct engines drift apart, so this is shown and decides nothing. Operations that
+    --device does not take are left out and listed; the others are compared alone then.
     """
     common.load_drivers(options["drivers"], ())
     graph = common.open_model(model, options["shapes"], options["signature"])
-    one, other = (_device(name, graph) for name in (device, against))
+    given = common.parse_options(options["driver_options"], [device, against], device)
+    (one, left), (other, lacking) = (
+        _device(name, graph, given.get(name, {}), options["isolate"] and name != discovery.CPU)
+        for name in (device, against)
+    )
+    if lacking or len(left) == len(graph.main.operations):
+        name, refused = (against, lacking) if lacking else (device, left)
+        listing = "; ".join(f"#{n}: {why}" for n, why in list(refused.items())[:ROWS])
+        raise UnsupportedModel(f"device {name} does not take {counted(len(refused), 'operation')}: {listing}")
     specs = [spec_of(graph, i) for i in graph.main.inputs]
-    given = read_inputs(specs, files, options["seed"], PictureOptions(), graph.metadata)
-    inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, given, strict=True)]
+    read = read_inputs(specs, files, options["seed"], PictureOptions(), graph.metadata)
+    inputs = [s.form.inside(g.array, f"input {s.name}") for s, g in zip(specs, read, strict=True)]
     with common.progress(options["as_json"]) as bar:
         task = bar.add_task(f"running on {against}", total=2 * len(graph.main.operations))
         right = intermediates(graph, other, inputs)
         bar.update(task, description=f"running on {device}")
-        whole = {entry.operand: entry for entry in compare(graph, intermediates(graph, one, inputs), right)}
+        whole: dict[int, Difference] = {}
+        if not left:
+            whole = {entry.operand: entry for entry in compare(graph, intermediates(graph, one, inputs), right)}
         bar.update(task, description=f"each operation on {device}", completed=len(graph.main.operations))
         alone: list[Difference] = []
-        for entry in each_operation(graph, one, inputs, right):
+        taken = [n for n in range(len(graph.main.operations)) if n not in left]
+        for entry in each_operation(graph, one, inputs, right, taken):
             alone.append(entry)
             bar.update(task, completed=len(graph.main.operations) + entry.operation + 1)
-    found = [Pair(entry, whole[entry.operand]) for entry in alone]
+    found = [Pair(entry, whole.get(entry.operand)) for entry in alone]
     tolerance = options["tolerance"], options["steps"]
     findings = Findings(
         found,
         [pair for pair in found if not pair.alone.within(*tolerance)],
-        [pair for pair in found if not pair.whole.within(*tolerance)],
+        [pair.whole for pair in found if pair.whole and not pair.whole.within(*tolerance)],
+        left,
     )
     if options["as_json"]:
-        _json(findings)
+        _json(graph, findings)
     else:
-        _print(findings, device, against)
+        _print(graph, findings, device, against)
     return ANSWER_NO if findings.bad else 0
 
 
-def _device(name: str, graph: Model) -> Device:
-    device = discovery.select([name])[0]
-    refused = [(n, v.reason) for n, v in enumerate(verdicts_by(device, graph)) if not v.ok]
-    if refused:
-        listing = "; ".join(f"#{n}: {why}" for n, why in refused[:ROWS])
-        raise UnsupportedModel(f"device {name} does not take {len(refused)} operations: {listing}")
-    return device
+def _device(name: str, graph: Model, options: Mapping[str, Any], isolate: bool) -> tuple[Device, dict[int, str]]:
+    """A device, and the operations that it does not take with its reasons."""
+    device = at_level(name, own_process=isolate, options=options)
+    return device, {n: v.reason for n, v in enumerate(verdicts_by(device, graph)) if not v.ok}
 
 
-def _json(findings: Findings) -> None:
+def _label(graph: Model, n: int) -> str:
+    return operation_label(graph.main.operations[n].type, n)
+
+
+def _json(graph: Model, findings: Findings) -> None:
     rows = [
-        asdict(alone) | {"type": alone.type.name, "added_up": {"worst": whole.worst, "differing": whole.differing}}
+        asdict(alone)
+        | {"type": alone.type.name}
+        | {"added_up": {"worst": whole.worst, "differing": whole.differing} if whole else None}
         for alone, whole in findings.found
     ]
-    first, drifted = (next((pair.alone.label for pair in pairs), None) for pairs in (findings.bad, findings.drifted))
-    common.emit({"first_out_of_tolerance": first, "first_added_up": drifted, "operands": rows})
+    first = next((pair.alone.label for pair in findings.bad), None)
+    drifted = next((entry.label for entry in findings.drifted), None)
+    left = [{"operation": n, "label": _label(graph, n), "reason": why} for n, why in findings.left.items()]
+    common.emit({"first_out_of_tolerance": first, "first_added_up": drifted, "left_out": left, "operands": rows})
 
 
-def _print(findings: Findings, device: str, against: str) -> None:
-    worst = sorted(findings.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst))[:ROWS]
+def _print(graph: Model, findings: Findings, device: str, against: str) -> None:
+    worst = sorted(findings.found, key=lambda pair: (-pair.alone.worst, -pair.whole.worst if pair.whole else 0))[:ROWS]
     rows = [
         [
             e.label,
@@ -111,7 +137,7 @@ def _print(findings: Findings, device: str, against: str) -> None:
             e.type.name,
             f"{e.worst:.3g}",
             f"{e.differing} of {e.size}",
-            f"{whole.worst:.3g}",
+            f"{whole.worst:.3g}" if whole else "",
         ]
         for e, whole in worst
     ]
@@ -119,12 +145,14 @@ def _print(findings: Findings, device: str, against: str) -> None:
     say = partial(common.console.print, markup=False)
     say("alone, added up: steps for quantised types, else relative to the greatest magnitude")
     if findings.bad:
-        first, count = findings.bad[0].alone, len({pair.alone.operation for pair in findings.bad})
-        say(
-            f"{device} differs from {against} in {count} operations, first in {first.label} (%{first.operand} {first.name})"
-        )
+        first, count = findings.bad[0].alone, counted(len({pair.alone.operation for pair in findings.bad}), "operation")
+        say(f"{device} differs from {against} in {count}, first in {first.label} (%{first.operand} {first.name})")
     else:
         say(f"{device} agrees with {against} on each of {len(findings.found)} intermediates, its operation alone")
     if findings.drifted:
-        drift = findings.drifted[0].whole
+        drift = findings.drifted[0]
         say(f"differences add up beyond the tolerance from {drift.label} on (%{drift.operand} {drift.name})")
+    for n, why in findings.left.items():
+        say(f"left out: {_label(graph, n)}, which {device} does not take: {why}")
+    if findings.left:
+        say("so the whole model was not compared, only each operation alone")

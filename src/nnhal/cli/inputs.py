@@ -119,9 +119,11 @@ def _read(spec: Spec, path: Path, options: PictureOptions, said: TensorMetadata)
 
 
 def _fit(spec: Spec, file: ArrayFile) -> Array:
-    """An array as the input's type and shape; float64 and int64 are narrowed, a missing batch dimension is added."""
+    """An array as the input's type and shape: numbers of more bytes are narrowed, a missing batch dimension is added."""
     origin, kind, shape = file.origin, file.dtype, file.shape
-    if kind.kind != spec.dtype.kind or (spec.dtype != np.int64 and kind.itemsize < spec.dtype.itemsize):
+    wider = kind.itemsize > spec.dtype.itemsize
+    alike = kind.kind == spec.dtype.kind or (wider and {kind.kind, spec.dtype.kind} == {"i", "u"})
+    if not alike or (spec.dtype != np.int64 and kind.itemsize < spec.dtype.itemsize):
         raise InvalidRequest(f"input {origin} is {kind}, must be {spec.dtype} for {spec}")
     if spec.shape is not None and not agree(shape, spec.shape) and agree((1, *shape), spec.shape):
         shape = (1, *shape)
@@ -155,7 +157,8 @@ def _picture(spec: Spec, path: Path, options: PictureOptions, said: TensorMetada
     except Exception as error:  # decoders raise whatever they trip over
         raise InvalidRequest(f"input {path}: is no picture that can be read: {told(error)}") from None
     size = picture.size
-    picture = ImageOps.pad(picture, (width, height)) if options.fit else picture.resize((width, height))
+    resize = ImageOps.pad if options.fit else Image.Image.resize
+    picture = resize(picture, (width, height), Image.Resampling.BICUBIC)
     array, values = _stored(spec, np.asarray(picture, np.float32).reshape(shape), options, said)
     how = "fitted" if options.fit else "stretched"
     return Given(array, f"{path}, {size[0]}x{size[1]} {how} to {width}x{height}, {values}")

@@ -13,6 +13,7 @@ import click
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.names import meant, printable
+from nnhal.cli import INTERRUPTED
 from nnhal.serve import report
 
 VERBS = {
@@ -26,7 +27,7 @@ VERBS = {
     "conformance": "Run published test vectors on a device.",
     "models": "List the real models that packages ship, and fetch them.",
 }
-ANSWER_NO, INTERRUPTED = 1, 130
+ANSWER_NO = 1
 
 
 class Verbs(click.Group):
@@ -83,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except NnhalError as error:
-        sys.exit(report(error, as_json="--json" in arguments))
+        sys.exit(report(error, as_json="--json" in arguments, author=any(a.startswith("--driver") for a in arguments)))
     except BrokenPipeError:
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

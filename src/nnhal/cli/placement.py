@@ -31,6 +31,7 @@ def _lines(group: list[Choice]) -> Iterator[str]:
     span = f"#{first.operation}" if first is last else f"#{first.operation} to #{last.operation}"
     kinds = Counter(choice.label.split(" #")[0] for choice in group)
     what = ", ".join(f"{n} {kind}" if n > 1 else kind for kind, n in kinds.most_common())
-    yield f"where  {span} on {first.device}: {first.reason} ({what})"
+    where = f"on {first.device}" if first.device else "nowhere"
+    yield f"where  {span} {where}: {first.reason} ({what})"
     for device, why in first.others.items():
         yield f"       not {device}: {why}"

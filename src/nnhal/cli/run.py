@@ -22,7 +22,6 @@ from nnhal.model.metadata import Metadata
 from nnhal.runtime.arguments import Spec
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import CPU
-from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.job import Report
 
 TOP = 5
@@ -30,7 +29,7 @@ TOP = 5
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of the places of an output, or of the values in it."""
+    """Names of the places along the last dimension of an output, or of the values in it."""
 
     names: Sequence[str] = ()
     of_values: bool = False
@@ -39,6 +38,17 @@ class Labels:
         """The label of an element."""
         number = int(value) if self.of_values else place % len(self.names) if self.names else 0
         return self.names[number] if 0 <= number < len(self.names) else None
+
+    def misfit(self, array: Array) -> str:
+        """What is wrong with them for an output, "" for nothing."""
+        classes, count = next((size for size in reversed(array.shape) if size != 1), 1), len(self.names)
+        if not count or self.of_values or count == classes:
+            return ""
+        why = {
+            classes - 1: ": one label less is a list without the background class, which such models have first",
+            classes + 1: ": one label more is a list with a background class first, which this model does not have",
+        }
+        return f"has {count} labels, must have {classes}, one for each class{why.get(count, '')}"
 
 
 @dataclass(frozen=True)
@@ -89,12 +99,9 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     loading = time.monotonic_ns()
     graph = common.open_model(model, options["shapes"], options["signature"])
     compiling = time.monotonic_ns()
-    isolation: Isolation = "process" if options["isolate"] else "none"
-    compiled = api.compile(
-        graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
-    )
+    compiled = api.compile(graph, devices=names, **common.placing(options, names))
     running = time.monotonic_ns()
-    if names is None and {choice.device for choice in compiled.placement.choices} <= {CPU}:
+    if names is None and {*compiled.placement.devices()} <= {CPU}:
         why = [found.problem for found in api.devices() if found.device is None]
         common.say(f"runs on the reference, which is right and slow: {'; '.join(why) or 'no other device takes it'}")
     given = read_inputs(compiled.inputs, files, options["seed"], _picture_options(options), graph.metadata)
@@ -106,7 +113,7 @@ def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: S
     spent = {"load": compiling - loading, "compile": running - compiling, "run": ended - started}
     if options["output"]:
         _write(options["output"], compiled.outputs, outputs)
-    labels = _labels(options["labels"], compiled.outputs, graph.metadata)
+    labels = _labels(options["labels"], compiled.outputs, outputs, graph.metadata)
     top = options["top"] if options["top"] is not None else TOP if any(each.names for each in labels) else 0
     assert report is not None
     done = RunRecord(model, compiled, given, outputs, spent, report, labels, top)
@@ -128,20 +135,32 @@ def _picture_options(options: dict[str, Any]) -> PictureOptions:
     return PictureOptions(low, high, options["fit"])
 
 
-def _labels(path: str | None, specs: Sequence[Spec], metadata: Metadata | None) -> list[Labels]:
-    """Labels of each output: from the file given, else those that come with the model."""
+def _labels(
+    path: str | None, specs: Sequence[Spec], outputs: Sequence[Array], metadata: Metadata | None
+) -> list[Labels]:
+    """Labels of each output: from the file given where there are as many classes, else those that come with the model."""
+    said = said_of(specs, metadata.outputs if metadata else ())
+    values = [any(file.kind == "value labels" for file in each.files) for each in said]
     if path:
-        return [Labels(Path(path).read_text(encoding="utf-8", errors="replace").splitlines())] * len(specs)
-    if metadata is None:
-        return [Labels()] * len(specs)
+        names = Path(path).read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        if not names:
+            raise InvalidRequest(f"labels {path}: holds none, must have one a line")
+        found = [Labels(names, of_values) for of_values in values]
+        misfits = [each.misfit(output) for each, output in zip(found, outputs, strict=True)]
+        if all(misfits):
+            where = [f"for output {s.name} {why}" for s, why in zip(specs, misfits, strict=True)]
+            raise InvalidRequest(f"labels {path}: {misfits[0] if len(misfits) == 1 else '; '.join(where)}")
+        return [Labels() if why else each for each, why in zip(found, misfits, strict=True)]
     found = []
-    for said in said_of(specs, metadata.outputs):
+    for each, of_values, output in zip(said, values, outputs, strict=True):
         try:
-            names = metadata.labels(said)
+            labels = Labels(metadata.labels(each) if metadata else (), of_values)
+            why = labels.misfit(output)
         except BadFile as error:
-            common.status.print(f"note: labels: {error}", markup=False, soft_wrap=True)
-            names = ()
-        found.append(Labels(names, any(file.kind == "value labels" for file in said.files)))
+            labels, why = Labels(), str(error)
+        if why:
+            common.status.print(f"note: the model's own labels are not used: {why}", markup=False, soft_wrap=True)
+        found.append(Labels() if why else labels)
     return found
 
 

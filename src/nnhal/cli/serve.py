@@ -10,11 +10,13 @@ from typing import Any
 import click
 
 from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.names import is_path
 from nnhal.base.values import parsed_level
 from nnhal.cli import common
 from nnhal.ipc import names
 from nnhal.ipc.protocol import wire
 from nnhal.runtime import discovery
+from nnhal.runtime.sources import Source
 from nnhal.serve import FAILED, service_name
 
 _PATIENCE = 2  # seconds for a service that runs to answer
@@ -55,7 +57,7 @@ def command(
     systemd: Path | None,
     as_json: bool,
 ) -> int:
-    """Serve DRIVER (a name that `nnhal devices` lists, or a Python file) to any number of this user's processes.
+    """Serve DRIVER (a name that `nnhal devices` lists, or the path of a Python file or package) to this user's processes.
 
     Clients name the service as they name a device: `nnhal run MODEL --device NAME`; `nnhal devices` lists what runs. Ends
     with Ctrl-C or SIGTERM. With --json it prints one line once it serves: name, socket, level, confinement.
@@ -66,8 +68,8 @@ def command(
         if systemd is not None or level or read or devices or allow or unconfined:
             raise click.UsageError("DRIVER is missing, must be named: the options say how it is served")
         return _show([name] if name else names.running(), as_json=as_json)
-    if driver.endswith(".py"):
-        driver = str(Path(driver).resolve())
+    if is_path(driver):
+        driver = str(Source(Path(driver)).path)
     elif driver not in discovery.names():
         raise InvalidArgument(f"driver {driver!r} is not known, must be one of {', '.join(discovery.names())}")
     name = service_name(driver, name)

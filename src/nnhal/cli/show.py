@@ -1,5 +1,6 @@
 """`nnhal show`: what a model consists of; as text, DOT or a picture; with --placement where each operation would run."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +11,20 @@ import click
 from nnhal import api
 from nnhal.base.brief import counted
 from nnhal.base.codes import type_name
-from nnhal.base.errors import UnsupportedModel
+from nnhal.base.errors import ShapeNeeded, UnsupportedModel
 from nnhal.base.names import printable
 from nnhal.cli import common
+from nnhal.cli.metadata import metadata_document, metadata_lines
 from nnhal.cli.placement import placement_lines
 from nnhal.model.draw import Placing, colours_of, png, svg
 from nnhal.model.graph import Model
 from nnhal.model.outline import Outline, outline, shape_text
 from nnhal.model.text import dot, listing, text
 from nnhal.model.validate import validate
-from nnhal.runtime.isolation import Isolation
 from nnhal.runtime.placement import Placement
 
 REASONS = 3  # for the level, before they are counted
+WHERE = re.compile(r"^\w+ #\d+: ")  # the same reason holds at many places
 
 
 @click.command("show")
@@ -37,26 +39,32 @@ REASONS = 3  # for the level, before they are counted
 def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: bool, **options: Any) -> None:
     """Show MODEL: what goes in and out, which operations and weights it has, its work, its level.
 
-    A model that NNAPI cannot take is shown too, with the operations that it cannot take, and why.
+    A model that NNAPI cannot take is shown too, with the operations that it cannot take, and why; so is one of which shapes
+    have to be given first.
     """
     graph: Model | None = None
     try:
         graph = common.open_model(model, options["shapes"], options["signature"])
-    except UnsupportedModel as error:
-        if not error.refused:
+    except (UnsupportedModel, ShapeNeeded) as error:
+        if isinstance(error, UnsupportedModel) and not error.refused:
             raise
         from nnhal.frontends.tflite.outline import refused_outline
+
+        if isinstance(error, ShapeNeeded):
+            common.status.print(f"note: {error}", markup=False, soft_wrap=True)
 
         facts = refused_outline(common.resolve(model), error, options["signature"])
     else:
         facts = outline(graph)
     placement = _placement(graph, options) if placed and graph is not None else None
+    if placed and graph is None:
+        common.say("note: NNAPI cannot take the model whole, so no part of it is placed")
     if as_dot or options["svg_path"] or options["png_path"]:
         _draw(facts, _placing(placement), options["svg_path"], options["png_path"])
         if as_dot:
             click.echo(dot(facts, colours_of(_placing(placement) or {})[1]), nl=False)
     elif as_json:
-        common.emit(_document(facts, graph, placement))
+        common.emit(_document(facts, graph, placed, placement))
     elif everything:
         notes = {c.operation: _note(c) for c in placement.choices} if placement else None
         click.echo(listing(facts) if graph is None else text(graph, notes), nl=False)
@@ -75,20 +83,17 @@ def _draw(facts: Outline, placing: Placing | None, svg_path: Path | None, png_pa
 
 def _placement(graph: Model, options: dict[str, Any]) -> Placement:
     names = common.load_drivers(options["drivers"], options["devices"])
-    isolation: Isolation = "process" if options["isolate"] else "none"
-    with api.compile(
-        graph, devices=names, fallback=options["fallback"], threads=options["threads"], isolation=isolation
-    ) as compiled:
+    with api.compile(graph, devices=names, **common.placing(options, names)) as compiled:
         return compiled.placement
 
 
 def _placing(placement: Placement | None) -> Placing | None:
-    return {c.operation: c.device for c in placement.choices} if placement else None
+    return {c.operation: c.device for c in placement.choices if c.device} if placement else None
 
 
 def _note(choice: Any) -> str:
     others = "".join(f"; not {device}: {why}" for device, why in choice.others.items())
-    return f"{choice.device}: {choice.reason}{others}"
+    return f"{choice.device}: {choice.reason}{others}" if choice.device else choice.reason
 
 
 def _print(facts: Outline, graph: Model | None, placement: Placement | None) -> None:
@@ -135,21 +140,26 @@ def summary(facts: Outline) -> Iterator[str]:
     work = sum(map(facts.macs, facts.nodes))
     yield printable(
         f"model    {facts.name or '(unnamed)'}: {counted(len(facts.nodes), 'operation')}, "
-        f"{_count(elements)} parameters in {common.size(size)}, {_count(work)} multiply-adds"
+        f"{_count(elements) or 0} parameters in {common.size(size)}, {_count(work) or 0} multiply-adds"
     )
     lost = sum(bool(node.refused) for node in facts.nodes)
     if facts.level:
-        because = "; ".join(facts.reasons[:REASONS])
-        more = f"; and {len(facts.reasons) - REASONS} more reasons" if len(facts.reasons) > REASONS else ""
+        reasons = list(dict.fromkeys(WHERE.sub("", reason) for reason in facts.reasons))
+        because = "; ".join(reasons[:REASONS])
+        more = f"; and {len(reasons) - REASONS} more reasons" if len(reasons) > REASONS else ""
         yield printable(f"level    {facts.level}, because {because or 'nothing asks for a later one'}{more}")
     elif lost:
         yield f"level    none: NNAPI cannot take {lost} of the {len(facts.nodes)} operations"
+    elif facts.reasons:
+        yield f"level    none: {facts.reasons[0]}"
     else:
         yield "level    none: NNAPI cannot take an input or output"
     for word, keys in (("input", facts.inputs), ("output", facts.outputs)):
         for key in keys:
             tensor = facts.tensors[key]
             yield printable(f"{word:8} {tensor.name or f'%{key}'}: {tensor.type} {shape_text(tensor.shape)}")
+    if facts.metadata is not None:
+        yield from metadata_lines(facts.metadata)
 
 
 def _count(number: int) -> str:
@@ -160,7 +170,7 @@ def _count(number: int) -> str:
     return f"{number:,}" if number else ""
 
 
-def _document(facts: Outline, graph: Model | None, placement: Placement | None) -> dict[str, Any]:
+def _document(facts: Outline, graph: Model | None, placed: bool, placement: Placement | None) -> dict[str, Any]:
     def tensor(key: int) -> dict[str, Any]:
         found = facts.tensors[key]
         shape = None if found.shape is None else list(found.shape)
@@ -191,7 +201,8 @@ def _document(facts: Outline, graph: Model | None, placement: Placement | None) 
         "operands": _operands(graph) if graph is not None else [tensor(key) for key in facts.tensors],
         "subgraphs": len(graph.referenced) if graph is not None else 0,
         "states": len(graph.states) if graph is not None else 0,
-        **({"placement": placement.to_dict()} if placement else {}),
+        "metadata": metadata_document(facts.metadata),
+        **({"placement": placement and placement.to_dict()} if placed else {}),
     }
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
 from nnhal.base.operands import Array, Value, quantised
+from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
-from nnhal.conformance.suite import tolerance
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder

@@ -1,26 +1,44 @@
-"""Runs vectors on a device and compares: passed, failed, unsupported; nothing is skipped."""
+"""Runs one vector on a device and judges: passed, failed, crashed, unsupported; who runs many sees which have hung."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import ctypes
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
-from nnhal.base.errors import ContractBroken, DriverFailed, LoopTimeout, NnhalError
+from nnhal.base.answers import let_go, may_be_own
+from nnhal.base.errors import (
+    Cancelled,
+    ContractBroken,
+    DeadObject,
+    DeviceUnavailable,
+    DriverFailed,
+    LoopTimeout,
+    NnhalError,
+    told,
+)
 from nnhal.base.levels import V1_2
+from nnhal.base.memory import address, aligned
 from nnhal.base.operands import Array, dtype_of
-from nnhal.conformance.vectors import Expected, Vector
+from nnhal.conformance.compare import compare_all, compare_frequencies
+from nnhal.conformance.vectors import Vector
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Device, Hints, prepared_by, verdicts_by
-from nnhal.hal.request import Control
-from nnhal.ops.common import FLOAT, HALF
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by, where_of
+from nnhal.hal.request import Control, Request
+from nnhal.ipc.client.process import Resilient, ResilientPrepared
 
 ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
+VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
+BAD = "failed", "crashed", "hung"
+# What a driver is asked, in order; before that, no vector is in hand.
+STAGES = "", "build", "supports", "prepare", "run", "close"
+NO_ANSWERS = DriverFailed, ContractBroken, DeviceUnavailable, Cancelled  # no way to fail, whatever the vector wants
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one vector: "passed", "failed" or "unsupported", and why."""
+    """What became of one vector: one of `VERDICTS`, and why. hint: where to look first. outputs: of one that failed."""
 
     id: str
     verdict: str
@@ -28,9 +46,11 @@ class Outcome:
     variant: str = ""
     primary: str = ""  # the operation under test
     nanoseconds: int = 0
+    hint: str = ""
+    outputs: tuple[Array | None, ...] = field(default=(), compare=False, repr=False)
 
 
-def variants(vector: Vector, flags: Iterable[str]) -> Iterator[str]:
+def variants(flags: Iterable[str]) -> Iterator[str]:
     """The ways to run a vector: as published, and again as its flags say."""
     yield ""
     if "dynamicOutputShape" in flags:
@@ -39,37 +59,95 @@ def variants(vector: Vector, flags: Iterable[str]) -> Iterator[str]:
         yield "signed"
 
 
-def run_vector(vector: Vector, device: Device, variant: str = "", way: str = "plain") -> Outcome:
-    """Build, prepare, execute in one of `WAYS` and compare one vector on one device."""
+def run_vector(
+    vector: Vector,
+    device: Device,
+    variant: str = "",
+    way: str = "plain",
+    at: Callable[[str], None] = lambda stage: None,
+) -> Outcome:
+    """Build, prepare, execute in one of `WAYS` and compare one vector on one device. at: is told each of `STAGES`."""
 
-    def outcome(verdict: str, reason: str = "") -> Outcome:
-        return Outcome(vector.id, verdict, reason, variant)
+    def outcome(verdict: str, reason: str = "", hint: str = "", outputs: Sequence[Array | None] = ()) -> Outcome:
+        return Outcome(vector.id, verdict, reason, variant, hint=hint, outputs=tuple(outputs))
+
+    stages = [""]
+
+    def reached(stage: str) -> None:
+        stages.append(stage)
+        at(stage)
 
     try:
-        model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
-        refused = [v.reason for v in verdicts_by(device, model) if not v.ok]
-        if refused:
-            return outcome("unsupported", refused[0])
-        prepared = prepared_by(device, model, Hints())
-        request = prepared.request(vector.inputs(signed=variant == "signed"), _room(vector, variant, way, device))
-        endless = vector.expect_failure and "WHILE" in vector.operations
-        control = Control(loop_timeout=ENDLESS_LOOP_TIMEOUT_NS) if endless else Control()
-        WAYS[way](device, prepared, request, control)
-    except (DriverFailed, ContractBroken) as error:  # no way to fail, whatever the vector wants
+        ran = _run(vector, device, variant, way, reached)
+    except DeadObject as error:
+        raised = next(stage for stage in reversed(stages) if stage != "close" or isinstance(device, Resilient))
+        return outcome("crashed", ended_in(where_of(device), raised, _fate(str(error))))
+    except NO_ANSWERS as error:
         return outcome("failed", f"{type(error).__name__}: {error}")
     except NnhalError as error:
         if vector.expect_failure and isinstance(error, LoopTimeout) == ("while_infinite_loop" in vector.id):
             return outcome("passed", f"fails as it must: {error}")
         return outcome("failed", f"{type(error).__name__}: {error}")
-    except Exception as error:  # a driver's bug is a failed vector, not the end of the run
-        return outcome("failed", f"{type(error).__name__} escaped: {error}")
+    except BaseException as error:  # a driver's bug is a failed vector, not the end of the run
+        if may_be_own(error):
+            raise
+        return outcome("failed", f"{told(error)} (escaped)")
+    if isinstance(ran, str):
+        return outcome("unsupported", ran)
     if vector.expect_failure:
         return outcome("failed", "ran, must end in an error")
-    if request.small:
-        return outcome("failed", f"room of outputs {list(request.small)} is too small for shapes {request.shapes}")
+    if ran.small:
+        return outcome("failed", f"room of outputs {list(ran.small)} is too small for shapes {ran.shapes}")
     if vector.multinomial:
-        return outcome(*compare_frequencies(vector, request.given, request.results))
-    return outcome(*compare_all(vector, request.results, vector.expected(signed=variant == "signed")))
+        reason, hint = compare_frequencies(vector, ran.given, ran.results)
+    else:
+        reason, hint = compare_all(vector, ran.results, vector.expected(signed=variant == "signed"))
+    return outcome("failed", reason, hint, ran.results) if reason else outcome("passed")
+
+
+def ended_in(where: str, stage: str, why: str) -> str:
+    """The reason of a crash."""
+    return f"{where}: {stage}(): {why}"
+
+
+def _fate(text: str) -> str:
+    """What a DeadObject says of the process, as it is said of one of the suite's own."""
+    return text[max(0, text.find("the driver process")) :].removesuffix(
+        ": driver process: it died or closed the connection"
+    )
+
+
+def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[str], None]) -> Request | str:
+    """The request after its execution, or why the device does not take the vector. Raises what the driver does."""
+    at("build")
+    model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
+    given = read_only(vector.inputs(signed=variant == "signed"))
+    at("supports")
+    refused = [v.reason for v in verdicts_by(device, model) if not v.ok]
+    if refused:
+        return refused[0]
+    at("prepare")
+    prepared = prepared_by(device, model, Hints())
+    try:
+        at("run")
+        request = prepared.request(given, _room(vector, variant, way, device))
+        endless = vector.expect_failure and "WHILE" in vector.operations
+        control = Control(loop_timeout=ENDLESS_LOOP_TIMEOUT_NS) if endless else Control()
+        WAYS[way](device, prepared, request, control)
+        return request
+    finally:
+        _close(device, prepared, at)
+
+
+def _close(device: Device, prepared: Prepared, at: Callable[[str], None]) -> None:
+    """Close, and come back when the driver's own `close` has. DeadObject where that ends its process."""
+    if isinstance(prepared, ResilientPrepared):
+        if prepared.alive:
+            at("close")
+            prepared.end()
+    else:
+        at("close")
+        let_go(where_of(device), "close() of a prepared model", prepared.close)
 
 
 def _room(vector: Vector, variant: str, way: str, device: Device) -> list[Array | None]:
@@ -80,57 +158,26 @@ def _room(vector: Vector, variant: str, way: str, device: Device) -> list[Array 
     return [np.empty(e.shape, dtype_of(e.type)) for e in expected]
 
 
-def compare_all(vector: Vector, outputs: Sequence[Array | None], expected: Sequence[Expected]) -> tuple[str, str]:
-    """Compare all outputs that count."""
-    for index, (actual, wanted) in enumerate(zip(outputs, expected, strict=True)):
-        if wanted.ignored:
-            continue
-        problem = compare(actual, wanted, half=vector.half_precision, mobilenet="mobilenet" in vector.id)
-        if problem:
-            return "failed", f"output {index}: {problem}"
-    return "passed", ""
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def compare(actual: Array | None, wanted: Expected, *, half: bool, mobilenet: bool = False) -> str:
-    """The difference between an output and what is expected, "" where it is within the tolerance."""
-    if actual is None:
-        return "has no value"
-    if actual.shape != wanted.shape:
-        return f"has shape {list(actual.shape)}, must be {list(wanted.shape)}"
-    if wanted.data is None or not actual.size:
-        return ""
-    atol, rtol = tolerance(wanted.type, half, mobilenet)
-    a, e = actual.astype(np.float64), wanted.data.astype(np.float64)
-    bad = ~((np.abs(a - e) <= atol + rtol * np.abs(e)) | (a == e))
-    if not bad.any():
-        return ""
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"{int(bad.sum())} of {bad.size} elements differ, the first at {list(at)}: {a[at]:g}, must be {e[at]:g}"
-
-
-def tolerance(kind: OperandType, half: bool, mobilenet: bool = False) -> tuple[float, float]:
-    """Absolute and relative tolerance of an output, by the published harness."""
-    if kind == OperandType.TENSOR_FLOAT16 or (half and kind == OperandType.TENSOR_FLOAT32):
-        return HALF, HALF
-    if kind in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32):
-        return FLOAT
-    if kind == OperandType.TENSOR_BOOL8:
-        return 0.0, 0.0
-    return (3.0 if mobilenet else 1.0), 0.0
-
-
-def compare_frequencies(
-    vector: Vector, inputs: Sequence[Array | None], outputs: Sequence[Array | None]
-) -> tuple[str, str]:
-    """For random outputs: the share of samples of each class against the softmax of the input."""
-    logits, samples = inputs[0], outputs[0]
-    if logits is None or samples is None:
-        return "failed", "has no value"
-    x = logits.astype(np.float64)
-    p = np.exp(x - x.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    share = np.stack([np.bincount(row, minlength=x.shape[1]) / len(row) for row in samples])
-    worst = float(np.abs(share - p).max())
-    if worst <= vector.multinomial:
-        return "passed", ""
-    return "failed", f"class frequencies are off by {worst:.3f}, must be within {vector.multinomial}"
+def read_only(arrays: Sequence[Array | None]) -> list[Array | None]:
+    """Copies that nobody can write to, by a pointer neither: that is a SIGSEGV, as in a process of the driver's own."""
+    places, size = [], 0
+    for array in arrays:
+        places.append(size)
+        size = aligned(size + (0 if array is None else array.nbytes))
+    if not size:
+        return [None if array is None else array.copy() for array in arrays]
+    mapping = mmap.mmap(-1, size)
+    for array, place in zip(arrays, places, strict=True):
+        if array is not None:
+            mapping[place : place + array.nbytes] = array.tobytes()
+    whole = np.frombuffer(mapping, np.uint8)
+    if _libc.mprotect(ctypes.c_void_p(address(whole)), ctypes.c_size_t(size), mmap.PROT_READ):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    whole.flags.writeable = False
+    return [
+        None if array is None else whole[place : place + array.nbytes].view(array.dtype).reshape(array.shape)
+        for array, place in zip(arrays, places, strict=True)
+    ]

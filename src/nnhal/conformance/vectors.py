@@ -21,12 +21,14 @@ LEVELS = {"AIDL_V1": Level.FL5, "AIDL_V2": Level.FL6, "AIDL_V3": Level.FL7}
 
 @dataclass(frozen=True)
 class Expected:
-    """One expected output: values (None: zero elements of `shape`), whether it counts, and its tolerance's facts."""
+    """One expected output: values (None: zero elements of `shape`), whether it counts, and what its elements stand for."""
 
     data: Array | None
     shape: tuple[int, ...]
     type: OperandType
     ignored: bool
+    scale: float = 0.0
+    zero_point: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Vector:
             operand = main["operands"][i]
             data = self._value(operand, signed)
             kind = _type(operand, signed)
-            result.append(Expected(data, tuple(operand.get("dimensions", ())), kind, bool(operand.get("isIgnored"))))
+            shape, ignored = tuple(operand.get("dimensions", ())), bool(operand.get("isIgnored"))
+            result.append(Expected(data, shape, kind, ignored, operand.get("scale", 0.0), _zero_point(operand, signed)))
         return result
 
     def _value(self, operand: dict[str, Any], signed: bool) -> Array | None:
@@ -121,9 +124,7 @@ class Vector:
             builder.subgraph_operand(kind, operand.get("subgraph", 0))
             return
         dims = operand.get("dimensions", ())
-        scale, zero = operand.get("scale", 0.0), operand.get("zeroPoint", 0)
-        if signed and _type(operand, False) == OperandType.TENSOR_QUANT8_ASYMM:
-            zero -= 128
+        scale, zero = operand.get("scale", 0.0), _zero_point(operand, signed)
         channel = None
         if quant := operand.get("channelQuant"):
             channel = ChannelQuant(tuple(float(np.float32(s)) for s in quant["scales"]), quant.get("channelDim", 0))
@@ -144,6 +145,11 @@ def _type(operand: dict[str, Any], signed: bool) -> OperandType:
     if signed and kind == OperandType.TENSOR_QUANT8_ASYMM:
         return OperandType.TENSOR_QUANT8_ASYMM_SIGNED
     return kind
+
+
+def _zero_point(operand: dict[str, Any], signed: bool) -> int:
+    zero = int(operand.get("zeroPoint", 0))
+    return zero - 128 if signed and _type(operand, False) == OperandType.TENSOR_QUANT8_ASYMM else zero
 
 
 def index(path: Path) -> dict[str, dict[str, Any]]:

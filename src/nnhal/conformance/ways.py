@@ -1,10 +1,13 @@
-"""The ways in which a driver can be made to execute: plain calls, bursts, fences, driver memory, callbacks."""
+"""The ways in which a driver can be made to execute: plain calls, bursts, fences, driver memory, callbacks.
+
+None has a limit of time: who runs many vectors ends what has hung.
+"""
 
 import threading
 from collections.abc import Callable
 from functools import partial
 
-from nnhal.base.errors import NnhalError, OperationFailed
+from nnhal.base.errors import ContractBroken, NnhalError
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, is_tensor
 from nnhal.hal.device import Device, Prepared
@@ -13,7 +16,6 @@ from nnhal.hal.host import contents_of, run_resolved
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request
 
-WAIT = 60.0  # seconds until an execution in the background counts as lost
 Way = Callable[[Device, Prepared, Request, Control], None]
 
 
@@ -36,7 +38,7 @@ def fenced(_: Device, prepared: Prepared, request: Request, control: Control) ->
     signal.set()
     if execution.fence is not None:
         try:
-            execution.fence.wait(WAIT)
+            execution.fence.wait()
         except NnhalError:
             execution.get_execution_info()  # raises the reason itself
             raise
@@ -53,10 +55,9 @@ def callback(_: Device, prepared: Prepared, request: Request, control: Control) 
         done.set()
 
     prepared.execute(request, control, notify)
-    if not done.wait(WAIT):
-        raise OperationFailed(f"callback: did not come within {WAIT:.0f} s")
+    done.wait()
     if len(came) > 1:
-        raise OperationFailed(f"callback: came {len(came)} times, must come once")
+        raise ContractBroken(f"callback: came {len(came)} times, must come once")
     if came[0] is not None:
         raise came[0]
 
@@ -82,7 +83,7 @@ def memory(device: Device, prepared: Prepared, request: Request, control: Contro
     request.adopt(inner)
     for n, buffer in taken.items():
         if buffer.shape is None:
-            raise OperationFailed(f"driver memory of output {n}: has no contents after the execution")
+            raise ContractBroken(f"driver memory of output {n}: has no contents after the execution")
         request.results[n] = contents_of(buffer)
     for buffer in (*given.values(), *taken.values()):
         buffer.close()

@@ -115,8 +115,10 @@ class Interpreter(Prepared):
         rebind = any(x is None for x in inputs)
         context = Context(lambda index, xs: self.call(index + 1, xs, control), control)
         verbose = _log.isEnabledFor(DEBUG)
-        for step in self.steps[number]:
+        profile = control.profile if number == 0 else None
+        for place, step in enumerate(self.steps[number]):
             control.check()
+            begin = 0 if profile is None else time.monotonic_ns()
             given = [arrays.get(i) for i in step.inputs]
             bound = step.bound
             if rebind or bound.deferred:
@@ -129,6 +131,8 @@ class Interpreter(Prepared):
                     _log.debug("%s wrote operand %d: %s%s", bound.name, index, array.dtype, show(array.shape))
             for index in step.last:
                 arrays.pop(index, None)
+            if profile is not None:
+                profile(place, begin, time.monotonic_ns())
         return [arrays[i] for i in subgraph.outputs]
 
 

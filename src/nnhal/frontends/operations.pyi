@@ -411,7 +411,7 @@ class Operations:
         """
     def concatenation(
         self,
-        parts: Sequence[Operand],
+        parts: Sequence[Operand] | Tensor,
         axis: Integer,
         *,
         scale: Scale | None = None,
@@ -868,7 +868,7 @@ class Operations:
         condition: Operand,
         then_model: SubgraphFacts,
         else_model: SubgraphFacts,
-        operands: Sequence[Operand] | None = None,
+        operands: Sequence[Operand] | Tensor | None = None,
         *,
         scale: Scale | None = None,
         zero_point: ZeroPoint | None = None,
@@ -1307,7 +1307,7 @@ class Operations:
     def pack(
         self,
         axis: Integer,
-        parts: Sequence[Operand],
+        parts: Sequence[Operand] | Tensor,
         *,
         scale: Scale | None = None,
         zero_point: ZeroPoint | None = None,
@@ -2328,7 +2328,7 @@ class Operations:
         self,
         condition_model: SubgraphFacts,
         body_model: SubgraphFacts,
-        operands: Sequence[Operand] | None = None,
+        operands: Sequence[Operand] | Tensor | None = None,
         *,
         scale: Scale | None = None,
         zero_point: ZeroPoint | None = None,

@@ -7,20 +7,26 @@ model = b.finish([x], [y])
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.extensions import EXTENSIONS
-from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype_of
-from nnhal.base.values import exact
+from nnhal.base.names import meant
+from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype_of, is_tensor
+from nnhal.base.uncopied import Uncopied
+from nnhal.base.values import exact, whole
+from nnhal.frontends.calls import chosen
 from nnhal.frontends.operations import Operations
-from nnhal.frontends.signatures import HABITS, PAIRS
-from nnhal.frontends.tensor import Tensor
+from nnhal.frontends.signatures import FLAGS, HABITS, OPTIONS
+from nnhal.frontends.tensor import ElementType, Tensor, Tensors
 from nnhal.model.builder import ModelBuilder, rounded_scales
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
@@ -36,7 +42,10 @@ PLAIN = {
 }
 
 
-class Builder(Operations):
+MOST_OUTPUTS = 1 << 16  # of one operation
+
+
+class Builder(Operations, Uncopied, instead="another process gets the model that `finish` gives"):
     """Builds a model operation by operation; every operation is checked, and its output's shape known, at once.
 
     Every operation is a method of its name in lower case, and takes its arguments in the definition's order or by name.
@@ -48,26 +57,34 @@ class Builder(Operations):
     """
 
     def __init__(self, name: str = "", *, _under: ModelBuilder | None = None) -> None:
-        self._model = _under or ModelBuilder(name)
+        self._model = _under or ModelBuilder(_named(name))
 
     def input(
         self,
         shape: Sequence[int | None],
-        type: OperandType | str = OperandType.TENSOR_FLOAT32,
+        type: ElementType = OperandType.TENSOR_FLOAT32,
         scale: float = 0.0,
         zero_point: int = 0,
         name: str = "",
     ) -> Tensor:
-        """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time."""
-        kind, scale = _type(type), _scale(scale, f"input {name!r}: scale")
-        dims = exact([0 if d is None else d for d in shape], np.uint32, f"input {name!r}: shape", InvalidModel).tolist()
-        index = self._model.operand(kind, dims, scale, zero_point, name=name)
+        """Add an operand for an input of the model; None (or 0) in the shape is a dimension known only at run time.
+
+        type: a member of OperandType, its name, or numpy's type for float32, float16, int32 or bool.
+        """
+        where = f"input {name!r}"
+        kind, scale = _type(type), _scale(scale, f"{where}: scale")
+        dims = [0 if d is None else d for d in shape] if _listed(shape) else None
+        known = None if dims is None else exact(dims, np.uint32, f"{where}: shape", InvalidModel)
+        if known is None or known.ndim != 1:
+            raise InvalidModel(f"{where}: shape is {shown(shape)}, must be a sequence of integers")
+        dims = known.tolist()
+        index = self._model.operand(kind, dims, scale, zero_point, name=_named(name))
         return Tensor(index, Value(kind, tuple(d or None for d in dims), scale, zero_point, name=name), self)
 
     def constant(
         self,
         value: Any,
-        type: OperandType | str | None = None,
+        type: ElementType | None = None,
         scale: float = 0.0,
         zero_point: int = 0,
         *,
@@ -81,9 +98,11 @@ class Builder(Operations):
         kind = _plain(value, where) if type is None else _type(type)
         scale, channel = _scale(scale, f"{where}: scale"), rounded_scales(channel)
         array = exact(value, dtype_of(kind), where, InvalidModel)
-        if array is value and array.nbytes <= MAX_COPIED_CONSTANT:
-            array = array.copy()  # shapes may follow from it
-        index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=name)
+        if is_tensor(kind) and not array.shape:
+            array = array.reshape(1)  # a tensor without dimensions would be one of unknown rank
+        if array.nbytes <= MAX_COPIED_CONSTANT or kind == OperandType.TENSOR_INT32:
+            array = array.copy()  # shapes and rules may look at it, whatever becomes of the caller's
+        index = self._model.constant(kind, array, scale, zero_point, channel=channel, name=_named(name))
         return Tensor(index, Value(kind, array.shape, scale, zero_point, channel, array, name), self)
 
     def __repr__(self) -> str:
@@ -93,36 +112,53 @@ class Builder(Operations):
         """A builder for a referenced subgraph; end it with `finish_subgraph` and hand the result to `if_` or `while_`."""
         return Builder(_under=self._model.subgraph())
 
-    def finish_subgraph(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> SubgraphFacts:
+    def finish_subgraph(self, inputs: Tensors, outputs: Tensors) -> SubgraphFacts:
         """Freeze a referenced subgraph."""
-        index = self._model.finish_subgraph([t.index for t in inputs], [t.index for t in outputs])
-        return SubgraphFacts(index, tuple(t.value for t in inputs), tuple(t.value for t in outputs))
+        given, made = self._ends(inputs, "inputs"), self._ends(outputs, "outputs")
+        index = self._model.finish_subgraph([t.index for t in given], [t.index for t in made])
+        return SubgraphFacts(index, tuple(t.value for t in given), tuple(t.value for t in made))
 
-    def finish(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, relaxed: bool = False) -> Model:
-        """Freeze and validate the model."""
+    def finish(self, inputs: Tensors, outputs: Tensors, *, relaxed: bool = False) -> Model:
+        """Freeze and validate the model. inputs, outputs: tensors in order; a single one may stand for itself."""
         named = [(e.name, e.prefix) for e in EXTENSIONS.values() if e.prefix in self._model.prefixes()]
-        indices = [t.index for t in inputs], [t.index for t in outputs]
+        given, made = self._ends(inputs, "inputs"), self._ends(outputs, "outputs")
+        indices = [t.index for t in given], [t.index for t in made]
         model = self._model.finish(*indices, relaxed=relaxed, extensions=named)
         validate(model)
         return model
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        record = OPS.get(name.rstrip("_").upper())  # an extension's, or one that does not exist
-        if record is None:
-            raise AttributeError(f"Builder has no operation {name!r}, must be one of {', '.join(sorted(OPS)).lower()}")
+    def _ends(self, tensors: Any, what: str) -> Sequence[Tensor]:
+        """The tensors that a graph begins or ends with."""
+        if isinstance(tensors, Tensor):
+            tensors = [tensors]
+        if not _listed(tensors):
+            raise InvalidModel(f"finish: {what} are {shown(tensors)}, must be a list of tensors")
+        for n, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor):
+                raise InvalidModel(f"finish: {what}[{n}] is {shown(tensor)}, must be a tensor")
+            if tensor.owner is not self:
+                raise InvalidModel(f"finish: {what}[{n}] belongs to another builder, must be of this one")
+        return tensors
 
-        def operation(*arguments: Any, **named: Any) -> Any:
-            return self.operation(record.name, *arguments, **named)
+    if not TYPE_CHECKING:  # type checkers know the methods that there are
 
-        return operation
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            record = OPS.get(name.rstrip("_").upper())  # one that was registered later, or that does not exist
+            if record is None:
+                raise AttributeError(f"Builder has no operation {name!r}{_known(name, str.lower)}")
+            return partial(self.operation, record.name)
 
     def operation(self, type: str, *arguments: Any, **named: Any) -> Any:
         """Add an operation by name; returns its output, or a tuple of them. InvalidModel says what is wrong with it."""
-        if type not in OPS:
-            raise InvalidModel(f"operation is {type!r}, must be one of {', '.join(sorted(OPS))}")
+        if not isinstance(type, str) or type not in OPS:
+            raise InvalidModel(f"operation is {shown(type)}{_known(type, str.upper)}")
         record = OPS[type]
-        options = {key: named.pop(key, None) for key in ("scale", "zero_point", "out_type", "outputs", "name")}
-        form, given = _choose(record, arguments, _expand(named), options["out_type"])
+        options = {key: named.pop(key, None) for key in OPTIONS}
+        name = "" if options["name"] is None else _named(options["name"])
+        wish = options["out_type"]
+        first = wish[0] if isinstance(wish, list | tuple) and wish else wish
+        facts = None if first is None else TYPE_FACTS.get(_type(first))
+        form, given = chosen(record, arguments, named, facts and facts.dtype)
         tensors = self._operands(record, form, given)
         outs = _outputs(record, form, tensors, options)
         values = [t.value if t is not None else None for t in tensors]
@@ -130,12 +166,12 @@ class Builder(Operations):
         results = []
         for value, shape in zip(outs, bound.shapes, strict=True):
             index = self._model.operand(
-                value.type, [d or 0 for d in shape or ()], value.scale, value.zero_point, name=options["name"] or ""
+                value.type, [d or 0 for d in shape or ()], value.scale, value.zero_point, name=name
             )
             results.append(Tensor(index, replace(value, shape=shape), self))
         kinds = _omitted_types(record, form, bound.T, len(tensors))
         indices = [self._model.no_value(k) if t is None else t.index for t, k in zip(tensors, kinds, strict=True)]
-        self._model.operation(record.code, indices, [r.index for r in results], options["name"] or "")
+        self._model.operation(record.code, indices, [r.index for r in results], name, bound=bound)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _operands(self, record: Op, form: Form, given: Mapping[str, Any]) -> list[Tensor | None]:
@@ -145,7 +181,7 @@ class Builder(Operations):
         last = max((n for n, a in enumerate(form) if a.name in given or a.default is REQUIRED), default=-1)
         for argument in form[: last + 1]:
             value = given.get(argument.name, HABITS.get(argument.name, _default(argument)))
-            for each in value if argument.many is not None else [value]:
+            for each in [value] if argument.many is None else _several(record, argument, value):
                 tensor = self._operand(record, argument, each, own)
                 tensors.append(tensor)
                 if own is None and tensor is not None and repr(argument.spec) == "T":
@@ -174,10 +210,44 @@ class Builder(Operations):
         return self.constant(value, name=argument.name)
 
 
-def _type(type: OperandType | str) -> OperandType:
-    if isinstance(type, str) and type not in OperandType.__members__:
-        raise InvalidModel(f"type is {type!r}, must be one of {', '.join(OperandType.__members__)}")
-    return OperandType[type] if isinstance(type, str) else type
+def _named(name: Any) -> str:
+    if not isinstance(name, str):
+        raise InvalidModel(f"name is {shown(name)}, must be text")
+    return name
+
+
+def _listed(value: Any) -> bool:
+    """Whether it is a list, tuple or array of one dimension."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _known(name: Any, spelled: Callable[[str], str]) -> str:
+    """The end of an error for an operation that does not exist."""
+    names = [spelled(known) for known in sorted(OPS)]
+    return (isinstance(name, str) and meant(spelled(name), names)) or f", must be one of {', '.join(names)}"
+
+
+def _several(record: Op, argument: Arg, value: Any) -> Sequence[Any]:
+    """The operands of a variadic argument; one may stand for itself."""
+    if isinstance(value, Tensor | np.ndarray):
+        return [value]
+    if not _listed(value):
+        raise InvalidModel(f"{record.name}: {argument.name} is {shown(value)}, must be a list of tensors")
+    return value
+
+
+def _type(type: Any) -> OperandType:
+    if isinstance(type, str) and type in OperandType.__members__:
+        return OperandType[type]
+    if isinstance(type, int) and not isinstance(type, bool):
+        return type  # type: ignore[return-value]  # a member, or a type of an extension
+    if type is not None:
+        with suppress(TypeError, ValueError, KeyError):  # numpy's type
+            return PLAIN[np.dtype(type)]
+    choices = f"{', '.join(OperandType.__members__)}, or of numpy's {', '.join(map(str, PLAIN))}"
+    raise InvalidModel(f"type is {shown(type)}, must be one of {choices}")
 
 
 def _own(record: Op, where: str, kind: int) -> int:
@@ -196,7 +266,7 @@ def _seen(value: Any) -> np.dtype[Any]:
     """The element type that numpy gives a value; object for what is no array of one."""
     try:
         return np.asarray(value).dtype
-    except ValueError:  # ragged lists
+    except Exception:  # ragged lists, and what only says that it is an array
         return np.dtype(object)
 
 
@@ -228,6 +298,8 @@ def _number(record: Op, argument: Arg, value: Any, dtype: np.dtype[Any]) -> Arra
             choices = ", ".join(m.lower() for m in members) or "a number"
             raise InvalidModel(f"{where} is {value!r}, must be one of {choices}")
         value = members[value.upper()]
+    if argument.name in FLAGS and isinstance(value, bool | np.bool_) and dtype.kind == "i":
+        value = int(value)
     return _single(exact(value, dtype, where, InvalidModel), where)
 
 
@@ -237,59 +309,13 @@ def _single(array: Array, where: str) -> Array:
     return array
 
 
-def _expand(named: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with pairs written out: padding, stride, filter_size, dilation."""
-    for short, parts in PAIRS.items():
-        if short in named:
-            pair = named.pop(short)
-            height, width = pair if isinstance(pair, Sequence) else (pair, pair)
-            named[f"{parts}_h"], named[f"{parts}_w"] = height, width
-    if "padding" in named:
-        padding = named.pop("padding")
-        if isinstance(padding, str):
-            named["scheme"] = padding
-        else:
-            (named["pad_top"], named["pad_bottom"]), (named["pad_left"], named["pad_right"]) = padding
-    return named
-
-
-def _choose(
-    record: Op, arguments: Sequence[Any], named: Mapping[str, Any], out_type: Any
-) -> tuple[Form, dict[str, Any]]:
-    """The form that has all the names and needs nothing more, of several the one of the output's type; arguments by name."""
-    problems, fitting = [], []
-    for form in record.forms:
-        names = [a.name for a in form]
-        given = dict(zip(names, arguments, strict=False)) | dict(named)
-        unknown = [n for n in named if n not in names]
-        twice = [n for n in names[: len(arguments)] if n in named]
-        optional = [a.name for a in form if a.optional or a.default is not REQUIRED]
-        missing = [n for n in names if n not in given and n not in optional and n not in HABITS]
-        if not (unknown or twice or missing) and len(arguments) <= len(names):
-            fitting.append((form, given))
-            continue
-        wrong = (
-            [f"no argument {n}" for n in unknown]
-            + [f"{n} given twice" for n in twice]
-            + [f"{n} missing" for n in missing]
-        )
-        problems.append(f"({', '.join(names)}): {', '.join(wrong) or 'too many arguments'}")
-    if not fitting:
-        raise InvalidModel(f"{record.name}: " + "; or ".join(problems))
-    wanted = (
-        None if out_type is None else TYPE_FACTS[_type(out_type[0] if isinstance(out_type, list) else out_type)].dtype
-    )
-    return max(fitting, key=lambda entry: wanted in _scalar_types(entry[0]))
-
-
-def _scalar_types(form: Form) -> list[Any]:
-    """The element types of a form's scalar arguments."""
-    return [TYPE_FACTS[t].dtype for a in form if a.scalar and isinstance(a.spec, dict) for t in a.spec]
-
-
 def _outputs(record: Op, form: Form, tensors: Sequence[Tensor | None], options: Mapping[str, Any]) -> list[Value]:
     """The outputs as far as they are known before binding: type and quantisation."""
-    count = options["outputs"] or sum(1 for o in record.outputs if o.default is REQUIRED)
+    count = options["outputs"]
+    if count is None:
+        count = sum(1 for o in record.outputs if o.default is REQUIRED)
+    elif not isinstance(count, int | np.integer) or isinstance(count, bool) or not 1 <= count <= MOST_OUTPUTS:
+        raise InvalidModel(f"{record.name}: outputs is {shown(count)}, must be a number from 1 to {MOST_OUTPUTS}")
     slots = form.slots(len(tensors))
     owned = (t for a, start, end in slots if repr(a.spec) == "T" for t in tensors[start:end] if t is not None)
     first = next((t.value for t in owned), None)
@@ -337,7 +363,8 @@ def _quantised(
         return value
     if scale is not None:
         where = f"{record.name}: the scale of output {index}"
-        return replace(value, scale=_scale(scale, where), zero_point=zero_point or 0)
+        zero = 0 if zero_point is None else whole(zero_point, where.replace("scale", "zero point"), InvalidModel)
+        return replace(value, scale=_scale(scale, where), zero_point=zero)
     if rule is None:
         where = f"output {index} ({output_at(record, index).name})"
         raise InvalidModel(f"{record.name}: the scale of {where} is not given, must be: scale=..., zero_point=...")

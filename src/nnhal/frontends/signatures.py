@@ -16,6 +16,8 @@ from nnhal.ops.schema import REQUIRED, Arg, Form, Op, Per, T
 
 HABITS: dict[str, Any] = {"activation": Activation.NONE, "stride_w": 1, "stride_h": 1}  # where nothing is said
 PAIRS = {"stride": "stride", "filter_size": "filter", "dilation": "dilation"}  # and the parts' common name
+OPTIONS = ("scale", "zero_point", "out_type", "outputs", "name")  # say what the outputs are
+FLAGS = ("keep_dims",)  # integers of some operations that say yes or no: booleans are taken for them
 _PADDING = ("scheme", "pad_left", "pad_right", "pad_top", "pad_bottom")
 _TOGETHER = {f"{part}_{axis}": short for short, part in PAIRS.items() for axis in "wh"}
 _TOGETHER |= dict.fromkeys(_PADDING, "padding")
@@ -125,7 +127,7 @@ def _type(argument: Arg) -> str:
         return f"{argument.enum.__name__} | Literal[{members}]"
     kinds = list(_kinds(argument))
     if argument.many is not None:
-        return "Sequence[Operand]"
+        return "Sequence[Operand] | Tensor"
     if not argument.scalar:
         return "Operand"
     if OperandType.SUBGRAPH in kinds:

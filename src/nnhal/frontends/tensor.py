@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nnhal.base.brief import brief, tensor
+from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 
 
@@ -28,6 +29,8 @@ class Tensor:
         return brief(f"Tensor {self.index}", [tensor(self.value.name, self.value.type, self.value.shape)])
 
 
+Tensors: TypeAlias = Sequence[Tensor] | Tensor
+ElementType: TypeAlias = OperandType | str | type[Any] | np.dtype[Any]
 Operand: TypeAlias = Tensor | ArrayLike  # arrays and numbers become constants
 Integer: TypeAlias = int | np.integer[Any] | Tensor
 Real: TypeAlias = float | np.floating[Any] | np.integer[Any] | Tensor

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from nnhal.base.codes import ErrorStatus
@@ -26,6 +25,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.log import logger
 from nnhal.base.native import Gate
+from nnhal.base.stacks import let_frames_go
 from nnhal.hal.fence import Fence, Signal, fence_pair
 from nnhal.hal.host import run_resolved
 from nnhal.hal.memory import check_use
@@ -73,7 +73,8 @@ class FencedExecution:
     def finish(self, error: NnhalError | None, info: ExecutionInfo | None) -> None:
         """What the executing side says at the end, before it signals. The error keeps nothing that the execution had."""
         self._error, self._info = error, info or self._info
-        _let_frames_go(error)
+        if error is not None:
+            let_frames_go(error)
         with self._lock:
             self._done.set()
             left, self._then = self._then, []
@@ -90,13 +91,6 @@ class FencedExecution:
                 self._then.append(call)
                 return
         call()
-
-
-def _let_frames_go(error: BaseException | None) -> None:
-    """Have an error that is kept hold nothing of what was at work where it was raised; its traceback keeps the lines."""
-    while error is not None:
-        clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _another(error: NnhalError) -> NnhalError:

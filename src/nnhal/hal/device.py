@@ -11,9 +11,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from nnhal.base.answers import answering, clipped, shown
+from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
-from nnhal.base.errors import ContractBroken, InvalidArgument, OperationFailed
+from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, Level
 from nnhal.base.operands import Array
@@ -24,6 +24,7 @@ from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control, Request, Signature, Timing, plausible
+from nnhal.hal.turns import Turns
 from nnhal.model.graph import Model, Operation
 
 T = TypeVar("T")
@@ -97,11 +98,14 @@ class Prepared(ABC):
     """A model that a device has prepared. `run` may be called by several threads at once.
 
     model: what was prepared; set by `prepared_by`. timely: whether `run` returns at its deadline whatever the engine does,
-    as it does where the engine is in another process. All methods but `run` have defaults that any driver can keep.
+    as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
+    meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
+    All methods but `run` have defaults that any driver can keep.
     """
 
     model: Model
     timely = False
+    one_at_a_time: bool = False
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -153,7 +157,10 @@ class Prepared(ABC):
 
 
 class Device(ABC):
-    """A device and its driver. Answers to queries may not change while it lives."""
+    """A device and its driver. Answers to queries may not change while it lives.
+
+    one_at_a_time: as of `Prepared`, for all models that it has prepared together.
+    """
 
     name: str = "unnamed"
     version: str = "0"
@@ -161,6 +168,7 @@ class Device(ABC):
     level: Level = FL8
     extensions: Sequence[str] = ()
     relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
+    one_at_a_time: bool = False
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -269,13 +277,13 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
 
 
 def capabilities_by(device: Device) -> Capabilities:
-    """What the device states of its performance. OperationFailed where that is no Capabilities, InvalidArgument names the
+    """What the device states of its performance. ContractBroken where that is no Capabilities, InvalidArgument names the
     figure that cannot be.
     """
     with answering(where_of(device), "capabilities()"):
         stated = device.capabilities()
         if not isinstance(stated, Capabilities):
-            raise OperationFailed(f"capabilities() gave {shown(stated)}, must be Capabilities")
+            raise ContractBroken(f"capabilities() gave {shown(stated)}, must be Capabilities")
         return checked_capabilities(stated)
 
 
@@ -307,44 +315,56 @@ def _figures(performance: Any, what: str) -> Performance:
 
 
 def status_by(device: Device) -> DeviceStatus:
-    """What the device says that it is busy with; OperationFailed where that is no status."""
+    """What the device says that it is busy with; ContractBroken where that is no status."""
     with answering(where_of(device), "status()"):
         status = device.status()
         if not isinstance(status, DeviceStatus):
-            raise OperationFailed(f"status() gave {shown(status)}, must be a DeviceStatus")
+            raise ContractBroken(f"status() gave {shown(status)}, must be a DeviceStatus")
         return status
 
 
 def verdicts_by(device: Device, model: Model) -> list[Verdict]:
-    """What the device says of each operation, a bool taken for a verdict; OperationFailed where that is anything else."""
+    """What the device says of each operation, a bool taken for a verdict; ContractBroken where that is anything else."""
     count = len(model.main.operations)
     with answering(where_of(device), "supports()"):
         given = device.supports(model)
         if not isinstance(given, Iterable):
-            raise OperationFailed(f"supports() gave {shown(given)}, must be {count} verdicts, one an operation")
+            raise ContractBroken(f"supports() gave {shown(given)}, must be {count} verdicts, one an operation")
         verdicts = [_verdict(answer, place) for place, answer in enumerate(islice(given, count + 1))]
         if len(verdicts) != count:
             many = len(given if isinstance(given, list | tuple) else verdicts)
-            raise OperationFailed(f"supports() gave {many} verdicts, must be {count}, one an operation")
+            raise ContractBroken(f"supports() gave {many} verdicts, must be {count}, one an operation")
     return verdicts
 
 
 def _verdict(answer: Any, place: int) -> Verdict:
     verdict = Verdict(answer) if isinstance(answer, bool) else answer
     if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
-        raise OperationFailed(f"supports() gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
+        raise ContractBroken(f"supports() gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
     return Verdict(verdict.ok, clipped(str.__str__(verdict.reason)))
 
 
 def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
-    """What the device prepares, with its model noted; OperationFailed where that is none, or one that it gave before."""
+    """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before."""
     with answering(where_of(device), "prepare()"):
         prepared = device.prepare(model, _within_the_machine(hints))
         if not isinstance(prepared, Prepared):
-            raise OperationFailed(f"prepare() gave {shown(prepared)}, must give a Prepared")
+            raise ContractBroken(f"prepare() gave {shown(prepared)}, must give a Prepared")
         _given_once(prepared, "prepare() gave a Prepared")
         prepared.model = model
+        turns = _turns_of(device, prepared)
+        if turns is not None:
+            vars(prepared).update(_turns=turns, run=turns.one_at_a_time(prepared.run))
         return prepared
+
+
+def _turns_of(device: Device, prepared: Prepared) -> Turns | None:
+    """The queue for executions of what was prepared; None where they may run at once."""
+    for owner, what in ((device, "one_at_a_time"), (prepared, "one_at_a_time of a Prepared")):
+        if _member(bool, owner.one_at_a_time, what):
+            turns: Turns = vars(owner).setdefault("_turns", Turns())
+            return turns
+    return None
 
 
 def _within_the_machine(hints: Hints) -> Hints:
@@ -354,20 +374,20 @@ def _within_the_machine(hints: Hints) -> Hints:
 
 
 def allocated_by(device: Device, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
-    """What the device allocates; OperationFailed where that is no buffer for these roles, or one that it gave before."""
+    """What the device allocates; ContractBroken where that is no buffer for these roles, or one that it gave before."""
     with answering(where_of(device), "allocate()"):
         buffer = device.allocate(desc, roles)
         if not isinstance(buffer, Buffer):
-            raise OperationFailed(f"allocate() gave {shown(buffer)}, must give a Buffer")
+            raise ContractBroken(f"allocate() gave {shown(buffer)}, must give a Buffer")
         wanted = merge(desc, roles)
         if getattr(buffer, "facts", None) != wanted:
-            raise OperationFailed("allocate() gave a Buffer for something else, must be for what it was asked for")
+            raise ContractBroken("allocate() gave a Buffer for something else, must be for what it was asked for")
         _given_once(buffer, "allocate() gave a Buffer")
         return buffer
 
 
 def burst_by(prepared: Prepared, where: str) -> Burst:
-    """A burst of a prepared model of the device `where`; OperationFailed where that is none, or one that it gave before."""
+    """A burst of a prepared model of the device `where`; ContractBroken where that is none, or one that it gave before."""
     with answering(where, "burst()"):
         burst = prepared.burst()
         if not isinstance(burst, Burst):
@@ -377,11 +397,14 @@ def burst_by(prepared: Prepared, where: str) -> Burst:
 
 
 def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
-    """The executor for a burst from another process, None for plain runs; OperationFailed where it is neither."""
+    """The executor for a burst from another process, None for plain runs; ContractBroken where it is neither."""
     with answering(where, "burst_executor()"):
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
-            raise OperationFailed(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
+            raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
+        turns: Turns | None = vars(prepared).get("_turns")
+        if executor is not None and turns is not None:
+            vars(executor)["execute"] = turns.one_at_a_time(executor.execute)
         return executor
 
 
@@ -393,7 +416,7 @@ def fenced_by(
     wait_for: Sequence[Fence],
     after: int | None = None,
 ) -> FencedExecution:
-    """A fenced execution that was launched; OperationFailed where that is none; then nothing is taken any more."""
+    """A fenced execution that was launched; ContractBroken where that is none; then nothing is taken any more."""
     try:
         with answering(where, "execute_fenced()"):
             launched = prepared.execute_fenced(request, control, wait_for, after)
@@ -419,7 +442,7 @@ def info_by(execution: FencedExecution, where: str) -> ExecutionInfo:
 def _given_once(item: object, what: str) -> None:
     mark = object()
     if vars(item).setdefault("_handed_out", mark) is not mark:
-        raise OperationFailed(f"{what} that it gave before, must give a new one")
+        raise ContractBroken(f"{what} that it gave before, must give a new one")
 
 
 def each_operation(model: Model, judge: Callable[[Model, Operation], Verdict | bool | str]) -> list[Verdict]:

@@ -24,6 +24,7 @@ from nnhal.base.codes import ErrorStatus
 from nnhal.base.descriptors import Owner, open_into
 from nnhal.base.errors import Closed, DeadObject, InvalidArgument, MissedDeadline, ResourceExhausted, error_of
 from nnhal.base.time import limit
+from nnhal.base.uncopied import Uncopied
 
 _SYNC_IOC_FILE_INFO = 0xC0383E04  # _IOWR('>', 4, struct sync_file_info)
 _SYNC_FILE_INFO = struct.Struct("32siIIIQ")  # name, status, flags, number of fences, padding, their address
@@ -32,7 +33,7 @@ _PIPE = os.O_CLOEXEC | os.O_NONBLOCK
 _LONGEST = 2_000_000  # seconds, 23 days: poll takes no more
 
 
-class Fence:
+class Fence(Uncopied, instead="its descriptor can be sent over a socket"):
     """One fence; owns its descriptor. `fileno` makes it a thing to select or poll on: readable means signalled."""
 
     def __init__(self, fd: int = -1, told: "list[ErrorStatus] | None" = None, kind: str = "") -> None:

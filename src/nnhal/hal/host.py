@@ -3,7 +3,7 @@
 import math
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -242,8 +242,10 @@ class LocalBurst(Burst):
     """A burst in the driver's own process."""
 
     def __init__(self, prepared: Bursts) -> None:
-        self._prepared, self._run = prepared, prepared.run
+        self._prepared = prepared
+        self._run: Run = prepared.run
         self._turn = Turn()
+        self._end: Callable[[], object] | None = None
         self._closed, self._told = False, True  # there is nothing to tell before it was opened
         prepared.burst_opened()
         self._told = False
@@ -263,6 +265,10 @@ class LocalBurst(Burst):
             if self._closed:
                 self._tell()
 
+    def runs_by(self, run: Run, end: Callable[[], object]) -> None:
+        """Execute by a way of the driver's own instead of its `run`, from the first execution on. end: of that way."""
+        self._run, self._end = run, end
+
     def close(self) -> None:
         """End the burst; the driver is told at once, or when the execution in it has ended."""
         self._closed = True
@@ -273,6 +279,8 @@ class LocalBurst(Burst):
             return
         self._told = True
         let_go("driver", "burst_closed()", self._prepared.burst_closed)
+        if self._end is not None:
+            self._end()
 
     def __del__(self) -> None:
         if hasattr(self, "_told"):

@@ -23,7 +23,9 @@ from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest,
 from nnhal.base.extensions import canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Shape, dtype_of, fixed, typed
+from nnhal.base.stacks import note_stack
 from nnhal.base.time import patience
+from nnhal.hal.cancel import OnCancel
 from nnhal.model.graph import Model
 from nnhal.model.validate import shape_of, validate
 from nnhal.ops.schema import agree, show
@@ -67,12 +69,15 @@ class Control(NamedTuple):
     """How long an execution may take, whether it is still wanted, what is to be measured.
 
     deadline: a point on the monotonic clock in nanoseconds, None for no limit. loop_timeout: nanoseconds for each WHILE.
+    profile: told of each operation of the main subgraph when it is done, with the monotonic clock before and after, by a
+    driver that can tell; None where nobody asks.
     """
 
     deadline: int | None = None
     loop_timeout: int = LOOP_TIMEOUT_DEFAULT_NS
     measure: bool = False
     cancelled: threading.Event | None = None
+    profile: Callable[[int, int, int], None] | None = None
 
     @property
     def bounded(self) -> bool:
@@ -89,6 +94,14 @@ class Control(NamedTuple):
             raise Cancelled("execution: cancelled by its owner")
         if self.deadline is not None and time.monotonic_ns() > self.deadline:
             raise MissedDeadline("execution: the deadline has passed")
+
+    def on_cancel(self, call: Callable[[], object]) -> OnCancel:
+        """For engines that cannot poll: `with control.on_cancel(engine.stop): engine.run()`.
+
+        Inside the block `call` is called when `check` would raise: at most once, from another thread, some 20 ms late, and
+        never after the block has ended. `check` is still to be asked afterwards.
+        """
+        return OnCancel(self, call)
 
 
 UNLIMITED = Control()
@@ -397,9 +410,16 @@ class Request:
                 self._take_own()
         except BaseException as error:
             self._stop()
-            if isinstance(error, NnhalError) or may_be_own(error):
+            if may_be_own(error):
                 raise
-            raise as_error(error, self.signature.where) from error
+            failed = as_error(error, self.signature.where)
+            note_stack(failed)
+            try:
+                if failed is error:
+                    raise
+                raise failed from error
+            finally:
+                del failed  # its traceback holds this frame
         if self._ended:
             raise Closed(f"{self.signature.where}: the execution was given up before it ended")
         self._ended = True

@@ -1,8 +1,8 @@
 """Behaviour added to any device by wrapping it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, DeviceStatus, Preference, Priority
 from nnhal.base.errors import OperationFailed
@@ -23,6 +23,7 @@ class Wrapper(Device):
     def __init__(self, inner: Device) -> None:
         self.inner = inner
         self.name, self.version, self.type, self.level, self.extensions, self.relaxations = identity_of(inner)
+        self.one_at_a_time = inner.one_at_a_time
 
     def capabilities(self) -> Capabilities:
         """Those of the device itself."""
@@ -56,6 +57,7 @@ class PreparedWrapper(Prepared):
 
     def __init__(self, inner: Prepared, model: Model) -> None:
         self.inner, self.model, self.timely = inner, model, inner.timely
+        self.one_at_a_time = inner.one_at_a_time
         inner.model = model
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -111,6 +113,18 @@ class Limited(Wrapper):
         """The device's own verdicts, and no for what is left out."""
         verdicts = self.inner.supports(model)
         return [v if self.takes(model, n) else Verdict(False, self.reason) for n, v in enumerate(verdicts)]
+
+
+class WithOptions(Wrapper):
+    """A device that is given options of its own at each compilation, beside those that it is given anyway."""
+
+    def __init__(self, inner: Device, options: Mapping[str, Any]) -> None:
+        super().__init__(inner)
+        self.options = dict(options)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """With the options."""
+        return self.inner.prepare(model, replace(hints, options={**hints.options, **self.options}))
 
 
 # ---------------------------------------------------------------------------------------------------------- at a level

@@ -14,6 +14,8 @@ from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.sealed import Store
 from nnhal.base.values import exact, whole
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, Operation, State, Subgraph
+from nnhal.model.metadata import Metadata
+from nnhal.ops.schema import Bound
 
 
 class ModelBuilder:
@@ -27,6 +29,7 @@ class ModelBuilder:
         self._name = name
         self._operands: list[Operand] = []
         self._operations: list[Operation] = []
+        self._bounds: list[Bound | None] = []  # of the operations
         self._shared = _Shared()
         self._inputs: tuple[int, ...] = ()
         self._outputs: tuple[int, ...] = ()
@@ -107,10 +110,19 @@ class ModelBuilder:
         self._place(at, Lifetime.SUBGRAPH, Location(0, index, 0))
         return at
 
-    def operation(self, type: "int | str", inputs: Sequence[int], outputs: Sequence[int], name: str = "") -> int:
-        """Add an operation; returns its place in the execution order."""
+    def operation(
+        self,
+        type: "int | str",
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        name: str = "",
+        *,
+        bound: Bound | None = None,
+    ) -> int:
+        """Add an operation; returns its place in the execution order. bound: it as the caller bound it to its operands."""
         code = OperationType[type] if isinstance(type, str) else type
         self._operations.append(Operation(int(code), tuple(map(int, inputs)), tuple(map(int, outputs)), name))
+        self._bounds.append(bound)
         return len(self._operations) - 1
 
     def add_pool(self, memory: Memory) -> int:
@@ -133,6 +145,7 @@ class ModelBuilder:
         if self._main is None:
             raise BadState("finish_subgraph: this is the main subgraph's builder, must be one made by subgraph()")
         self._shared.referenced.append(self._freeze(inputs, outputs))
+        self._shared.bounds.append(self._bounds)
         return len(self._shared.referenced) - 1
 
     def finish(
@@ -144,12 +157,14 @@ class ModelBuilder:
         states: Sequence[State] = (),
         edge: Mapping[int, EdgeForm] | None = None,
         extensions: Sequence[tuple[str, int]] = (),
+        metadata: Metadata | None = None,
+        notes: Sequence[str] = (),
     ) -> Model:
         """Freeze the model. It is not validated here: `model.validate` does, and every compilation."""
         if self._main is not None:
             raise BadState("finish: this builder is a subgraph's, must end with finish_subgraph")
         main = self._freeze(inputs, outputs)
-        return Model(
+        model = Model(
             main,
             tuple(self._shared.referenced),
             bytes(self._shared.values),
@@ -159,20 +174,25 @@ class ModelBuilder:
             tuple(states),
             self._name,
             dict(edge or {}),
+            metadata,
+            tuple(notes),
         )
+        model._memo["bounds"] = [list(self._bounds), *self._shared.bounds]
+        return model
 
     def _place(self, index: int, lifetime: Lifetime, location: Location) -> None:
         self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
 
     def _freeze(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
+        operands = list(self._operands)  # as they are: a builder may go on, and be finished again
         for indices, lifetime in ((inputs, Lifetime.SUBGRAPH_INPUT), (outputs, Lifetime.SUBGRAPH_OUTPUT)):
             for index in indices:
-                if not 0 <= index < len(self._operands):
-                    raise InvalidModel(f"{lifetime.name} is operand {index}, must be 0 to {len(self._operands) - 1}")
-                if self._operands[index].lifetime != Lifetime.TEMPORARY_VARIABLE:
-                    raise InvalidModel(f"operand {index} is {self._operands[index].lifetime.name} and {lifetime.name}")
-                self._place(index, lifetime, Location())
-        return Subgraph(tuple(self._operands), tuple(self._operations), tuple(inputs), tuple(outputs))
+                if not 0 <= index < len(operands):
+                    raise InvalidModel(f"{lifetime.name} is operand {index}, must be 0 to {len(operands) - 1}")
+                if operands[index].lifetime != Lifetime.TEMPORARY_VARIABLE:
+                    raise InvalidModel(f"operand {index} is {operands[index].lifetime.name} and {lifetime.name}")
+                operands[index] = replace(operands[index], lifetime=lifetime, location=Location())
+        return Subgraph(tuple(operands), tuple(self._operations), tuple(inputs), tuple(outputs))
 
 
 def rounded_scales(channel: ChannelQuant | None) -> ChannelQuant | None:
@@ -189,6 +209,7 @@ class _Shared:
         self.own: Store | None = None  # of the large constants since the last `pools`, and the number of its pool
         self.number = 0
         self.referenced: list[Subgraph] = []
+        self.bounds: list[list[Bound | None]] = []  # of their operations
 
     def add(self, memory: Memory | Store) -> int:
         self.memories.append(memory)

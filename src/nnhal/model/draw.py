@@ -11,18 +11,20 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from nnhal.base.brief import counted
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.names import printable
 from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
 
 Placing = Mapping[int, str]  # where each operation runs, by its number
-COLOURS = ("#cfe8ff", "#ffe3b8", "#d6f5d6", "#f5d0e8", "#e6e0ff", "#f9f3a8", "#c9f0ee")  # of devices
-PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#ff9a8a", "#444444", "#777777"
+# Of devices: tints of the colours of Okabe and Ito, which differ for the colour-blind too.
+COLOURS = ("#bfe3f8", "#f6d48f", "#94d6c1", "#ecc9dd", "#faf5ae", "#9dbfe6", "#d9d9d9")
+PLAIN, EDGE, REFUSED, LINE, GREY = "#ffffff", "#eeeeee", "#f4a582", "#444444", "#5a5a5a"
+MARK = "! "  # before what cannot be taken, for who does not see its colour
 LINE_HEIGHT, PAD, MARGIN = 16.0, 7.0, 24.0
 SIZE, CHARACTER = 11, 6.7  # of the font, and the width of one character of it
 NAME, LONGEST, NAMED = 40, 64, 3  # characters of names, of a line; connectors that are named one by one
-HEAD = 80.0  # room for the title and the legend
 PIXELS = 64_000_000  # of a PNG
 
 
@@ -123,21 +125,37 @@ def _scene(outline: Outline, placing: Placing) -> Scene:
         boxes[target].sources.append(source)
     layout = arrange(boxes)
     devices, colours = colours_of(placing)
-    scene = Scene(max(layout.width, 420.0) + 2 * MARGIN, layout.height + HEAD + 2 * MARGIN)
+    scene = Scene()
     scene.items += _head(outline, devices)
-    said: set[tuple[int, int]] = set()
+    right, down = _extent(scene.items)
+    top = down + MARGIN
+    scene.width, scene.height = max(layout.width + MARGIN, right) + MARGIN, layout.height + top + MARGIN + LINE_HEIGHT
+    for box in boxes:
+        box.x, box.top = box.x + MARGIN, box.top + top
     for source, target, points in layout.edges:
-        moved = tuple((x + MARGIN, y + HEAD + MARGIN) for x, y in points)
+        moved = tuple((x + MARGIN, y + top) for x, y in points)
         scene.items.append(Arrow(moved))
-        for n, key in enumerate(crossing[source, target]):
-            if (source, key) not in said and outline.tensors[key].shape is not None:
-                said.add((source, key))
-                (x, y), text = moved[0], shape_text(outline.tensors[key].shape)
-                scene.items.append(Label(x + 5, y + 11 + 11 * n, text, GREY))
+        hidden = [key for key in crossing[source, target] if not _said(outline, chains[source], chains[target], key)]
+        for n, key in enumerate(hidden):
+            (x, y), text = moved[-1], shape_text(outline.tensors[key].shape)
+            side, anchor = (6, "start") if moved[-2][0] <= x else (-6, "end")  # where the line does not come from
+            scene.items.append(Label(x + side, y - 4 - 11 * n, text, GREY, anchor))
     for chain, box in zip(chains, boxes, strict=True):
         scene.items += _chain(outline, chain, box, colours)
     scene.items += _connectors(chains, boxes, layout)
     return scene
+
+
+def _extent(items: list[Rectangle | Label | Arrow]) -> tuple[float, float]:
+    """How far to the right, and down, lines of text go."""
+    labels = [item for item in items if isinstance(item, Label)]
+    return max(at.x + len(at.text) * CHARACTER for at in labels), max(at.y for at in labels)
+
+
+def _said(outline: Outline, source: Chain, target: Chain, key: int) -> bool:
+    """Whether the shape of what goes from one box to another stands in one of them."""
+    first = not source.nodes or key in outline.nodes[source.nodes[-1]].outputs[:1]
+    return first or target.reads is not None or outline.tensors[key].shape is None
 
 
 def _chains(outline: Outline) -> tuple[list[Chain], dict[int, int]]:
@@ -191,7 +209,11 @@ def _named(outline: Outline, key: int, kind: str) -> tuple[str, str]:
 def _line(outline: Outline, n: int, node: Node) -> tuple[str, str]:
     weights = [shape_text(t.shape) for t in outline.weights(node)]
     kernel = max(weights, key=len, default="")
-    left = " ".join(filter(None, (f"#{n} {node.name}", node.attributes, kernel and f"weights {kernel}")))
+    left = " ".join(
+        filter(
+            None, (f"{MARK if node.refused else ''}#{n} {node.name}", node.attributes, kernel and f"weights {kernel}")
+        )
+    )
     right = shape_text(outline.tensors[node.outputs[0]].shape) if node.outputs else ""
     return _short(left, LONGEST), right
 
@@ -202,7 +224,7 @@ def _box(chain: Chain) -> Box:
 
 
 def _chain(outline: Outline, chain: Chain, box: Box, colours: Mapping[int, str]) -> Iterator[Rectangle | Label]:
-    left, top = box.x - box.width / 2 + MARGIN, box.top + HEAD + MARGIN
+    left, top = box.x - box.width / 2, box.top
     for n, (text, shape) in enumerate(chain.lines):
         y, fill, note = top + n * LINE_HEIGHT, EDGE, text
         if chain.nodes:
@@ -225,11 +247,11 @@ def _connectors(chains: list[Chain], boxes: list[Box], layout: Arrangement) -> I
     for place, others in sources.items():
         box = boxes[place]
         text = "from " + _ends([_end(chains[n], -1) for n in others])
-        yield Label(box.x - box.width / 2 + MARGIN, box.top + HEAD + MARGIN - 4, text, "#b03a00")
+        yield Label(box.x - box.width / 2, box.top - 4, text, "#b03a00")
     for place, others in targets.items():
         box = boxes[place]
         text = "to " + _ends([_end(chains[n], 0) for n in others])
-        yield Label(box.x - box.width / 2 + MARGIN, box.top + box.height + HEAD + MARGIN + 11, text, "#b03a00")
+        yield Label(box.x - box.width / 2, box.top + box.height + 11, text, "#b03a00")
 
 
 def _ends(names: list[str]) -> str:
@@ -244,10 +266,12 @@ def _end(chain: Chain, which: int) -> str:
 def _head(outline: Outline, devices: list[str]) -> Iterator[Rectangle | Label]:
     """Title and legend."""
     level = f", level {outline.level}" if outline.level else ", cannot be taken whole"
-    yield Label(MARGIN, MARGIN, f"{_short(outline.name or 'model', LONGEST)}: {len(outline.nodes)} operations{level}")
+    yield Label(
+        MARGIN, MARGIN, f"{_short(outline.name or 'model', LONGEST)}: {counted(len(outline.nodes), 'operation')}{level}"
+    )
     legend = [(f"on {device}", COLOURS[n % len(COLOURS)]) for n, device in enumerate(devices)]
     lost = sum(bool(node.refused) for node in outline.nodes)
-    legend += [(f"cannot be taken: {lost}", REFUSED)] if lost else []
+    legend += [(f"{MARK}cannot be taken: {lost}", REFUSED)] if lost else []
     x = MARGIN
     for text, colour in legend:
         yield Rectangle(x, MARGIN + 14, 14, 14, colour, LINE)

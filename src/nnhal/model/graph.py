@@ -1,7 +1,7 @@
 """The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from nnhal.base.errors import InvalidRequest
 from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
+from nnhal.base.sealed import sealed
 from nnhal.base.values import exact
 from nnhal.model.metadata import Metadata
 
@@ -123,10 +124,17 @@ class Model:
     edge: Mapping[int, EdgeForm] = field(default_factory=dict, compare=False)
     metadata: Metadata | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+    _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+
+    def __deepcopy__(self, _: object) -> "Model":
+        return self  # nobody changes it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        given = [getattr(self, each.name) for each in fields(self) if each.init and each.name != "pools"]
+        return _rebuilt, (*given, [pool.bytes().tobytes() for pool in self.pools])
 
     def __repr__(self) -> str:
-        facts = self.memo.get("facts")  # of a model that was validated
+        facts = self._memo.get("facts")  # of a model that was validated
         words = [counted(len(self.main.operations), "operation")]
         words += [f"level {facts.level}"] if facts is not None else []
         words += [counted(len(self.main.inputs), "input"), counted(len(self.main.outputs), "output")]
@@ -161,6 +169,13 @@ class Model:
         else:
             data = np.asarray(self.pools[at.pool].view(at.offset, at.length).data.toreadonly())
         return data.view(dtype_of(canonical(operand.type, self.extensions))).reshape(operand.dimensions)
+
+
+def _rebuilt(*given: Any) -> Model:
+    """A model that was pickled, its constants in sealed memories again."""
+    *rest, pools = given
+    names = [each.name for each in fields(Model) if each.init and each.name != "pools"]
+    return Model(**dict(zip(names, rest, strict=True)), pools=tuple(map(sealed, pools)))
 
 
 def consumers(subgraph: Subgraph) -> list[int]:

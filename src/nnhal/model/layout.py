@@ -13,6 +13,7 @@ ACROSS, DOWN, BETWEEN = 24.0, 34.0, 40.0  # room between neighbours, layers, col
 POINT = 10.0  # the width that an edge takes on its way
 SWEEPS = 8
 SHAPE = 1.5  # width of the picture to its height, about
+SHORT = 0.25  # of a column: less of it goes on below the one before
 LEAST = 900.0  # height of a column, where there is as much
 
 
@@ -73,15 +74,16 @@ def _layers(boxes: Sequence[Box]) -> list[list[int]]:
 
 
 def _columns(layers: Sequence[list[int]], heights: Sequence[float], width: float) -> list[range]:
-    """The layers of each column: as many columns as give the picture its shape."""
+    """The layers of each column: as many columns as give the picture its shape, the last not only a few boxes."""
     total = sum(heights)
     limit = max(LEAST, math.sqrt(total * width / SHAPE))
-    columns, start, used = [], 0, 0.0
+    columns, start, used, left = [], 0, 0.0, total
     for rank, height in enumerate(heights):
-        if used and used + height > limit:
+        if used and used + height > limit and left > limit * SHORT:
             columns.append(range(start, rank))
             start, used = rank, 0.0
         used += height
+        left -= height
     return [*columns, range(start, len(layers))]
 
 

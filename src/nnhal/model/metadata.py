@@ -62,5 +62,5 @@ class Metadata:
         best = min(found, key=lambda f: not (f.locale or "en").startswith("en"), default=None)
         if best is None:
             return ()
-        lines = self.contents[best.name].decode(errors="replace").splitlines()
+        lines = self.contents[best.name].decode(errors="replace").rstrip().splitlines()
         return tuple("".join(c for c in line if c.isprintable()) for line in lines)

@@ -16,6 +16,7 @@ import numpy as np
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name, type_name
 from nnhal.base.operands import Shape, Value, fixed
 from nnhal.model.graph import CONSTANTS, Model
+from nnhal.model.metadata import Metadata
 from nnhal.model.validate import validate
 from nnhal.ops.schema import REQUIRED, Bound
 
@@ -59,7 +60,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Outline:
-    """A graph for people. level: "" for a file that is no model of NNAPI; reasons: for the level."""
+    """A graph for people. level: "" for a file that is no model of NNAPI; reasons: for the level. metadata: what the file
+    says about itself.
+    """
 
     name: str
     tensors: Mapping[int, ShownTensor]
@@ -68,6 +71,7 @@ class Outline:
     nodes: tuple[Node, ...]
     level: str = ""
     reasons: tuple[str, ...] = ()
+    metadata: Metadata | None = None
 
     @cached_property
     def folded(self) -> Mapping[int, int]:
@@ -132,7 +136,9 @@ def outline(model: Model) -> Outline:
         Node(operation_name(operation.type), _attributes(bound), operation.inputs, operation.outputs)
         for operation, bound in zip(main.operations, binding.operations, strict=True)
     )
-    return Outline(model.name, tensors, main.inputs, main.outputs, nodes, str(facts.level), facts.reasons)
+    return Outline(
+        model.name, tensors, main.inputs, main.outputs, nodes, str(facts.level), facts.reasons, model.metadata
+    )
 
 
 def shape_text(shape: Shape | None) -> str:

@@ -22,7 +22,10 @@ class Part:
 
 
 def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> Part:
-    """The given operations as a model. Its outputs are what others read, the model's outputs, and the operands `also`."""
+    """The given operations as a model. Its outputs are what others read, the model's outputs, and the operands `also`.
+
+    An operation of which nobody reads anything gives all that it writes: a model has an output.
+    """
     main = model.main
     if len(operations) == len(main.operations) and not set(also) - set(main.outputs):
         return Part(model, main.inputs, main.outputs)
@@ -32,12 +35,13 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
     everywhere, also = _reads(model), set(also)
     used = list(dict.fromkeys(i for operation in chosen for i in (*operation.inputs, *operation.outputs)))
     inputs = tuple(i for i in used if i not in written and main.operands[i].lifetime in INSIDE)
-    outputs = tuple(
-        i
-        for i in used
-        if i in written
-        and (reads[i] < everywhere[i] or i in also or main.operands[i].lifetime == Lifetime.SUBGRAPH_OUTPUT)
-    )
+
+    def given(i: int) -> bool:
+        return reads[i] < everywhere[i] or i in also or main.operands[i].lifetime == Lifetime.SUBGRAPH_OUTPUT
+
+    unread = (o.outputs for o in chosen if not any(everywhere[i] or given(i) for i in o.outputs))
+    also.update(i for outputs in unread for i in outputs)
+    outputs = tuple(i for i in used if i in written and given(i))
     place = {old: new for new, old in enumerate(used)}
     values = validate(model).subgraphs[0].values
     roles = dict.fromkeys(inputs, Lifetime.SUBGRAPH_INPUT) | dict.fromkeys(outputs, Lifetime.SUBGRAPH_OUTPUT)
@@ -49,6 +53,19 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
     referenced = model.referenced if any(o.lifetime == Lifetime.SUBGRAPH for o in operands) else ()
     part = Model(graph, referenced, model.values, model.pools, model.relaxed, model.extensions, name=model.name)
     return Part(part, inputs, outputs)
+
+
+def live(model: Model) -> tuple[int, ...]:
+    """The operations of the main subgraph without which an output could not be: what the others give, nobody reads."""
+    if "live" not in model._memo:
+        needed, found = set(model.main.outputs), list[int]()
+        for n, operation in reversed(list(enumerate(model.main.operations))):
+            if not needed.isdisjoint(operation.outputs):
+                needed.update(operation.inputs)
+                found.append(n)
+        model._memo["live"] = tuple(reversed(found))
+    operations: tuple[int, ...] = model._memo["live"]
+    return operations
 
 
 def without_defaults(model: Model) -> Model:
@@ -71,9 +88,9 @@ def without_defaults(model: Model) -> Model:
 
 def _reads(model: Model) -> list[int]:
     """How often each operand of the main subgraph is read: once for all the parts of a model."""
-    if "reads" not in model.memo:
-        model.memo["reads"] = consumers(model.main)
-    reads: list[int] = model.memo["reads"]
+    if "reads" not in model._memo:
+        model._memo["reads"] = consumers(model.main)
+    reads: list[int] = model._memo["reads"]
     return reads
 
 

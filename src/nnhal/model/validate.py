@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.answers import shown
 from nnhal.base.codes import (
     EXTENSION_SHIFT,
     LIMIT_RANK,
+    MAX_COPIED_CONSTANT,
     MAX_OPERAND_BYTES,
     MAX_RANK,
     TYPE_FACTS,
@@ -25,10 +28,11 @@ from nnhal.base.errors import InvalidArgument, InvalidModel
 from nnhal.base.extensions import canonical, extension_name
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
+from nnhal.base.memory import address
 from nnhal.base.operands import Shape, SubgraphFacts, Value
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, operation_label
 from nnhal.ops import OPS
-from nnhal.ops.schema import Bound, bind
+from nnhal.ops.schema import Bound, Op, bind
 
 LIFETIMES = frozenset(Lifetime)
 _log = logger("model")
@@ -58,7 +62,7 @@ def validate(model: Model) -> Facts:
     What is found (bound operations, shapes, the level) is kept with the model: asked again, it costs nothing.
     """
     try:
-        memo = model.memo
+        memo = model._memo
     except AttributeError:
         raise InvalidArgument(f"model is {shown(model)}, must be a nnhal.Model") from None
     if "facts" not in memo:
@@ -80,6 +84,7 @@ def _validate(model: Model) -> Facts:
     bindings: dict[int, SubgraphBinding] = {}
     for index in _innermost_first(model):
         bindings[index] = _bind(model, index, bindings)
+    model._memo.pop("bounds", None)
     ordered = tuple(bindings[i] for i in range(len(model.subgraphs)))
     level, reasons = _level(model, ordered)
     _log.debug("%s: %d operations, level %s", model.name or "model", len(model.main.operations), level)
@@ -234,7 +239,10 @@ def _check_operation(model: Model, subgraph: Subgraph, operation: Operation, rea
         raise InvalidModel("has no outputs, must have at least one")
     for index in operation.inputs:
         if not ready[index]:
-            raise InvalidModel(f"reads operand {describe(model, subgraph, index)} before it is written")
+            what = f"reads operand {describe(model, subgraph, index)}"
+            if any(index in other.outputs for other in subgraph.operations):
+                raise InvalidModel(f"{what} before it is written")
+            raise InvalidModel(f"{what}, which no operation writes, must be one of the inputs")
     for index in operation.outputs:
         written = subgraph.operands[index].lifetime
         if written not in (Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_OUTPUT):
@@ -315,6 +323,8 @@ def _innermost_first(model: Model) -> list[int]:
 def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> SubgraphBinding:
     subgraph = model.subgraphs[number]
     values = [_value(model, operand, done) for operand in subgraph.operands]
+    before = model._memo.get("bounds")
+    made = before[number] if before else [None] * len(subgraph.operations)
     bounds: list[Bound | None] = []
     for index, operation in enumerate(subgraph.operations):
         record = OPS.get(operation_name(canonical(operation.type, model.extensions)))
@@ -322,7 +332,8 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
             bounds.append(None)
             continue
         label = operation_label(operation.type, index) + (f" of subgraph {number - 1}" if number else "")
-        a = bind(record, [values[i] for i in operation.inputs], [values[i] for i in operation.outputs], label)
+        given, outs = [values[i] for i in operation.inputs], [values[i] for i in operation.outputs]
+        a = _again(made[index], record, given, outs, label) or bind(record, given, outs, label)
         _check_ranks(a, (*operation.inputs, *operation.outputs), values)
         bounds.append(a)
         for place, shape in zip(operation.outputs, a.shapes, strict=True):
@@ -330,6 +341,39 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
             if shape is not None and value is not None:
                 values[place] = replace(value, shape=_merge(shape, value.shape))
     return SubgraphBinding(tuple(bounds), tuple(values))
+
+
+def _again(
+    a: Bound | None, record: Op, inputs: Sequence[Value | None], outs: Sequence[Value | None], label: str
+) -> Bound | None:
+    """What whoever built the model bound, where the model has the very same operands; else None."""
+    if a is None or a.op is not record or len(a.given) != len(inputs) or len(a.outs) != len(outs):
+        return None
+    if not all(map(_alike, a.given, inputs)):
+        return None
+    for value, before, shape in zip(outs, a.outs, a.shapes, strict=True):
+        if value is None or value.shape != shape or not _alike(replace(before, shape=shape), value):
+            return None
+    a.name, a.outs = label, tuple(value for value in outs if value is not None)
+    return a
+
+
+def _alike(one: Value | None, other: Value | None) -> bool:
+    """Whether two operands are known to be the same: values in the same bytes, or short ones that are equal."""
+    if one is None or other is None:
+        return one is other
+    if (one.type, one.shape, one.scale, one.zero_point, one.channel) != (
+        other.type, other.shape, other.scale, other.zero_point, other.channel,
+    ):  # fmt: skip
+        return False
+    x, y = one.data, other.data
+    if not isinstance(x, np.ndarray) or not isinstance(y, np.ndarray):
+        return x is y
+    if x.nbytes != y.nbytes:
+        return False
+    if x.nbytes <= MAX_COPIED_CONSTANT:
+        return x.tobytes() == y.tobytes()
+    return address(x) == address(y) and x.flags.c_contiguous
 
 
 def _check_ranks(a: Bound, indices: Sequence[int], values: Sequence[Value | None]) -> None:

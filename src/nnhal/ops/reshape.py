@@ -47,19 +47,21 @@ RANKED = [t for t in TENSOR_TYPES if t < 10000]  # all but the OEM's
 
 
 def reshaped(a: Bound) -> list[Shape]:
-    """Shape rule: the elements of shape; one may be -1, for what is left of the number of elements, which stays."""
+    """Shape rule: the elements of shape; one may be -1, for what is left of the number of elements, which stays: not known
+    where that number is not.
+    """
     rank = a.shape.array.size
     a.require(rank <= LIMIT_RANK, f"shape has {rank} elements, must have at most {LIMIT_RANK}")
     wanted = [int(n) for n in a.shape.array]
     a.require(wanted.count(-1) <= 1 and min(wanted, default=0) >= -1, f"shape = {wanted}, must have at most one -1")
+    if a.input.shape is None or None in a.input.dims:
+        return [tuple(None if n == -1 else n for n in wanted)]
+    total = math.prod(a.input.known)
     if -1 in wanted:
         rest = math.prod([n for n in wanted if n != -1])
-        total = math.prod(a.input.known)
         a.require(rest > 0 and total % rest == 0, f"shape = {wanted} cannot hold {total} elements")
         wanted[wanted.index(-1)] = total // rest
-    if None not in a.input.dims:
-        total = math.prod(a.input.known)
-        a.require(math.prod(wanted) == total, f"shape = {wanted} holds {math.prod(wanted)} elements, must hold {total}")
+    a.require(math.prod(wanted) == total, f"shape = {wanted} holds {math.prod(wanted)} elements, must hold {total}")
     return [tuple(wanted)]
 
 

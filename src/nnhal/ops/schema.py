@@ -309,7 +309,7 @@ class Op:
 
 
 _RESERVED = frozenset(
-    ("op", "form", "name", "level", "reasons", "inputs", "out", "outs", "shapes", "deferred", "needed", "T")
+    ("op", "form", "name", "level", "reasons", "given", "inputs", "out", "outs", "shapes", "deferred", "needed", "T")
 )
 
 
@@ -327,6 +327,7 @@ class Bound:
         if missing := [i for i, value in enumerate(outs) if value is None]:
             self.fail(f"output {missing[0]} is omitted, must be given")
         self.outs = tuple(value for value in outs if value is not None)
+        self.given: tuple[Value | None, ...] = ()  # the operands that it was bound to
         self.shapes: list[Shape | None] = []
         self.level: Level = op.since
         self.reasons: list[str] = [op.existence]
@@ -334,7 +335,7 @@ class Bound:
         self.deferred = False  # something has to be checked or computed at run time
 
     def __getattr__(self, name: str) -> Any:
-        raise Unknown(name)
+        raise AttributeError(name) if name.startswith("__") else Unknown(name)
 
     @property
     def out(self) -> Value:
@@ -397,6 +398,7 @@ def bind(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None]
     """
     name = name or op.name
     a = _choose(op, inputs, outputs, name)
+    a.given = tuple(inputs)
     slots = a.form.slots(len(inputs))
     for argument, start, end in slots:
         _decode(a, argument, start, inputs[start:end])

@@ -110,7 +110,9 @@ def within(a: Bound) -> None:
 
 
 def tiled(a: Bound) -> list[Shape]:
-    """Shape rule: each dimension times its multiple, at least 1."""
+    """Shape rule: each dimension times its multiple, at least 1; the rank stays whatever the multiples are."""
+    if a.multiples.data is None:
+        return [(None,) * a.input.rank]
     times = a.multiples.array.tolist()
     a.require(len(times) == a.input.rank, f"multiples has {len(times)} elements, must have {a.input.rank}")
     a.require(min(times, default=1) >= 1, f"multiples = {times}, must be at least 1")

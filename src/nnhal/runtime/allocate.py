@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
 from nnhal.runtime.compiled import Compiled
 
+ROLE = "(compiled, 'input' or 'output', number or name)"
 Role = tuple[Any, ...]  # (compiled, "input" or "output", number or name), and a frequency where one is known
 
 
@@ -18,28 +21,26 @@ def allocate(roles: Sequence[Role], shape: Sequence[int] | None = None) -> Alloc
     dimensions that the models leave open, 0 for one that changes from use to use. Where the roles lie on several devices,
     or the driver refuses, it is a shared pool and `reason` says why. InvalidArgument for roles that contradict each other.
     """
-    if not isinstance(roles, Sequence) or not roles:
-        raise InvalidArgument(
-            "allocate: no role is given, must be at least one (compiled, 'input' or 'output', number)"
-        )
+    alone = isinstance(roles, tuple) and len(roles) > 1 and isinstance(roles[0], Compiled) and isinstance(roles[1], str)
+    if not isinstance(roles, Sequence) or alone:
+        raise InvalidArgument(f"allocate: roles are {shown(roles)}, must be a list of {ROLE}")
+    if not roles:
+        raise InvalidArgument(f"allocate: no role is given, must be at least one {ROLE}")
     return allocate_for([_role(n, role) for n, role in enumerate(roles)], shape)
 
 
 def _role(number: int, role: Role) -> Use:
-    if not isinstance(role, tuple) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
-        raise InvalidArgument(
-            f"allocate: role {number} is {shown(role)}, must be (compiled, 'input' or 'output', number)"
-        )
+    if not isinstance(role, tuple | list) or len(role) not in (3, 4) or not isinstance(role[0], Compiled):
+        raise InvalidArgument(f"allocate: role {number} is {shown(role)}, must be {ROLE}")
     compiled, kind, name = role[:3]
-    compiled.check_open()
+    caller = compiled._caller
+    caller.check_open()
     if not isinstance(kind, str) or kind not in ("input", "output"):
-        raise InvalidArgument(f"allocate: role {number} is for an {shown(kind)}, must be 'input' or 'output'")
-    specs, places = (
-        (compiled.inputs, compiled.edge.given) if kind == "input" else (compiled.outputs, compiled.edge.kept)
-    )
+        raise InvalidArgument(f"allocate: role {number} is for {shown(kind)}, must be 'input' or 'output'")
+    specs, places = (compiled.inputs, caller.edge.given) if kind == "input" else (compiled.outputs, caller.edge.kept)
     names = [spec.name for spec in specs]
     at = names.index(name) if isinstance(name, str) and name in names else name
-    if isinstance(at, bool) or not isinstance(at, int) or not 0 <= at < len(specs):
+    if isinstance(at, bool) or not isinstance(at, int | np.integer) or not 0 <= at < len(specs):
         there = ", ".join(f"{n} ({name!r})" for n, name in enumerate(names))
         raise InvalidArgument(f"allocate: role {number} is for {kind} {shown(name)}, must be one of {there}")
-    return Use(compiled.whole, compiled.plan, kind == "output", places[at], role[3] if len(role) == 4 else 1.0)
+    return Use(caller.whole, caller.plan, kind == "output", places[at], role[3] if len(role) == 4 else 1.0)

@@ -15,6 +15,7 @@ from nnhal.base.errors import Closed, InvalidArgument, InvalidRequest, NnhalErro
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.base.uncopied import Uncopied
 from nnhal.base.values import dimensions as checked
 from nnhal.base.values import given
 from nnhal.hal.device import allocated_by, identity_of
@@ -37,17 +38,16 @@ class PoolBuffer(HostBuffer):
         return self._pool.view(0, count * self.dtype.itemsize, self.dtype, shape)
 
 
-class Allocation:
+class Allocation(Uncopied, instead="`read` gives a copy of its contents"):
     """Memory for the inputs and outputs that it was allocated for; give it in place of an array, as input or `out`.
 
     It has contents after `write`, `copy_from` or an execution that wrote it; an execution that fails leaves it without.
-    device: whose memory it is; None for a shared pool. reason: why it is a pool, "" otherwise. host: the buffer where it is
-    in ordinary memory.
+    device: whose memory it is; None for a shared pool. reason: why it is a pool, "" otherwise.
     """
 
     def __init__(self, buffer: Buffer, roles: Sequence[BufferRole], device: str | None, reason: str) -> None:
         self._buffer, self._roles, self.device, self.reason = buffer, tuple(roles), device, reason
-        self.host = buffer if isinstance(buffer, HostBuffer) else None
+        self._host = buffer if isinstance(buffer, HostBuffer) else None  # in ordinary memory
         self._uses = {(id(r.prepared), r.output, r.index) for r in roles}
         self._spoiled = self._closed = False
         self._writer: object = None  # who began last to give it contents
@@ -64,7 +64,7 @@ class Allocation:
 
     def read(self) -> Array:
         """A copy of the contents; OperationFailed while there are none."""
-        self.check_contents()
+        self._check_contents()
         return contents_of(self._open())
 
     def write(self, array: Any) -> None:
@@ -78,7 +78,7 @@ class Allocation:
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents to a memory of exactly their size; OperationFailed while there are none."""
-        self.check_contents()
+        self._check_contents()
         self._open().copy_to(_memory(memory))
 
     def copy_from(self, memory: Memory, dimensions: Sequence[int] = ()) -> None:
@@ -93,35 +93,31 @@ class Allocation:
         self._closed = True
         self._buffer.close()
 
-    def check_use(self, whole: Of, output: bool, place: int) -> None:
+    def _check_use(self, whole: Of, output: bool, place: int) -> None:
         """InvalidRequest where it was not allocated for input or output `place` of a compiled model as a whole."""
         if (id(whole), output, place) not in self._uses:
             use, roles = "output" if output else "input", ", ".join(map(str, self._roles))
             name = whole.model.name or "this model"
             raise InvalidRequest(f"{self}: is used as {use} {place} of {name}, must be one of its roles: {roles}")
         if not output:
-            self.check_contents()
+            self._check_contents()
 
-    @property
-    def buffer(self) -> Buffer:
-        """The driver's buffer, or that in a pool."""
-        return self._open()
-
-    def begin(self, writer: object) -> None:
+    def _begin(self, writer: object) -> None:
         """An execution that will write it begins: from now on its buffer knows whether it has contents."""
         self._writer, self._spoiled = writer, False
 
-    def wrote(self, writer: object, success: bool) -> None:
+    def _wrote(self, writer: object, success: bool) -> None:
         """What became of the execution that was to write it; nothing where another has begun since."""
         if self._writer is writer:
             self._spoiled = not success
 
     def _open(self) -> Buffer:
+        """The driver's buffer, or that in a pool; Closed after `close`."""
         if self._closed:
             raise Closed(f"{self}: used after close")
         return self._buffer
 
-    def check_contents(self) -> None:
+    def _check_contents(self) -> None:
         """OperationFailed where an execution that was to write it failed."""
         if self._spoiled:
             raise OperationFailed(

@@ -4,16 +4,18 @@ from typing import Any
 
 from nnhal.base.brief import brief
 from nnhal.base.errors import BadState
+from nnhal.base.uncopied import Uncopied
 from nnhal.hal.host import Turn
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.job import Job
 
 
-class Binding:
+class Binding(Uncopied, instead="another process gets the model and compiles it there"):
     """A reusable execution: arguments bound to a compiled model; call it to run. outputs: what the last run gave."""
 
-    def __init__(self, caller: Caller, job: Job) -> None:
-        self._caller, self._given, self._rooms = caller, job.given, job.rooms
+    def __init__(self, owner: object, caller: Caller, job: Job) -> None:
+        """owner: what is not to go before it."""
+        self._owner, self._caller, self._given, self._rooms = owner, caller, job.given, job.rooms
         self._taken, self._left = job.taken, job.left
         self._turn = Turn()
         self.outputs: Any = None

@@ -1,29 +1,29 @@
 """A burst of a compiled model: each step runs in a burst of its driver."""
 
-from typing import NoReturn
-
 from nnhal.base.answers import let_go
-from nnhal.base.errors import BadState, Closed, ContractBroken, DriverFailed, OperationFailed
+from nnhal.base.errors import BadState, ContractBroken, DriverFailed, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.uncopied import Uncopied
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import burst_by
 from nnhal.hal.host import Turn
-from nnhal.runtime.caller import Caller
+from nnhal.runtime.caller import Caller, ModelCallable
 from nnhal.runtime.execute import Line, Runner
 from nnhal.runtime.job import Job
 
 _log = logger("execution")
 
 
-class CompiledBurst(Caller):
+class CompiledBurst(ModelCallable, Uncopied, instead="another process gets the model and compiles it there"):
     """A burst of a compiled model, called like the model: each step runs in a burst of its driver. A context manager.
 
     One execution at a time: BadState otherwise. ways: how each step is run, and why where that is by plain calls.
     """
 
-    def __init__(self, compiled: Caller) -> None:
-        self._compiled, self._closed = compiled, ""
+    def __init__(self, owner: object, compiled: Caller) -> None:
+        """owner: what is not to go before it."""
+        self._owner = owner
         self._bursts: list[Burst] = []
         lines, ways = [], []
         for number, line in enumerate(compiled.lines):
@@ -32,7 +32,8 @@ class CompiledBurst(Caller):
             ways.append(f"step {number} on {line.label}: {way}")
         self.ways = tuple(ways)
         runner = _OneByOne(compiled, lines, self._bursts)
-        super().__init__(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use)
+        inner = Caller(compiled.plan, compiled.edge, runner, compiled.whole, compiled.use, "open another", compiled)
+        super().__init__(inner)
 
     def _open(self, line: Line) -> tuple[Line, str]:
         try:
@@ -41,7 +42,7 @@ class CompiledBurst(Caller):
             if isinstance(error, OperationFailed) and not isinstance(error, DriverFailed | ContractBroken):
                 _log.info("%s: no burst, plain calls instead: %s", line.signature.where, error)  # its level has none
                 return Line(line.step, line.label, line.prepared.run), f"plain calls: {error}"
-            self.close()
+            self._let_go()
             raise
         self._bursts.append(burst)
         return Line(line.step, line.label, burst.run), "burst"
@@ -53,21 +54,16 @@ class CompiledBurst(Caller):
 
     def close(self) -> None:
         """End the burst; later calls raise Closed. The compiled model goes on."""
-        self.end("the burst was closed")
+        self._end("the burst was closed")
 
-    def end(self, why: str) -> None:
+    def _end(self, why: str) -> None:
         """End it for a reason that later calls are told."""
-        self._closed = self._closed or why
+        self._caller.closed = self._caller.closed or why
+        self._let_go()
+
+    def _let_go(self) -> None:
         for burst in self._bursts:
             let_go("driver", "close() of a burst", burst.close)
-
-    def check_open(self) -> None:
-        """Closed where the burst or the model was closed."""
-        super().check_open()
-        self._compiled.check_open()
-
-    def _refuse(self) -> NoReturn:
-        raise Closed(f"{self.plan.model.name or 'model'}: {self._closed}; open another")
 
     def __enter__(self) -> "CompiledBurst":
         return self

@@ -1,4 +1,4 @@
-"""What can be called with arrays: a compiled model, and a burst of one."""
+"""What can be called with arrays: a compiled model, and a burst of one; and what they share with all other ways to run."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ from numpy import ndarray
 from nnhal.base.brief import brief, named, tensor
 from nnhal.base.errors import Closed, InvalidRequest
 from nnhal.runtime.allocation import Allocation
-from nnhal.runtime.arguments import Edge, Spec, make_control
+from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
 from nnhal.runtime.job import Job, Report, resolve
@@ -63,85 +63,64 @@ class InUse:
 
 
 class Caller:
-    """Executions of a plan."""
+    """Executions of a plan, however they are asked for. advice: what to do once it is closed. under: what it ends with."""
 
-    def __init__(self, plan: Plan, edge: Edge, runner: Runner, whole: Whole, use: InUse) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        edge: Edge,
+        runner: Runner,
+        whole: Whole,
+        use: InUse,
+        advice: str = "compile it again",
+        under: "Caller | None" = None,
+    ) -> None:
         self.plan, self.edge, self.whole = plan, edge, whole
         self.use, self.lines, self.spares = use, runner.lines, runner.spares
-        self._runner, self._calls = runner, use.calls
+        self.closed = ""  # why
+        self._runner, self._calls, self._advice, self._under = runner, use.calls, advice, under
         self._plain, self._room = edge.plain, edge.room
-        self._closed = ""
 
-    def __call__(self, *inputs: Any, out: Any = None) -> Any:
-        """Run once and wait.
-
-        inputs: arrays in order, or one mapping from input names to arrays; what `nnhal.allocate` gave may stand for any, and
-        None for one that may be left out. Returns the output array, a tuple of them where the model has several, or, for a
-        mapping, a dict. out: an array or allocation (or a sequence of them, None for a fresh one) that results are written
-        to; what is returned then lies in it, with its true shape. Raises InvalidRequest, OutputInsufficientSize, or what the
-        execution raised.
-        """
-        return self.execute(self._quick(inputs, out) or self.edge.job(inputs, out))
-
-    def _quick(self, inputs: tuple[Any, ...], out: Any) -> Job | None:
-        """The job of a call that is nothing but arrays that fit; None for any other."""
+    def job(self, inputs: tuple[Any, ...], out: Any) -> Job:
+        """What an application gave, checked; at once where that is nothing but arrays that fit."""
         plain = self._plain
         if plain is None or len(inputs) != len(plain):
-            return None
+            return self.edge.job(inputs, out)
         for x, (dtype, shape) in zip(inputs, plain):  # noqa: B905 (as many, see above)
             if type(x) is not ndarray or x.dtype is not dtype or x.shape != shape or not x.flags.c_contiguous:
-                return None
+                return self.edge.job(inputs, out)
         if out is None:
             return Job(inputs, None, True)
         room = self._room
         if room is None or type(out) is not ndarray or out.dtype is not room[0] or out.shape != room[1]:
-            return None
+            return self.edge.job(inputs, out)
         flags = out.flags
         if not (flags.owndata and flags.c_contiguous and flags.writeable):
-            return None
+            return self.edge.job(inputs, out)
         for x in inputs:
             if x is out or x.base is not None:
-                return None
+                return self.edge.job(inputs, out)
         return Job(inputs, (out,), True)
-
-    def run(
-        self,
-        *inputs: Any,
-        out: Any = None,
-        deadline: float | None = None,
-        loop_timeout: float | None = None,
-        measure: bool = False,
-    ) -> tuple[Any, Report | None]:
-        """Run once and wait, with everything that can be asked for.
-
-        deadline: seconds from now. loop_timeout: seconds for each WHILE, 15 at most. measure: return a Report as well.
-        Returns the outputs as `__call__` does, and the report or None.
-        """
-        job = self._quick(inputs, out) or self.edge.job(inputs, out)
-        if deadline is not None or loop_timeout is not None or measure:
-            job.control = make_control(deadline, loop_timeout, measure)
-            job.report = Report() if measure else None
-        return self.execute(job), job.report
 
     def execute(self, job: Job) -> Any:
         """Run a job that was checked; returns what the application gets."""
         calls = self._calls
         try:
             calls.add(job)
-            if self._closed:
+            if self.closed:
                 self._refuse()
             if job.plain:
                 self._runner.run(job)
                 results = job.results
                 return results[0] if len(results) == 1 else tuple(results)
-            return self._perform(job)
+            return self.perform(job)
         finally:
             calls.discard(job)
-            if self._closed:
+            if self.closed:
                 self.use.left()
 
-    def _perform(self, job: Job) -> Any:
-        """Run a job that may hold allocations, or has them in their places already."""
+    def perform(self, job: Job) -> Any:
+        """Run a job that may hold allocations, or has them in their places already; who is in flight is the caller's."""
         if job.buffers:
             self.carry_out(job)
         else:
@@ -173,11 +152,11 @@ class Caller:
         written: dict[int, Allocation] = {}
         for n, x in enumerate(given):
             if isinstance(x, Allocation):
-                x.check_use(self.whole, False, n)
+                x._check_use(self.whole, False, n)
                 read[n] = x
         for n, x in enumerate(rooms):
             if isinstance(x, Allocation):
-                x.check_use(self.whole, True, n)
+                x._check_use(self.whole, True, n)
                 for other in (*read.values(), *written.values()):
                     if x is other:
                         raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
@@ -189,18 +168,57 @@ class Caller:
         """The model's name for people."""
         return named(self.plan.model.name or "model")
 
-    def __repr__(self) -> str:
-        words = [f"{type(self).__name__} {self.label}", *([self._closed] if self._closed else [])]
-        specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in self._groups() for s in group]
-        return brief(", ".join([*words, self.plan.placement.summary()]), specs)
-
-    def _groups(self) -> "tuple[tuple[str, tuple[Spec, ...]], ...]":
-        return ("", self.edge.inputs), ("-> ", self.edge.outputs)
-
     def check_open(self) -> None:
         """Closed where nothing can be run any more."""
-        if self._closed:
+        if self.closed:
             self._refuse()
+        if self._under is not None:
+            self._under.check_open()
 
     def _refuse(self) -> NoReturn:
-        raise Closed(f"{self.plan.model.name or 'model'}: {self._closed}; compile it again")
+        raise Closed(f"{self.plan.model.name or 'model'}: {self.closed}; {self._advice}")
+
+
+class ModelCallable:
+    """A model that is called with arrays."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def __call__(self, *inputs: Any, out: Any = None) -> Any:
+        """Run once and wait.
+
+        inputs: arrays in order, or one mapping from input names to arrays; what `nnhal.allocate` gave may stand for any, and
+        None for one that may be left out. Returns the output array, a tuple of them where the model has several, or, for a
+        mapping, a dict. out: an array or allocation (or a sequence of them, None for a fresh one) that results are written
+        to; what is returned then lies in it, with its true shape. Raises InvalidRequest, OutputInsufficientSize, or what the
+        execution raised.
+        """
+        caller = self._caller
+        return caller.execute(caller.job(inputs, out))
+
+    def run(
+        self,
+        *inputs: Any,
+        out: Any = None,
+        deadline: float | None = None,
+        loop_timeout: float | None = None,
+        measure: bool = False,
+    ) -> tuple[Any, Report | None]:
+        """Run once and wait, with everything that can be asked for.
+
+        deadline: seconds from now. loop_timeout: seconds for each WHILE, 15 at most. measure: return a Report as well.
+        Returns the outputs as `__call__` does, and the report or None. Raises what `__call__` does, and MissedDeadline.
+        """
+        job = self._caller.job(inputs, out)
+        if deadline is not None or loop_timeout is not None or measure:
+            job.control = make_control(deadline, loop_timeout, measure)
+            job.report = Report() if measure else None
+        return self._caller.execute(job), job.report
+
+    def __repr__(self) -> str:
+        caller = self._caller
+        words = [f"{type(self).__name__} {caller.label}", *([caller.closed] if caller.closed else [])]
+        groups = ("", caller.edge.inputs), ("-> ", caller.edge.outputs)
+        specs = [f"{mark}{tensor(s.name, s.type, s.shape)}" for mark, group in groups for s in group]
+        return brief(", ".join([*words, caller.plan.placement.summary()]), specs)

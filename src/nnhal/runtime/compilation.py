@@ -17,6 +17,7 @@ from nnhal.base.errors import (
     InvalidArgument,
     InvalidModel,
     MissedDeadline,
+    NnhalError,
     UnsupportedModel,
     as_error,
     told,
@@ -40,7 +41,7 @@ from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import validate
-from nnhal.runtime import discovery
+from nnhal.runtime import costs, discovery
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
@@ -120,12 +121,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A device that may take part, and what it says of the model. unavailable: where that kept it from answering."""
+    """A device that may take part, and what it says of the model. failed: what kept it from answering."""
 
     device: Device
     key: DeviceKey
     offer: Offer
-    unavailable: DeviceUnavailable | DeadObject | None = None
+    failed: NnhalError | None = None
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,15 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     offers = [c.offer for c in candidates]
     try:
         plan = _attempt(model, wishes, candidates, offers, events, undo)
-    except UnsupportedModel:
-        for candidate in candidates:
-            if candidate.unavailable is not None:  # that is why
-                raise candidate.unavailable from None
-        raise
+    except UnsupportedModel as refused:
+        failures = [c.failed for c in candidates if c.failed is not None]
+        for failed in failures:
+            if isinstance(failed, DeviceUnavailable | DeadObject):  # that is why
+                raise failed from None
+        if not failures:
+            raise
+        refused.stack = failures[0].stack
+        raise refused from failures[0]
     if isinstance(plan, Plan):
         return plan
     if wishes.fallback == "forbid":
@@ -196,19 +201,21 @@ def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wis
     def ask() -> tuple[Capabilities, list[Verdict]]:
         return capabilities_by(device), verdicts_by(device, model)
 
-    unavailable = None
+    failed = None
     try:
         stated, verdicts = by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
     except Exception as error:
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
-        unavailable = error if isinstance(error, DeviceUnavailable | DeadObject) else None
-        why = str(unavailable or f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}")
+        failed = as_error(error, f"device {key.name}")
+        gone = isinstance(error, DeviceUnavailable | DeadObject)
+        why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
         stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
     own = identity_of(device)
-    offer = Offer(label, own.level, stated, verdicts, own.extensions)
-    return _Candidate(device, key, offer, unavailable)
+    step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
+    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step)
+    return _Candidate(device, key, offer, failed)
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:

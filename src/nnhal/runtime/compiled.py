@@ -4,15 +4,16 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from nnhal.base.errors import BadState, InvalidRequest
+from nnhal.base.errors import InvalidRequest
 from nnhal.base.time import nanoseconds
+from nnhal.base.uncopied import Uncopied
 from nnhal.hal.fence import Fence, listed
 from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
-from nnhal.runtime.caller import Caller, InUse
+from nnhal.runtime.caller import Caller, InUse, ModelCallable
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
 from nnhal.runtime.fenced import Fenced, launch
@@ -23,20 +24,25 @@ from nnhal.runtime.stream import Stream
 WORKERS = 4  # submitted executions of one compiled model that run at once
 
 
-class Compiled(Caller):
+class Compiled(
+    ModelCallable,
+    Uncopied,
+    instead="any thread may use the same one; another process, or another compilation, gets the model and compiles it there",
+):
     """A model compiled for its devices. Call it with numpy arrays; any number of threads may do so at once.
 
     After `close`, and in a process forked from the one that compiled it, every use raises Closed. One that is dropped gives
-    everything back too. It cannot be pickled: send the model's file and compile where it is needed.
+    everything back too. It cannot be pickled: send the model, or its file, and compile where it is needed.
     """
 
     def __init__(self, plan: Plan) -> None:
         whole, edge = Whole(plan.model), Edge(plan.model)
         runner = Runner(plan, whole)
-        super().__init__(plan, edge, runner, whole, InUse(runner.close))
+        use = InUse(runner.close)
+        super().__init__(Caller(plan, edge, runner, whole, use))
         self.inputs, self.outputs = edge.inputs, edge.outputs
         self._queue = Queue(WORKERS)
-        self._finalizer = weakref.finalize(self, self.use.end)
+        self._finalizer = weakref.finalize(self, use.end)
         self._finalizer.atexit = False
         self._bursts: weakref.WeakSet[CompiledBurst] = weakref.WeakSet()
         self._forked_away = False
@@ -47,28 +53,30 @@ class Compiled(Caller):
 
         Every run reads what the inputs hold then and writes the same outputs. One run at a time: BadState otherwise.
         """
-        self.check_open()
-        job = self.edge.job(inputs, out)
+        caller = self._caller
+        caller.check_open()
+        job = caller.edge.job(inputs, out)
         if job.named:
             raise InvalidRequest("inputs: are a mapping, must be given in order to be bound")
-        for place, (given, at) in enumerate(zip(inputs, self.edge.given, strict=True)):
+        for place, (given, at) in enumerate(zip(inputs, caller.edge.given, strict=True)):
             if given is not (job.taken[at].outer if at in job.taken else job.given[at]):
                 raise InvalidRequest(f"input {place}: must be a contiguous numpy array of the input's type to be bound")
-        return Binding(self, job)
+        return Binding(self, caller, job)
 
     def submit(
         self, *inputs: Any, out: Any = None, deadline: float | None = None, loop_timeout: float | None = None
     ) -> Execution:
         """Run in the background; the arrays must stay untouched until it is done. Parameters as of `run`."""
-        job = self._quick(inputs, out) or self.edge.job(inputs, out)
+        caller = self._caller
+        job = caller.job(inputs, out)
         control = job.control = make_control(deadline, loop_timeout, False, cancelled=threading.Event())
         try:
-            self.use.calls.add(job)
-            self.check_open()
-            return self._queue.submit(job, lambda: self._perform(job), lambda: self.use.leave(job), control)
+            caller.use.calls.add(job)
+            caller.check_open()
+            return self._queue.submit(job, lambda: self._caller.perform(job), lambda: caller.use.leave(job), control)
         except BaseException:
             if not self._queue.has(job):  # it may have been interrupted after it was queued
-                self.use.leave(job)
+                caller.use.leave(job)
             raise
 
     def execute_fenced(
@@ -88,37 +96,40 @@ class Compiled(Caller):
         arrays are written by `result()`, arrays over an `nnhal.Memory` and allocations by then. Raises InvalidArgument for
         an output of unknown shape and for a fence in error.
         """
-        job = self._quick(inputs, out) or self.edge.job(inputs, out)
+        caller = self._caller
+        job = caller.job(inputs, out)
         job.control = make_control(deadline, loop_timeout, measure)
         launched: list[None] = []  # an entry as soon as something may run
         try:
-            self.use.behind.add(job)
-            self.check_open()
-            return launch(
-                self, job, listed(wait_for), nanoseconds(after, "after"), lambda: self.use.leave(job), launched
-            )
+            caller.use.behind.add(job)
+            caller.check_open()
+
+            def ended() -> None:  # as long as it may be called this object stays
+                self._caller.use.leave(job)
+
+            return launch(caller, job, listed(wait_for), nanoseconds(after, "after"), ended, launched)
         except BaseException:
             if not launched:
-                self.use.leave(job)
+                caller.use.leave(job)
             raise
 
     def burst(self) -> CompiledBurst:
         """A series of executions, one at a time, in which drivers keep what they need; a context manager, called alike."""
-        self.check_open()
-        burst = CompiledBurst(self)
+        self._caller.check_open()
+        burst = CompiledBurst(self, self._caller)
         self._bursts.add(burst)
         return burst
 
     def stream(self) -> Stream:
         """A session that carries the model's states from call to call."""
-        return Stream(self)
+        return Stream(self, self._caller)
 
     # ------------------------------------------------------------------------------------------------------ the rest
 
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return self.plan.placement
+        return self._caller.plan.placement
 
     def close(self) -> None:
         """Wait for executions in flight, then give everything back. Later uses raise Closed; closing twice does nothing.
@@ -128,13 +139,14 @@ class Compiled(Caller):
         """
         if self._forked_away:
             return
-        self._closed = self._closed or "the compiled model was closed"
+        caller = self._caller
+        caller.closed = caller.closed or "the compiled model was closed"
         self._queue.drain()
         for burst in list(self._bursts):
-            burst.end(self._closed)
-        self.use.end()
+            burst._end(caller.closed)
+        caller.use.end()
         self._finalizer()
-        self.use.wait()
+        caller.use.wait()
 
     def __enter__(self) -> "Compiled":
         return self
@@ -143,12 +155,9 @@ class Compiled(Caller):
         self.close()
 
     def _forked(self) -> None:
-        self._closed = "it was compiled before this process was forked, and engines do not survive a fork"
+        self._caller.closed = "it was compiled before this process was forked, and engines do not survive a fork"
         self._finalizer.detach()
         self._forked_away = True
-
-    def __reduce__(self) -> NoReturn:
-        raise BadState("a compiled model cannot be pickled; send the model's file and compile it in the other process")
 
 
 _alive: "weakref.WeakSet[Compiled]" = weakref.WeakSet()

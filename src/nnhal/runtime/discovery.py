@@ -1,22 +1,23 @@
-"""Which drivers there are: by entry point (group `nnhal.drivers`; samples by name only), or a Python file under development.
+"""Which drivers there are: by entry point (group `nnhal.drivers`; samples by name only), or by path while under development.
 
 A driver loads when it is first asked for, once. No lock is held meanwhile: it may ask for others, and others load beside it.
 """
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnhal.base.answers import clipped, may_be_own, shown
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, told
+from nnhal.base.answers import may_be_own, shown
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
 from nnhal.base.log import logger
-from nnhal.base.names import meant
+from nnhal.base.names import is_path, meant
 from nnhal.base.once import Once
+from nnhal.base.stacks import let_frames_go, note_stack
 from nnhal.hal.device import Device, capabilities_by, identity_of
+from nnhal.runtime.sources import Source
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -30,17 +31,24 @@ _log = logger("manager")
 
 @dataclass(frozen=True)
 class Found:
-    """A driver that was found: its device, or the problem that kept it from loading."""
+    """A driver that was found: its device, or the problem that kept it from loading. error: what it raised."""
 
     name: str
     origin: str
     device: Device | None
     problem: str = ""
+    error: BaseException | None = field(default=None, compare=False, repr=False)
 
-    def loaded(self) -> Device:
-        """The device; DeviceUnavailable with the problem where there is none."""
+    def loaded(self, what: str = "") -> Device:
+        """The device; DeviceUnavailable with the problem where there is none. what: to begin that with."""
         if self.device is None:
-            raise DeviceUnavailable(f"device {self.name!r} does not load: {self.problem}")
+            error = DeviceUnavailable(f"{what or f'device {self.name!r} does not load'}: {self.problem}")
+            error.__cause__ = self.error
+            note_stack(error)
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame
         return self.device
 
 
@@ -101,7 +109,7 @@ def _load(name: str, origin: str, load: Callable[[], Callable[[], object]]) -> F
             raise
         problem = clipped(told(error))
         _log.debug("driver %s (%s) does not load: %s", name, origin, problem)
-        return Found(name, origin, None, problem)
+        return Found(name, origin, None, problem, let_frames_go(error))
     own = identity_of(device).name
     _log.debug("driver %s (%s) loaded as device %s", name, origin, own)
     return Found(own, origin, device)
@@ -145,11 +153,11 @@ def select(names: Sequence[str] | None) -> list[Device]:
 
 
 def origin_of(name: str) -> str:
-    """What a process of its own has to load for a driver: the path of its file, or its name."""
+    """What a process of its own has to load for a driver: its path, or its name."""
     if name not in names():
         raise unknown(name)
     entry = _registered.get(name)
-    return entry.origin if entry is not None and entry.origin.endswith(".py") else name
+    return entry.origin if entry is not None and is_path(entry.origin) else name
 
 
 def source_of(device: Device) -> str:
@@ -165,34 +173,28 @@ def _class_of(device: Device) -> str:
 
 
 def load_driver(path: str | Path) -> Device:
-    """Load a driver from a Python file that defines `device()`; it takes the place of a device of the same name.
+    """Load a driver from a Python file, or a package, that defines `device()`; it takes the place of a device of its name.
 
-    path: of the file. Returns its device. Raises InvalidArgument for what is no such file, DeviceUnavailable where it does
-    not load.
+    path: of the file, or of the package's folder. Modules beside the file, or in the package, are the driver's own. Returns
+    its device. Raises InvalidArgument for what is no such path, DeviceUnavailable where it does not load.
     """
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgument(f"driver is {shown(path)}, must be the path of a Python file that defines device()")
-    file = Path(path).absolute()  # a process of its own starts elsewhere
-    if not file.is_file():
-        raise InvalidArgument(f"driver {file}: is no file, must be a Python file that defines device()")
-    spec = importlib.util.spec_from_file_location(f"nnhal_driver_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise InvalidArgument(f"driver {file}: cannot be imported, must be a Python file that defines device()")
-    module = importlib.util.module_from_spec(spec)
-    loader = spec.loader
+    source = Source(Path(path))
 
     def factory() -> Callable[[], object]:
-        loader.exec_module(module)
+        module = source.load()
         if not hasattr(module, "device"):
-            raise InvalidArgument(f"driver {file}: defines no device(), must be a function that returns a Device")
+            raise InvalidArgument(
+                f"driver {source.path}: defines no device(), must be a function that returns a Device"
+            )
         made: Callable[[], object] = module.device
         return made
 
-    entry = _load(file.stem, str(file), factory)
-    if entry.device is None:
-        raise DeviceUnavailable(f"driver {file}: {entry.problem}")
-    register(entry.device, str(file))
-    return entry.device
+    entry = _load(source.path.stem, str(source.path), factory)
+    device = entry.loaded(f"driver {source.path}")
+    register(device, entry.origin)
+    return device
 
 
 def register(device: Device, origin: str = "registered") -> None:

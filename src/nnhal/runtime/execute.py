@@ -26,10 +26,10 @@ from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
-from nnhal.model.parts import cut
+from nnhal.model.parts import cut, live
 from nnhal.runtime import discovery
 from nnhal.runtime.compilation import Plan, Step, prepare, warn_of_fallback
-from nnhal.runtime.job import Job, StepTiming
+from nnhal.runtime.job import Job, Profile, StepTiming
 from nnhal.runtime.placement import WHOLE
 
 NEVER_RETRIED = (InvalidRequest, OutputInsufficientSize, MissedDeadline, Cancelled, BadState)
@@ -193,19 +193,24 @@ class Runner:
 
     def _step(self, number: int, line: Line, request: Request, job: Job) -> None:
         """Run one step, on the CPU where it fails; fills the request and the report."""
-        report = job.report
+        report, control, profile = job.report, job.control, None
+        if control.measure:
+            profile = Profile(len(line.step.part.model.main.operations), f"device {line.label}")
+            control = control._replace(profile=profile)
         start = time.monotonic_ns() if report is not None else 0
         device = line.label
         try:
-            timing = line.execute(request, job.control)
+            timing = line.execute(request, control)
         except NEVER_RETRIED:
             raise
         except Exception as error:
+            profile = None
             device, timing = self._step_on_cpu(number, line, request, job, error)
         if report is not None:
             total = time.monotonic_ns() - start
-            timing = plausible(timing, f"device {device}") if job.control.measure else None
-            report.steps.append(StepTiming(device, len(line.step.part.model.main.operations), total, timing))
+            timing = plausible(timing, f"device {device}") if control.measure else None
+            each = {} if profile is None else dict(profile.spent)
+            report.steps.append(StepTiming(device, len(line.step.part.model.main.operations), total, timing, each))
 
     def _step_on_cpu(
         self, number: int, line: Line, request: Request, job: Job, error: Exception
@@ -272,7 +277,7 @@ class Spares:
 
     def _made(self, number: int) -> Step:
         model = self._plan.model
-        part = cut(model, range(len(model.main.operations))) if number == WHOLE else self._plan.steps[number].part
+        part = cut(model, live(model)) if number == WHOLE else self._plan.steps[number].part
         return prepare(discovery.cpu(), part, replace(self._plan.wishes, deadline=None))
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.base.time import limit, seconds_until
+from nnhal.base.uncopied import Uncopied
 from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
 from nnhal.hal.device import Prepared, fenced_by, info_by
 from nnhal.hal.fence import Fence
@@ -42,7 +43,7 @@ _MOST_FENCES = 16  # to wait for that go along with a call to another process; f
 _log = logger("execution")
 
 
-class Fenced:
+class Fenced(Uncopied, instead="another process gets its `result()`"):
     """A fenced execution that was launched. way: how its steps run, and why where they do not run behind fences themselves.
 
     fence: of its end, None where it has ended already; select on it, await it, give it to other executions to wait for.
@@ -149,7 +150,7 @@ def launch(
     leave: called when nothing runs here any more. begun: gets an entry before anything may run.
     """
     read, written = caller.allocations(job)
-    buffers = {n: x.buffer for n, x in read.items()}, {n: x.buffer for n, x in written.items()}
+    buffers = {n: x._open() for n, x in read.items()}, {n: x._open() for n, x in written.items()}
     given = [None if isinstance(x, Allocation) else x for x in job.given]
     rooms = [
         None if isinstance(x, Allocation) else x for x in job.rooms or [None] * len(caller.plan.model.main.outputs)
@@ -254,7 +255,7 @@ def _in_background(
     def ended(failed: bool) -> None:
         if failed:  # where it did not come to run, too
             for allocation in written.values():
-                allocation.wrote(job.writer, False)
+                allocation._wrote(job.writer, False)
         leave()
 
     begun.append(None)

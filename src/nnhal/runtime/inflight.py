@@ -15,6 +15,7 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Cancelled, Closed, MissedDeadline, NnhalError, ResourceExhausted
 from nnhal.base.log import logger
 from nnhal.base.time import limit, patience
+from nnhal.base.uncopied import Uncopied
 from nnhal.hal.background import start
 from nnhal.hal.request import Control
 
@@ -34,7 +35,7 @@ class Home:
             raise Closed(f"{what}: was launched before this process was forked, and is the other's; execute it again")
 
 
-class Execution:
+class Execution(Uncopied, instead="another process gets its `result()`"):
     """An execution in flight: wait for it, await it, select on it (`fileno`), cancel it."""
 
     def __init__(self, future: "Future[Any]", control: Control) -> None:

@@ -3,13 +3,13 @@
 import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.once import Once
+from nnhal.base.time import at_once
 from nnhal.base.values import parsed_level
 from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import names as services
@@ -17,8 +17,7 @@ from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
 
 Isolation = Literal["none", "process"]
-K = TypeVar("K")
-T = TypeVar("T")
+STARTING = "driver processes"
 _log = logger("manager")
 
 
@@ -75,19 +74,20 @@ def confinement(names: Sequence[str]) -> dict[str, Confined]:
         except NnhalError as error:
             return Confined({}, str(error))
 
-    return dict(zip(names, _at_once(ask, names), strict=True))
+    return dict(zip(names, at_once(STARTING, ask, names), strict=True))
 
 
-def _at_once(call: Callable[[K], T], names: Sequence[K]) -> list[T]:
-    if len(names) == 1:
-        return [call(names[0])]
-    with ThreadPoolExecutor(max(1, len(names)), "nnhal-start") as pool:
-        return list(pool.map(call, names))
+def at_level(
+    name: str, level: str = "", *, own_process: bool = False, options: Mapping[str, Any] | None = None
+) -> Device:
+    """A driver's device, at a lower HAL level where one is given, in a process of its own where that is asked for.
 
+    options: that it is given at each compilation.
+    """
+    from nnhal.hal.wrappers import AtLevel, WithOptions
 
-def at_level(name: str, level: str = "", *, own_process: bool = False) -> Device:
-    """A driver's device, at a lower HAL level where one is given, in a process of its own where that is asked for."""
-    from nnhal.hal.wrappers import AtLevel
+    if options:
+        return WithOptions(at_level(name, level, own_process=own_process), options)
 
     if own_process:
         driver = discovery.origin_of(name)
@@ -109,7 +109,9 @@ def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[D
     def device(name: str | Device) -> Device:
         return name if isinstance(name, Device) else _named(name, by_name)
 
-    return _each_once(map(device, names) if isolation == "none" else _at_once(device, list(dict.fromkeys(names))))
+    return _each_once(
+        map(device, names) if isolation == "none" else at_once(STARTING, device, list(dict.fromkeys(names)))
+    )
 
 
 def _all_isolated() -> list[Resilient]:
@@ -121,7 +123,7 @@ def _all_isolated() -> list[Resilient]:
             return None
 
     names = [name for name in discovery.names(samples=False) if name != discovery.CPU]
-    return [device for device in _at_once(started, names) if device is not None]
+    return [device for device in at_once(STARTING, started, names) if device is not None]
 
 
 def _named(name: str, by_name: Callable[[str], Device]) -> Device:

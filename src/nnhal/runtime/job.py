@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.answers import shown
+from nnhal.base.errors import ContractBroken
 from nnhal.base.operands import Array, typed
 from nnhal.hal.host import Writing
 from nnhal.hal.memory import Buffer
@@ -16,12 +18,37 @@ from nnhal.runtime.allocation import Allocation
 
 @dataclass(frozen=True)
 class StepTiming:
-    """How long one step took: the runtime's own measure, and what the driver says, in nanoseconds."""
+    """How long one step took: the runtime's own measure, and what the driver says, in nanoseconds.
+
+    each: of its operations, by place in the step, as far as the driver tells.
+    """
 
     device: str
     operations: int
     total: int
     driver: Timing | None
+    each: Mapping[int, int] = field(default_factory=dict)
+
+
+class Profile:
+    """Takes what a driver tells of the operations of one step; what cannot be is ContractBroken, in the driver's call."""
+
+    def __init__(self, operations: int, where: str) -> None:
+        self._operations, self._where = operations, where
+        self.spent: dict[int, int] = {}
+
+    def __call__(self, operation: int, begin_ns: int, end_ns: int) -> None:
+        """Operation `operation` took the time between two points of the monotonic clock; what comes twice adds up."""
+        if any(type(value) is not int for value in (operation, begin_ns, end_ns)):
+            what = f"{shown(operation)}, {shown(begin_ns)}, {shown(end_ns)}"
+            raise ContractBroken(f"{self._where}: profile({what}), must be integers")
+        if not 0 <= operation < self._operations:
+            raise ContractBroken(
+                f"{self._where}: profile of operation {operation}, must be 0 to {self._operations - 1}"
+            )
+        if not begin_ns <= end_ns:
+            raise ContractBroken(f"{self._where}: profile of operation {operation} ends before it begins")
+        self.spent[operation] = self.spent.get(operation, 0) + end_ns - begin_ns
 
 
 @dataclass
@@ -96,12 +123,12 @@ class Job:
         """Tell the allocations that it will write that it begins."""
         self.writer = object()
         for allocation in written.values():
-            allocation.begin(self.writer)
+            allocation._begin(self.writer)
 
     def settle(self, success: bool) -> None:
         """Tell the allocations that it was to write what became of it."""
         for allocation in self.written.values():
-            allocation.wrote(self.writer, success)
+            allocation._wrote(self.writer, success)
         for place, writing in self.writing.items():
             writing.end(self.results[place] if success else None)
 
@@ -112,20 +139,20 @@ def resolve(job: Job, read: Mapping[int, Allocation], written: Mapping[int, Allo
     if read:
         given = list(job.given)
         for place, allocation in read.items():
-            host = allocation.host
+            host = allocation._host
             if host is not None:
                 given[place] = host.array()
             else:
-                given[place], buffers[main.inputs[place]] = None, allocation.buffer
+                given[place], buffers[main.inputs[place]] = None, allocation._open()
         job.given = given
     if written:
         rooms, writing = list(job.rooms or [None] * len(main.outputs)), {}
         for place, allocation in written.items():
-            host = allocation.host
+            host = allocation._host
             if host is not None:
                 writing[place] = host.begin()
                 rooms[place] = writing[place].room
             else:
-                rooms[place], buffers[main.outputs[place]] = None, allocation.buffer
+                rooms[place], buffers[main.outputs[place]] = None, allocation._open()
         job.rooms, job.writing = rooms, writing
     job.buffers, job.read, job.written = buffers, read, written

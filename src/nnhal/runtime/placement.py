@@ -42,6 +42,9 @@ class Live:
         self._runs = count()
         self.ran = partial(next, self._runs)  # the one thing that every execution pays for
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _counted, (self._devices, list(self), self.executions)
+
     def fell_back(self, step: int, why: str) -> None:
         """Count one execution of a step, or of the `WHOLE` model."""
         device = ", ".join(dict.fromkeys(self._devices)) if step == WHOLE else self._devices[step]
@@ -56,7 +59,7 @@ class Live:
     @property
     def executions(self) -> int:
         """How many were begun."""
-        return int(self._runs.__reduce__()[1][0])
+        return int(repr(self._runs).removeprefix("count(").removesuffix(")"))  # nothing else reads it without counting
 
     @property
     def total(self) -> int:
@@ -68,6 +71,15 @@ class Live:
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form."""
         return {"executions": self.executions, "fell_back": self.total, "steps": [asdict(each) for each in self]}
+
+
+def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int) -> Live:
+    """What was counted so far, in another process or a copy: it counts on from there."""
+    live = Live(devices)
+    live._fell = {each.step: each for each in fell}
+    live._runs = count(executions)
+    live.ran = partial(next, live._runs)
+    return live
 
 
 class Placement:
@@ -98,7 +110,8 @@ class Placement:
         """Number of operations on each device."""
         counts: dict[str, int] = {}
         for choice in self.choices:
-            counts[choice.device] = counts.get(choice.device, 0) + 1
+            if choice.device:
+                counts[choice.device] = counts.get(choice.device, 0) + 1
         return counts
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,8 +139,8 @@ class Placement:
         return brief(f"Placement of {', '.join(words)}", [self.summary()])
 
     def __str__(self) -> str:
-        lines = [f"{c.label:32} {c.device:12} {c.reason}" for c in self.choices]
-        lines.append(f"{len(self.steps)} steps, {self.transfers} transfers between devices")
+        lines = [f"{c.label:32} {c.device or '-':12} {c.reason}" for c in self.choices]
+        lines.append(f"{counted(len(self.steps), 'step')}, {counted(self.transfers, 'transfer')} between devices")
         return "\n".join([*lines, *self.events, *map(str, self.live)])
 
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from nnhal.base.brief import brief, counted
 from nnhal.base.errors import Closed, DeadObject
+from nnhal.base.uncopied import Uncopied
 from nnhal.hal.memory import Buffer
 from nnhal.model.graph import Model
 from nnhal.runtime.allocation import Allocation, Use, allocate_for
@@ -20,14 +21,15 @@ class StatePlacement(NamedTuple):
     reason: str
 
 
-class Stream:
+class Stream(Uncopied, instead="another process gets the model and compiles it there"):
     """A session: what the model keeps between calls starts at its initial value and is carried on. For one thread.
 
     Each state lies in two buffers of its device, or in shared pools where the driver grants none: one is read, one written.
     """
 
-    def __init__(self, compiled: Caller) -> None:
-        self._compiled, self._closed = compiled, False
+    def __init__(self, owner: object, compiled: Caller) -> None:
+        """owner: what is not to go before it."""
+        self._owner, self._compiled, self._closed = owner, compiled, False
         self._turns: tuple[_Turn, ...] = ()  # this step's and the next one's
         self.reset()
 
@@ -131,9 +133,9 @@ class _Turn(NamedTuple):
         read = {state.input: allocation for state, allocation in zip(model.states, current, strict=True)}
         written = {state.output: allocation for state, allocation in zip(model.states, following, strict=True)}
         buffers: dict[int, Buffer] = {}
-        if all(allocation.host is None for allocation in (*current, *following)):
-            buffers |= {main.inputs[place]: allocation.buffer for place, allocation in read.items()}
-            buffers |= {main.outputs[place]: allocation.buffer for place, allocation in written.items()}
+        if all(allocation._host is None for allocation in (*current, *following)):
+            buffers |= {main.inputs[place]: allocation._open() for place, allocation in read.items()}
+            buffers |= {main.outputs[place]: allocation._open() for place, allocation in written.items()}
         return cls(read, written, buffers, len(main.outputs))
 
     def place(self, job: Job) -> None:
@@ -141,7 +143,7 @@ class _Turn(NamedTuple):
         given: list[Any] = list(job.given)
         if self.buffers and not any(isinstance(x, Allocation) for x in given):
             for place, allocation in self.read.items():
-                allocation.check_contents()
+                allocation._check_contents()
                 given[place] = None
             job.given, job.buffers, job.read, job.written = given, self.buffers, self.read, self.written
             return

@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
@@ -222,7 +223,10 @@ def path_all(wanted: Iterable[str] | None = None, progress: Progress | None = No
 
 def opened(name: str, progress: Progress | None = None) -> BinaryIO:
     """The file of a model or picture, open for reading, with the digest that it must have. Raises ZooError."""
-    found, where = entry(name), path(name, progress)
+    found = entry(name)
+    with suppress(OSError):  # it is there, and looked at once
+        return cache.opened(folder() / found.file, found.sha256)
+    where = path(name, progress)
     try:
         return cache.opened(where, found.sha256)
     except OSError as error:

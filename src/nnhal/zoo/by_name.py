@@ -1,5 +1,7 @@
 """Models by name: what packages ship, what is made here; fetched or made when they are first used."""
 
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -7,6 +9,9 @@ from nnhal import zoo
 from nnhal.base.errors import BadFile
 from nnhal.base.names import meant, short
 from nnhal.zoo import Progress, maker
+
+SUFFIXES = (".tflite", ".task")
+MOST_FILES = 1000  # looked through for what was meant
 
 
 def path(name: str, progress: Progress | None = None) -> Path:
@@ -26,5 +31,13 @@ def _made(name: str) -> bool:
     if name in (*zoo.names(), *zoo.pictures()):
         return False
     must = "must be a .tflite file or one that `nnhal models` lists"
-    like = meant(name, (*maker.names(), *zoo.names(), *zoo.pictures()))
+    like = meant(name, (*maker.names(), *zoo.names(), *zoo.pictures(), *_beside(name)))
     raise BadFile(f"{short(name)}: is no file and no model of the zoo, {must}{like}")
+
+
+def _beside(name: str) -> list[str]:
+    """Models in the folder where the file of this name would be."""
+    with suppress(OSError, ValueError):  # no folder, or no name that a file can have
+        folder = Path(name).parent
+        return [str(folder / file.name) for file in islice(folder.iterdir(), MOST_FILES) if file.suffix in SUFFIXES]
+    return []

@@ -9,6 +9,7 @@ reshape keep the quantisation of their input. The same versions of numpy and fla
 import hashlib
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -340,6 +341,10 @@ def path(name: str, progress: Progress | None = None) -> Path:
 
 def opened(name: str, progress: Progress | None = None) -> BinaryIO:
     """The model's file, open for reading, with the digest that it had when it was made. Raises ZooError."""
+    _recipe(name)
+    with suppress(OSError):  # it is there, and looked at once
+        root = cache.private(folder(), *PLACE.parts)
+        return cache.opened(root / f"{name}.tflite", _noted(root / f"{name}.sha256"))
     path(name, progress)
     try:
         return cache.opened(*_kept(name, progress))

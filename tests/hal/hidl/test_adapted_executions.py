@@ -16,7 +16,7 @@ from nnhal.base.errors import (
     OutputInsufficientSize,
 )
 from nnhal.drivers.samples import full
-from nnhal.hal.device import Hints
+from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.hidl.adapters import adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape
 from nnhal.hal.request import Control, Timing
@@ -29,6 +29,7 @@ from tests.hal.hidl.old_drivers import (
     answering,
     executing,
     prepared,
+    preparing,
     reshaped,
     run,
     soon,
@@ -217,3 +218,63 @@ def test_a_driver_of_1_2_may_prepare_a_model_of_1_0():
 def test_driver_buffers_are_refused_below_1_3():
     with pytest.raises(OperationFailed, match=r"allocate needs level 1\.3, device sample-full-1\.2 is at 1\.2"):
         adapt(full.FullV1_2()).allocate(None, ())
+
+
+# ------------------------------------------------------------------------------------------- drivers that never notify
+
+
+@pytest.mark.parametrize(
+    "driver", [preparing(lambda *_: NONE), executing(lambda *_: NONE)], ids=["prepareModel", "execute"]
+)
+def test_a_driver_that_never_notifies_ends_by_a_limit(driver, monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.3")
+    began = time.monotonic()
+    with pytest.raises(OperationFailed, match=r"notified nothing within 0.3 s.*NNHAL_NOTIFIED_WITHIN"):
+        run(driver)
+    assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_a_deadline_before_the_limit_is_a_missed_deadline(monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "30")
+    with pytest.raises(MissedDeadline):
+        run(executing(lambda *_: NONE), Control(deadline=soon()))
+
+
+def test_a_deadline_after_the_limit_does_not_outlast_it(monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.2")
+    with pytest.raises(OperationFailed, match=r"within 0\.2 s"):
+        run(executing(lambda *_: NONE), Control(deadline=soon(30)))
+
+
+def test_what_comes_after_the_limit_is_ignored(monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.2")
+    kept = []
+    with pytest.raises(OperationFailed):
+        run(executing(lambda request, callback, real: kept.append(callback) or NONE))
+    kept[0].notify(NONE)
+    assert kept[0].result == ()
+
+
+@pytest.mark.parametrize("text", ["never", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_none_is_refused(text, monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", text)
+    with pytest.raises(InvalidArgument, match="must be a number of seconds"):
+        run(executing(lambda *_: NONE))
+
+
+# --------------------------------------------------------------------------------------------- whose stack is told
+
+
+def act_of_the_driver(*_):
+    return {}["conv_weights"]
+
+
+@pytest.mark.parametrize(
+    "driver", [preparing(act_of_the_driver), executing(act_of_the_driver)], ids=["prepare", "execute"]
+)
+def test_the_stack_under_what_a_drivers_method_raises_is_the_drivers(driver):
+    with pytest.raises(OperationFailed, match="raised KeyError") as told:
+        model = prepared_by(adapt(driver), added(), Hints())
+        model.request([X]).execute(model.run, Control())
+    assert "in act_of_the_driver" in told.value.stack and told.value.stack.endswith("KeyError: 'conv_weights'")
+    assert isinstance(told.value.__cause__, KeyError) and "adapters.py" not in told.value.stack

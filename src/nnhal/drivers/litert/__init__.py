@@ -8,7 +8,7 @@
 | `task.py`, `common.py` | what an entry works with |
 | `sums.py` | what LiteRT's 32-bit sums of products hold |
 | `graph.py` | which tensor stands for which operand |
-| `flatbuffer.py`, `content.py` | the TFLite model, written in memory; its bytes, and weights that stay where they lie |
+| `flatbuffer.py`, `blocks.py`, `content.py` | the TFLite model, written in memory; weights that stay where they lie |
 | `greeting.py` | the line that LiteRT writes to stderr, kept off it |
 | `engine.py` | interpreters, their memory, executions |
 

@@ -6,6 +6,8 @@ from importlib.metadata import version
 
 from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.errors import InvalidArgument
+from nnhal.drivers import reference
+from nnhal.drivers.kit.shapes import for_each_shape
 from nnhal.drivers.litert.engine import LitertModel, Settings, engine
 from nnhal.drivers.litert.graph import TENSOR_TYPES
 from nnhal.drivers.litert.lowering import verdicts
@@ -20,6 +22,9 @@ class Litert(Device):
     """The CPU by way of LiteRT and XNNPACK.
 
     Options: `xnnpack` (bool, true): let XNNPACK run what it can; otherwise LiteRT's own kernels run everything.
+    `dynamic_range` (bool, false): a layer whose weights are the real values of a constant of 8 bits gets the 8 bits, as
+    files of dynamic-range quantisation have them. LiteRT then quantises the layer's input at each run: faster, a quarter
+    of the memory, and beyond NNAPI's tolerance, so it is for the application to ask for.
     Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
     """
 
@@ -39,7 +44,8 @@ class Litert(Device):
         return verdicts(model)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        return LitertModel(model, _settings(hints))
+        settings = _settings(hints)
+        return for_each_shape(model, lambda known: LitertModel(known, settings), reference.Interpreter)
 
 
 def _settings(hints: Hints) -> Settings:

@@ -97,7 +97,10 @@ def power(t: Task) -> None:
 @entry("PRELU")
 def prelu(t: Task) -> None:
     """Alpha may be broadcast, the input may not."""
-    t.require(t.x("input").value.known == t.out.value.known, "LiteRT broadcasts alpha alone, and the input is smaller")
+    sizes, alphas = t.x("input").value.dims, t.x("alpha").value.dims
+    behind = zip(reversed(sizes), reversed(alphas), strict=False)
+    alone = sizes == t.out.value.dims and all(d is not None or a == 1 for d, a in behind)
+    t.require(alone, "LiteRT broadcasts alpha alone, and the input is smaller")
     scale, alpha = (t.x(name).value.scale for name in ("input", "alpha"))
     if t.a.T in QUANTS:
         t.require_scale(max(scale, t.product(scale, alpha)), t.out.value)
@@ -166,7 +169,8 @@ def exact(t: Task) -> None:
     """XNNPACK's EXP is off by up to 32 units in the last place above 8, its SIN from 6e6 on. It takes no tensors of 7
     dimensions: LiteRT's own kernels do, and are exact to one unit.
     """
-    shape = (*(1,) * BEYOND_XNNPACK, math.prod(t.out.value.known))
+    sizes = t.out.value.dims
+    shape = (*(1,) * BEYOND_XNNPACK, None if None in sizes else math.prod(t.out.value.known))
     x, y = t.temporary(t.out.value, shape=shape), t.temporary(t.out.value, shape=shape)
     t.reshape(t.x("input"), x)
     t.emit(t.name, [x], y)
@@ -266,6 +270,16 @@ def quantise(t: Task) -> None:
     if t.name == "QUANTIZE":
         t.quantise(t.x("input"), t.out)
         return
+    source = t.a.input
+    kept = t.graph.dynamic_range and t.operation.outputs[0] not in t.graph.model.main.outputs
+    if kept and source.data is not None and t.a.out.type == F32 and not source.zero_point:
+        t.graph.put_off(t.operation.outputs[0], t.x("input"), lambda: dequantise(t))
+    else:
+        dequantise(t)
+
+
+def dequantise(t: Task) -> None:
+    """Write the real values of a tensor."""
     source, narrow = t.a.input, t.out.value.type == F16 and not t.leaves(0)
     exact = t.temporary(t.out.value) if narrow else t.out
     if source.data is not None and source.zero_point:  # XNNPACK folds it with a rounding more

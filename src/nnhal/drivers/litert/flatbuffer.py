@@ -1,11 +1,11 @@
 """A TFLite model made in memory: tensors, operators, and constants that lie behind the flatbuffer proper.
 
-Constants never pass through the flatbuffer builder: a buffer states where its bytes lie from the start of the model
+Constants lie outside: a buffer states where its bytes lie from the start of the model
 (`Buffer.offset` and `size` of the TFLite schema). Where many lie in one pool they are not copied at all, see `content`.
 """
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,11 @@ import numpy as np
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.memory import aligned
 from nnhal.base.operands import Array, Shape
+from nnhal.drivers.litert.blocks import TO, Block, Field, file, integers, numbers, table, tables, text
 from nnhal.drivers.litert.content import Content, joined
 
 IDENTIFIER = b"TFL3"
 VERSION = 3
-_ROOM = 4096  # for the flatbuffer proper: at least, for each tensor, scale and operator
-_ROOM_TENSOR, _ROOM_SCALE, _ROOM_OPERATOR = 256, 12, 256
 
 
 @cache
@@ -43,11 +42,10 @@ class FlatbufferWriter:
 
     def __init__(self) -> None:
         self._schema = schema()
-        self._tensors: list[Any] = []
-        self._operators: list[Any] = []
+        self._tensors: list[list[Field]] = []
+        self._operators: list[list[Field]] = []
         self._codes: dict[str, int] = {}
         self._data: list[Array] = []
-        self._room = _ROOM  # bytes that the flatbuffer proper will hardly exceed
 
     def tensor(
         self,
@@ -66,21 +64,20 @@ class FlatbufferWriter:
         kind: a name of TensorType. scales: one, or one for each entry of dimension `axis`; none where not quantised.
         data: its bytes where it is constant; they are read when the model is finished, and not kept.
         """
-        tensor = self._schema.TensorT()
-        tensor.type = getattr(self._schema.TensorType, kind)
-        tensor.shape = np.array([d or 0 for d in shape or ()], np.int32)
-        tensor.name = name or None
-        tensor.isVariable = variable
-        self._room += _ROOM_TENSOR + len(name) + _ROOM_SCALE * len(scales)
-        if len(scales):
-            tensor.quantization = self._schema.QuantizationParametersT()
-            tensor.quantization.scale = np.asarray(scales, np.float32)
-            tensor.quantization.zeroPoint = np.full(len(scales), zero_point, np.int64)
-            tensor.quantization.quantizedDimension = axis
+        fields: list[Field] = [
+            (0, TO, integers([d or 0 for d in shape or ()])),
+            (1, "b", getattr(self._schema.TensorType, kind)),
+            (5, "?", variable),
+        ]
         if data is not None:
             self._data.append(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
-            tensor.buffer = len(self._data)  # buffer 0 is the empty one
-        self._tensors.append(tensor)
+            fields.append((2, "i", len(self._data)))  # buffer 0 is the empty one
+        if name:
+            fields.append((3, TO, text(name)))
+        if len(scales):
+            quant = numbers(np.asarray(scales, np.float32)), numbers(np.full(len(scales), zero_point, np.int64))
+            fields.append((4, TO, table((2, TO, quant[0]), (3, TO, quant[1]), (6, "i", axis))))
+        self._tensors.append(fields)
         return len(self._tensors) - 1
 
     def operator(
@@ -90,53 +87,55 @@ class FlatbufferWriter:
 
         options: the name of its options table without `Options`; fields: what is set in it, by the schema's names.
         """
-        operator = self._schema.OperatorT()
-        operator.opcodeIndex = self._codes.setdefault(kind, len(self._codes))
-        operator.inputs = np.array(inputs, np.int32)
-        operator.outputs = np.array(outputs, np.int32)
+        written: list[Field] = [
+            (0, "i", self._codes.setdefault(kind, len(self._codes))),
+            (1, TO, integers(inputs)),
+            (2, TO, integers(outputs)),
+        ]
         if options:
-            operator.builtinOptionsType = getattr(self._schema.BuiltinOptions, f"{options}Options")
-            operator.builtinOptions = table = getattr(self._schema, f"{options}OptionsT")()
-            for field, value in fields.items():
-                if not hasattr(table, field):
-                    raise AttributeError(f"{options}Options has no field {field}")
-                setattr(table, field, value)
-        self._room += _ROOM_OPERATOR
-        self._operators.append(operator)
+            written.append((3, "B", getattr(self._schema.BuiltinOptions, f"{options}Options")))
+            written.append((4, TO, _options(options, tuple((k, _hashable(v)) for k, v in fields.items()))))
+        self._operators.append(written)
 
     def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Content:
         """The whole model. Constants lie behind the flatbuffer; where they begin has to be known to write it."""
-        room = aligned(self._room)
-        while True:
-            content, offsets = joined(room, self._data)
-            head = self._pack(inputs, outputs, offsets)
-            if len(head) <= room:
-                content.write(0, head)
-                return content
-            room = aligned(len(head))
+        tensors, operators = (tables([table(*fields) for fields in made]) for made in (self._tensors, self._operators))
+        ends = map(integers, (inputs, outputs))
+        graph = table((0, TO, tensors), (1, TO, next(ends)), (2, TO, next(ends)), (3, TO, operators))
+        codes = tables([self._code(kind) for kind in self._codes])
 
-    def _pack(self, inputs: Sequence[int], outputs: Sequence[int], offsets: Sequence[int]) -> bytes:
-        from flatbuffers import Builder
+        def head(offsets: Sequence[int]) -> bytes:
+            sizes = [data.nbytes for data in self._data]
+            places = [table((1, "Q", at), (2, "Q", size)) for at, size in zip(offsets, sizes, strict=True)]
+            buffers = tables([table(), *places])
+            return file(
+                table((0, "i", VERSION), (1, TO, codes), (2, TO, tables([graph])), (4, TO, buffers)), IDENTIFIER
+            )
 
-        s = self._schema
-        graph = s.SubGraphT()
-        graph.tensors, graph.operators = self._tensors, self._operators
-        graph.inputs, graph.outputs = np.array(inputs, np.int32), np.array(outputs, np.int32)
-        model = s.ModelT()
-        model.version, model.subgraphs = VERSION, [graph]
-        model.operatorCodes = [self._code(kind) for kind in self._codes]
-        model.buffers = [s.BufferT()]
-        for data, offset in zip(self._data, offsets, strict=True):
-            buffer = s.BufferT()
-            buffer.offset, buffer.size = offset, data.nbytes
-            model.buffers.append(buffer)
-        builder = Builder(_ROOM)
-        builder.Finish(model.Pack(builder), IDENTIFIER)
-        return bytes(builder.Output())
+        content, offsets = joined(aligned(len(head([0] * len(self._data)))), self._data)
+        content.write(0, head(offsets))
+        return content
 
-    def _code(self, kind: str) -> Any:
-        code = self._schema.OperatorCodeT()
-        code.builtinCode = getattr(self._schema.BuiltinOperator, kind)
-        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-        code.version = 1
-        return code
+    def _code(self, kind: str) -> Block:
+        number = getattr(self._schema.BuiltinOperator, kind)
+        return table((0, "b", min(number, 127)), (2, "i", 1), (3, "i", number))
+
+
+@lru_cache(maxsize=1024)
+def _options(name: str, fields: tuple[tuple[str, Any], ...]) -> Block:
+    """A table of options, by the schema's names of its fields."""
+    from flatbuffers import Builder
+
+    made = getattr(schema(), f"{name}OptionsT")()
+    for field, value in fields:
+        if not hasattr(made, field):
+            raise AttributeError(f"{name}Options has no field {field}")
+        setattr(made, field, value)
+    builder = Builder(64)
+    builder.Finish(made.Pack(builder))
+    data = bytes(builder.Output())
+    return Block(data, int.from_bytes(data[:4], "little"))
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, int | float) else tuple(np.asarray(value).tolist())

@@ -4,11 +4,12 @@ Tensors of TENSOR_FLOAT16 are float32 in the TFLite model and converted where th
 float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds into its kernels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
+from nnhal.drivers.kit.lowering import Refused
 from nnhal.drivers.litert.content import Content
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.model.graph import CONSTANTS, Model, consumers
@@ -38,10 +39,6 @@ SIGN = 128  # between the zero points of the two asymmetric 8-bit types, and the
 FINEST = 2.0**-126  # a scale: what is less is no normal float32, and XNNPACK ends the process where it prepares it
 COARSEST = 2.0**100  # a scale: LiteRT multiplies by up to 2**20 in float32, and ends the process where that is infinite
 MOST = 2**31 - 1  # LiteRT's sizes, options and sums have 32 bits
-
-
-class Refused(Exception):
-    """An operation that the engine cannot run as NNAPI defines it; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,10 @@ def require_scales(low: float, high: float) -> None:
 class Graph:
     """A main subgraph on its way to a TFLite model: which tensor stands for which operand."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, model: Model, *, dynamic_range: bool = False) -> None:
+        self.model, self.dynamic_range = model, dynamic_range
+        self.integers: dict[int, EngineTensor] = {}  # constant weights by the operand that has their real values
+        self._put_off: dict[int, Callable[[], None]] = {}
         self.writer = FlatbufferWriter()
         self.values = list(validate(model).subgraphs[0].values)
         self.readers = consumers(model.main)
@@ -124,11 +123,18 @@ class Graph:
 
     def operand(self, index: int) -> EngineTensor | None:
         """The tensor of an operand; None for one that has no value."""
+        if index in self._put_off:
+            self._put_off.pop(index)()
         if index not in self._tensors:
             tensor = self._tensors[index] = self._make(index)
             if tensor is not None and self.model.main.operands[index].lifetime in GIVEN:
                 self._given.add(tensor.index)
         return self._tensors[index]
+
+    def put_off(self, index: int, integers: EngineTensor, write: Callable[[], None]) -> None:
+        """The real values of constant integers are written by `write` as soon as anybody asks for operand `index`."""
+        self.integers[index] = integers
+        self._put_off[index] = write
 
     def _make(self, index: int) -> EngineTensor | None:
         value, operand = self.values[index], self.model.main.operands[index]

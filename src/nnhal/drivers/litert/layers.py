@@ -12,13 +12,14 @@ from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, sc
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
-from nnhal.ops.schema import B8, Q8, Q8PC, Q8S, Bound
+from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
 
 SQUARED = 2.0**50  # numbers up to here are squared
 SMALL = 2.0**-80  # times this all can be
 WIDEST = 64  # radius of sums of shifted tensors
 LEAST_EPSILON = 1e-12
 POINTER, ACCUMULATOR = 8, 4  # bytes: XNNPACK holds a pointer for each element that a window meets, LiteRT numbers
+DYNAMIC = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")  # whose inputs LiteRT quantises beside integer weights
 LANES = 16  # channels that XNNPACK computes at once
 TAPS = "for the places of its filter"
 
@@ -114,7 +115,7 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     axis: the dimension of the weights that holds the output channels.
     """
     pictures = t.a.form_has("nchw")
-    x, weights = t.image("input") if pictures else t.x("input"), t.x(name)
+    x, weights = t.image("input") if pictures else t.x("input"), integers(t, name, axis) or t.x(name)
     out = t.image_out() if pictures else t.out
     if x.value.type in QUANTS:
         per_channel = weights.value.type == Q8PC
@@ -134,6 +135,17 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     t.require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
     return Weighted(x, weights, sums.within(t, x.value, weights.value, axis, added, products / out.value.scale), out)
+
+
+def integers(t: Task, name: str, axis: int) -> EngineTensor | None:
+    """Weights of 8 bits beside a float input, where the application asks for them and LiteRT has a kernel for that."""
+    found = t.integers(name)
+    if found is None or t.name not in DYNAMIC or t.a.input.type != F32:
+        return None
+    channel = found.value.channel
+    if t.name == "DEPTHWISE_CONV_2D" and channel is None:
+        return None
+    return found if channel is None or channel.axis == axis else None
 
 
 def require_packed(t: Task, weights: Value, axis: int) -> None:
@@ -222,7 +234,8 @@ def fits(a: Bound, how: int, axis: str, shape: Array) -> bool:
 def fully_connected(t: Task) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     w = weighted(t, "weights")
-    t.emit(t.name, [w.x, w.weights, w.bias], w.out, "FullyConnected", fusedActivationFunction=activation(t))
+    how = {"fusedActivationFunction": activation(t), "asymmetricQuantizeInputs": True}  # as converters write it
+    t.emit(t.name, [w.x, w.weights, w.bias], w.out, "FullyConnected", **how)
 
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})
@@ -397,4 +410,10 @@ def resize(t: Task) -> None:
     a, out = t.a, t.image_out()
     options = {"alignCorners": a.align_corners, "halfPixelCenters": a.half_pixel_centers}
     kind = "ResizeBilinear" if t.name == "RESIZE_BILINEAR" else "ResizeNearestNeighbor"
-    t.emit(t.name, [t.image("input"), t.constant(out.value.known[1:3])], out, kind, **options)
+    t.emit(
+        t.name,
+        [t.image("input"), t.constant(replace(out.value, shape=out.value.dims[1:3]).known)],
+        out,
+        kind,
+        **options,
+    )

@@ -101,16 +101,23 @@ def lstm_inputs(t: Task, x: EngineTensor, way: str = "", crossed: bool = False) 
     t.require(
         output <= units, f"LiteRT's kernel has no room to project {units} cells to {output}, {units} are the most"
     )
-    sources = [
-        joined(t, f"{way}input_to_{gate}", f"{way}aux_to_{gate}") if own and crossed else own
-        for gate, own in ((gate, t.maybe(f"{way}input_to_{gate}")) for gate in GATES)
-    ]
-    names = [f"state_to_{gate}" for gate in GATES] + [f"peep_{gate}" for gate in ("input", "forget", "output")]
+    names = [f"input_to_{gate}" for gate in GATES] + [f"state_to_{gate}" for gate in GATES]
+    names += [f"peep_{gate}" for gate in ("input", "forget", "output")]
     names += [f"bias_{gate}" for gate in GATES] + ["projection", "projection_bias"]
-    weights = [t.maybe(way + name) for name in names]
+    weights = [t.maybe(way + name) for name in names] if way else cell_weights(t, names)
+    if crossed:
+        for place, gate in enumerate(GATES):
+            weights[place] = weights[place] and joined(t, f"{way}input_to_{gate}", f"{way}aux_to_{gate}")
     states = [state(t, f"{way}state"), state(t, f"{way}cell_state")]
     norms = [t.maybe(f"{way}norm_{gate}") for gate in GATES]
-    return [x, *sources, *weights, *states, *(norms if any(norms) else ())]
+    return [x, *weights, *states, *(norms if any(norms) else ())]
+
+
+def cell_weights(t: Task, names: Sequence[str]) -> list[EngineTensor | None]:
+    """Weights; LiteRT takes all of 8 bits, but for biases, or none."""
+    integers = {name: t.integers(name) for name in names if "bias" not in name and getattr(t.a, name) is not None}
+    kept = all(found is not None and found.value.channel is None for found in integers.values())
+    return [integers.get(name) if kept and name in integers else t.maybe(name) for name in names]
 
 
 def settings(t: Task) -> dict[str, float]:
@@ -122,6 +129,7 @@ def settings(t: Task) -> dict[str, float]:
         "fusedActivationFunction": activation(t),
         "cellClip": t.a.cell_clip,
         "projClip": t.a.projection_clip,
+        "asymmetricQuantizeInputs": True,  # of integer weights, as converters write it
     }
 
 

@@ -9,7 +9,7 @@ from nnhal.drivers.litert.elementwise import without_nan
 from nnhal.drivers.litert.graph import FLOATS, QUANTS
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry
 from nnhal.ops.common import axis_of
-from nnhal.ops.schema import B8, F16, I32
+from nnhal.ops.schema import B8, F16, I32, Q8
 from nnhal.ops.slice import strided
 
 NUMBERS = FLOATS | QUANTS | {I32}
@@ -18,6 +18,8 @@ NUMBERS = FLOATS | QUANTS | {I32}
 @entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS)
 def reshape(t: Task) -> None:
     """The output's shape says it all."""
+    if t.name == "RESHAPE":
+        t.require_shape_of_input("shape")
     t.reshape(t.x("input"), t.out)
 
 
@@ -30,8 +32,12 @@ def transpose(t: Task) -> None:
 
 @entry("CONCATENATION")
 def concatenation(t: Task) -> None:
-    """LiteRT's signed kernel wants one scale, so inputs of others are brought to the output's."""
-    inputs = [t.requantised(x, t.out.value) for x in t.many("parts")]
+    """LiteRT's signed kernel wants one scale, so inputs are brought to the output's; the unsigned one does that itself."""
+    inputs = t.many("parts")
+    if t.a.T == Q8:
+        t.require_scale(max(x.value.scale for x in inputs), t.out.value)
+    else:
+        inputs = [t.requantised(x, t.out.value) for x in inputs]
     t.emit(t.name, inputs, t.out, "Concatenation", axis=axis_of(t.a, "axis", t.out.value.rank))
 
 
@@ -74,6 +80,7 @@ def mirror_pad(t: Task) -> None:
 @entry("SLICE", types=NUMBERS)
 def slice_(t: Task) -> None:
     """A part in one piece."""
+    t.require_shape_of_input("size")
     t.slice(t.x("input"), t.array("begin").tolist(), t.out)
 
 

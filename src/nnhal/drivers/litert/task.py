@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Shape, Value
-from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, Refused, require_scales
+from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, Refused
+from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales
 from nnhal.model.graph import Operation
-from nnhal.ops.schema import B8, F32, I32, Q8S, Bound, perhaps_omitted
+from nnhal.ops.common import decode, encode
+from nnhal.ops.schema import B8, F32, I32, Q8S, Bound
 
 ROOM = 2**28  # bytes that an operation may always hold besides its operands
 PROPORTION = 8  # how many times its largest operand it may
@@ -19,53 +21,13 @@ BEYOND_XNNPACK = 6  # the most dimensions of its tensors
 STEEPEST = 256  # from here on XNNPACK refuses a quotient of scales, and LiteRT's own integers overflow
 
 
-@dataclass(frozen=True)
-class Entry:
-    """How to lower an operation. types: the operation types `T` that the engine's kernels take."""
+class Task(LoweringTask):
+    """One operation to lower to LiteRT: its decoded arguments `a`, and its tensors by the arguments' names."""
 
-    lower: Callable[["Task"], None]
-    types: frozenset[OperandType]
-
-
-ENTRIES: dict[str, Entry] = {}
-
-
-def entry(
-    *names: str, types: frozenset[OperandType] = FLOATS | QUANTS
-) -> Callable[[Callable[["Task"], None]], Callable[["Task"], None]]:
-    """Make a function the entry of the named operations."""
-
-    def add(function: Callable[["Task"], None]) -> Callable[["Task"], None]:
-        for name in names:
-            ENTRIES[name] = Entry(function, types)
-        return function
-
-    return add
-
-
-@dataclass
-class Task:
-    """One operation to lower: its decoded arguments `a`, and its tensors by the arguments' names."""
-
-    graph: Graph
-    a: Bound
-    operation: Operation
-    _after: list[Callable[[], None]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        slots = self.a.form.slots(len(self.operation.inputs))
-        self._places = {argument.name: self.operation.inputs[start:end] for argument, start, end in slots}
-        self._optional = {a.name for a in self.a.form if a.optional and isinstance(self.a.__dict__.get(a.name), Value)}
-
-    @property
-    def name(self) -> str:
-        """The operation's name."""
-        return self.a.op.name
-
-    def require(self, condition: Any, reason: str) -> None:
-        """Refuse the operation unless the condition holds."""
-        if not condition:
-            raise Refused(reason)
+    def __init__(self, graph: Graph, a: Bound, operation: Operation) -> None:
+        super().__init__(a, operation)
+        self.graph = graph
+        self._after: list[Callable[[], None]] = []
 
     def later(self, step: Callable[[], None]) -> None:
         """Write something when the operation is written; what was put off last comes first."""
@@ -91,26 +53,18 @@ class Task:
 
     def maybe(self, name: str) -> EngineTensor | None:
         """The tensor of an argument, None where it is omitted (also for an input that is declared to be perhaps)."""
-        places = self._places.get(name, ())
-        if not places or (name in self._optional and perhaps_omitted(getattr(self.a, name))):
-            return None
-        return self.graph.operand(places[0])
+        places = self.places(name)
+        return self.graph.operand(places[0]) if places else None
+
+    def integers(self, name: str) -> EngineTensor | None:
+        """The constant of 8 bits whose real values an argument has, where the application asks for layers on it."""
+        places = self.places(name)
+        return self.graph.integers.get(places[0]) if places else None
 
     def many(self, name: str) -> list[EngineTensor]:
         """The tensors of a variadic argument."""
-        tensors = [self.graph.operand(index) for index in self._places[name]]
+        tensors = [self.graph.operand(index) for index in self.places(name)]
         return [tensor for tensor in tensors if tensor is not None]
-
-    def place(self, name: str) -> int:
-        """The operand index of an argument."""
-        return self._places[name][0]
-
-    def array(self, name: str) -> Array:
-        """The value of a tensor argument, which has to be constant."""
-        value = getattr(self.a, name)
-        if value.data is None:
-            raise Refused(f"{name} is computed at execution, LiteRT's kernel needs it constant")
-        return np.asarray(value.data)
 
     @property
     def out(self) -> EngineTensor:
@@ -178,14 +132,18 @@ class Task:
         self.graph.undefined(self.operation.outputs[number], shape)
 
     def reshape(self, x: EngineTensor, y: EngineTensor) -> None:
-        """Write the elements of `x` in the shape of `y`."""
-        self.emit(
-            "RESHAPE", [x, self.constant(y.value.known)], y, "Reshape", newShape=np.array(y.value.known, np.int32)
-        )
+        """Write the elements of `x` in the shape of `y`, of which one dimension may be known only at execution."""
+        shape = list(y.value.dims)
+        if shape.count(None) == 1 and 0 not in shape:
+            shape[shape.index(None)] = -1
+        else:
+            shape = list(y.value.known)
+        self.emit("RESHAPE", [x, self.constant(shape)], y, "Reshape", newShape=np.array(shape, np.int32))
 
     def slice(self, x: EngineTensor, begin: Sequence[int], y: EngineTensor) -> None:
-        """Write the part of `x` that begins at `begin` and has the shape of `y`."""
-        self.emit("SLICE", [x, self.constant(begin), self.constant(y.value.known)], y)
+        """Write the part of `x` that begins at `begin` and has the shape of `y`; the rest of a dimension that is open."""
+        sizes = [-1 if size is None else size for size in y.value.dims]
+        self.emit("SLICE", [x, self.constant(begin), self.constant(sizes)], y)
 
     def transposed(self, x: EngineTensor, order: Sequence[int]) -> EngineTensor:
         """A tensor with its dimensions in another order."""
@@ -230,6 +188,11 @@ class Task:
         require_scales(x * y, x * y)
         return x * y
 
+    def require_shape_of_input(self, name: str) -> None:
+        """Refuse an output whose shape is open as an argument is computed; what follows from the input is known later."""
+        if None in self.out.value.dims:
+            self.array(name)
+
     def require_sum(self, count: int, greatest: int = 255) -> None:
         """Refuse sums of so many integers, of 8 bits or of another range, that they wrap around in LiteRT's 32 bits."""
         self.require(count * greatest <= MOST, f"LiteRT adds up {count} integers of up to {greatest} in 32 bits")
@@ -253,12 +216,17 @@ class Task:
         return max((math.prod(v.known) * v.dtype.itemsize for v in known), default=0)
 
     def requantised(self, x: EngineTensor, like: Value) -> EngineTensor:
-        """A quantised tensor brought to the scale and zero point of another; others as they are."""
+        """A quantised tensor brought to the scale and zero point of another; others as they are. By way of real values:
+        XNNPACK's way from steps to steps has 8 bits for the quotient of scales, and is off by up to 0.73 of a step.
+        """
         if not x.value.quantised or (x.value.scale, x.value.zero_point) == (like.scale, like.zero_point):
             return x
         self.require_scale(x.value.scale, like)
-        y = self.temporary(x.value, scale=like.scale, zero_point=like.zero_point)
-        self.emit("QUANTIZE", [x], y)
+        value = replace(x.value, scale=like.scale, zero_point=like.zero_point)
+        if x.value.data is not None:
+            return self.constant(encode(value, decode(x.value, x.value.array)), value=value)
+        y = self.temporary(value)
+        self.emit("QUANTIZE", [self.dequantised(x)], y)
         return y
 
     def dequantised(self, x: EngineTensor) -> EngineTensor:
@@ -331,6 +299,14 @@ class Task:
         y = self.temporary(other_sign(out.value, type))
         self._after.append(lambda: self.emit("QUANTIZE", [y], out))
         return y
+
+
+TABLE: LoweringTable[Task] = LoweringTable(
+    "LiteRT",
+    FLOATS | QUANTS,
+    {"IF": "branches stay with the runtime", "WHILE": "LiteRT cannot end a loop at its time-out"},
+)
+entry = TABLE.entry
 
 
 def require_32_bits(numbers: Array) -> None:

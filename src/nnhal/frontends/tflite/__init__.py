@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nnhal.base.answers import shown
-from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel
+from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.values import dimensions
@@ -41,7 +41,8 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
     signature: which entry point of several; by default the first, or subgraph 0 of a file without any.
     shapes: shapes of inputs by name or in order, instead of the file's; 0 or -1 leaves a dimension open until execution.
     Raises BadFile naming the place where the file lies, UnsupportedModel listing all operations that NNAPI cannot express,
-    InvalidArgument for a signature or input that the file does not have.
+    InvalidArgument for a signature or input that the file does not have, ShapeNeeded for shapes that it leaves open and that
+    have to be given.
     """
     label, memory = opened(source)
     file = read(memory.bytes(), label)
@@ -60,15 +61,16 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
         raise unsupported(context)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    model = ModelWriter(memory, file.budget, os.path.splitext(os.path.basename(label))[0]).model(graph, states)
+    notes = [f"{text} is open in the file and taken as {list(shape)}; {_how(name, text)}" for name, shape, text in left]
+    if signature is None:
+        notes = _signature_note(file) + notes
+    writer = ModelWriter(memory, file.budget, os.path.splitext(os.path.basename(label))[0])
+    model = writer.model(graph, states, metadata_of(file, subgraph.index), notes)
     try:
         validate(model)
     except InvalidModel as error:
-        raise (InvalidArgument(f"{label}: {_ask(left)}") if left else error) from None
-    notes = tuple(
-        f"{text} is open in the file and taken as {list(shape)}; {_how(name, text)}" for name, shape, text in left
-    )
-    return replace(model, metadata=metadata_of(file, subgraph.index), notes=notes)
+        raise (ShapeNeeded(f"{label}: {_ask(left)}") if left else error) from None
+    return model
 
 
 def _imported(
@@ -119,7 +121,7 @@ def _look_for_the_cause(
     always = _imported(context.file, subgraph, names, shapes)[0].problems
     context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
     if not context.problems:
-        raise InvalidArgument(f"{context.file.label}: {_ask(left)}")
+        raise ShapeNeeded(f"{context.file.label}: {_ask(left)}")
 
 
 def signatures(source: Source) -> list[str]:
@@ -144,6 +146,14 @@ def _signature(file: File, key: str | None) -> SignatureDef | None:
             return signature
     there = ", ".join(s.key for s in file.signatures) or "none: the file has no signatures"
     raise InvalidArgument(f"{file.label}: signature is {key!r}, must be one of {there}")
+
+
+def _signature_note(file: File) -> list[str]:
+    """That there are other entry points than the one that is taken, where there are."""
+    if len(file.signatures) < 2:
+        return []
+    keys = ", ".join(repr(short(s.key)) for s in file.signatures)
+    return [f"of the signatures {keys} the first is taken; --signature NAME, or signature=NAME, takes another"]
 
 
 def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) -> tuple[File, FileSubgraph]:

@@ -13,6 +13,7 @@ from nnhal.base.operands import Array
 
 MAGIC, END, END_64 = b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x07"
 END_BYTES, END_64_BYTES, MOST_COMMENT = 22, 20, 0xFFFF
+MOST_BEHIND = END_BYTES + MOST_COMMENT + END_64_BYTES  # bytes at the end of a file in which its end record lies
 MOST_MEMBERS, MOST_DIRECTORY = 1000, 1 << 20
 MOST_GROWTH = 100  # times the archive's bytes that a member may have
 MOST_BYTES = 1 << 31  # of a member
@@ -37,7 +38,7 @@ class Archive(Mapping[str, bytes]):
 
     def _check(self, data: Array) -> None:
         """The end says how much there is to be read before any of it is."""
-        tail = data[-(END_BYTES + MOST_COMMENT + END_64_BYTES) :].tobytes()
+        tail = data[-MOST_BEHIND:].tobytes()
         at = tail.rfind(END)
         if at < 0 or at + END_BYTES > len(tail):
             raise BadFile(f"{self._label}: is a zip file without its end, must be whole")

@@ -11,19 +11,22 @@ from nnhal.frontends.tflite.task import OperatorTask, entry
 
 def called(t: OperatorTask, number: int, given: Sequence[Value]) -> ImportGraph:
     """A subgraph for these inputs; Refused without a reason where its own operators were."""
-    context, count = t.graph.context, len(t.graph.file.subgraphs)
-    if 0 <= number < count:
-        source = t.graph.file.subgraphs[number]
-        takes = len(source.inputs)
-        t.require(takes == len(given), f"gives subgraph {number} {len(given)} inputs, must be {takes}")
-        for place, index in enumerate(source.inputs):
-            inner = source.tensors[index].type
-            outer = t.raw(len(t.operator.inputs) - len(given) + place).kind
-            t.require(inner == outer, f"input {place} of subgraph {number} is {inner}, must be {outer}")
-    graph = context.import_subgraph(number, given, t.label)
+    check_types(t, number, [t.raw(len(t.operator.inputs) - len(given) + place) for place in range(len(given))])
+    graph = t.graph.context.import_subgraph(number, given, t.label)
     if graph.failed:
         raise Inexpressible
     return graph
+
+
+def check_types(t: OperatorTask, number: int, given: Sequence[Term]) -> None:
+    """Refuse a call of a subgraph that takes other types."""
+    if 0 <= number < len(t.graph.file.subgraphs):
+        source = t.graph.file.subgraphs[number]
+        takes = len(source.inputs)
+        t.require(takes == len(given), f"gives subgraph {number} {len(given)} inputs, must be {takes}")
+        for place, (index, term) in enumerate(zip(source.inputs, given, strict=True)):
+            kind = source.tensors[index].type
+            t.require(kind == term.kind, f"input {place} of subgraph {number} is {kind}, must be {term.kind}")
 
 
 def reference(graph: ImportGraph) -> Term:
@@ -71,3 +74,19 @@ def common(before: Shape | None, after: Shape | None) -> Shape | None:
     if before is None or after is None or len(before) != len(after):
         return None
     return tuple(m if m == n else None for m, n in zip(before, after, strict=True))
+
+
+@entry("STABLEHLO_COMPOSITE", inputs=(0, None), outputs=(1, None), becomes="what its subgraph becomes, in its place")
+def composite(t: OperatorTask) -> None:
+    """What has a name of its own, and is made of others: those stand in its place."""
+    number = t.options("StableHLOCompositeOptions")("DecompositionSubgraphIndex")
+    given = [t.raw(place) for place in range(len(t.operator.inputs))]
+    check_types(t, number, given)
+    graph = t.graph.context.expand(number, given, t.graph, t.label)
+    if graph.failed:
+        raise Inexpressible
+    made, wanted = len(graph.outputs), len(t.operator.outputs)
+    t.require(made == wanted, f"subgraph {number} has {made} outputs, must have {wanted}")
+    t.emitted += graph.operations
+    for place, term in enumerate(graph.outputs):
+        t.same(term, place)

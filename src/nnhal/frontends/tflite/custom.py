@@ -9,7 +9,7 @@ import numpy as np
 from nnhal.base.codes import Padding
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.graph import constant
+from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
@@ -20,6 +20,8 @@ DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, AttributeEr
 GREATEST = float(np.finfo(np.float32).max)
 MOST_BYTES, MOST_OPTIONS = 1 << 16, 64
 LEAST = np.float32(1e-37)  # stands for a score of 0, where those count too
+NEVER_NEGATIVE = frozenset(("LOGISTIC", "SOFTMAX", "RELU", "RELU6", "ABS", "EXP"))
+MOVES = frozenset(("RESHAPE", "CONCATENATION", "TRANSPOSE", "SLICE"))
 MEDIAPIPE = frozenset((
     "Landmarks2TransformMatrix", "MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Resampler", "TransformLandmarks",
     "TransformTensorBilinear",
@@ -44,7 +46,10 @@ def transposed_convolution(t: OperatorTask) -> None:
     x = t.x(0)
     w = weights_of(t, 1, x)
     units, height, width, _ = four(t, t.known(w), "filter")
-    batch, *sizes, _ = four(t, t.known(x), "input")
+    shape = t.shape(x)
+    sizes = [n for n in shape[1:3] if n is not None]
+    must = "must have four dimensions, of which height and width are known"
+    t.require(len(shape) == 4 and len(sizes) == 2, f"input has shape {list(shape)}, {must}")
     reach = [
         size * stride if padding == 1 else (size - 1) * stride + filter
         for size, filter, stride in zip(sizes, (height, width), (stride_h, stride_w), strict=True)
@@ -53,8 +58,18 @@ def transposed_convolution(t: OperatorTask) -> None:
     if len(stated) == 4 and not t.graph.context.reshaped:
         reach = list(stated[1:3])
     bias = bias_of(t, 2, x, w, units)
-    how = {"scheme": PADDINGS[padding], "stride_w": stride_w, "stride_h": stride_h, "activation": 0, "nchw": False}
-    t.give("TRANSPOSE_CONV_2D", x, w, bias, t.integers([batch, *reach, units]), **how)
+    how = {"stride_w": stride_w, "stride_h": stride_h, "activation": 0, "nchw": False}
+    if shape[0] is not None:
+        sizes_out = t.integers([shape[0], *reach, units])
+        t.give("TRANSPOSE_CONV_2D", x, w, bias, sizes_out, scheme=PADDINGS[padding], **how)
+        return
+    cut = [
+        (size - 1) * stride + filter - wanted
+        for size, stride, filter, wanted in zip(sizes, (stride_h, stride_w), (height, width), reach, strict=True)
+    ]
+    before = [max(0, n) // 2 for n in cut]
+    pads = [pad for n, first in zip(reversed(cut), reversed(before), strict=True) for pad in (first, n - first)]
+    t.give("TRANSPOSE_CONV_2D", x, w, bias, *pads, **how)
 
 
 @entry(CUSTOM + "TFLite_Detection_PostProcess", inputs=3, outputs=4)
@@ -70,12 +85,15 @@ def detections(t: OperatorTask) -> None:
     t.require(batch == 1, f"has {batch} pictures, must have 1")
     classes, rows, each = (whole(t, o, n) for n in ("num_classes", "max_detections", "max_classes_per_detection"))
     t.require(columns - classes in (0, 1), f"has {columns} scores a box, must have {classes} or one more: a background")
+    threshold = np.float32(real(t, o, "nms_score_threshold"))
+    t.require(
+        threshold >= 0 or never_negative(t, scores),
+        f"nms_score_threshold = {threshold}, must be at least 0 for NNAPI where scores may be below",
+    )
     if columns == classes:
         before = t.integers([0, 0, 0, 0, 1, 0])
         scores = t.make("PAD", scores, t.reshaped(before, (3, 2)))
-    threshold = np.float32(real(t, o, "nms_score_threshold"))
-    t.require(threshold >= 0, f"nms_score_threshold = {threshold}, must be at least 0 for NNAPI")
-    if threshold == 0:
+    if threshold <= 0:
         least, zero = (constant(Value(F32), np.array([[[n]]], np.float32)) for n in (LEAST, 0))
         zeros = t.filled(t.known(scores), float(LEAST), F32)
         scores = t.make("SELECT", t.make("EQUAL", scores, zero, like=Value(B8)), zeros, scores, like=least)
@@ -86,7 +104,8 @@ def detections(t: OperatorTask) -> None:
         "DETECTION_POSTPROCESSING", scores, encodings, anchors,
         *[real(t, o, f"{side}_scale") for side in "yxhw"],
         by_class, rows, kinds, whole(t, o, "detections_per_class") if "detections_per_class" in o else 100,
-        float(threshold), float(np.nextafter(np.float32(real(t, o, "nms_iou_threshold")), np.float32(2))), False,
+        float(max(threshold, np.float32(0))),
+        float(np.nextafter(np.float32(real(t, o, "nms_iou_threshold")), np.float32(2))), False,
         outs=[Value(F32, None), Value(F32, None), Value(I32, None), Value(I32, None)],
     )  # fmt: skip
     values, boxes, labels, count = found
@@ -100,6 +119,34 @@ def detections(t: OperatorTask) -> None:
         padded = t.make("PAD", t.reshaped(term, (*lead, *rest)), more) if missing else term
         t.same(t.reshaped(padded, (1, rows * each, *rest)), place)
     t.same(count, 3)
+
+
+def never_negative(t: OperatorTask, term: Term) -> bool:
+    """Whether all that a term is made of shows that no element of it is below 0."""
+    makers = {id(out): made for made in (*t.graph.operations, *t.emitted) for out in made.outputs}
+    left, seen = [term], set()
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        made, data = makers.get(id(each)), each.value.data
+        if data is not None:
+            least = np.min(np.asarray(data), initial=0)
+        elif made is None:
+            least = -1
+        elif made.type == "DEQUANTIZE":
+            (source,) = made.inputs
+            value = source.value if isinstance(source, Term) else each.value
+            least = 0 if value.quantised and value.zero_point == np.iinfo(value.dtype).min else -1
+        elif made.type in MOVES:
+            least = 0
+            left += [x for x in made.inputs if isinstance(x, Term) and x.value.type == each.value.type]
+        else:
+            least = 0 if made.type in NEVER_NEGATIVE else -1
+        if least < 0:
+            return False
+    return True
 
 
 def flexible(t: OperatorTask) -> Mapping[str, Any]:

@@ -7,7 +7,8 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite import integers
-from nnhal.frontends.tflite.graph import PLAIN_SCALE, Term, constant, stored
+from nnhal.frontends.tflite.functions import floor_remainder
+from nnhal.frontends.tflite.graph import PLAIN_SCALE, UNTYPED, Term, constant, stored
 from nnhal.frontends.tflite.positions import broadcast
 from nnhal.frontends.tflite.task import ASYMMETRIC, FUSED, OperatorTask, entry, number
 from nnhal.ops.schema import B8, F16, F32, I32, Q8S
@@ -63,11 +64,18 @@ def floor_divide(t: OperatorTask) -> None:
         t.give("FLOOR", t.make("DIV", x, y, activation=0))
 
 
-@entry("FLOOR_MOD", inputs=2, single=True, becomes="SUB, MUL and DIV of int32: x - floor(x / y) * y")
+@entry(
+    "FLOOR_MOD",
+    inputs=2,
+    single=True,
+    becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product",
+)
 def floor_modulo(t: OperatorTask) -> None:
-    """x - floor(x / y) * y, exact for integers only."""
+    """x - floor(x / y) * y."""
     x, y = t.x(0), t.x(1)
-    t.require(x.value.type == I32, f"of {x.kind} takes an exact remainder, NNAPI's quotients are rounded")
+    if x.value.type == F32:
+        t.result(0, floor_remainder(t, x, y))
+        return
     product = t.make("MUL", t.make("DIV", x, y, activation=0), y, activation=0)
     t.give("SUB", x, product, activation=0)
 
@@ -198,7 +206,17 @@ def cast(t: OperatorTask) -> None:
 
 @entry("DEQUANTIZE", single=True)
 def dequantise(t: OperatorTask) -> None:
-    """float16 is converted: NNAPI calls that CAST."""
+    """float16 is converted: NNAPI calls that CAST. Constants of a form that NNAPI lacks, such as zero points per channel,
+    are made real at import.
+    """
+    raw, tensor = t.raw(0), t.graph.source.tensors[t.operator.inputs[0]]
+    if raw.value.type == UNTYPED and raw.data is not None and tensor.quant is not None and t.declared().type == F32:
+        sizes = [1] * raw.data.ndim
+        if len(tensor.quant.scales) > 1:  # else no axis has a meaning
+            sizes[tensor.quant.axis] = -1
+        scales, zeros = (np.reshape(n, sizes) for n in (tensor.quant.scales, tensor.quant.zero_points))
+        t.known_result((scales * (raw.data.astype(np.float64) - zeros)).astype(np.float32))
+        return
     x = t.x(0)
     t.give("CAST" if x.value.type in FLOATS else "DEQUANTIZE", x)
 

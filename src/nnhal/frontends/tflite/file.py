@@ -56,7 +56,7 @@ class Options(Protocol):
 class Operator:
     """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's.
 
-    custom: the options of a custom operation.
+    custom: the options of a custom operation. intermediates: tensors that only give quantisations of what lies within it.
     """
 
     index: int
@@ -66,6 +66,7 @@ class Operator:
     outputs: tuple[int, ...]
     options: Options
     custom: bytes = b""
+    intermediates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

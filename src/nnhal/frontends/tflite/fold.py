@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import MAX_RANK
 from nnhal.base.operands import Array
 from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.file import DTYPES, Options
@@ -335,6 +336,7 @@ def _filled(_: Options, dims: Array, value: Array) -> Any:
 
 
 def _broadcast_args(_: Options, x: Array, y: Array) -> Any:
+    must(max(x.size, y.size) <= MAX_RANK)
     return np.array(np.broadcast_shapes(tuple(numbers(x)), tuple(numbers(y))), np.int64)
 
 

@@ -59,6 +59,10 @@ class Reals:
         """A comparison."""
         return self.t.make(name, x, y if isinstance(y, Term) else self.t.scalar(y, x), like=Value(B8))
 
+    def negative(self, x: Term) -> Term:
+        """What is below 0, or a 0 with a sign, whose reciprocal is."""
+        return self.t.make("LOGICAL_OR", self.test("LESS", x, 0.0), self.test("LESS", self.over(1.0, x), 0.0))
+
     def choose(self, condition: Term, x: Term, y: Term) -> Term:
         """x where the condition holds, else y."""
         return self.t.make("SELECT", condition, x, y, like=x)
@@ -79,12 +83,13 @@ def cosine(t: OperatorTask) -> None:
     t.result(0, r.less(1.0, r("MUL", r("MUL", half, half), 2.0)))
 
 
-@entry("SIGN", single=True, becomes="GREATER, LESS, SELECT")
+@entry("SIGN", single=True, becomes="GREATER, LESS, SELECT, ABS")
 def sign(t: OperatorTask) -> None:
-    """1, -1, and 0 for what is neither above nor below 0."""
+    """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
     x, r = real(t), Reals(t)
-    one, none, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, 0, -1))
-    t.result(0, r.choose(r.test("GREATER", x, 0), one, r.choose(r.test("LESS", x, 0), minus, none)))
+    one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
+    rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
+    t.result(0, r.choose(r.test("GREATER", x, 0), one, rest))
 
 
 @entry("ROUND", single=True, becomes="FLOOR and SELECT, halves to even")
@@ -118,15 +123,15 @@ def gelu(t: OperatorTask) -> None:
 
 @entry("ATAN2", inputs=2, single=True, becomes="DIV and a polynomial, in the eighth of the circle, then SELECT")
 def angle(t: OperatorTask) -> None:
-    """Of equal shapes; 0 has no sign here."""
+    """Of equal shapes."""
     y, x, r = real(t, 0), real(t, 1), Reals(t)
     height, width = t.make("ABS", y), t.make("ABS", x)
     long = r("MAXIMUM", r("MAXIMUM", height, width), TINY)
     slope = r("DIV", r("MINIMUM", height, width), long)
     flat = r("MUL", r.polynomial(ATAN, r("MUL", slope, slope)), slope)
     first = r.choose(r.test("GREATER", height, width), r.less(math.pi / 2, flat), flat)
-    left = r.choose(r.test("LESS", x, 0.0), r.less(math.pi, first), first)
-    t.result(0, r.choose(r.test("LESS", y, 0.0), t.make("NEG", left), left))
+    left = r.choose(r.negative(x), r.less(math.pi, first), first)
+    t.result(0, r.choose(r.negative(y), t.make("NEG", left), left))
 
 
 @entry("FAKE_QUANT", single=True, becomes="MAXIMUM, MINIMUM, then FLOOR of steps")
@@ -142,6 +147,30 @@ def fake_quantise(t: OperatorTask) -> None:
     inside = r("MINIMUM", r("MAXIMUM", x, bottom), top)
     steps = t.make("FLOOR", r("ADD", r("MUL", r("SUB", inside, bottom), float(np.float32(1) / scale)), 0.5))
     t.result(0, r("ADD", r("MUL", steps, float(scale)), bottom))
+
+
+def floor_remainder(t: OperatorTask, x: Term, y: Term) -> Term:
+    """x - q y with q = floor(x / y), which rounding may make one off: brought back into the range from 0 to y.
+
+    The product is exact by its halves, so the remainder is rounded once; quotients from 2**24 on have no exact one.
+    """
+    r = Reals(t)
+    q = t.make("FLOOR", r("DIV", x, y))
+    product = r("MUL", q, y)
+    (q1, q2), (y1, y2) = halves(r, q), halves(r, y)
+    rest = r("SUB", r("SUB", r("SUB", product, r("MUL", q1, y1)), r("MUL", q2, y1)), r("MUL", q1, y2))
+    rest = r("ADD", r("SUB", x, product), r("SUB", rest, r("MUL", q2, y2)))
+    signs = t.make("NOT_EQUAL", r.test("LESS", rest, 0.0), r.test("LESS", y, 0.0), like=Value(B8))
+    below = t.make("LOGICAL_AND", signs, r.test("NOT_EQUAL", rest, 0.0))
+    above = r.test("GREATER", t.make("ABS", rest), t.make("ABS", y))
+    return r.choose(below, r("ADD", rest, y), r.choose(above, r("SUB", rest, y), rest))
+
+
+def halves(r: Reals, x: Term) -> tuple[Term, Term]:
+    """Two numbers of 12 bits whose sum is x."""
+    wide = r("MUL", x, 4097.0)
+    high = r("SUB", wide, r("SUB", wide, x))
+    return high, r("SUB", x, high)
 
 
 def lowest(kind: OperandType, *, highest: bool = False) -> float | int:

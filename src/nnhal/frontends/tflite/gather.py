@@ -18,6 +18,7 @@ def gather(t: OperatorTask) -> None:
     x, o, indices = t.x(0), t.options("GatherOptions"), t.index(1, "indices")
     axis, batches = t.axis(o("Axis"), t.rank(x)), o("BatchDims")
     batches += t.rank(indices) if batches < 0 else 0
+    t.require(batches >= 0, f"batch_dims = {o('BatchDims')}, must be at least -{t.rank(indices)}")
     if batches:
         t.result(0, batched(t, x, indices, axis, batches))
         return
@@ -115,6 +116,8 @@ def reverse_sequence(t: OperatorTask) -> None:
 
 
 @entry("MATRIX_DIAG", "MATRIX_SET_DIAG", inputs=(1, 2), becomes="GATHER and SELECT")
+@entry("STABLEHLO_PAD", inputs=2, becomes="GATHER and SELECT")
+@entry("DILATE", inputs=3, becomes="GATHER and SELECT")
 def by_places(t: OperatorTask) -> None:
     """A move with constant places."""
     lower_by_places(t)

@@ -15,7 +15,7 @@ from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.graph import EdgeForm
 from nnhal.model.validate import MAX_DEPTH
 from nnhal.ops import OPS
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S, bind
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q16S, Bound, bind
 
 PLAIN = {"FLOAT32": F32, "FLOAT16": F16, "INT32": I32, "INT64": I32, "BOOL": B8}  # INT64: see `wide`
 QUANTISED = {"INT8": Q8S, "UINT8": Q8, "INT16": Q16S}
@@ -71,12 +71,13 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """An operation: an input is a term, or the type of one that is omitted."""
+    """An operation: an input is a term, or the type of one that is omitted. bound: it, bound to them."""
 
     type: str
     inputs: tuple["Term | int", ...]
     outputs: tuple[Term, ...]
     label: str
+    bound: Bound
 
 
 @dataclass(eq=False)
@@ -95,18 +96,8 @@ class ImportContext:
         self, number: int, given: Sequence[Value], where: str, *, starts: bool = False
     ) -> "ImportGraph":
         """A subgraph for inputs as given; each kind of call is imported once. starts: it gives variables their values."""
-        limit = len(self.file.subgraphs)
-        if not 0 <= number < limit:
-            raise BadFile(f"{self.file.label}: {where}: refers to subgraph {number}, must be 0 to {limit - 1}")
-        if number in self._open:
-            raise BadFile(f"{self.file.label}: {where}: subgraph {number} refers to itself, directly or through others")
-        if len(self._open) > MAX_DEPTH:
-            raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
+        source = self._source(number, len(given), where)
         key = number, starts, tuple((v.type, v.shape, v.scale, v.zero_point, v.channel) for v in given)
-        source = self.file.subgraphs[number]
-        if len(source.inputs) != len(given):
-            must = f"must be {len(source.inputs)}"
-            raise BadFile(f"{self.file.label}: {where}: gives subgraph {number} {len(given)} inputs, {must}")
         lists = sum(len(operator.inputs) for operator in source.operators) + len(source.outputs)
         channels = sum(len(value.channel.scales) for value in given if value.channel)
         self.file.budget.spend(Cost.ELEMENTS, len(given) + channels, where)
@@ -119,6 +110,32 @@ class ImportContext:
             self._done[key] = graph
             self._open.pop()
         return self._done[key]
+
+    def expand(self, number: int, given: "Sequence[Term]", outer: "ImportGraph", where: str) -> "ImportGraph":
+        """A subgraph for these very terms, whose operations are to stand in another one."""
+        source = self._source(number, len(given), where)
+        self.file.budget.spend(Cost.ELEMENTS, sum(len(operator.inputs) for operator in source.operators), where)
+        self._open.append(number)
+        graph = ImportGraph(self, source, [term.value for term in given], inner=outer.inner)
+        graph.inputs, graph.terms = list(given), dict(zip(source.inputs, given, strict=True))
+        self.lower(graph)
+        self._open.pop()
+        return graph
+
+    def _source(self, number: int, count: int, where: str) -> FileSubgraph:
+        """A subgraph that may be called with so many inputs."""
+        limit = len(self.file.subgraphs)
+        if not 0 <= number < limit:
+            raise BadFile(f"{self.file.label}: {where}: refers to subgraph {number}, must be 0 to {limit - 1}")
+        if number in self._open:
+            raise BadFile(f"{self.file.label}: {where}: subgraph {number} refers to itself, directly or through others")
+        if len(self._open) > MAX_DEPTH:
+            raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
+        source = self.file.subgraphs[number]
+        if len(source.inputs) != count:
+            must = f"must be {len(source.inputs)}"
+            raise BadFile(f"{self.file.label}: {where}: gives subgraph {number} {count} inputs, {must}")
+        return source
 
 
 class ImportGraph:
@@ -195,6 +212,9 @@ class ImportGraph:
             elif blob is not None:
                 data = self.file.bytes_of(blob).view(dtype).reshape(tensor.shape)
             elif not tensor.variable:
+                if 0 not in tensor.shape:
+                    must = "must be written by an operator before it is read"
+                    raise BadFile(f"{self.file.label}: {place}: has no value, {must}")
                 data = np.zeros(tensor.shape, dtype)
         try:
             value = self.declared(index)
@@ -214,7 +234,7 @@ class ImportGraph:
         copied = replace(term.value, data=None)
         bound = bind(OPS["CAST"], [term.value], [copied], "CAST")
         result = Term(replace(copied, shape=bound.shapes[0] or copied.shape), term.kind, scalar=term.scalar)
-        self.operations.append(Emitted("CAST", (term,), (result,), "copy"))
+        self.operations.append(Emitted("CAST", (term,), (result,), "copy", bound))
         return result
 
     def finish(self) -> None:
@@ -286,7 +306,11 @@ def typed(tensor: FileTensor) -> Value:
         return Value(QUANTISED[tensor.type], None, PLAIN_SCALE)
     if len(quant.scales) > 1:
         if tensor.type != "INT8" or any(quant.zero_points):
-            raise Inexpressible(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 with zero points of 0")
+            if tensor.type != "INT8":
+                raise Inexpressible(f"{tensor.name!r} is {tensor.type} per channel, must be INT8 for NNAPI")
+            raise Inexpressible(
+                f"{tensor.name!r} has zero points other than 0 per channel, which NNAPI has no type for"
+            )
         return Value(Q8PC, None, channel=ChannelQuant(quant.scales, quant.axis))
     if tensor.type == "INT16" and quant.zero_points[0]:
         raise Inexpressible(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")

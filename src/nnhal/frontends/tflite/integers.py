@@ -1,9 +1,12 @@
 """int32 arithmetic that NNAPI has no operation for, made of its ADD, SUB, MUL and DIV, which rounds down."""
 
+import math
+
 import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.graph import PLAIN_SCALE, Term, constant
+from nnhal.frontends.tflite.positions import NOWHERE, moved
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
 
@@ -100,3 +103,49 @@ def exclusive_or(t: OperatorTask) -> None:
         x, y = (plain(t, "DIV", term, t.scalar(2, x)) for term in (x, y))
     if total is not None:
         narrowed(t, total)
+
+
+@entry("STABLEHLO_SHIFT_LEFT", inputs=2, single=True, becomes="MUL by powers of 2")
+def shift_left(t: OperatorTask) -> None:
+    """Bits beyond the 32nd are lost, as MUL loses them; from 32 places on LiteRT's result is what the processor makes it."""
+    x, y = t.x(0), t.x(1)
+    t.require(x.value.type == y.value.type == I32, f"of {x.kind} has no operation on bits in NNAPI, must be INT32")
+    y = t.make("MINIMUM", t.make("MAXIMUM", y, t.scalar(0, y)), t.scalar(TOP + 1, y))
+    powers = np.array([1 << n for n in range(TOP + 2)], np.int64).astype(np.int32)
+    t.result(0, plain(t, "MUL", x, t.make("GATHER", constant(Value(I32), powers), 0, y, like=Value(I32))))
+
+
+@entry("BROADCAST_ARGS", inputs=2, becomes="GATHER, EQUAL, SELECT")
+def broadcast_args(t: OperatorTask) -> None:
+    """The shape that two shapes broadcast to: from the back, the other's dimension where one is 1."""
+    shapes = [t.index(place, "a shape") for place in (0, 1)]
+    most = max(math.prod(t.known(shape)) for shape in shapes)
+    t.check_count(most)
+    places = [
+        np.concatenate([np.full(most - n, NOWHERE), np.arange(n)]) for n in (math.prod(t.known(s)) for s in shapes)
+    ]
+    x, y = (moved(t, [shape], at, 1) for shape, at in zip(shapes, places, strict=True))
+    single = t.make("EQUAL", x, t.scalar(1, x), like=Value(B8))
+    t.result(0, t.make("SELECT", single, y, x, like=x))
+
+
+@entry("BUCKETIZE", becomes="GREATER_EQUAL with each boundary, SELECT, REDUCE_SUM, CAST")
+def bucketize(t: OperatorTask) -> None:
+    """How many boundaries are not greater."""
+    x, found = t.x(0), t.options("BucketizeOptions").numbers("Boundaries") or ()
+    shape, bounds = t.known(x), np.asarray(found, np.float32)
+    if x.value.type == I32:
+        whole = np.ceil(bounds.astype(np.float64))
+        t.require((np.abs(whole) < 2**31).all(), "has boundaries beyond 32 bits")
+        bounds = whole.astype(np.int32)
+    else:
+        t.require(x.value.type == F32, f"of {x.kind} is not in TFLite")
+    size = math.prod(shape)
+    t.require(size and bounds.size, "has no elements, or no boundaries")
+    t.check_count(size * bounds.size)
+    rows = t.reshaped(x, (size, 1))
+    above = t.make("GREATER_EQUAL", rows, constant(Value(x.value.type), bounds.reshape(1, -1)), like=Value(B8))
+    one, none = (t.filled((size, bounds.size), n, F32) for n in (1, 0))
+    hits = t.make("SELECT", above, one, none, like=Value(F32))
+    count = t.make("CAST", t.make("REDUCE_SUM", hits, t.integers([1]), False), like=Value(I32))
+    t.result(0, t.reshaped(count, shape))

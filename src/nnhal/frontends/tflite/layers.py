@@ -165,6 +165,7 @@ def batch_matmul(t: OperatorTask) -> None:
     adjoint = {"adj_x": o("AdjX"), "adj_y": o("AdjY")}
     y = weights_of(t, 1, x)
     left, right = t.shape(x), t.shape(y)
+    t.require(min(len(left), len(right)) > 1, f"of ranks {len(left)} and {len(right)}, must be matrices at least")
     if left[:-2] == right[:-2] and len(left) <= 4:
         t.give("BATCH_MATMUL", x, y, **adjoint)
         return

@@ -19,6 +19,7 @@ from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the tab
     scatter,
     stablehlo,
     state,
+    suppression,
     transforms,
 )
 from nnhal.frontends.tflite.budget import Cost
@@ -26,8 +27,10 @@ from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import MOVES, fold
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
 from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
-from nnhal.frontends.tflite.refusals import why_refused
+from nnhal.frontends.tflite.refusals import SIXTEEN, TAKE_SIXTEEN, why_refused
 from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, MOST_DIMENSIONS, OperatorEntry, OperatorTask
+from nnhal.frontends.tflite.transforms import lower_in_parts
+from nnhal.ops.schema import Q16S
 
 
 def lower(graph: ImportGraph) -> None:
@@ -50,9 +53,11 @@ def unsupported(context: ImportContext) -> UnsupportedModel:
 
 
 def _folded(graph: ImportGraph, operator: Operator) -> bool:
+    if not operator.builtin:
+        return False
     terms = [graph.term(index) for index in operator.inputs if index >= 0]
     data = [term.data for term in terms if term.data is not None and term.kind not in ("INT8", "UINT8", "INT16")]
-    if not operator.builtin or len(data) != len(operator.inputs) or not data:
+    if len(data) != len(operator.inputs) or not data:
         return False
     kinds = [graph.source.tensors[index].type for index in operator.outputs]
     results = fold(operator.name, operator.options, data, kinds, graph.file.budget)
@@ -79,6 +84,8 @@ def _lower(graph: ImportGraph, operator: Operator) -> None:
         if why is None:
             return
         found = why.removeprefix(f"{operator.name}: ") if found is None else found
+    if found and operator.name not in TAKE_SIXTEEN and any(value.type == Q16S for value in _values(graph, operator)):
+        found = SIXTEEN
     _give_up(graph, operator, found or "", report=bool(found))
 
 
@@ -89,6 +96,9 @@ def _ways(
     graph: ImportGraph, operator: Operator, entry: OperatorEntry
 ) -> Iterator[tuple[Task, Callable[[OperatorTask], None]]]:
     """How an operator may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
+    if operator.name in (*MOVES, "CAST") and _complex(graph, operator):
+        yield partial(OperatorTask, graph, operator), lower_in_parts
+        return
     real = entry.real and _quantised(graph, operator)
     for reals in (False, True)[: 1 + real]:
         yield partial(OperatorTask, graph, operator, reals=reals), entry.lower
@@ -111,14 +121,21 @@ def _attempt(task: Task, lowered: Callable[[OperatorTask], None]) -> str | None:
     return None
 
 
+def _complex(graph: ImportGraph, operator: Operator) -> bool:
+    return any(index in graph.terms and graph.terms[index].parts is not None for index in operator.inputs)
+
+
 def _deep(graph: ImportGraph, operator: Operator) -> bool:
     terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
     return any(len(term.value.shape or ()) > MOST_DIMENSIONS for term in terms)
 
 
 def _quantised(graph: ImportGraph, operator: Operator) -> bool:
-    terms = [graph.terms[index] for index in operator.inputs if index in graph.terms]
-    return any(term.value.type in ASYMMETRIC for term in terms)
+    return any(value.type in ASYMMETRIC for value in _values(graph, operator))
+
+
+def _values(graph: ImportGraph, operator: Operator) -> list[Value]:
+    return [graph.terms[index].value for index in operator.inputs if index in graph.terms]
 
 
 def _check_counts(graph: ImportGraph, operator: Operator, entry: OperatorEntry) -> None:
@@ -143,7 +160,8 @@ def _give_up(graph: ImportGraph, operator: Operator, reason: str, *, report: boo
             value = graph.declared(index)
         except Inexpressible:
             value = Value(UNTYPED)
-        shape = tensor.shape if tensor.shape and not graph.context.reshaped else None
+        sizes = tuple(None if n in tensor.open else d for n, d in enumerate(tensor.shape))
+        shape = sizes if sizes and not graph.context.reshaped else None
         doubtful = value.type == UNTYPED or shape is None or bool(tensor.open) or tensor.type == "INT64"
         value = Value(value.type, shape, value.scale, value.zero_point, value.channel, None, tensor.name)
         graph.terms[index] = Term(value, tensor.type, doubtful=doubtful)

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Mapping
 
-from nnhal.base.errors import UnsupportedModel
+from nnhal.base.errors import ShapeNeeded, UnsupportedModel
 from nnhal.base.operands import Shape
 from nnhal.frontends.tflite import chosen
 from nnhal.frontends.tflite.file import OMITTED, FileTensor, Operator
 from nnhal.frontends.tflite.layers import SCHEMES
+from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.source import Source
 from nnhal.frontends.tflite.task import FUSED
 from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text
@@ -21,10 +22,14 @@ LAYERS = {
 }
 
 
-def refused_outline(source: Source, error: UnsupportedModel, signature: str | None = None) -> Outline:
+OPEN = "a shape that the file leaves open must be given (--shape)"
+
+
+def refused_outline(source: Source, error: UnsupportedModel | ShapeNeeded, signature: str | None = None) -> Outline:
     """What `load` refused with this error, operator by operator."""
     file, subgraph = chosen(source, signature)
-    reasons = _by_place(error)
+    asked = isinstance(error, ShapeNeeded)
+    reasons = _by_place(error) if isinstance(error, UnsupportedModel) else {}
     tensors = {n: _tensor(t) for n, t in enumerate(subgraph.tensors)}
     nodes = tuple(
         Node(
@@ -37,7 +42,8 @@ def refused_outline(source: Source, error: UnsupportedModel, signature: str | No
         for operator in subgraph.operators
     )
     name = os.path.splitext(os.path.basename(file.label))[0]
-    return Outline(name, tensors, subgraph.inputs, subgraph.outputs, nodes)
+    about, why = metadata_of(file, subgraph.index), (OPEN,) if asked else ()
+    return Outline(name, tensors, subgraph.inputs, subgraph.outputs, nodes, reasons=why, metadata=about)
 
 
 def _by_place(error: UnsupportedModel) -> Mapping[str, str]:

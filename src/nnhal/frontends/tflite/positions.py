@@ -31,7 +31,7 @@ def lower_by_places(t: OperatorTask) -> None:
         numbered.append((np.arange(math.prod(shape), dtype=np.int64) + starts).reshape(shape))
         starts += numbered[-1].size
     given: list[Array] = [t.data(n, f"input {n}") for n in range(len(t.operator.inputs)) if not first <= n < last]
-    if t.name == "PADV2":
+    if t.name in VALUED:
         given.pop()
     t.require(all(each.size <= MOST or t.name in INDEXED for each in given), "has more arguments than dimensions")
     arrays = [*given, *numbered] if first else [*numbered, *given]
@@ -46,12 +46,13 @@ def lower_by_places(t: OperatorTask) -> None:
 
 def fill_of(t: OperatorTask, x: Term) -> Any:
     """The stored value of what is filled in."""
-    if t.name != "PADV2":
+    if t.name not in VALUED:
         return stored(x.value)
-    value = t.x(2).value
+    place = len(t.operator.inputs) - 1
+    value = t.x(place).value
     same = (value.scale, value.zero_point) == (x.value.scale, x.value.zero_point)
     t.require(same, "the value has a scale of its own, must have that of the input")
-    return t.number(2, "value")
+    return t.number(place, "value")
 
 
 def moved(t: OperatorTask, terms: Sequence[Term], places: Array, fill: Any = 0) -> Term:
@@ -152,12 +153,43 @@ def _space_to_batch(_: Options, x: Array, block: Array, paddings: Array) -> Any:
     return whole.reshape(-1, *(n // s for n, s in zip(padded.shape[1:], sides, strict=False)), *rest)
 
 
+def _dilated(_: Options, x: Array, dilations: Array) -> Any:
+    return spread(x, numbers(dilations))
+
+
+def spread(x: Array, steps: Sequence[int]) -> Array:
+    """Elements `steps` apart in each dimension, filled between."""
+    must(len(steps) == x.ndim and min(steps, default=1) >= 1 and x.size)
+    sizes = [(size - 1) * step + 1 for size, step in zip(x.shape, steps, strict=True)]
+    must(math.prod(sizes) <= MOST_PLACES)
+    result = np.full(sizes, NOWHERE, np.int64)
+    result[tuple(slice(None, None, step) for step in steps)] = x
+    return result
+
+
+def _edged(o: Options, x: Array) -> Any:
+    fields = o.read("StablehloPadOptions")
+    low, high, inner = (fields.numbers(n) or () for n in ("EdgePaddingLow", "EdgePaddingHigh", "InteriorPadding"))
+    return edged(spread(x, [n + 1 for n in inner]), list(zip(low, high, strict=True)))
+
+
+def edged(x: Array, widths: Sequence[tuple[int, int]]) -> Array:
+    """More elements before and behind, or fewer where that is negative."""
+    must(len(widths) == x.ndim)
+    x = _padded(x, [[max(n, 0) for n in pair] for pair in widths])
+    cuts = [slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(x.shape, widths, strict=True)]
+    return x[tuple(cuts)]
+
+
 FILLED: dict[str, Callable[..., Any]] = {
     "PAD": _pad,
     "PADV2": _pad,
     "MATRIX_DIAG": _diagonal,
     "SPACE_TO_BATCH_ND": _space_to_batch,
+    "DILATE": _dilated,
+    "STABLEHLO_PAD": _edged,
 }
+VALUED = ("PADV2", "DILATE", "STABLEHLO_PAD")  # whose last input is what is filled in
 INDEXED = ("GATHER", "GATHER_ND")  # whose arguments are as many as what they give
 JOINS = ("PACK", "CONCATENATION", "MATRIX_SET_DIAG")
 

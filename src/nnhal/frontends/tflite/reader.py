@@ -1,8 +1,8 @@
 """Reads a `.tflite` file into records. Nothing in it is trusted: what lies is a BadFile that names the place.
 
-The `tflite` package, generated from the published schema, knows where fields stand; it checks nothing. Here every count is
-checked against the size of the file before it is used, and all records together against it too, so that vectors which
-share their bytes cannot make a small file large.
+Every count is checked against the size of the file before it is used, and all records together against it too, so that
+vectors which share their bytes cannot make a small file large. Numbers of fields are those of the published schema; names,
+and the many options of operators, are read by the `tflite` package, which is generated from it and checks nothing.
 """
 
 import math
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -29,29 +29,24 @@ from nnhal.frontends.tflite.file import (
     SignatureDef,
     TensorQuant,
 )
+from nnhal.frontends.tflite.flat import WORD, FlatTable, target
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity
 
 IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
-WORD = 4  # bytes of the least thing that a vector of tables holds
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
 EMPTY_TABLE = b"\x04\x00\x04\x00\x04\x00\x00\x00"  # a table without fields, at 4: all its fields have their defaults
-NAME_SLOT = {
-    "Tensor": 10,
-    "OperatorCode": 6,
-    "SignatureDef": 8,
-    "TensorMap": 4,
-    "Metadata": 4,
-}  # where a table's vtable has its name
-CONTAINER_SLOT, SHARED_NAME_SLOT = 4, 6  # of VarHandleOptions
+ITEM_BYTES = {kind: np.dtype(name).itemsize for kind, name in DTYPES.items()}
+SPARSE_FORMS = {1: "i", 2: "H", 3: "B"}  # of a SparseIndexVector
+CONTAINER, SHARED_NAME = 0, 1  # fields of VarHandleOptions
 
 
-class Table:
+class OperatorOptions:
     """The options of one operator in the file."""
 
-    def __init__(self, reader: "Reader", place: str, kind: str, table: Any) -> None:
-        self._reader, self._place, self._kind, self._table = reader, place, kind, table
+    def __init__(self, reader: "Reader", place: str, kind: str, at: int) -> None:
+        self._reader, self._place, self._kind, self._at = reader, place, kind, at
 
     def read(self, kind: str) -> "Fields":
         """The fields of `kind`, such as Conv2DOptions; the schema's defaults where the operator has no options."""
@@ -59,8 +54,8 @@ class Table:
             raise BadFile(f"{self._reader.label}: {self._place}: has {self._kind}, must be {kind}")
         table = getattr(_schema(), kind)()
         with self._reader.at(f"{self._place} {kind}"):
-            if self._kind == kind and self._table is not None:
-                table.Init(self._table.Bytes, self._table.Pos)
+            if self._kind == kind and self._at:
+                table.Init(self._reader.view, self._at)
             else:
                 table.Init(EMPTY_TABLE, WORD)
         return Fields(self._reader, f"{self._place} {kind}", table)
@@ -77,17 +72,20 @@ class Fields:
         with self._reader.at(self._place):
             return getattr(self._table, name)()
 
-    def text(self, slot: int) -> str:
-        """A string by the place of its field."""
+    def text(self, field: int) -> str:
+        """A string by the number of its field."""
         with self._reader.at(self._place):
-            return self._reader.text(self._table, slot)
+            return self._reader.text(FlatTable(self._table._tab.Bytes, self._table._tab.Pos), field)
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
         """A vector of integers, None where the file has none."""
         with self._reader.at(self._place):
             if getattr(self._table, f"{name}IsNone")():
                 return None
-            return tuple(self._reader.vector(self._table, name).tolist())
+            self._reader.spend(getattr(self._table, f"{name}Length")(), name)
+            found: Array = getattr(self._table, f"{name}AsNumpy")()
+            self._reader.spend(found.nbytes, name)
+            return tuple(found.tolist())
 
 
 @cache
@@ -131,7 +129,7 @@ class Reader:
             self.bad(f"cannot be read: {error}; its parts must lie within the file's {self.size} bytes")
         self.place = before
 
-    def bad(self, what: str) -> None:
+    def bad(self, what: str) -> NoReturn:
         """Raise BadFile for the present place."""
         raise BadFile(": ".join(part for part in (self.label, self.place, what) if part))
 
@@ -142,33 +140,38 @@ class Reader:
 
     def spend(self, count: int, what: str) -> None:
         """Refuse `count` more bytes of records when the file is too small for all of them."""
-        self.must(count <= self.size, f"{what} would take {count} bytes, must be at most the file's {self.size}")
+        if count > self.size:
+            self.bad(f"{what} would take {count} bytes, must be at most the file's {self.size}")
         self.budget.spend(Cost.RECORDS, count, self.place)
 
-    def tables(self, table: Any, field: str) -> Iterator[Any]:
-        """The tables of a vector."""
-        count = getattr(table, f"{field}Length")()
-        self.spend(count * WORD, f"{count} {field}")
+    def tables(self, table: FlatTable, field: int, what: str) -> Iterator[FlatTable]:
+        """The tables of a vector. what: their name for messages."""
+        start, count = table.vector(field)
+        self.spend(count * WORD, f"{count} {what}")
         self.budget.spend(Cost.TABLES, count, self.place)
-        get = getattr(table, field)
-        return (get(index) for index in range(count))
+        return (FlatTable(self.view, target(self.view, start + n * WORD)) for n in range(count))
 
-    def vector(self, table: Any, field: str) -> Array:
-        """A vector of numbers, empty where the file has none."""
-        if getattr(table, f"{field}IsNone")():
-            return np.zeros(0, np.int32)
-        self.spend(getattr(table, f"{field}Length")(), field)
-        found: Array = getattr(table, f"{field}AsNumpy")()
-        self.spend(found.nbytes, field)
-        return found
+    def vector(self, table: FlatTable, field: int, form: str, what: str) -> Array:
+        """A vector of numbers in a form of `struct`, empty where the file has none."""
+        start, count = table.vector(field)
+        dtype = np.dtype(f"<{form}")
+        self.spend(count * dtype.itemsize, what)
+        return np.frombuffer(self.view, dtype, count, start) if count else np.zeros(0, dtype)
 
-    def text(self, table: Any, slot: int) -> str:
-        """A string; the generated accessor cuts off silently what lies behind the end of the file."""
-        raw = table._tab
-        field = raw.Offset(slot)
-        if not field:
+    def numbers(self, table: FlatTable, field: int, form: str, what: str) -> tuple[Any, ...]:
+        """A short vector of numbers."""
+        start, count = table.vector(field)
+        if not count:
+            return ()
+        layout = f"<{count}{form}"
+        self.spend(struct.calcsize(layout), what)
+        return struct.unpack_from(layout, self.view, start)
+
+    def text(self, table: FlatTable, field: int) -> str:
+        """A string, "" for none."""
+        start, length = table.vector(field)
+        if not length:
             return ""
-        start, length = raw.Vector(field), raw.VectorLen(field)
         self.must(start + length < self.size, f"a text ends at byte {start + length}, must end within {self.size}")
         self.spend(length, "a text")
         return bytes(self.view[start : start + length]).decode(errors="replace")
@@ -178,115 +181,129 @@ class Reader:
     def file(self) -> File:
         """The whole file."""
         self.must(self.size >= 8, f"has {self.size} bytes, must have at least 8")
-        root, identifier = struct.unpack_from("<I4s", self.view)
+        start, identifier = struct.unpack_from("<I4s", self.view)
         self.must(identifier == IDENTIFIER, f"identifier is {identifier!r}, must be {IDENTIFIER!r}")
-        self.must(root + WORD <= self.size, f"root offset is {root}, must lie within the file's {self.size} bytes")
+        self.must(start + WORD <= self.size, f"root offset is {start}, must lie within the file's {self.size} bytes")
         with self.at("model"):
-            model = _schema().Model.GetRootAs(self.view, 0)
-            self.must(model.Version() == VERSION, f"version is {model.Version()}, must be {VERSION}")
-            codes = [self._code(c, i) for i, c in enumerate(self.tables(model, "OperatorCodes"))]
-            blobs = [self._blob(b, i) for i, b in enumerate(self.tables(model, "Buffers"))]
-            graphs = tuple(self._subgraph(g, i, codes, blobs) for i, g in enumerate(self.tables(model, "Subgraphs")))
+            model = FlatTable(self.view, start)
+            version = model.number(0, "I")
+            self.must(version == VERSION, f"version is {version}, must be {VERSION}")
+            codes = [self._code(c, i) for i, c in enumerate(self.tables(model, 1, "operator codes"))]
+            blobs = [self._blob(b, i) for i, b in enumerate(self.tables(model, 4, "buffers"))]
+            graphs = tuple(self._subgraph(g, i, codes, blobs) for i, g in enumerate(self.tables(model, 2, "subgraphs")))
             self.must(graphs, "has no subgraphs, must have at least one")
-            defs = enumerate(self.tables(model, "SignatureDefs"))
             edges = [(frozenset(g.inputs), frozenset(g.outputs)) for g in graphs]
+            defs = enumerate(self.tables(model, 7, "signatures"))
             signatures = tuple(self._signature(s, i, graphs, edges) for i, s in defs)
-            entries = [(self.text(m, NAME_SLOT["Metadata"]), m.Buffer()) for m in self.tables(model, "Metadata")]
+            entries = [(self.text(m, 0), m.number(1, "I")) for m in self.tables(model, 6, "metadata")]
             numbers = [number for name, number in entries if name == METADATA and number < len(blobs)]
         keys = [s.key for s in signatures]
         self.must(len(set(keys)) == len(keys), f"signatures are {', '.join(keys)}, must have one name each")
         metadata = blobs[numbers[0]] if numbers else None
         return File(self.label, self.data, graphs, signatures, self.budget, metadata)
 
-    def _code(self, code: Any, index: int) -> tuple[str, bool]:
+    def _code(self, code: FlatTable, index: int) -> tuple[str, bool]:
         with self.at(f"operator code {index}"):
-            number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
+            number = max(code.number(3), code.number(0, "b"))
             name = _names("BuiltinOperator").get(number, f"builtin operator {number}")
             if name == "CUSTOM":
-                return f"custom operation {self.text(code, NAME_SLOT['OperatorCode']) or '(unnamed)'}", False
+                return f"custom operation {self.text(code, 1) or '(unnamed)'}", False
         return name, True
 
-    def _blob(self, buffer: Any, index: int) -> Blob | None:
+    def _blob(self, buffer: FlatTable, index: int) -> Blob | None:
         """Where the bytes of a buffer lie: in its vector, or anywhere in the file for files of over 2 GiB."""
-        with self.at(f"buffer {index}"):
-            length, start = buffer.DataLength(), 0
-            if length:
-                start = buffer._tab.Vector(buffer._tab.Offset(WORD))
-            elif buffer.Offset() > 1:
-                start, length = buffer.Offset(), buffer.Size()
-            end = start + length
-            self.must(end <= self.size, f"lies at bytes {start} to {end}, must lie within the file's {self.size}")
+        self.place = f"buffer {index}"
+        start, length = buffer.vector(0)
+        if not length and (offset := buffer.number(1, "Q")) > 1:
+            start, length = offset, buffer.number(2, "Q")
+        end = start + length
+        self.must(end <= self.size, f"lies at bytes {start} to {end}, must lie within the file's {self.size}")
         return Blob(start, length) if length else None
 
-    def _subgraph(self, graph: Any, index: int, codes: Sequence[Any], blobs: Sequence[Blob | None]) -> FileSubgraph:
+    def _subgraph(
+        self, graph: FlatTable, index: int, codes: Sequence[Any], blobs: Sequence[Blob | None]
+    ) -> FileSubgraph:
         place = f"subgraph {index}"
         with self.at(place):
             tensors = []
-            for i, tensor in enumerate(self.tables(graph, "Tensors")):
-                with self.at(f"{place} tensor {i}"):
-                    tensors.append(self._tensor(tensor, blobs))
+            for i, tensor in enumerate(self.tables(graph, 0, "tensors")):
+                self.place = f"{place} tensor {i}"
+                tensors.append(self._tensor(tensor, blobs))
             operators = []
-            for i, operator in enumerate(self.tables(graph, "Operators")):
-                with self.at(f"{place} operator {i}"):
-                    operators.append(self._operator(operator, i, codes, len(tensors)))
-            inputs = self._indices(graph, "Inputs", len(tensors))
-            outputs = self._indices(graph, "Outputs", len(tensors))
+            self.place = place
+            for i, operator in enumerate(self.tables(graph, 3, "operators")):
+                self.place = f"{place} operator {i}"
+                operators.append(self._operator(operator, i, codes, len(tensors)))
+            self.place = place
+            inputs = self._indices(graph, 1, "input", len(tensors))
+            outputs = self._indices(graph, 2, "output", len(tensors))
             self.must(len(set(inputs)) == len(inputs), f"inputs are {list(inputs)}, must be different tensors")
             found = FileSubgraph(index, tuple(tensors), tuple(operators), inputs, outputs)
             self._check_order(found, place)
         return found
 
-    def _indices(self, table: Any, field: str, count: int, least: int = 0) -> tuple[int, ...]:
-        found = tuple(self.vector(table, field).tolist())
+    def _indices(self, table: FlatTable, field: int, kind: str, count: int, least: int = 0) -> tuple[int, ...]:
+        found = self.numbers(table, field, "i", f"{kind}s")
         for place, index in enumerate(found):
-            kind = field.lower()[:-1]
-            self.must(least <= index < count, f"{kind} {place} is tensor {index}, must be {least} to {count - 1}")
+            if not least <= index < count:
+                self.bad(f"{kind} {place} is tensor {index}, must be {least} to {count - 1}")
         return found
 
-    def _tensor(self, tensor: Any, blobs: Sequence[Blob | None]) -> FileTensor:
-        code, number = tensor.Type(), tensor.Buffer()
+    def _tensor(self, tensor: FlatTable, blobs: Sequence[Blob | None]) -> FileTensor:
+        code, number = tensor.number(1, "b"), tensor.number(2, "I")
         kinds = _names("TensorType")
         self.must(code in kinds, f"type is {code}, must be 0 to {max(kinds)}")
         kind = kinds[code]
-        shape = tuple(self.vector(tensor, "Shape").tolist())
-        signature = tuple(self.vector(tensor, "ShapeSignature").tolist())
-        self.must(len(shape) <= MAX_RANK, f"has rank {len(shape)}, must be at most {MAX_RANK}")
-        self.must(min(shape, default=0) >= 0, f"has shape {list(shape)}, must have no negative dimension")
-        self.must(min(signature, default=0) >= -1, f"has shape signature {list(signature)}, must be at least -1")
-        size = math.prod(shape) * np.dtype(DTYPES.get(kind, "u1")).itemsize
-        self.must(size <= MAX_OPERAND_BYTES, f"has shape {list(shape)}, must have at most {MAX_OPERAND_BYTES} bytes")
-        self.must(number < len(blobs), f"buffer is {number}, must be 0 to {len(blobs) - 1}")
-        blob, sparse = blobs[number], tensor.Sparsity()
-        if blob and not sparse and kind in DTYPES:
-            self.must(blob.length == size, f"has {blob.length} bytes in buffer {number}, must have {size}")
-        table = tensor.Quantization()
+        shape = self.numbers(tensor, 0, "i", "a shape")
+        signature = self.numbers(tensor, 7, "i", "a shape signature")
+        size = math.prod(shape) * ITEM_BYTES.get(kind, 1)
+        if len(shape) > MAX_RANK:
+            self.bad(f"has rank {len(shape)}, must be at most {MAX_RANK}")
+        if min(shape, default=0) < 0:
+            self.bad(f"has shape {list(shape)}, must have no negative dimension")
+        if min(signature, default=0) < -1:
+            self.bad(f"has shape signature {list(signature)}, must be at least -1")
+        if size > MAX_OPERAND_BYTES:
+            self.bad(f"has shape {list(shape)}, must have at most {MAX_OPERAND_BYTES} bytes")
+        if number >= max(1, len(blobs)):
+            self.bad(f"buffer is {number}, must be 0 to {max(0, len(blobs) - 1)}")
+        blob, sparse = (
+            blobs[number] if blobs else None,
+            tensor.child(6),
+        )  # buffer 0 is no data, also where there is none
+        if blob and not sparse and kind in DTYPES and blob.length != size:
+            self.bad(f"has {blob.length} bytes in buffer {number}, must have {size}")
+        table = tensor.child(4)
         return FileTensor(
-            self.text(tensor, NAME_SLOT["Tensor"]),
+            self.text(tensor, 3),
             kind,
             shape,
             frozenset(i for i, d in enumerate(signature) if d == -1) if len(signature) == len(shape) else frozenset(),
             self._quant(table, kind, shape) if table else None,
-            tensor.IsVariable(),
+            bool(tensor.number(5, "b")),
             blob,
             self._sparsity(sparse) if sparse else None,
         )
 
-    def _quant(self, table: Any, kind: str, shape: tuple[int, ...]) -> TensorQuant | None:
-        scales, axis = tuple(self.vector(table, "Scale").tolist()), table.QuantizedDimension()
-        zeros = tuple(self.vector(table, "ZeroPoint").tolist()) or (0,) * len(scales)
+    def _quant(self, table: FlatTable, kind: str, shape: tuple[int, ...]) -> TensorQuant | None:
+        scales, axis = self.numbers(table, 2, "f", "scales"), table.number(6)
+        zeros = self.numbers(table, 3, "q", "zero points") or (0,) * len(scales)
         if not scales or kind not in (*QUANTISED, "INT32"):
             return None
-        wrong = next((s for s in scales if not (math.isfinite(s) and s >= 0)), None)
-        self.must(wrong is None, f"has scale {wrong}, must be a finite number greater than 0")
+        if not (min(scales) >= 0 and math.isfinite(math.fsum(scales))):
+            wrong = next((s for s in scales if not (math.isfinite(s) and s >= 0)), None)
+            self.must(wrong is None, f"has scale {wrong}, must be a finite number greater than 0")
         if kind == "INT32":  # of a bias: follows from those of input and weights
             return TensorQuant(scales, (0,) * len(scales), 0)
-        self.must(min(scales) > 0, "has scale 0, must be a finite number greater than 0")
+        if 0 in scales:
+            self.bad("has scale 0, must be a finite number greater than 0")
         low, high = QUANTISED[kind]
         if len(zeros) == 1:
             zeros = zeros * len(scales)
         self.must(len(zeros) == len(scales), f"has {len(zeros)} zero points, must be {len(scales)}, one for each scale")
-        for zero in zeros:
-            self.must(low <= zero <= high, f"has zero point {zero}, must be {low} to {high}")
+        if not low <= min(zeros) <= max(zeros) <= high:
+            wrong = next(zero for zero in zeros if not low <= zero <= high)
+            self.bad(f"has zero point {wrong}, must be {low} to {high}")
         if len(scales) > 1:
             self.must(0 <= axis < len(shape), f"has scales along dimension {axis}, must be 0 to {len(shape) - 1}")
             self.must(
@@ -294,35 +311,40 @@ class Reader:
             )
         return TensorQuant(scales, zeros, axis)
 
-    def _sparsity(self, table: Any) -> Sparsity:
-        order, blocks = (tuple(self.vector(table, f).tolist()) for f in ("TraversalOrder", "BlockMap"))
+    def _sparsity(self, table: FlatTable) -> Sparsity:
+        order, blocks = self.numbers(table, 0, "i", "a traversal order"), self.numbers(table, 1, "i", "a block map")
         levels = []
-        for level in self.tables(table, "DimMetadata"):
-            parts = (self._sparse_vector(level, f) for f in ("ArraySegments", "ArrayIndices"))
-            levels.append(SparseLevel(level.Format() == 0, level.DenseSize(), *parts))
+        for level in self.tables(table, 2, "sparse dimensions"):
+            parts = self._sparse_vector(level, 2, "segments"), self._sparse_vector(level, 4, "indices")
+            levels.append(SparseLevel(level.number(0, "b") == 0, level.number(1), *parts))
         return Sparsity(order, blocks, tuple(levels))
 
-    def _sparse_vector(self, level: Any, field: str) -> Array:
-        kind, table = getattr(level, f"{field}Type")(), getattr(level, field)()
+    def _sparse_vector(self, level: FlatTable, field: int, what: str) -> Array:
+        """One of three types of vectors; its type stands in `field`, a table with it in the next."""
+        kind, table = level.number(field, "B"), level.child(field + 1)
         if not kind or table is None:
             return np.zeros(0, np.int64)
-        self.must(kind in _names("SparseIndexVector"), f"{field} are of type {kind}, must be 0 to 3")
-        vector = getattr(_schema(), _names("SparseIndexVector")[kind])()
-        vector.Init(table.Bytes, table.Pos)
-        return self.vector(vector, "Values").astype(np.int64)
+        self.must(kind in SPARSE_FORMS, f"{what} are of type {kind}, must be 0 to {max(SPARSE_FORMS)}")
+        return self.vector(table, 0, SPARSE_FORMS[kind], what).astype(np.int64)
 
-    def _operator(self, operator: Any, index: int, codes: Sequence[Any], count: int) -> Operator:
-        code, kind = operator.OpcodeIndex(), operator.BuiltinOptionsType()
-        self.must(0 <= code < len(codes), f"operator code is {code}, must be 0 to {len(codes) - 1}")
+    def _operator(self, operator: FlatTable, index: int, codes: Sequence[Any], count: int) -> Operator:
+        code, kind = operator.number(0, "I"), operator.number(3, "B")
+        self.must(code < len(codes), f"operator code is {code}, must be 0 to {len(codes) - 1}")
         name, builtin = codes[code]
-        inputs, outputs = self._indices(operator, "Inputs", count, OMITTED), self._indices(operator, "Outputs", count)
-        known = _names("BuiltinOptions").get(kind, f"options of type {kind}")
-        options = Table(self, f"{self.place} ({name})", known, operator.BuiltinOptions())
-        custom = b"" if builtin else self.vector(operator, "CustomOptions").astype(np.uint8).tobytes()
-        return Operator(index, name, builtin, inputs, outputs, options, custom)
+        inputs, outputs = (
+            self._indices(operator, 1, "input", count, OMITTED),
+            self._indices(operator, 2, "output", count),
+        )
+        known, table = _names("BuiltinOptions").get(kind, f"options of type {kind}"), operator.target(4)
+        if not kind and (kind := operator.number(11, "B")):  # of newer operators
+            known, table = _names("BuiltinOptions2").get(kind, f"options of type {kind}"), operator.target(12)
+        options = OperatorOptions(self, f"{self.place} ({name})", known, table)
+        custom = b"" if builtin else self.vector(operator, 5, "B", "custom options").tobytes()
+        inner = self._indices(operator, 8, "intermediate", count)
+        return Operator(index, name, builtin, inputs, outputs, options, custom, inner)
 
     def _check_order(self, graph: FileSubgraph, place: str) -> None:
-        """Every tensor has one writer, and stands written before it is read."""
+        """Every tensor has one writer, and stands written before it is read, but for room that custom operations work in."""
         ready = [t.blob is not None or t.variable or 0 in t.shape for t in graph.tensors]
         given = {i for i, t in enumerate(graph.tensors) if t.blob is not None} | set(graph.inputs)
         written: set[int] = set()
@@ -331,11 +353,13 @@ class Reader:
         for operator in graph.operators:
             self.place = f"{place} operator {operator.index} ({operator.name})"
             for number, index in enumerate(operator.inputs):
-                there = index == OMITTED or ready[index]
-                self.must(there, f"reads tensor {index} as input {number}, must be written by an operator before it")
+                if operator.builtin and not (index == OMITTED or ready[index]):
+                    self.bad(f"reads tensor {index} as input {number}, must be written by an operator before it")
             for index in operator.outputs:
-                self.must(index not in given, f"writes tensor {index}, must be no input or constant")
-                self.must(index not in written, f"writes tensor {index}, must be written by no operator before it")
+                if index in given:
+                    self.bad(f"writes tensor {index}, must be no input or constant")
+                if index in written:
+                    self.bad(f"writes tensor {index}, must be written by no operator before it")
                 ready[index] = True
                 written.add(index)
         self.place = place
@@ -344,23 +368,23 @@ class Reader:
 
     def _signature(
         self,
-        table: Any,
+        table: FlatTable,
         index: int,
         graphs: Sequence[FileSubgraph],
         edges: Sequence[tuple[frozenset[int], frozenset[int]]],
     ) -> SignatureDef:
         """An entry point. edges: the inputs and outputs of each subgraph."""
         with self.at(f"signature {index}"):
-            number = table.SubgraphIndex()
+            number = table.number(4, "I")
             self.must(number < len(graphs), f"subgraph is {number}, must be 0 to {len(graphs) - 1}")
-            inputs, outputs = (self._entries(table, f) for f in ("Inputs", "Outputs"))
+            inputs, outputs = (self._entries(table, n, f) for n, f in enumerate(("inputs", "outputs")))
             for kind, entries, among in zip(("input", "output"), (inputs, outputs), edges[number], strict=True):
                 for name, tensor in entries:
                     if tensor not in among:
                         there = ", ".join(map(str, sorted(among)))
                         self.bad(f"{kind} {name!r} is tensor {tensor}, must be an {kind} of subgraph {number}: {there}")
-            return SignatureDef(self.text(table, NAME_SLOT["SignatureDef"]), number, inputs, outputs)
+            return SignatureDef(self.text(table, 2), number, inputs, outputs)
 
-    def _entries(self, table: Any, field: str) -> tuple[tuple[str, int], ...]:
-        entries = self.tables(table, field)
-        return tuple((self.text(e, NAME_SLOT["TensorMap"]), e.TensorIndex()) for e in entries)
+    def _entries(self, table: FlatTable, field: int, what: str) -> tuple[tuple[str, int], ...]:
+        entries = self.tables(table, field, what)
+        return tuple((self.text(e, 0), e.number(1, "I")) for e in entries)

@@ -8,10 +8,11 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
+from nnhal.frontends.tflite.quantised import quantised_sequence, quantised_step, quantised_svdf
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, write_tensor
 from nnhal.frontends.tflite.task import OperatorTask, entry
-from nnhal.ops.schema import F32, Q8
+from nnhal.ops.schema import F32, Q8, Q8S
 
 WEIGHTS = 17  # of an LSTM cell: 8 matrices, 3 peepholes, 4 biases, projection with bias
 NORMS = 4
@@ -36,7 +37,7 @@ def weights(t: OperatorTask, start: int, count: int) -> list[Term | None]:
 def floating(t: OperatorTask) -> Term:
     """The input, of floats: NNAPI's quantised LSTMs are other operations than TFLite's."""
     x = t.x(0)
-    t.require(x.value.type == F32, f"of {x.kind} computes in another way than NNAPI's quantised LSTMs")
+    t.require(x.value.type == F32, f"of {x.kind} has no operation in NNAPI, must be FLOAT32")
     return x
 
 
@@ -81,7 +82,8 @@ def lstm_arguments(t: OperatorTask, o: Fields, *, time_major: bool | None) -> li
     "LSTM",
     inputs=(5, 24),
     outputs=(1, 4),
-    becomes="LSTM; of the basic kernel FULLY_CONNECTED, LOGISTIC and TANH, quantised QUANTIZED_16BIT_LSTM",
+    becomes="LSTM, of INT8 QUANTIZED_LSTM; of the basic kernel FULLY_CONNECTED, LOGISTIC and TANH, of UINT8 "
+    "QUANTIZED_16BIT_LSTM",
 )
 def lstm(t: OperatorTask) -> None:
     """One step."""
@@ -92,6 +94,9 @@ def lstm(t: OperatorTask) -> None:
     t.require(
         len(t.operator.inputs) >= 20, f"of the full kernel has {len(t.operator.inputs)} inputs, must have 20 or more"
     )
+    if t.x(0).value.type == Q8S:
+        quantised_step(t, o)
+        return
     given = lstm_arguments(t, o, time_major=None)
     gates = 3 if given[1] is None else 4
     units = t.known(read_tensor(t, 19))
@@ -154,11 +159,18 @@ def quantised_cell(t: OperatorTask, x: Term, last: Term, cell: Term) -> tuple[Te
     return output, kept
 
 
-@entry("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs=(20, 24))
+@entry(
+    "UNIDIRECTIONAL_SEQUENCE_LSTM",
+    inputs=(20, 24),
+    becomes="UNIDIRECTIONAL_SEQUENCE_LSTM; of INT8 a QUANTIZED_LSTM for each step",
+)
 def sequence_lstm(t: OperatorTask) -> None:
-    """A sequence, in float."""
+    """A sequence."""
     o = t.options("UnidirectionalSequenceLSTMOptions")
     t.require(not o("DiagonalRecurrentTensors"), "has diagonal recurrent weights, which NNAPI does not have")
+    if t.x(0).value.type == Q8S:
+        quantised_sequence(t, o)
+        return
     stepped(t, t.name, lstm_arguments(t, o, time_major=bool(o("TimeMajor"))), (18, 19), (0, None, None))
 
 
@@ -201,9 +213,14 @@ def two_way_rnn(t: OperatorTask) -> None:
     stepped(t, t.name, given, (4, 8), (*range(1 if merged else 2), None, None))
 
 
-@entry("SVDF", inputs=5)
+@entry(
+    "SVDF", inputs=5, becomes="SVDF; of INT8 FULLY_CONNECTED, MUL, REDUCE_SUM of real values, the state in its steps"
+)
 def svdf(t: OperatorTask) -> None:
-    """Float; the state starts at zero in both, so that it does not matter where each keeps its newest entry."""
+    """The state starts at zero in both, so that it does not matter where each keeps its newest entry."""
     o = t.options("SVDFOptions")
+    if t.x(0).value.type == Q8S:
+        quantised_svdf(t, o)
+        return
     given = [floating(t), *weights(t, 1, 3), read_tensor(t, 4), o("Rank"), activation(t, o)]
     stepped(t, t.name, given, (4,), (None, 0))

@@ -1,17 +1,20 @@
 """Entries of reductions over axes, and of what is summed up along one."""
 
 import math
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.operands import Value
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.tflite.fold import Unfoldable
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.integers import truncated_quotient
+from nnhal.frontends.tflite.positions import NOWHERE, edged, moved, spread
 from nnhal.frontends.tflite.task import ASYMMETRIC, MOST_DIMENSIONS, OperatorTask, entry
-from nnhal.ops.schema import B8, I32
+from nnhal.ops.schema import B8, F32, I32
 
 NAMES = {"SUM": "REDUCE_SUM"}  # the others are called what NNAPI calls them
 PAIRWISE = {"SUM": "ADD", "MEAN": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
@@ -119,6 +122,92 @@ def shifted(t: OperatorTask, x: Term, step: int, *, back: bool) -> Term:
     mask = np.broadcast_to(there[:, None], (outer, size, inner)).copy()
     zeros = t.filled((outer, size, inner), 0, OperandType(x.value.type))
     return t.make("SELECT", constant(Value(B8), mask), found, zeros, like=x)
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+
+FUNCTIONS = {1: "SUM", 2: "REDUCE_PROD", 3: "REDUCE_MIN", 4: "REDUCE_MAX", 5: "REDUCE_ALL", 6: "REDUCE_ANY"}
+BODIES = {
+    "STABLEHLO_ADD": "SUM",
+    "STABLEHLO_MULTIPLY": "REDUCE_PROD",
+    "STABLEHLO_MINIMUM": "REDUCE_MIN",
+    "STABLEHLO_MAXIMUM": "REDUCE_MAX",
+    "STABLEHLO_AND": "REDUCE_ALL",
+    "STABLEHLO_OR": "REDUCE_ANY",
+}
+BOTH = PAIRWISE | {"REDUCE_ALL": "LOGICAL_AND", "REDUCE_ANY": "LOGICAL_OR"}
+
+
+@entry("REDUCE_WINDOW", inputs=5, becomes="GATHER of windows, then REDUCE_SUM, REDUCE_PROD, REDUCE_MAX, REDUCE_MIN")
+def reduce_window(t: OperatorTask) -> None:
+    """Every window within the tensor."""
+    kind = FUNCTIONS.get(t.options("ReduceWindowOptions")("ReduceFunction"))
+    shape, steps, apart = (
+        t.ints(place, what) for place, what in ((2, "window_shape"), (3, "strides"), (4, "dilations"))
+    )
+    x = t.x(0)
+    over_windows(t, x, kind, windows(t, numbered(t, x), shape, steps, apart))
+
+
+@entry("STABLEHLO_REDUCE_WINDOW", inputs=2, becomes="as REDUCE_WINDOW, with what is filled in")
+def reduce_padded_window(t: OperatorTask) -> None:
+    """Padding has the first value; what is reduced with is a subgraph of one operator."""
+    o, x = t.options("StablehloReduceWindowOptions"), t.x(0)
+    number, graphs = o("BodySubgraphIndex"), t.graph.file.subgraphs
+    t.require(0 <= number < len(graphs), f"refers to subgraph {number}, must be 0 to {len(graphs) - 1}")
+    body = [operator.name for operator in graphs[number].operators]
+    kind = BODIES.get(body[0]) if len(body) == 1 else None
+    rank = t.rank(x)
+    names = ("WindowDimensions", "WindowStrides", "WindowDilations", "BaseDilations")
+    shape, steps, apart, grown = (o.numbers(name) or (1,) * rank for name in names)
+    pads = o.numbers("Padding") or (0,) * 2 * rank
+    fits = len(pads) == 2 * rank == 2 * len(grown) and min(grown, default=1) > 0
+    t.require(fits, "must have two paddings and a dilation for each dimension")
+    try:
+        whole = edged(spread(numbered(t, x), grown), list(zip(pads[::2], pads[1::2], strict=True)))
+    except Unfoldable:
+        t.refuse("has no elements, or too many")
+    over_windows(t, x, kind, windows(t, whole, shape, steps, apart))
+
+
+def numbered(t: OperatorTask, x: Term) -> Array:
+    """The place of each element."""
+    t.check_count(math.prod(t.known(x)))
+    return np.arange(math.prod(t.known(x))).reshape(t.known(x)[: t.rank(x)])
+
+
+def windows(
+    t: OperatorTask, whole: Array, shape: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> Array:
+    """The places that each window sees, in one dimension more."""
+    lists = shape, strides, dilations
+    fits = all(len(each) == whole.ndim and min(each, default=1) > 0 for each in lists)
+    t.require(fits, f"window, strides and dilations are {lists}, must be {whole.ndim} positive numbers each")
+    reach = [(size - 1) * apart + 1 for size, apart in zip(shape, dilations, strict=True)]
+    t.require(all(n <= size for n, size in zip(reach, whole.shape, strict=True)), "has a window that does not fit")
+    t.check_count(whole.size * math.prod(shape))
+    seen = np.lib.stride_tricks.sliding_window_view(whole, reach)
+    seen = seen[tuple(slice(None, None, n) for n in (*strides, *dilations))]
+    return seen.reshape(*seen.shape[: whole.ndim], -1)
+
+
+def over_windows(t: OperatorTask, x: Term, kind: str | None, places: Array) -> None:
+    """The output: windows reduced, together with the first value, input 1."""
+    if kind is None:
+        t.refuse("reduces with a function that NNAPI has no reduction for")
+    t.require(x.value.type in (F32, I32, B8), f"of {x.kind} takes sums of stored integers, which NNAPI does not have")
+    t.require((x.value.type == B8) == (kind not in PAIRWISE), f"of {x.kind} has another reduction than its type")
+    first = t.x(1)
+    fill = t.number(1, "init_value") if (places == NOWHERE).any() else 0
+    found = t.reshaped(moved(t, [x], places, fill), (places[..., 0].size, places.shape[-1], 1))
+    reduced = (
+        halved(t, PAIRWISE[kind], found)
+        if x.value.type == I32
+        else t.make(NAMES.get(kind, kind), found, t.integers([1]), True)
+    )
+    more: dict[str, Any] = {"activation": 0} if kind in ("SUM", "REDUCE_PROD") else {}
+    result = t.make(BOTH[kind], t.reshaped(reduced, (places[..., 0].size,)), t.reshaped(first, (1,)), **more)
+    t.result(0, t.reshaped(result, places.shape[:-1] or (1,)))
 
 
 # ------------------------------------------------------------------------------------------------------- places of extremes

@@ -1,34 +1,28 @@
-"""Why operators without an entry are refused: what NNAPI has no way to say, and what is only missing here."""
+"""Why operators without an entry are refused."""
 
-MISSING = "is not imported yet"
+UNRUN = "has no kernel in LiteRT, which does not run files with it either"
 STRINGS = "works on strings or tables of them, for which NNAPI has no type"
+SIXTEEN = "is of INT16, which NNAPI has only for states and weights of its quantised LSTMs: nothing converts it"
+TAKE_SIXTEEN = ("LSTM", "SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM")
 DRAWS = "draws random numbers by LiteRT's own generator, which NNAPI's only random operation does not follow"
 DELEGATED = "belongs to another engine's delegate, which only that engine can read"
 COUNTED = "gives as many elements as its values say, a size that no operation of NNAPI computes"
 
 REFUSED = {
     "BITCAST": "reads the bits of a number as another type, which no operation of NNAPI does",
-    "BUCKETIZE": MISSING,
-    "CALL": MISSING,
-    "CONCAT_EMBEDDINGS": "has no kernel in LiteRT that would say what it computes",
-    "CONV_3D_TRANSPOSE": MISSING,
+    "CALL": UNRUN,
+    "CONCAT_EMBEDDINGS": UNRUN,
     "CUSTOM": "is whatever its author made it: NNAPI has no operation of that name",
     "DELEGATE": DELEGATED,
-    "DILATE": MISSING,
-    "EMBEDDING_LOOKUP_SPARSE": MISSING,
     "HASHTABLE": STRINGS,
     "HASHTABLE_FIND": STRINGS,
     "HASHTABLE_IMPORT": STRINGS,
     "HASHTABLE_SIZE": STRINGS,
     "MULTINOMIAL": DRAWS,
-    "NON_MAX_SUPPRESSION_V4": MISSING,
-    "NON_MAX_SUPPRESSION_V5": MISSING,
     "PLACEHOLDER_FOR_GREATER_OP_CODES": "is no operator: files have it where the number of one does not fit into a byte",
     "RANDOM_STANDARD_NORMAL": DRAWS,
     "RANDOM_UNIFORM": DRAWS,
-    "REDUCE_WINDOW": MISSING,
     "SKIP_GRAM": STRINGS,
-    "STABLEHLO_COMPOSITE": MISSING,
     "STABLEHLO_CUSTOM_CALL": "is whatever its author made it: NNAPI has no operation of that name",
     "STABLEHLO_RNG_BIT_GENERATOR": DRAWS,
     "UNIQUE": COUNTED,
@@ -37,11 +31,10 @@ REFUSED = {
 
 # Without an entry, since inputs that are constant are computed at import.
 COMPUTED = {
-    "BROADCAST_ARGS": f"of shapes that are computed at execution {MISSING}",
     "RANGE": f"of limits that are computed at execution {COUNTED}",
 }
 
 
 def why_refused(name: str) -> str:
     """Why an operator of the schema that has no entry is refused."""
-    return REFUSED.get(name) or COMPUTED.get(name) or MISSING
+    return REFUSED.get(name) or COMPUTED.get(name) or UNRUN

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import MAX_RANK, OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.functions import lowest
 from nnhal.frontends.tflite.gather import row_numbers
@@ -39,7 +39,7 @@ def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> T
     """Rows [n, inner] that have the same number of 0 to count - 1, combined to [count, inner]."""
     t.require(rows.value.type in (F32, I32), f"of {rows.kind} takes sums, which NNAPI has for float32 and int32")
     n, inner = t.known(rows)
-    t.require(n and inner and count, "has no elements")
+    t.require(n and inner and count > 0, f"combines {n} rows of {inner} elements to {count}, must have some of each")
     t.require(count * inner <= MOST_CHOICES, too_many(count * inner))
     type = OperandType(rows.value.type)
     if ids.data is not None:
@@ -175,3 +175,36 @@ def update_slice(t: OperatorTask) -> None:
 def clamped(t: OperatorTask, term: Term, most: int) -> Term:
     """Numbers kept from 0 to a limit."""
     return t.make("MINIMUM", t.make("MAXIMUM", term, t.scalar(0, term)), t.scalar(most, term))
+
+
+@entry("EMBEDDING_LOOKUP_SPARSE", inputs=5, becomes="GATHER, MUL, SELECT, REDUCE_SUM; DIV by the sum of weights")
+def sparse_embeddings(t: OperatorTask) -> None:
+    """Rows of a table, each with a weight, summed up by the row of a sparse tensor that they stand in."""
+    ids, indices, shape = t.index(0, "ids"), t.data(1, "indices"), t.ints(2, "dense_shape")
+    weights, table, kind = t.x(3), t.x(4), t.options("EmbeddingLookupSparseOptions")("Combiner")
+    t.require(kind in (0, 1, 2), f"combiner is {kind}, must be 0 (SUM), 1 (MEAN) or 2 (SQRTN)")
+    t.require(table.value.type == F32, f"of {table.kind} is not in TFLite")
+    t.require(2 <= len(shape) <= MAX_RANK, f"dense_shape has {len(shape)} dimensions, must have 2 to {MAX_RANK}")
+    lead, rest, count = shape[:-1], t.known(table)[1:], math.prod(shape[:-1])
+    t.require(0 < count <= MOST_CHOICES, too_many(count))
+    fits = indices.ndim == 2 and len(shape) == indices.shape[1] and indices.dtype.kind == "i" and min(shape) > 0
+    t.require(fits, f"indices have shape {list(indices.shape)}, must have {len(shape)} numbers a row")
+    inside = ((indices >= 0) & (indices < np.array(shape))).all()
+    t.require(inside, f"indices reach outside of {shape}")
+    places = np.ravel_multi_index(tuple(indices[:, :-1].T), tuple(lead)).astype(np.int32)
+    t.require(len(places) and (np.diff(places) >= 0).all(), "indices are not in order, in which LiteRT takes them")
+    inner, n = math.prod(rest), len(places)
+    sizes = [math.prod(t.known(each)) for each in (ids, weights)]
+    t.require(sizes == [n, n], f"has {sizes[0]} ids and {sizes[1]} weights, must be {n} as of the indices")
+    rows = t.make("GATHER", t.reshaped(table, (t.known(table)[0], inner)), 0, t.reshaped(ids, (n,)))
+    share = t.reshaped(weights, (n, 1))
+    numbers = constant(Value(I32), places)
+    total = combined(t, "SUM", t.make("MUL", rows, share, activation=0), numbers, count)
+    if kind:
+        parts = share if kind == 1 else t.make("MUL", share, share, activation=0)
+        whole = combined(t, "SUM", parts, numbers, count)
+        whole = whole if kind == 1 else t.make("SQRT", whole)
+        empty = ~np.isin(np.arange(count), places)
+        none = constant(Value(F32), empty.astype(np.float32).reshape(count, 1))
+        total = t.make("DIV", total, t.make("ADD", whole, none, activation=0), activation=0)
+    t.result(0, t.reshaped(total, (*lead, *rest)))

@@ -1,21 +1,24 @@
 """Where a model's bytes come from: a file, bytes, or a member of a bundle; and what a file is that is no `.tflite` file."""
 
+import io
 import os
 import re
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import BadFile, InvalidArgument
+from nnhal.base.answers import shown
+from nnhal.base.errors import BadFile, InvalidArgument, NnhalError, clipped, told
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array
-from nnhal.base.sealed import Store
-from nnhal.frontends.tflite.archive import MAGIC, Archive
+from nnhal.base.sealed import Readable, Store, sealed
+from nnhal.frontends.tflite.archive import END, MAGIC, MOST_BEHIND, Archive
 
-Source = str | os.PathLike[str] | bytes | BinaryIO
+Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 IDENTIFIER = b"TFL3"
+UNNAMED = "model"  # what stands for the name of bytes
 MOST_LEVELS = 4  # of bundles in bundles
 HEAD = 4096  # bytes by which a format is known
 BEGINNINGS = {
@@ -49,12 +52,17 @@ HINT = {
 def opened(source: Source) -> tuple[str, Memory]:
     """A label for messages, and the bytes of one `.tflite` file as a sealed memory.
 
-    source: bytes, an open file, a path, or `bundle:member`. BadFile says what anything else is, and what a bundle holds.
+    source: bytes, what is read as an open file is, from where it stands, a path, or `bundle:member`. BadFile says what
+    anything else is, and what a bundle holds.
     """
+    if isinstance(source, bytearray | memoryview):
+        source = bytes(source)
     if isinstance(source, bytes):
-        return _checked("model", Memory.wrap(np.frombuffer(source, np.uint8)))
+        return _checked(UNNAMED, Memory.wrap(np.frombuffer(source, np.uint8)))
     if not isinstance(source, str | os.PathLike):
-        return _checked(str(source.name), _file(str(source.name), source.fileno()))
+        name = getattr(source, "name", None)
+        label = short(os.fsdecode(name)) if isinstance(name, str | bytes) and name else UNNAMED
+        return _checked(label, _stream(source, label))
     label = os.fspath(source)
     if not isinstance(label, str):
         raise InvalidArgument(f"path is {label!r}, must be text")
@@ -73,7 +81,7 @@ def opened(source: Source) -> tuple[str, Memory]:
             raise BadFile(f"{name}: has no member {short(member)!r}, must be one of {listed(archive)}")
         name = f"{name}:{short(member)}"
         memory = Memory.wrap(np.frombuffer(archive[member], np.uint8))
-    return _checked(name, _sealed(memory) if members else memory)
+    return _checked(name, sealed(memory.bytes()) if members else memory)
 
 
 def split(label: str) -> tuple[str, list[str]]:
@@ -91,8 +99,10 @@ def there(label: str) -> bool:
 
 
 def bundle(data: Array, label: str) -> Archive | None:
-    """The members of a file that is a zip file, None for any other."""
-    return Archive(data, label) if data[: len(MAGIC)].tobytes() == MAGIC else None
+    """The members of a file that is a zip file, None for any other. Bytes may stand before its first member."""
+    begins = data[: len(MAGIC)].tobytes() == MAGIC
+    behind = END in data[-MOST_BEHIND:].tobytes() and data[4:8].tobytes() != IDENTIFIER and not known(data)
+    return Archive(data, label) if begins or behind else None
 
 
 def listed(archive: Mapping[str, bytes]) -> str:
@@ -108,19 +118,41 @@ def wrong(label: str, what: str) -> BadFile:
     return BadFile(f"{label}: is {what}, must be a .tflite file{hint}")
 
 
-def _file(path: str, fd: int | None = None) -> Memory:
+def _file(path: str) -> Memory:
     store = Store("nnhal-model")
     try:
-        store.add_file(path, fd)
+        store.add_file(path)
     except OSError as error:
         raise BadFile(f"{path}: cannot be read: {error.strerror}; must be a .tflite file") from error
     return store.seal()
 
 
-def _sealed(memory: Memory) -> Memory:
+def _stream(stream: Any, label: str) -> Memory:
+    """What is left of an open file, or of what is read like one."""
+    if isinstance(stream, io.TextIOBase) or not callable(getattr(stream, "read", None)):
+        raise InvalidArgument(f"{label}: is {shown(stream)}, must be open for bytes (mode 'rb')")
     store = Store("nnhal-model")
-    store.add(memory.bytes())
+    try:
+        raw = getattr(stream, "raw", stream)
+        if isinstance(raw, io.FileIO) and raw.seekable():
+            stream.flush()
+            store.add_file(label, stream.fileno(), stream.tell())
+        else:
+            store.add_stream(stream)
+    except NnhalError:
+        raise
+    except Exception as error:  # of whatever it is that is read
+        raise BadFile(f"{label}: cannot be read: {clipped(told(error), 200)}; must be a .tflite file") from error
+    if not store.size and _position(stream):
+        raise BadFile(f"{label}: has been read or written to its end, must stand at its begin: seek(0)")
     return store.seal()
+
+
+def _position(stream: Any) -> int:
+    try:
+        return int(stream.tell())
+    except Exception:  # it has none
+        return 0
 
 
 def _checked(label: str, memory: Memory) -> tuple[str, Memory]:

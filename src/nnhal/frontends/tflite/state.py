@@ -7,9 +7,10 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.tflite.budget import Cost
-from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable, stored
-from nnhal.frontends.tflite.reader import CONTAINER_SLOT, SHARED_NAME_SLOT
+from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable
+from nnhal.frontends.tflite.reader import CONTAINER, SHARED_NAME
 from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.ops.schema import Q8S
 
 MOST_STATE = 1 << 30  # bytes of a state, which is kept as an array
 
@@ -22,7 +23,7 @@ def variable_of(t: OperatorTask, place: int) -> Variable:
     index = t.operator.inputs[place]
     tensor = t.graph.source.tensors[index]
     t.require(tensor.variable, f"input {place}, {tensor.name!r}, must be a variable tensor, which a state lies in")
-    variable = t.graph.variable(("tensor", index), tensor.name)
+    variable = t.graph.variable(("tensor", t.graph.source.index, index), tensor.name)
     if variable.value is None:
         variable.value = replace(t.graph.declared(index), shape=tensor.shape)
     return variable
@@ -63,7 +64,7 @@ def call_once(t: OperatorTask) -> None:
 def handle(t: OperatorTask) -> None:
     """A name for a variable."""
     o = t.options("VarHandleOptions")
-    key = o.text(CONTAINER_SLOT), o.text(SHARED_NAME_SLOT)
+    key = o.text(CONTAINER), o.text(SHARED_NAME)
     variable = t.graph.variable(key, "/".join(part for part in key if part))
     t.same(Term(Value(UNTYPED, ()), "RESOURCE", variable=variable))
 
@@ -136,7 +137,7 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
         first = variable.initial
         if first is None:
             graph.file.budget.spend(Cost.MEMORY, math.prod(shape) * value.dtype.itemsize, f"variable {variable.name!r}")
-            empty = stored(value)
+            empty = value.zero_point if value.type == Q8S else 0  # as LiteRT: of UINT8 it is not a real zero
             first = np.full(shape, empty, value.dtype) if empty else np.zeros(shape, value.dtype)
         first = np.ascontiguousarray(first, value.dtype).reshape(shape)
         if last is source:

@@ -103,21 +103,34 @@ class OperatorTask:
         there, made = len(self.operator.outputs), len(self.results)
         self.require(there <= made, f"has {there} outputs, must have {made}")
         spans = {n: span_of(self, n) for n in range(len(self.operator.outputs)) if self._wide(self.operator.outputs[n])}
+        results = [self.ranked(number) for number in range(there)]
         self._pay()
         self.graph.operations += self.emitted
         for number, index in enumerate(self.operator.outputs):
-            term, tensor = self.results[number], self.graph.source.tensors[index]
+            term, tensor = results[number], self.graph.source.tensors[index]
             term.kind = term.kind or tensor.type
             if tensor.type == "INT64" and term.value.type == I32:
                 term.span = spans[number]
-            if self.operator.builtin and not tensor.shape and term.value.shape == (1,) and not self._says_one():
-                term.scalar = True
             self.graph.terms[index] = term
         for step in self.later:
             step()
 
+    def ranked(self, number: int) -> Term:
+        """The term of output `number`, which is of rank 0 where the file's is; an input that has another rank is copied."""
+        term, tensor = self.results[number], self.graph.source.tensors[self.operator.outputs[number]]
+        if not self.operator.builtin or term.parts or term.data is not None or term.value.shape != (1,):
+            return term
+        scalar = not tensor.shape and not self._says_one()
+        if term.scalar != scalar and not any(term is out for made in self.emitted for out in made.outputs):
+            term = self.copied(term)
+        term.scalar = scalar
+        return term
+
     def _says_one(self) -> bool:
-        """Whether an input says that the output has one dimension; a file has none too where it is not known before."""
+        """Whether inputs say that the output has one dimension; a file has none too where it is not known before."""
+        if self.name in ENTRIES and ENTRIES[self.name].single:
+            there = [i for i in self.operator.inputs if i != OMITTED]
+            return any(not self.graph.term(index).scalar for index in there)
         place = SHAPES.get(self.name)
         if place is None or not self.given(place):
             return False
@@ -152,8 +165,7 @@ class OperatorTask:
         """Input `place` as an NNAPI tensor."""
         term = self.raw(place)
         if term.value.type == UNTYPED or (self._wide(self.operator.inputs[place]) and self.name not in CARRIES):
-            if term.doubtful:
-                raise Inexpressible
+            self.follows(term)
             try:
                 self.graph.declared(self.operator.inputs[place])
             except Inexpressible as error:
@@ -176,8 +188,7 @@ class OperatorTask:
         """The value of input `place`, which has to be known; elements known only at execution are None."""
         term = self.raw(place)
         if term.data is None:
-            if term.doubtful:
-                raise Inexpressible
+            self.follows(term)
             self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
         return term.data
 
@@ -222,14 +233,21 @@ class OperatorTask:
     def integers(self, values: Sequence[int]) -> Term:
         """A constant TENSOR_INT32."""
         fits = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in values)
-        self.require(fits, f"{list(values)} do not fit into 32 bits")
+        longest = max((abs(int(n)).bit_length() + 1 for n in values), default=0)
+        self.require(fits, f"integers of {longest} bits do not fit into 32 bits")
         return constant(Value(I32), np.array(values, np.int32).reshape(len(values)))
+
+    def follows(self, term: Term) -> None:
+        """Refuse the operator without a reason where what it lacks of a term follows from another's refusal."""
+        if term.doubtful:
+            raise Inexpressible
 
     # ------------------------------------------------------------------------------------------------------- shapes
 
     def shape(self, term: Term) -> Shape:
         """The shape of a term; Refused where not even the rank is known."""
         if term.value.shape is None:
+            self.follows(term)
             self.refuse("the rank of an input is known only at execution")
         return term.value.shape
 
@@ -237,6 +255,8 @@ class OperatorTask:
         """The shape of a term, every dimension of it."""
         shape = self.shape(term)
         sizes = tuple(d for d in shape if d is not None)
+        if len(sizes) < len(shape):
+            self.follows(term)
         self.require(len(sizes) == len(shape), "a dimension that has to be known is known only at execution")
         return sizes
 
@@ -246,6 +266,7 @@ class OperatorTask:
 
     def axis(self, axis: int, rank: int) -> int:
         """An axis counted from the front."""
+        self.require(rank, f"axis = {axis} is of a tensor without dimensions, which has none")
         self.require(-rank <= axis < rank, f"axis = {axis}, must be from {-rank} to {rank - 1}")
         return axis % rank
 
@@ -309,7 +330,7 @@ class OperatorTask:
         results = [
             Term(replace(v, shape=s, data=None), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)
         ]
-        self.emitted.append(Emitted(name, inputs, tuple(results), self.label))
+        self.emitted.append(Emitted(name, inputs, tuple(results), self.label, bound))
         return results
 
     def make(self, name: str, *given: Any, like: Term | Value | None = None, **named: Any) -> Term:
@@ -370,6 +391,12 @@ class OperatorTask:
         like = self.out() if out else replace(term.value, shape=None, data=None, name="")
         return self._finished(self.run("RESHAPE", term, shape, outs=[like])[0], out)
 
+    def copied(self, term: Term) -> Term:
+        """The same elements as a term of its own."""
+        if term.value.type == B8:
+            return self.make("LOGICAL_OR", term, term)
+        return self.make("RESHAPE", term, self.integers(self.known(term)))
+
     def _finished(self, term: Term, out: bool) -> Term:
         if out:
             self.result(0, term)
@@ -402,8 +429,15 @@ class OperatorTask:
 
 
 def number(value: Any, kind: OperandType) -> Term:
-    """A scalar argument of the type that a tensor's elements have, where the record leaves the choice."""
-    scalar = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}[kind]
+    """A scalar argument of the type that a tensor's elements have, where the record leaves the choice. Inexpressible where
+    NNAPI has no such scalars.
+    """
+    scalars = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}
+    if kind not in scalars:
+        raise Inexpressible(
+            f"fills a tensor of {type_name(kind)}, which NNAPI does for float32, float16 and int32 only"
+        )
+    scalar = scalars[OperandType(kind)]
     return Term(Value(scalar, (), data=held(value, scalar)))
 
 

@@ -8,13 +8,15 @@ from nnhal.base.codes import Padding
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
 from nnhal.frontends.tflite.layers import scheme
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import ENTRIES, OperatorTask, entry
 from nnhal.ops.schema import F32, I32
 
 MOST_WAVES = 1 << 22  # elements of a constant matrix of sines and cosines
 
 
-@entry("RFFT2D", inputs=2, becomes="FULLY_CONNECTED with sines and cosines, where COMPLEX_ABS, REAL or IMAG follows")
+@entry(
+    "RFFT2D", inputs=2, becomes="FULLY_CONNECTED with sines and cosines, where COMPLEX_ABS, REAL, IMAG or CAST follows"
+)
 def transform(t: OperatorTask) -> None:
     """Rows times cosines and sines, then columns; the real and the imaginary part are tensors of their own."""
     x, lengths = t.x(0), t.ints(1, "fft_length")
@@ -66,15 +68,55 @@ def resized(t: OperatorTask, x: Term, height: int, width: int) -> Term:
 @entry("REAL", "IMAG", "COMPLEX_ABS", becomes="a part of RFFT2D; SQRT of the sum of squares")
 def part(t: OperatorTask) -> None:
     """Of a transform."""
-    x = t.raw(0)
-    if x.parts is None:
-        t.refuse(f"of {x.kind} that no RFFT2D gives: NNAPI has no complex numbers")
-    real, imaginary = x.parts
+    real, imaginary = parts_of(t)
     if t.name == "COMPLEX_ABS":
-        squares = [t.make("MUL", p, p, activation=0) for p in x.parts]
-        t.give("SQRT", t.make("ADD", *squares, activation=0))
+        flat = [t.reshaped(p, (math.prod(t.known(p)),)) for p in (real, imaginary)]
+        squares = [t.make("MUL", p, p, activation=0) for p in flat]
+        t.reshaped(t.make("SQRT", t.make("ADD", *squares, activation=0)), t.known(real), out=True)
     else:
         t.same(real if t.name == "REAL" else imaginary)
+
+
+def parts_of(t: OperatorTask) -> tuple[Term, Term]:
+    """The real and the imaginary part of input 0."""
+    x = t.raw(0)
+    t.follows(x)
+    if x.parts is None:
+        t.refuse(f"of {x.kind} that no RFFT2D gives: NNAPI has no complex numbers")
+    return x.parts
+
+
+def lower_in_parts(t: OperatorTask) -> None:
+    """Lower a move of complex numbers as one of the real and one of the imaginary parts; a cast takes the real ones."""
+    entry = ENTRIES[t.name]
+    real, imaginary = PartTask(t, 0), PartTask(t, 1)
+    entry.lower(real)
+    if t.name == "CAST":
+        t.results |= real.results
+        return
+    entry.lower(imaginary)
+    for number, index in enumerate(t.operator.outputs):
+        kind = t.graph.source.tensors[index].type
+        parts = real.ranked(number), imaginary.ranked(number)
+        t.results[number] = Term(Value(UNTYPED, parts[0].value.shape), kind, scalar=parts[0].scalar, parts=parts)
+
+
+class PartTask(OperatorTask):
+    """An operator that sees one part of each complex tensor. What it writes is the whole task's."""
+
+    def __init__(self, whole: OperatorTask, part: int) -> None:
+        super().__init__(whole.graph, whole.operator)
+        self.emitted, self.later, self._part = whole.emitted, whole.later, part
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, of complex numbers the part."""
+        term = super().raw(place)
+        return term.parts[self._part] if term.parts else term
+
+    def declared(self, number: int = 0) -> Value:
+        """Type and quantisation of output `number`, of complex numbers that of the part."""
+        complex_ = self.graph.source.tensors[self.operator.outputs[number]].type == "COMPLEX64"
+        return Value(F32, None) if complex_ else super().declared(number)
 
 
 # ------------------------------------------------------------------------------------------------------ three dimensions
@@ -103,10 +145,11 @@ def deep_convolution(t: OperatorTask) -> None:
 def seen_planes(t: OperatorTask, x: Term, stride: int, dilation: int, size: int, padding: Padding) -> tuple[Term, int]:
     """Pictures [batch * places, height, width, size * channels] of the planes seen from each place, and the places."""
     batch, depth, height, width, channels = t.known(x)
+    t.require(stride > 0 and dilation > 0, f"steps along the depth are {stride}, {dilation} apart, must be at least 1")
     reach = (size - 1) * dilation + 1
     same = padding == Padding.SAME
     places = -(-depth // stride) if same else (depth - reach) // stride + 1
-    t.require(places > 0 and stride > 0, f"a filter of depth {reach} must fit into {depth} planes")
+    t.require(places > 0, f"a filter of depth {reach} must fit into {depth} planes")
     t.check_count(places * size)
     before = max(0, (places - 1) * stride + reach - depth) // 2 if same else 0
     after = max(0, (places - 1) * stride + reach - depth - before)
@@ -118,3 +161,61 @@ def seen_planes(t: OperatorTask, x: Term, stride: int, dilation: int, size: int,
     found = t.reshaped(found, (batch * places, size, height * width, channels))
     found = t.make("TRANSPOSE", found, t.integers([0, 2, 1, 3]))
     return t.reshaped(found, (batch * places, height, width, size * channels)), places
+
+
+@entry(
+    "CONV_3D_TRANSPOSE",
+    inputs=(3, 4),
+    becomes="TRANSPOSE_CONV_2D with the filter's planes as channels, PAD, SLICE, ADD",
+)
+def deep_transposed_convolution(t: OperatorTask) -> None:
+    """What each plane of the filter makes of each picture is added to the picture that it belongs to."""
+    o, x, w = t.options("Conv3DOptions"), t.x(2), t.data(1, "the filter")
+    t.require(w.ndim == 5 and len(t.known(x)) == 5, "must have five dimensions")
+    t.require(x.value.type == F32 and w.dtype == np.float32, f"of {x.kind} is not in TFLite")
+    grown = o("DilationWFactor"), o("DilationHFactor")
+    t.require(grown == (1, 1), f"has dilations {grown} of width and height, which TRANSPOSE_CONV_2D does not have")
+    (batch, deep, *picture), shape = t.known(x), t.ints(0, "output_shape")
+    t.require(len(shape) == 5 and shape[0] == batch and min(shape) > 0, f"output_shape = {shape} does not fit")
+    planes, height, width, units, depth = w.shape
+    t.require(depth == picture[2] and units == shape[4], "the filter must have the channels of input and output")
+    stride, step = o("StrideD"), o("DilationDFactor")
+    t.require(stride > 0 and step > 0, f"has stride {stride} and dilation {step}, must be at least 1")
+
+    filter = w.transpose(0, 3, 1, 2, 4).reshape(planes * units, height, width, depth)
+    sizes = t.integers([batch * deep, *shape[2:4], planes * units])
+    how = {"scheme": scheme(t, o), "stride_w": o("StrideW"), "stride_h": o("StrideH"), "activation": 0, "nchw": False}
+    none = constant(Value(F32), np.zeros(planes * units, np.float32))
+    weights = constant(Value(F32), np.ascontiguousarray(filter))
+    pictures = t.reshaped(x, (batch * deep, *picture))
+    made = t.make("TRANSPOSE_CONV_2D", pictures, weights, none, sizes, **how)
+    made = t.reshaped(made, (batch * deep, math.prod(shape[2:4]), planes * units))
+
+    reach = (planes - 1) * step + 1
+    before = max(0, (deep - 1) * stride + reach - shape[1]) // 2
+    total: Term | None = None
+    for plane in range(planes):
+        part = t.make("SLICE", made, t.integers([0, 0, plane * units]), t.integers([*t.known(made)[:2], units]))
+        rows = t.reshaped(part, (batch, deep, 1, math.prod(shape[2:])))
+        if stride > 1:
+            rows = t.make("PAD", rows, t.reshaped(t.integers([0, 0, 0, 0, 0, stride - 1, 0, 0]), (4, 2)))
+        rows = t.reshaped(rows, (batch, deep * stride, math.prod(shape[2:])))
+        placed = moved_to(t, rows, plane * step - before, shape[1])
+        total = placed if total is None else t.make("ADD", total, placed, activation=0)
+    if total is None:
+        t.refuse("has a filter without elements")
+    result = t.reshaped(total, (batch * shape[1], *shape[2:]))
+    if t.given(3):
+        result = t.make("ADD", result, t.reshaped(t.x(3), (units,)), activation=0)
+    t.result(0, t.reshaped(result, shape))
+
+
+def moved_to(t: OperatorTask, x: Term, start: int, size: int) -> Term:
+    """The second of three dimensions, from place `start` on of one of another size; zeros stand elsewhere."""
+    batch, count, inner = t.known(x)
+    first, last = max(0, -start), min(count, size - start)
+    if first >= last:
+        return t.filled((batch, size, inner), 0, F32)
+    x = t.make("SLICE", x, t.integers([0, first, 0]), t.integers([batch, last - first, inner]))
+    more = [0, 0, start + first, size - start - last, 0, 0]
+    return t.make("PAD", x, t.reshaped(t.integers(more), (3, 2))) if any(more) else x

@@ -24,7 +24,7 @@ MOVES = frozenset((
     "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TOPK_V2", "TRANSPOSE",
     "UNPACK", "ZEROS_LIKE",
 ))  # fmt: skip
-CALLS = frozenset(("IF", "WHILE"))
+CALLS = frozenset(("IF", "WHILE", "STABLEHLO_COMPOSITE"))
 COMPARES = frozenset(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL"))
 
 

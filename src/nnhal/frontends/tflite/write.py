@@ -11,6 +11,7 @@ from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.graph import ImportGraph, Term
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Model, State
+from nnhal.model.metadata import Metadata
 
 
 class ModelWriter:
@@ -21,7 +22,13 @@ class ModelWriter:
         self._pool: int | None = None
         self._subgraphs: dict[int, int] = {}
 
-    def model(self, graph: ImportGraph, states: Sequence[tuple[Term, Term, Array]]) -> Model:
+    def model(
+        self,
+        graph: ImportGraph,
+        states: Sequence[tuple[Term, Term, Array]],
+        metadata: Metadata | None,
+        notes: Sequence[str],
+    ) -> Model:
         """The whole model; states come after the ordinary inputs and outputs."""
         inputs = [*graph.inputs, *(source for source, _, _ in states)]
         outputs = [*graph.outputs, *(last for _, last, _ in states)]
@@ -33,6 +40,8 @@ class ModelWriter:
             [places[id(term)] for term in outputs],
             states=carried,
             edge={places[id(t)]: form for t, form in graph.edge if form != EdgeForm()},
+            metadata=metadata,
+            notes=notes,
         )
 
     def _body(self, builder: ModelBuilder, graph: ImportGraph, inputs: Sequence[Term]) -> dict[int, int]:
@@ -55,7 +64,8 @@ class ModelWriter:
             place(term)
         for operation in graph.operations:
             given = [place(each) for each in operation.inputs]
-            builder.operation(operation.type, given, [place(each) for each in operation.outputs], operation.label)
+            written = [place(each) for each in operation.outputs]
+            builder.operation(operation.type, given, written, operation.label, bound=operation.bound)
         return places
 
     def _operand(self, builder: ModelBuilder, term: Term) -> int:

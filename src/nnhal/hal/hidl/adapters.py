@@ -5,6 +5,7 @@ The runtime knows `hal.device.Device` only; `adapt` gives it one over an object 
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus
@@ -19,10 +20,13 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
+from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.hidl.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
+from nnhal.hal.hidl.burst import Call, HalExecutor, burst_of
 from nnhal.hal.hidl.calls import Callback, Calls, Trace
 from nnhal.hal.hidl.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
+from nnhal.hal.host import LocalBurst
 from nnhal.hal.lowering import lowered, refusals, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
@@ -56,6 +60,7 @@ class Adapted(Device):
 
     def __init__(self, driver: object, level: Level, name: str, trace: Trace | None = None) -> None:
         self.driver, self.level, self.name = driver, level, name
+        self.one_at_a_time = getattr(driver, "one_at_a_time", False)
         self.calls = Calls(name, level, trace)
         self._capabilities: Capabilities | None = None
         self.version, self.type = "unknown", DeviceType.OTHER
@@ -169,7 +174,7 @@ def _form(model: Model, level: Level) -> Model:
     old = InlinedModel(
         model.main, model.referenced, model.values, model.pools, model.relaxed, model.extensions, (), model.name
     )
-    old.memo.update(model.memo)
+    old._memo.update(model._memo)
     return old
 
 
@@ -196,10 +201,26 @@ class AdaptedPrepared(Prepared):
 
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute; again with more room where an output that nobody gave room for turns out larger."""
+        return self._run(self._call, request, control)
+
+    def burst(self) -> Burst:
+        """The driver's own where it has bursts; else plain executions."""
+        burst, own = LocalBurst(self), burst_of(self._calls, self._prepared, self._call)
+        if own is not None:
+            run, turns = partial(self._run, own.exchange), vars(self).get("_turns")
+            burst.runs_by(run if turns is None else turns.one_at_a_time(run), own.close)
+        return burst
+
+    def burst_executor(self) -> BurstExecutor | None:
+        """As `burst`, for one from another process."""
+        own = burst_of(self._calls, self._prepared, self._call)
+        return None if own is None else HalExecutor(partial(self._run, own.exchange))
+
+    def _run(self, call: Call, request: Request, control: Control) -> Timing | None:
         control.check()
         for _ in range(ATTEMPTS):
             rooms = self._known or self._rooms(request)
-            shapes, timing, small = self._once(request, rooms, control)
+            shapes, timing, small = self._once(call, request, rooms, control)
             if not small:
                 return timing.measured() if control.measure else None
             if not self._grow(request, rooms, shapes):
@@ -239,11 +260,11 @@ class AdaptedPrepared(Prepared):
         return True
 
     def _once(
-        self, request: Request, rooms: Sequence[Room], control: Control
+        self, call: Call, request: Request, rooms: Sequence[Room], control: Control
     ) -> tuple[Sequence[OutputShape], HalTiming, bool]:
         """One execution: shapes (none where all were known), timing, and whether an output was too small."""
         laid = lay_out(request, rooms)
-        status, shapes, timing = self._call(laid, control)
+        status, shapes, timing = self._judged(call(laid, control))
         if status == ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
             shapes = self._checked(shapes, rooms)
             if all(s.is_sufficient for s in shapes):
@@ -263,27 +284,29 @@ class AdaptedPrepared(Prepared):
     def _where(self) -> str:
         return f"driver {self._calls.device}: {self._name}"
 
-    def _call(self, laid: Laid, control: Control) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
-        level = self._calls.level
+    def _call(self, laid: Laid, control: Control) -> Any:
+        """What the driver answers to a plain execution."""
         arguments: list[Any] = [laid.request]
         if self._name != "execute":
             arguments.append(control.measure)
         if self._name.endswith("_1_3"):
             arguments += [control.deadline, control.loop_timeout]
         if self._synchronous:
-            result = self._calls.exactly(self._name, self._method, *arguments)
-        else:
-            callback = Callback(self._where)
-            try:
-                self._calls.expect(self._calls.exactly(self._name, self._method, *arguments, callback), self._name)
-            except NnhalError:
-                callback.close()
-                raise
-            result = callback.wait(control.deadline, control.cancelled)
+            return self._calls.exactly(self._name, self._method, *arguments)
+        callback = Callback(self._where)
+        try:
+            self._calls.expect(self._calls.exactly(self._name, self._method, *arguments, callback), self._name)
+        except NnhalError:
+            callback.close()
+            raise
+        return callback.wait(control.deadline, control.cancelled)
+
+    def _judged(self, result: Any) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
+        """An answer to an execution, as far as it can be one."""
         if not isinstance(result, tuple) or len(result) not in {1, 3} or (self._synchronous and len(result) == 1):
             raise OperationFailed(f"{self._where}: gave {result!r}, must give a status, shapes and timing")
         status = self._calls.status(result[0], self._name)
-        if len(result) == 1 or level <= V1_1:
+        if len(result) == 1 or self._calls.level <= V1_1:
             return status, (), HalTiming()
         if not isinstance(result[1], Sequence):
             raise OperationFailed(f"{self._where}: gave {result[1]!r}, must give output shapes")

@@ -1,5 +1,6 @@
 """Calls of a HAL driver's methods and the callbacks that it is given: what it answers is looked at before it is used."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -7,12 +8,14 @@ from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, OperationFailed, error_of, told
+from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, NnhalError, OperationFailed, error_of, told
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
 from nnhal.base.time import patience
 from nnhal.hal.hidl.interfaces import newest
 
+LIMIT = "NNHAL_NOTIFIED_WITHIN"  # seconds that a driver may take to notify the end of what it has launched
+SECONDS = 300.0
 Trace = Callable[[str], None]
 _log = logger("driver")
 
@@ -67,6 +70,18 @@ class Calls:
         return ErrorStatus(status)
 
 
+def notified_within() -> float:
+    """Seconds after which a driver that has notified nothing will never; InvalidArgument where the variable has none."""
+    text = os.environ.get(LIMIT, "")
+    try:
+        seconds = float(text or SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise InvalidArgument(f"{LIMIT} is {text!r}, must be a number of seconds above 0 and below 1e9")
+    return seconds
+
+
 class Callback:
     """What a driver is given to tell the end of something: takes one notification, ignores and logs all others."""
 
@@ -94,11 +109,20 @@ class Callback:
             return self._done.is_set()
 
     def wait(self, deadline: int | None, cancelled: threading.Event | None = None) -> tuple[Any, ...]:
-        """What was notified. MissedDeadline where nothing was by `deadline` (monotonic nanoseconds), Cancelled."""
+        """What was notified. MissedDeadline where nothing was by `deadline` (monotonic nanoseconds), Cancelled.
+
+        OperationFailed where nothing was for so long that nothing will be (`notified_within`).
+        """
+        seconds = notified_within()
+        end = time.monotonic_ns() + int(seconds * 1e9)
         while True:
-            if self._done.wait(patience(deadline, cancelled is not None)):
+            if self._done.wait(patience(min(end, deadline or end), cancelled is not None)):
                 return self.result
             if cancelled is not None and cancelled.is_set() and not self.close():
                 raise Cancelled(f"{self._what}: cancelled by its owner")
             if deadline is not None and time.monotonic_ns() >= deadline and not self.close():
                 raise MissedDeadline(f"{self._what}: the driver notified nothing by the deadline")
+            if time.monotonic_ns() >= end and not self.close():
+                raise OperationFailed(
+                    f"{self._what}: the driver notified nothing within {seconds:g} s, must, once ({LIMIT} sets the limit)"
+                )

@@ -13,6 +13,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.hal.device import Capabilities
 from nnhal.hal.hidl.arguments import HalRequest, HalTiming, OutputShape
+from nnhal.hal.hidl.packets import Memories, PacketQueue
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import Model, Operand, Operation
 
@@ -112,6 +113,20 @@ class PreparedModelV1_2(PreparedModelV1_0, Protocol):
         self, request: HalRequest, measure: bool
     ) -> tuple[ErrorStatus, Sequence[OutputShape], HalTiming]:
         """Execute; shapes also with OUTPUT_INSUFFICIENT_SIZE, none with another error."""
+
+    def configureExecutionBurst(
+        self, callback: Memories, requestChannel: PacketQueue, resultChannel: PacketQueue
+    ) -> tuple[ErrorStatus, "BurstContext"]:
+        """Open a burst: from now on read a `BurstRequest` of the one channel until that gives None, and write status, shapes
+        and timing of each to the other. Another status than NONE refuses it.
+        """
+
+
+class BurstContext(Protocol):
+    """A driver's end of a burst."""
+
+    def freeMemory(self, slot: int) -> None:
+        """The slot is not used again: what was derived from its memory can go."""
 
 
 class PreparedModelCallback(Protocol):

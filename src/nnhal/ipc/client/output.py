@@ -16,9 +16,9 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from logging import INFO, WARNING, Logger
-from pathlib import Path
 
 from nnhal.base.log import logger
+from nnhal.base.names import name_of
 
 KEPT, LINE, WORDS = 50, 400, 4000  # lines, bytes of one, characters of all that an error takes
 A_SECOND = 200  # lines logged; a driver that says more is read slowly, and what is left out is counted
@@ -28,10 +28,10 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter lock
 
 
 class DriverProcess(subprocess.Popen[bytes]):
-    """A driver's process. `output` is what it said. driver: its name, or the path of its file."""
+    """A driver's process. `output` is what it said. driver: its name or path."""
 
     def __init__(self, driver: str, command: Sequence[str], pass_fds: Sequence[int]) -> None:
-        self.output = Output(logger("driver").getChild(Path(driver).stem if driver.endswith(".py") else driver))
+        self.output = Output(logger("driver").getChild(name_of(driver)))
         try:
             super().__init__(
                 command,

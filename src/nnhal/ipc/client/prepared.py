@@ -65,6 +65,13 @@ class RemotePrepared(Prepared):
             self.frames.close()
             self.session.release(self.number)
 
+    def end(self) -> None:
+        """As `close`; comes back when the driver's own `close` has. DeadObject where its process ends with that."""
+        if not self._released:
+            self._released = True
+            self.frames.close()
+            self.session.end_object(self.number)
+
     # ----------------------------------------------------------------------------------------------------- execution
 
     def bound(

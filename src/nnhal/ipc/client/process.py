@@ -87,7 +87,7 @@ class Health:
 
 
 def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Session:
-    """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a Python file."""
+    """Start a driver's process, for this client alone, and connect. driver: a name, or the path of a file or package."""
     transport.require()
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -270,6 +270,15 @@ class ResilientPrepared(Prepared):
     def close(self) -> None:
         """Let go of the model."""
         self._inner.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that holds it lives, as far as is known."""
+        return self._inner.session.dead is None
+
+    def end(self) -> None:
+        """As `RemotePrepared.end`."""
+        self._inner.end()
 
 
 class ResilientBurst(Burst):

@@ -35,6 +35,7 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.stacks import with_note
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.ipc.client.pending import CANCEL_SLICE_NS, GRACE_NS, Pending
 from nnhal.ipc.client.pools import ClientPools, Packing
@@ -166,9 +167,9 @@ class Session:
     def _refused(self, error: NnhalError) -> NnhalError:
         """What a greeting that was answered by an error raises."""
         if isinstance(error, ResourceExhausted):
-            return ResourceExhausted(f"{self.where}: {error}")
+            return with_note(ResourceExhausted(f"{self.where}: {error}"), error.stack)
         what = "did not start" if self.process is not None else "refused the connection"
-        return DeviceUnavailable(f"{self.where}: the driver process {what}: {error}")
+        return with_note(DeviceUnavailable(f"{self.where}: the driver process {what}: {error}"), error.stack)
 
     # --------------------------------------------------------------------------------------------------------- calls
 
@@ -439,6 +440,10 @@ class Session:
         """Give back an object; sent with others in a moment. Safe in finalizers."""
         self._released.append(number)
         self._rouse()
+
+    def end_object(self, number: int) -> None:
+        """Give back an object at once, and wait until the driver has ended it."""
+        self._transact(wire.encode(wire.Release((number,))), (), None, None, False, 0)
 
     def _settle(self, channel: Channel) -> None:
         """Wait until the service has ended a call that was given up: the driver may be writing to memory of the caller's.

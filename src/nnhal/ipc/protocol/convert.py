@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from nnhal.base import errors
-from nnhal.base.answers import clipped
 from nnhal.base.codes import ErrorStatus, Lifetime, OperandType
 from nnhal.base.errors import (
     InvalidModel,
@@ -16,10 +15,13 @@ from nnhal.base.errors import (
     OperationFailed,
     OutputInsufficientSize,
     as_error,
+    clipped,
+    told,
 )
 from nnhal.base.levels import V1_2, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
+from nnhal.base.stacks import stack_of, with_note
 from nnhal.hal.device import Capabilities
 from nnhal.hal.device import Performance as Stated
 from nnhal.hal.request import Timing
@@ -149,11 +151,17 @@ def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
 
 def error_to_wire(error: BaseException) -> wire.Failed:
     """Any error as a reply; lack of memory or descriptors asks for a fresh process."""
+    stack = (error.stack if isinstance(error, NnhalError) else "") or stack_of(error)
     cause = error.__cause__ if isinstance(error, errors.DriverFailed) else error
     if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno in _NO_MEMORY):
         status = ErrorStatus.RESOURCE_EXHAUSTED_TRANSIENT
         return wire.Failed(
-            status, "ResourceExhausted", clipped(f"driver ran out of memory or descriptors: {error}"), (), True
+            status,
+            "ResourceExhausted",
+            clipped(f"driver ran out of memory or descriptors: {told(error)}"),
+            (),
+            True,
+            stack,
         )
     if isinstance(error, msgspec.DecodeError):
         return wire.Failed(ErrorStatus.INVALID_ARGUMENT, "InvalidArgument", clipped(f"message: {error}"))
@@ -163,11 +171,16 @@ def error_to_wire(error: BaseException) -> wire.Failed:
     if isinstance(error, OutputInsufficientSize):
         shapes = error.shapes
     kind = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
-    return wire.Failed(error.status, kind, clipped(str(error)), shapes)
+    return wire.Failed(error.status, kind, clipped(told(error)), shapes, stack=stack)
 
 
 def error_from_wire(failed: wire.Failed) -> NnhalError:
-    """The error that a service reported, of the same class where that is one of the tree."""
+    """The error that a service reported, of the same class where that is one of the tree; the driver's stack is its note."""
+    error = _error_from_wire(failed)
+    return with_note(error, failed.stack)
+
+
+def _error_from_wire(failed: wire.Failed) -> NnhalError:
     kind = getattr(errors, failed.kind, None)
     status = failed.status if failed.status in ErrorStatus.__members__.values() else ErrorStatus.GENERAL_FAILURE
     if kind is OutputInsufficientSize:

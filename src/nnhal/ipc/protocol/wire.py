@@ -176,7 +176,7 @@ class AttachLane(MakingCall, tag=1, frozen=True):
 
 
 class Release(ClientCall, tag=2, frozen=True):
-    """The client holds these objects no longer. Wants no answer."""
+    """The client holds these objects no longer. Wants no answer; one that is asked for comes when they have ended."""
 
     objects: Annotated[tuple[Id, ...], Meta(max_length=1 << 16)]
 
@@ -378,13 +378,17 @@ class Acknowledged(Reply, tag=0, frozen=True):
 
 
 class Failed(Reply, tag=1, frozen=True):
-    """An error. kind: its class in the exception tree. recycle: the process should be replaced by a fresh one."""
+    """An error. kind: its class in the exception tree. recycle: the process should be replaced by a fresh one.
+
+    stack: the frames of the driver's own code, where it raised it.
+    """
 
     status: U32
     kind: Text
     message: Text
     shapes: Annotated[tuple[Dims | None, ...], Meta(max_length=4096)] = ()
     recycle: bool = False
+    stack: Text = ""
 
 
 class Welcome(Reply, tag=2, frozen=True):

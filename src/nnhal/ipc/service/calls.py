@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -89,6 +90,12 @@ class CallHandler:
         if isinstance(call, wire.Bind):
             return self._bind(call, fds, size)
         return _HANDLERS[type(call)](self, call, fds)
+
+    def settle(self) -> None:
+        """Come back when the driver has ended what was released before."""
+        done = threading.Event()
+        self._client.ends(done.set)
+        done.wait()
 
     def close(self) -> None:
         """End everything that the client holds."""

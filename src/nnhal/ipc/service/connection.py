@@ -132,7 +132,7 @@ class Connection:
             except (InvalidArgument, ResourceExhausted, MemoryError, OSError) as error:  # refused; the lane is sound
                 channel.answer(wire.encode(error_to_wire(error)))
                 continue
-            reply, given = self._answer(data, fds, plain)
+            reply, given = self._answer(data, fds, plain, channel)
             try:
                 channel.answer(wire.ENCODED_DONE if reply is wire.DONE else _encoded(reply), given)
             finally:
@@ -141,7 +141,7 @@ class Connection:
                 del data, reply
                 long.over()
 
-    def _answer(self, data: bytes, fds: Descriptors, plain: Control) -> Answer:
+    def _answer(self, data: bytes, fds: Descriptors, plain: Control, channel: Channel) -> Answer:
         try:
             call = wire.decode_call(data)
             why = wire.refusal(call, self._level)
@@ -151,7 +151,10 @@ class Connection:
                 _log.debug("%s", wire.hal_name(call))
             if isinstance(call, wire.AttachLane):
                 return self._attach(call, fds)
-            return self._calls.answer(call, fds, plain, len(data))
+            answer = self._calls.answer(call, fds, plain, len(data))
+            if isinstance(call, wire.Release) and channel.lane.asked:
+                self._calls.settle()
+            return answer
         except BaseException as error:  # whatever a driver raises is an answer, not the end of the service
             return error_to_wire(error), ()
         finally:
@@ -276,7 +279,7 @@ def serve_one(device: Device, sock: socket.socket, confinement: Mapping[str, str
     Connection(device, sock, share, shared=False, confinement=confinement).serve()
 
 
-def refuse(sock: socket.socket, error: Exception) -> None:
+def refuse(sock: socket.socket, error: BaseException) -> None:
     """Answer the greeting of a client that is not served with the reason."""
     channel = Channel(sock)
     try:

@@ -1,0 +1,109 @@
+"""The stack under what a driver raised: the frames of its own code, for its author, as text of bounded length.
+
+It is made where the driver was asked, and kept with the error; from a process of the driver's own it travels as text, and
+is a note of the error there.
+"""
+
+import linecache
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import clear_frames
+from types import TracebackType
+from typing import Any, TypeVar
+
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError, clipped, told
+from nnhal.base.log import logger
+from nnhal.base.names import printable
+
+LONGEST = 8000  # characters of all
+_LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_BETWEEN = str(Path(__file__).parents[1] / "runtime" / "sources.py"), "<frozen importlib._bootstrap"
+_log = logger("driver")
+
+
+def note_stack(error: NnhalError) -> None:
+    """Keep the stack of the driver's frames with an error that a driver raised, or that was made of what it raised.
+
+    Not of what only says that it is time: drivers poll for that.
+    """
+    stack = "" if isinstance(error, Cancelled | MissedDeadline) else stack_of(error)
+    if stack:
+        error.stack = stack
+        _log.debug("%s\n%s", str(error), stack)  # a record that is kept holds no frames
+
+
+def stack_of(error: BaseException) -> str:
+    """The frames of an error outside of nnhal, with those of its causes before them; "" where there are none."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen and len(parts) < _CAUSES:
+        seen.add(id(each))
+        lines = list(_frames(_of(each, "__traceback__")))
+        if lines:
+            parts.append("\n".join([*lines, _line(told(each))]))
+        each = _of(each, "__cause__")
+    return _shown("\n".join(reversed(parts)))
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def let_frames_go(error: E) -> E:
+    """The error, to be kept: it holds nothing of what was at work where it was raised; its traceback keeps the lines."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        clear_frames(_of(each, "__traceback__"))
+        each = _of(each, "__cause__") or _of(each, "__context__")
+    return error
+
+
+def with_note(error: NnhalError, stack: str) -> NnhalError:
+    """An error with the stack that another process told of: text, as it may stand on a terminal; also a note."""
+    if stack:
+        error.stack = _shown(stack)
+        error.add_note(f"In the driver's process:\n{error.stack}")
+    return error
+
+
+def _shown(text: str) -> str:
+    return clipped(printable(text[:LONGEST], keep="\n"), LONGEST)
+
+
+def _of(error: BaseException, what: str) -> Any:
+    """An attribute of every exception, whatever the class of this one says."""
+    return getattr(BaseException, what).__get__(error)
+
+
+def _frames(traceback: object) -> Iterator[str]:
+    frames: list[tuple[str, int, str]] = []
+    for _ in range(_WALKED):
+        if not isinstance(traceback, TracebackType):
+            break
+        code = traceback.tb_frame.f_code
+        if (frames or not _own(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
+            frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    left_out = len(frames) - _FIRST - _LAST
+    for number, (file, line, name) in enumerate(frames):
+        if left_out > 0 and _FIRST <= number < _FIRST + left_out:
+            if number == _FIRST:
+                yield f"  ... {left_out} frames left out"
+            continue
+        yield _line(f'  File "{file}", line {line}, in {name}')
+        text = linecache.getline(file, line).strip()
+        if text:
+            yield _line(f"    {text}")
+
+
+def _own(file: str) -> bool:
+    """Whether code is nnhal's, and no driver's."""
+    return file.startswith(_PACKAGE) and not file.startswith(_PACKAGE + "drivers" + os.sep)
+
+
+def _line(text: str) -> str:
+    return printable(clipped(text, _LINE))

@@ -1,0 +1,19 @@
+"""What belongs to one process and cannot be there twice says so where it is pickled or copied."""
+
+from typing import ClassVar, NoReturn
+
+from nnhal.base.errors import BadState
+
+
+class Uncopied:
+    """Cannot be pickled nor copied. instead: what to do, for a class and those made of it."""
+
+    __slots__ = ()
+    _instead: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, instead: str = "", **options: object) -> None:
+        super().__init_subclass__(**options)
+        cls._instead = instead or cls._instead
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise BadState(f"{type(self).__name__}: cannot be pickled or copied; {self._instead}")

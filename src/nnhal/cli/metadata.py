@@ -1,0 +1,76 @@
+"""What a model's file says about itself, for people and for programs."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from nnhal.base.brief import counted
+from nnhal.base.errors import BadFile
+from nnhal.base.names import short
+from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
+
+LABELS = 3  # shown of more
+
+
+def metadata_lines(said: Metadata) -> Iterator[str]:
+    """What is said of the model, of each input and output, and the files that come with it."""
+    who = ", ".join(filter(None, (said.name, said.version, said.author, said.licence)))
+    about = ": ".join(filter(None, (who, said.description.rstrip("."))))
+    if about:
+        yield f"says     {short(about)}"
+    for word, tensors in (("input", said.inputs), ("output", said.outputs)):
+        for n, tensor in enumerate(tensors):
+            facts = "; ".join(map(short, _tensor(said, tensor)))
+            if facts:
+                yield f"         {word} {short(tensor.name) or f'#{n}'}: {facts}"
+    if said.files:
+        yield f"         comes with {', '.join(map(_file, said.files))}"
+
+
+def _tensor(said: Metadata, tensor: TensorMetadata) -> Iterator[str]:
+    yield from filter(None, (tensor.description.rstrip("."), " ".join(filter(None, (tensor.content, tensor.colour)))))
+    if tensor.dimension_names:
+        yield f"dimensions {', '.join(tensor.dimension_names)}"
+    if tensor.mean and tensor.std:
+        yield f"(value - {_numbers(tensor.mean)}) / {_numbers(tensor.std)}"
+    if tensor.least and tensor.greatest:
+        yield f"between {_numbers(tensor.least)} and {_numbers(tensor.greatest)}"
+    if tensor.threshold is not None:
+        yield f"counts from {tensor.threshold:g} on"
+    labels, problem = _labels(said, tensor)
+    if problem:
+        yield problem
+    if labels:
+        yield f"{counted(len(labels), 'label')}: {', '.join(labels[:LABELS])}{', ..' * (len(labels) > LABELS)}"
+    yield from map(_file, tensor.files)
+
+
+def _labels(said: Metadata, tensor: TensorMetadata) -> tuple[tuple[str, ...], str]:
+    """Labels, and why they cannot be read."""
+    try:
+        return said.labels(tensor), ""
+    except BadFile as error:
+        return (), f"labels cannot be read: {error}"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    """One number where all are alike."""
+    texts = [f"{value:g}" for value in (values[:1] if len(set(values)) == 1 else values)]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+
+def _file(file: AssociatedFile) -> str:
+    what = ", ".join(filter(None, (file.kind, file.locale, file.description)))
+    return short(f"{file.name} ({what})" if what else file.name)
+
+
+def metadata_document(said: Metadata | None) -> dict[str, Any] | None:
+    """The same whole, None where the file says nothing."""
+    if said is None:
+        return None
+    words = {key: getattr(said, key) for key in ("name", "description", "version", "author", "licence", "problem")}
+    sides = {
+        side: [asdict(tensor) | {"labels": _labels(said, tensor)[0]} for tensor in tensors]
+        for side, tensors in (("inputs", said.inputs), ("outputs", said.outputs))
+    }
+    return {**words, **sides, "files": [asdict(file) for file in said.files]}

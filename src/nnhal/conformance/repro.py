@@ -1,0 +1,78 @@
+"""A failing vector by itself: a folder that `nnhal conformance` runs, with its arrays in an `.npz`."""
+
+import copy
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.conformance.selection import Selection
+from nnhal.conformance.suite import Outcome
+from nnhal.conformance.vectors import Vector, index, members, read_member
+from nnhal.model.text import text
+
+
+def write(directory: Path, selection: Selection, outcome: Outcome) -> Path:
+    """Write the vector of an outcome into a folder of its own in `directory`; returns that.
+
+    `index.json` and a zip hold the vector in the form of the published ones, which can hold every operation;
+    `arrays.npz` has its inputs, what is expected and what came; `model.txt` is the model for people.
+    """
+    version, specification, _ = outcome.id.split("/", 2)
+    folder = directory / "-".join([outcome.id.split("/", 2)[2], *filter(None, [outcome.variant])])
+    vector = _found(selection.path, outcome.id)
+    test, blob = _alone(vector)
+    document = {"format": 1, "version": version, "spec": specification, "blob": f"{specification}.bin", "tests": [test]}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(folder / f"{version}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{specification}.json", json.dumps(document))
+            archive.writestr(f"{specification}.bin", blob)
+        (folder / "index.json").write_text(json.dumps({"tests": [index(selection.path)[outcome.id]]}))
+        _write_arrays(folder / "arrays.npz", vector, outcome)
+        (folder / "model.txt").write_text(_shown(vector, outcome.variant))
+    except OSError as error:
+        raise InvalidArgument(f"repro {folder}: {error.strerror}, must be a folder that can be written") from None
+    return folder
+
+
+def _found(path: Path, id: str) -> Vector:
+    version, specification, _ = id.split("/", 2)
+    for archive, name in members(path):
+        if (archive.stem, name) == (version, f"{specification}.json"):
+            return next(vector for vector in read_member(archive, name) if vector.id == id)
+    raise InvalidArgument(f"vectors: {id} is not under {path} any more")
+
+
+def _alone(vector: Vector) -> tuple[dict[str, Any], bytes]:
+    """The description of a vector, and the bytes that it alone refers to."""
+    test, blob = copy.deepcopy(vector.test), bytearray()
+    for graph in (test["main"], *test.get("referenced", ())):
+        for operand in graph["operands"]:
+            if "data" in operand:
+                offset, length = operand["data"]
+                operand["data"] = [len(blob), length]
+                blob += vector.blob[offset : offset + length]
+                blob += bytes(-len(blob) % 8)
+    return test, bytes(blob)
+
+
+def _write_arrays(path: Path, vector: Vector, outcome: Outcome) -> None:
+    signed = outcome.variant == "signed"
+    arrays = {
+        "input": vector.inputs(signed=signed),
+        "expected": [expected.data for expected in vector.expected(signed=signed)],
+        "output": outcome.outputs,
+    }
+    named = {f"{what}_{n}": a for what, several in arrays.items() for n, a in enumerate(several) if a is not None}
+    np.savez(path, **named)  # type: ignore[arg-type]
+
+
+def _shown(vector: Vector, variant: str) -> str:
+    try:
+        return text(vector.model(dynamic=variant == "dynamic", signed=variant == "signed"))
+    except NnhalError as error:  # one that must fail
+        return f"{error}\n"

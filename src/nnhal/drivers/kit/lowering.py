@@ -1,0 +1,139 @@
+"""A table of entries that lower operations: verdicts and preparation run the same ones, so a good verdict is one that held.
+
+An entry is a function of a task, which has the arguments of one operation and whatever the driver adds. It writes to the
+engine's graph, or refuses with a reason. What it asks for and is known only at execution is a reason too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from nnhal.base.codes import operation_name, type_name
+from nnhal.base.errors import Unmappable
+from nnhal.base.operands import Array, Unknown, Value
+from nnhal.hal.device import YES, Verdict, hidden_constant
+from nnhal.model.graph import Model, Operation
+from nnhal.model.validate import validate
+from nnhal.ops.schema import Bound, perhaps_omitted
+
+
+class Refused(Exception):
+    """An operation that the engine cannot run as NNAPI defines it; the message is the reason."""
+
+
+class LoweringTask:
+    """One operation to lower: its decoded arguments `a`, and where each of them lies."""
+
+    def __init__(self, a: Bound, operation: Operation) -> None:
+        self.a, self.operation = a, operation
+        slots = a.form.slots(len(operation.inputs))
+        self._places = {argument.name: operation.inputs[start:end] for argument, start, end in slots}
+        self._optional = {x.name for x in a.form if x.optional and isinstance(a.__dict__.get(x.name), Value)}
+
+    @property
+    def name(self) -> str:
+        """The operation's name."""
+        return self.a.op.name
+
+    def require(self, condition: Any, reason: str) -> None:
+        """Refuse the operation unless the condition holds."""
+        if not condition:
+            raise Refused(reason)
+
+    def places(self, name: str) -> tuple[int, ...]:
+        """The operands of an argument: none where it is omitted, also for an input that is declared to be perhaps; several
+        of a variadic one.
+        """
+        if name in self._optional and perhaps_omitted(getattr(self.a, name)):
+            return ()
+        if self.a.__dict__.get(name, self) is None:
+            return ()
+        return self._places.get(name, ())
+
+    def place(self, name: str) -> int:
+        """The operand of an argument that is there."""
+        places = self.places(name)
+        self.require(places, f"{name} is omitted")
+        return places[0]
+
+    def array(self, name: str) -> Array:
+        """The value of a tensor argument, which has to be constant."""
+        self.place(name)
+        value = getattr(self.a, name)
+        self.require(value.data is not None, f"{name} is computed at execution, must be constant")
+        return np.asarray(value.data)
+
+    def finish(self) -> None:
+        """Called when the entry has returned."""
+
+
+T = TypeVar("T", bound=LoweringTask)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """How to lower an operation. types: the operation types `T` that it takes, None for all."""
+
+    lower: Callable[[T], None]
+    types: frozenset[int] | None
+
+
+class LoweringTable(Generic[T]):
+    """Entries by operation. engine: its name in reasons; types: what entries take that do not say it themselves.
+
+    elsewhere: reasons for operations that it has no entry for.
+    """
+
+    def __init__(
+        self, engine: str, types: frozenset[int] | None = None, elsewhere: Mapping[str, str] | None = None
+    ) -> None:
+        self.engine, self._types, self._elsewhere = engine, types, dict(elsewhere or {})
+        self.entries: dict[str, Entry[T]] = {}
+
+    def entry(
+        self, *names: str, types: frozenset[int] | None = None
+    ) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
+        """Make a function the entry of the named operations."""
+
+        def add(function: Callable[[T], None]) -> Callable[[T], None]:
+            for name in names:
+                self.entries[name] = Entry(function, self._types if types is None else types)
+            return function
+
+        return add
+
+    def verdicts(self, model: Model, task: Callable[[Bound, Operation], T]) -> list[Verdict]:
+        """One verdict for each operation of the main subgraph. task: makes what an entry gets."""
+        return [Verdict(False, why) if why else YES for why in self._reasons(model, task)]
+
+    def lower(self, model: Model, task: Callable[[Bound, Operation], T]) -> None:
+        """Lower every operation; Refused, or Unmappable, with the first that cannot be."""
+        for number, (why, operation) in enumerate(zip(self._reasons(model, task), model.main.operations, strict=True)):
+            if why:
+                kind = Unmappable if why == hidden_constant(model, operation) else Refused
+                raise kind(f"{operation_name(operation.type)} #{number}: {why}")
+
+    def _reasons(self, model: Model, task: Callable[[Bound, Operation], T]) -> Iterator[str]:
+        """Lower every operation; for each the reason why it is refused, "" for none."""
+        bounds = validate(model).subgraphs[0].operations
+        for a, operation in zip(bounds, model.main.operations, strict=True):
+            yield hidden_constant(model, operation) or self._attempt(a, operation, task)
+
+    def _attempt(self, a: Bound | None, operation: Operation, task: Callable[[Bound, Operation], T]) -> str:
+        chosen = None if a is None else self.entries.get(a.op.name)
+        if a is None or chosen is None:
+            name = operation_name(operation.type)
+            return self._elsewhere.get(name, f"this driver does not lower {name}")
+        if a.T is not None and chosen.types is not None and a.T not in chosen.types:
+            return f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}"
+        try:
+            made = task(a, operation)
+            chosen.lower(made)
+            made.finish()
+        except Refused as error:
+            return str(error)
+        except Unknown as error:
+            return f"needs {str(error) or 'a shape'} when the model is prepared, and it is only known at execution"
+        return ""

@@ -1,0 +1,134 @@
+"""A driver that compiles for known shapes takes models with open ones: it prepares again for each set of input shapes."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+from nnhal.base.codes import Lifetime
+from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.base.once import Once
+from nnhal.base.operands import fixed
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.model.graph import Model, Operand
+from nnhal.model.validate import shape_of, validate
+from nnhal.ops.schema import agree, show
+
+MOST_SHAPES = 4  # sets of input shapes kept ready
+Shapes = tuple[tuple[int, ...] | None, ...]  # of each input; None for an omitted one
+Make = Callable[[Model], Prepared]
+
+
+def for_each_shape(model: Model, make: Make, otherwise: Make | None = None) -> Prepared:
+    """What `make` prepares, which sees models whose input shapes are all known, and none of whose inputs may be left out.
+
+    For a model with open shapes, or inputs that may be left out, it is called when such shapes are first seen; the
+    `MOST_SHAPES` sets used last are kept. otherwise: what prepares shapes that `make` refuses as UnsupportedModel, and those
+    that a model cannot say are known, a dimension of 0 or no dimensions at all; without it they are an error of the
+    execution.
+    """
+    if _known(model) and not _optional(model):
+        return make(model)
+    return _ForEachShape(model, make, otherwise)
+
+
+class _Kept:
+    """A prepared model, closed when it was dropped and the last execution has left."""
+
+    __slots__ = ("__weakref__", "prepared")
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        weakref.finalize(self, prepared.close).atexit = False
+
+
+class _ForEachShape(Prepared):
+    """Prepared models by the shapes of their inputs."""
+
+    def __init__(self, model: Model, make: Make, otherwise: Make | None) -> None:
+        self._model, self._make, self._otherwise = model, make, otherwise
+        self._declared = [shape_of(operand) for operand in _inputs(model)]
+        self._made: Once[Shapes, _Kept] = Once(lambda shapes: f"inputs of shapes {shapes}", MOST_SHAPES)
+        self._closed = False
+        if _known(model):
+            self._made.get(tuple(map(fixed, self._declared)), lambda: _Kept(self._prepared(model)))
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        if control is not UNLIMITED:
+            control.check()
+        given, buffers = request.given, request.input_buffers
+        shapes: Shapes = tuple([None if x is None else x.shape for x in given])
+        if buffers:
+            shapes = tuple([buffers[n].shape if n in buffers else shape for n, shape in enumerate(shapes)])
+        if self._closed:
+            raise Closed("the prepared model was closed")
+        kept = self._made.get(shapes, lambda: self._made_for(shapes))
+        prepared, there = kept.prepared, [n for n, shape in enumerate(shapes) if shape is not None]
+        inner = prepared.request(
+            [given[n] for n in there],
+            request.rooms,
+            input_buffers={place: buffers[n] for place, n in enumerate(there) if n in buffers},
+            output_buffers=request.output_buffers,
+        )
+        timing = inner.execute(prepared.run, control)
+        request.adopt(inner)
+        return timing
+
+    def close(self) -> None:
+        self._closed = True
+        self._made.forget()
+
+    def _made_for(self, shapes: Shapes) -> _Kept:
+        for number, (shape, declared) in enumerate(zip(shapes, self._declared, strict=True)):
+            if shape is not None and declared is not None and not agree(declared, shape):
+                raise InvalidRequest(f"input {number} is of shape {show(shape)}, must be of shape {show(declared)}")
+        try:
+            return _Kept(self._prepared(_specialised(self._model, shapes)))
+        except InvalidModel as error:  # what is wrong now is an error of the execution
+            raise OperationFailed(str(error)) from error
+
+    def _prepared(self, model: Model) -> Prepared:
+        try:
+            if not _known(model):
+                raise UnsupportedModel("an input has no elements, or no dimensions where any number was left open")
+            prepared = self._make(model)
+        except UnsupportedModel as error:
+            if self._otherwise is None:
+                raise OperationFailed(str(error)) from error
+            prepared = self._otherwise(model)
+        prepared.model = model
+        return prepared
+
+
+def _inputs(model: Model) -> list[Operand]:
+    return [model.main.operands[index] for index in model.main.inputs]
+
+
+def _known(model: Model) -> bool:
+    """Whether the model says the shape of every input."""
+    return all(fixed(shape_of(operand)) is not None for operand in _inputs(model))
+
+
+def _optional(model: Model) -> bool:
+    """Whether some input of the model may be left out."""
+    main, bounds = model.main, validate(model).subgraphs[0].operations
+    return any(
+        argument.optional and main.operands[index].lifetime == Lifetime.SUBGRAPH_INPUT
+        for operation, a in zip(main.operations, bounds, strict=True)
+        if a is not None
+        for argument, start, end in a.form.slots(len(operation.inputs))
+        for index in operation.inputs[start:end]
+    )
+
+
+def _specialised(model: Model, shapes: Shapes) -> Model:
+    """The model with input shapes as given; omitted inputs are operands without a value."""
+    main = model.main
+    operands = list(main.operands)
+    for index, shape in zip(main.inputs, shapes, strict=True):
+        if shape is None:
+            operands[index] = replace(operands[index], lifetime=Lifetime.NO_VALUE)
+        else:
+            operands[index] = replace(operands[index], dimensions=shape)
+    inputs = tuple(index for index, shape in zip(main.inputs, shapes, strict=True) if shape is not None)
+    return replace(model, main=replace(main, operands=tuple(operands), inputs=inputs), states=())

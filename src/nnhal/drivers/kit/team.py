@@ -1,0 +1,110 @@
+"""A bounded team of instances of an engine that runs one execution at a time.
+
+A prepared model makes another instance when all are busy, and drops those that are not needed any more.
+"""
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Generic, TypeVar
+
+from nnhal.base.log import logger
+from nnhal.hal.request import Control
+
+_log = logger("driver")
+MOST_MEMBERS = max(2, min(8, os.cpu_count() or 1))  # executions beyond them wait
+KEPT_SECONDS = 10.0  # how long a member is kept that no execution needs
+POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
+
+
+class Member:
+    """An instance of an engine in a team, as a base class."""
+
+    used = 0.0  # when it was given back last, by a team of several
+    place: object = None  # in the team
+
+
+T = TypeVar("T", bound=Member)
+
+
+class Team(Generic[T]):
+    """What `make` makes, one to an execution: made on demand, dropped when not needed. The first is made at once.
+
+    what: names the instances in the log. An interrupt may come after any call: an instance that nobody holds any more does
+    not count.
+    """
+
+    def __init__(self, make: Callable[[], T], what: str) -> None:
+        self._make, self._what = make, what
+        self._places: weakref.WeakSet[_Place] = weakref.WeakSet()  # of those that there are, or that are being made
+        self._idle = [self._new(self._place())]  # the last given back is taken first; appends and pops are atomic
+        self._several = False
+        self._waiting: list[None] = []  # as long as there are who wait, or longer
+        self._given_back: SimpleQueue[None] = SimpleQueue()
+        self._lock = threading.Lock()
+
+    def take(self, control: Control) -> T:
+        """An idle member; where there is none a new one, or the next that is given back."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._wait(control)
+
+    def give(self, member: T) -> None:
+        """Give a member back."""
+        if self._several:
+            member.used = time.monotonic()
+            self._drop(member.used - KEPT_SECONDS)
+        self._idle.append(member)
+        if len(self._waiting) > self._given_back.qsize():
+            self._given_back.put(None)
+
+    def _place(self) -> "_Place":
+        place = _Place()
+        self._places.add(place)
+        return place
+
+    def _new(self, place: "_Place") -> T:
+        member = self._make()
+        member.place = place
+        return member
+
+    def _drop(self, since: float) -> None:
+        """Drop the idle members not used since then: those in front, as the last in the list is taken first."""
+        dropped = []  # they end when this does, not under the lock
+        with suppress(IndexError):  # none is left idle
+            if self._idle[0].used <= since:
+                with self._lock:
+                    while self._idle[0].used <= since:
+                        dropped.append(self._idle.pop(0))
+        if dropped:
+            _log.debug("%s: %d not used for %g s dropped", self._what, len(dropped), KEPT_SECONDS)
+
+    def _wait(self, control: Control) -> T:
+        with self._lock:
+            place = self._place() if len(self._places) < MOST_MEMBERS else None
+        if place is not None:
+            self._several = True
+            return self._new(place)
+        try:
+            self._waiting.append(None)
+            while True:
+                control.check()
+                try:
+                    return self._idle.pop()
+                except IndexError:
+                    with suppress(Empty):
+                        self._given_back.get(timeout=POLL_SECONDS)
+        finally:
+            with suppress(IndexError):  # an interrupt came before
+                self._waiting.pop()
+
+
+class _Place:
+    """One of the places in a team, for as long as its member holds it, or who makes that."""
+
+    __slots__ = ("__weakref__",)

@@ -1,0 +1,64 @@
+"""Tables of a flatbuffer by the numbers of their fields, as the published schemas have them.
+
+Nothing is trusted: what lies outside the bytes is a ValueError or struct.error, which a reader tells with its place.
+"""
+
+import struct
+from typing import Any
+
+Bytes = memoryview | bytes
+MOST_FIELDS = 24  # what any reader here asks for; a table may claim to have 32,765
+WORD = 4  # bytes of an offset, and of the length before a vector
+_OFFSET, _SIGNED, _SHORT = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
+_FIELDS = tuple(struct.Struct(f"<{count}H") for count in range(MOST_FIELDS + 1))
+_NUMBERS = {form: struct.Struct(f"<{form}") for form in "bBiIQf"}
+
+
+class FlatTable:
+    """One table. A field that it lacks has its default; a vector that it lacks is empty."""
+
+    __slots__ = ("_data", "_fields", "at")
+
+    def __init__(self, data: Bytes, at: int) -> None:
+        self._data, self.at = data, at
+        fields = at - _SIGNED.unpack_from(data, at)[0]
+        if fields < 0:
+            raise ValueError(f"refers to byte {fields}")
+        count = (_SHORT.unpack_from(data, fields)[0] >> 1) - 2
+        self._fields: tuple[int, ...] = _FIELDS[min(max(count, 0), MOST_FIELDS)].unpack_from(data, fields + WORD)
+
+    def place(self, field: int) -> int:
+        """Where a field lies, 0 where the table has none."""
+        fields = self._fields
+        offset = fields[field] if field < len(fields) else 0
+        return self.at + offset if offset else 0
+
+    def number(self, field: int, form: str = "i") -> Any:
+        """A number in a form of `struct`, 0 for none."""
+        at = self.place(field)
+        return _NUMBERS[form].unpack_from(self._data, at)[0] if at else 0
+
+    def target(self, field: int) -> int:
+        """Where that lies which a field refers to, 0 for nothing."""
+        at = self.place(field)
+        return target(self._data, at) if at else 0
+
+    def child(self, field: int) -> "FlatTable | None":
+        """A table in a table."""
+        at = self.target(field)
+        return FlatTable(self._data, at) if at else None
+
+    def vector(self, field: int) -> tuple[int, int]:
+        """Where the first element of a vector, or the first byte of a text, lies, and how many there are."""
+        at = self.target(field)
+        return (at + WORD, length(self._data, at)) if at else (0, 0)
+
+
+def target(data: Bytes, at: int) -> int:
+    """Where that lies which the offset at `at` refers to."""
+    return at + int(_OFFSET.unpack_from(data, at)[0])
+
+
+def length(data: Bytes, at: int) -> int:
+    """How many elements a vector has that lies at `at`."""
+    return int(_OFFSET.unpack_from(data, at)[0])

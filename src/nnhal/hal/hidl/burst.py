@@ -1,0 +1,115 @@
+"""Bursts of HAL drivers, `configureExecutionBurst` of 1.2: opened, used, opened again after one that was given up."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+from nnhal.base.answers import let_go
+from nnhal.base.errors import NnhalError, OperationFailed
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.hal.burst import BurstExecutor
+from nnhal.hal.hidl.arguments import Laid
+from nnhal.hal.hidl.calls import LIMIT, Calls, notified_within
+from nnhal.hal.hidl.interfaces import newest
+from nnhal.hal.hidl.packets import BurstRequest, Memories, PacketQueue
+from nnhal.hal.request import Control, Request, Run, Timing
+
+METHOD = "configureExecutionBurst"
+Call = Callable[[Laid, Control], Any]  # one execution: what the driver answers
+_log = logger("driver")
+
+
+class HalBurst:
+    """A burst that a driver has configured.
+
+    An execution that is given up ends it, as its result may still come; the next opens another.
+    plain: what executes where the driver does not open another.
+    """
+
+    def __init__(self, calls: Calls, prepared: object, plain: Call) -> None:
+        """Configure it; raises what the driver refuses it with."""
+        self._calls, self._prepared, self._plain, self._slots = calls, prepared, plain, count()
+        self._where = f"driver {calls.device}: {METHOD}"
+        self._open()
+
+    def _open(self) -> None:
+        self._requests, self._results, self._memories = PacketQueue(), PacketQueue(), Memories()
+        (self._context,) = self._calls.answer(self._prepared, METHOD, 1, self._memories, self._requests, self._results)
+        if not callable(getattr(self._context, "freeMemory", None)):
+            raise OperationFailed(f"{self._where} gave {type(self._context).__name__}, must give a context: freeMemory")
+
+    def exchange(self, laid: Laid, control: Control) -> Any:
+        """Have one request executed; what the driver answers."""
+        if self._requests.closed:
+            try:
+                self._open()
+            except NnhalError as error:
+                self.close()
+                _log.info("%s: no burst any more, a plain execution instead: %s", self._where, error)
+                return self._plain(laid, control)
+        request = laid.request
+        slots = tuple(next(self._slots) for _ in request.pools)
+        self._memories.known = dict(zip(slots, request.pools, strict=True))
+        try:
+            self._requests.writeBlocking(BurstRequest(control.measure, request.inputs, request.outputs, slots))
+            return self._answer(control)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            self._memories.known = {}
+            for slot in slots:
+                let_go(self._where, "freeMemory()", partial(self._context.freeMemory, slot))
+
+    def _answer(self, control: Control) -> Any:
+        seconds = notified_within()
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            patience = control.patience()
+            result = self._results.readBlocking(left if patience is None else min(left, patience))
+            if result is not None:
+                return result
+            control.check()
+        raise OperationFailed(
+            f"{self._where}: no result came within {seconds:g} s, must, once ({LIMIT} sets the limit)"
+        )
+
+    def close(self) -> None:
+        """End it: the driver reads None."""
+        self._requests.close()
+        self._results.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_results"):
+            self.close()
+
+
+def burst_of(calls: Calls, prepared: object, plain: Call) -> HalBurst | None:
+    """A burst of a driver's prepared model; None where its level has none, or the driver refuses."""
+    if newest(prepared, METHOD, calls.level) is None:
+        return None
+    try:
+        return HalBurst(calls, prepared, plain)
+    except NnhalError as error:
+        _log.info("driver %s: no burst, plain executions instead: %s", calls.device, error)
+        return None
+
+
+class HalExecutor(BurstExecutor):
+    """A driver's burst for executions that come from another process. Its slots are other ones, each of one execution."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def add(self, slot: int, memory: Memory) -> None:
+        """Nothing to do."""
+
+    def remove(self, slot: int) -> None:
+        """Nothing to do."""
+
+    def execute(self, request: Request, slots: Sequence[int], control: Control) -> Timing | None:
+        """By the driver's burst."""
+        return self._run(request, control)

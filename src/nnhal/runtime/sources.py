@@ -1,0 +1,150 @@
+"""Drivers under development: a Python file, with modules beside it, or a package. What one imports is its own.
+
+A driver's modules live in `sys.modules` below a name of the driver's own, `nnhal_driver_1`, so two drivers whose modules are
+called alike do not mix, and `sys.path` stays as it is. `import helper` in a driver's module finds `helper` there first.
+"""
+
+import builtins
+import importlib
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import spec_from_file_location
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import InvalidArgument
+
+_RULE = "must be a Python file that defines device(), or a folder with such an __init__.py"
+_INIT = "__init__.py"
+_numbers = count(1)
+
+
+class Source:
+    """Where a driver's code lies. Raises InvalidArgument where that is neither a file nor a package.
+
+    path: of either, absolute, links followed. file: what defines `device()`. folder: all that its modules are imported from.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.path = path.resolve()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise InvalidArgument(f"driver {shown(path)}: {error}, {_RULE}") from None
+        self.file = self.path / _INIT if self.path.is_dir() else self.path
+        if not self.file.is_file():
+            lacks = f"has no {_INIT}" if self.path.is_dir() else "is no file"
+            raise InvalidArgument(f"driver {self.path}: {lacks}, {_RULE}")
+        if self.file.suffix != ".py":
+            raise InvalidArgument(f"driver {self.path}: cannot be imported, {_RULE}")
+        self.folder = self.file.parent
+        self._in_package = (self.folder / _INIT).is_file()
+        while (self.folder.parent / _INIT).is_file() and self._in_package:
+            self.folder = self.folder.parent
+
+    def load(self) -> ModuleType:
+        """Run the file, with modules of its own each time; what it raises leaves none behind."""
+        own = f"nnhal_driver_{next(_numbers)}"
+        if self._in_package:
+            top = _importable(self.folder.name)
+            parts = self.file.relative_to(self.folder).with_suffix("").parts
+            name = ".".join((own, top, *(part for part in parts if part != "__init__")))
+            space = _Space(own, (), {f"{own}.{top}": self.folder / _INIT})
+        else:
+            name = f"{own}.{_importable(self.file.stem)}"
+            space = _Space(own, (str(self.folder),), {name: self.file})
+        importlib.invalidate_caches()
+        parent = sys.modules[own] = ModuleType(own, f"Modules of the driver {self.path}.")
+        parent.__path__ = list(space.paths)
+        _spaces[own] = space
+        try:
+            return importlib.import_module(name)
+        except BaseException:
+            for each in [each for each in sys.modules if each.partition(".")[0] == own]:
+                del sys.modules[each]
+            del _spaces[own]
+            raise
+
+
+def _importable(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+class _Space:
+    """The modules of one driver. files: of those that lie at a known place; others are looked for in `paths`."""
+
+    def __init__(self, name: str, paths: Sequence[str], files: Mapping[str, Path]) -> None:
+        self._name, self.paths, self._files = name, paths, files
+        self._known: dict[str, bool] = {}
+
+    def spec(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        """As of a finder on `sys.meta_path`, for a name below the driver's."""
+        file = self._files.get(name)
+        if file is not None:
+            below = [str(file.parent)] if file.name == _INIT else None
+            loader = _Loader(name, str(file), self)
+            return spec_from_file_location(name, file, loader=loader, submodule_search_locations=below)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(name, spec.loader.path, self)
+        return spec
+
+    @cached_property
+    def builtins(self) -> dict[str, Any]:
+        """Those of the driver's modules, whose `import` statements look here first."""
+        return {**vars(builtins), "__import__": self._import}
+
+    def _import(
+        self,
+        name: str,
+        globals: Mapping[str, object] | None = None,
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """As the built-in function. A file that has an engine's name and imports it gets the engine, not itself."""
+        first = f"{self._name}.{name.partition('.')[0]}"
+        itself = globals is not None and globals.get("__name__") == first and "__path__" not in globals
+        if level or itself or not self._has(first):
+            return builtins.__import__(name, globals, locals, fromlist or (), level)
+        module = builtins.__import__(f"{self._name}.{name}", globals, locals, fromlist or (), 0)
+        return module if fromlist else sys.modules[first]
+
+    def _has(self, name: str) -> bool:
+        """Whether there is such a module; a folder without an `__init__.py` is none."""
+        if name not in self._known:
+            spec = self.spec(name, self.paths)
+            self._known[name] = spec is not None and spec.has_location
+        return self._known[name]
+
+
+class _Loader(SourceFileLoader):
+    """Runs a driver's module with the import statement of its driver."""
+
+    def __init__(self, name: str, path: str, space: _Space) -> None:
+        super().__init__(name, path)
+        self._space = space
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run it."""
+        vars(module)["__builtins__"] = self._space.builtins
+        super().exec_module(module)
+
+
+class _Finder:
+    """Finds modules of drivers, each in its own space."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None, _: ModuleType | None = None) -> ModuleSpec | None:
+        """The module's, where it is one of a driver's."""
+        space = _spaces.get(name.partition(".")[0])
+        return None if space is None else space.spec(name, path)
+
+
+_spaces: dict[str, _Space] = {}
+sys.meta_path.insert(0, _Finder())

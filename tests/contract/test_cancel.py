@@ -1,0 +1,168 @@
+"""`control.on_cancel`: an engine that cannot poll is told once, from another thread, and never after its run returned."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import Cancelled, MissedDeadline
+from nnhal.hal.cancel import OnCancel
+from nnhal.hal.request import Control
+from nnhal.runtime import discovery, isolation
+
+DRIVER = '''
+import threading
+import numpy as np
+from nnhal.base.errors import OperationFailed
+from nnhal.hal.device import Device, Prepared
+
+class Engine:
+    """One that cannot poll: it waits until it is stopped."""
+
+    def __init__(self):
+        self.stopped, self.calls = threading.Event(), []
+
+    def stop(self):
+        self.calls.append(threading.current_thread())
+        self.stopped.set()
+
+class Run(Prepared):
+    def run(self, request, control):
+        engine, main = Engine(), threading.current_thread()
+        with control.on_cancel(engine.stop):
+            if request.inputs[0][0] > 0:
+                stopped = engine.stopped.wait(20)
+                print("stopped", stopped, len(engine.calls), engine.calls[0] is not main, flush=True)
+        control.check()
+        request.write(0, request.inputs[0])
+
+class Waiting(Device):
+    name = "waiting"
+    one_at_a_time = True
+    def supports(self, model):
+        return [True] * len(model.main.operations)
+    def prepare(self, model, hints):
+        return Run()
+
+device = Waiting
+'''
+ENDLESS, AT_ONCE = np.ones(4, np.float32), np.zeros(4, np.float32)
+
+
+@pytest.fixture(params=["none", "process"])
+def run(request, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(discovery, "_registered", {})
+    (tmp_path / "waiting.py").write_text(DRIVER)
+    nnhal.load_driver(tmp_path / "waiting.py")
+    b = nnhal.Builder()
+    x = b.input((4,))
+    with nnhal.compile(b.finish([x], [b.add(x, x)]), devices=["waiting"], isolation=request.param) as compiled:
+        yield compiled
+    isolation.close_all()
+
+
+def ended_in_time(run, began: float) -> None:
+    """The engine was stopped: one execution at a time, and the next one runs."""
+    assert run(AT_ONCE).tolist() == [0, 0, 0, 0]
+    assert time.monotonic() - began < 5
+
+
+def test_an_engine_is_stopped_when_its_execution_is_cancelled(run):
+    began = time.monotonic()
+    execution = run.submit(ENDLESS)
+    time.sleep(0.2)
+    execution.cancel()
+    with pytest.raises(Cancelled):
+        execution.result()
+    ended_in_time(run, began)
+
+
+def test_an_engine_is_stopped_at_the_deadline(run):
+    began = time.monotonic()
+    with pytest.raises(MissedDeadline):
+        run.run(ENDLESS, deadline=0.2)
+    ended_in_time(run, began)
+
+
+def test_it_is_called_once_from_another_thread():
+    calls, event = [], threading.Event()
+    with Control(cancelled=event).on_cancel(lambda: calls.append(threading.current_thread())):
+        event.set()
+        time.sleep(0.2)
+    assert len(calls) == 1 and calls[0] is not threading.current_thread()
+
+
+def test_what_is_never_cancelled_calls_nothing_and_leaves_no_thread():
+    calls, before = [], threading.active_count()
+    for control in (Control(), Control(cancelled=threading.Event()), Control(deadline=time.monotonic_ns() + 10**10)):
+        with control.on_cancel(lambda: calls.append(1)):
+            time.sleep(0.05)
+    end = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not calls and threading.active_count() == before
+
+
+def test_the_block_ends_after_a_call_that_has_begun():
+    seen, event = [], threading.Event()
+
+    def slow() -> None:
+        seen.append("begun")
+        time.sleep(0.2)
+        seen.append("ended")
+
+    with Control(cancelled=event).on_cancel(slow):
+        event.set()
+        while not seen:
+            time.sleep(0.001)
+    assert seen == ["begun", "ended"]
+
+
+def test_what_it_raises_is_told_in_the_log(caplog):
+    event = threading.Event()
+    with Control(cancelled=event).on_cancel(lambda: {}["engine"]):
+        event.set()
+        time.sleep(0.1)
+    assert "on_cancel() raised KeyError: 'engine'" in caplog.text
+
+
+def test_at_whatever_moment_it_is_called_once_at_most_and_not_after_the_end():
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        event, over, late, calls = threading.Event(), [], [], []
+
+        def called(over=over, late=late, calls=calls) -> None:
+            calls.append(1)
+            time.sleep(0.0005)
+            late.extend(over)
+
+        threading.Timer(random.uniform(0, 0.05), event.set).start()
+        with Control(cancelled=event).on_cancel(called):
+            time.sleep(random.uniform(0, 0.05))
+        over.append(1)
+        time.sleep(0.002)
+        assert len(calls) <= 1 and not late
+
+
+def test_a_cancellation_that_is_seen_while_the_block_ends_calls_nothing():
+    looked, ended, calls = threading.Event(), threading.Event(), []
+
+    class Pollable:
+        bounded = True
+
+        def patience(self) -> float:
+            return 0.001
+
+        def check(self) -> None:
+            looked.set()
+            ended.wait(5)
+            raise Cancelled("seen late")
+
+    with OnCancel(Pollable(), lambda: calls.append(1)):
+        assert looked.wait(5)
+    ended.set()
+    time.sleep(0.1)
+    assert not calls

@@ -1,0 +1,257 @@
+"""Drivers that run one execution at a time: the runtime queues, in order of arrival; who waits may give up."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control
+from nnhal.hal.turns import Turns
+from nnhal.ipc import names
+from nnhal.ipc.client.process import Resilient
+from nnhal.runtime import discovery, isolation
+
+DRIVER = Path(__file__).parent / "drivers" / "queued.py"
+
+
+def full(number: float) -> np.ndarray:
+    return np.full(4, number, np.float32)
+
+
+def graph() -> nnhal.Model:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    return b.finish([x], [b.add(x, x)])
+
+
+@pytest.fixture(params=["none", "process"])
+def way(request, monkeypatch):
+    monkeypatch.setattr(discovery, "_registered", {})
+    nnhal.load_driver(DRIVER)
+    yield request.param
+    isolation.close_all()
+
+
+def compiled(way: str, **options) -> nnhal.Compiled:
+    return nnhal.compile(graph(), devices=["queued"], isolation=way, driver_options={"queued": options})
+
+
+def at_once(calls) -> list[float]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [float(result[0]) for result in pool.map(lambda call: call(), calls)]
+
+
+def test_no_two_run_at_once_whichever_way_they_come(way):
+    one, two, three = compiled(way), compiled(way), compiled(way, executor=True)
+    bursts = [one.burst(), two.burst(), three.burst()]
+    calls = [lambda: one(full(1)), lambda: two(full(2)), lambda: one.submit(full(3)).result()]
+    calls += [lambda: one.execute_fenced(full(4)).result(), lambda: two.run(full(5), deadline=20)[0]]
+    calls += [lambda burst=burst: burst(full(6)) for burst in bursts]
+    assert max(at_once(calls)) == 1
+    for burst in bursts:
+        burst.close()
+
+
+def test_by_callback_too(way, monkeypatch):
+    monkeypatch.setenv("NNHAL_SYNC_EXEC", "0")
+    run = compiled(way)
+    assert max(at_once([lambda: run(full(1))] * 6)) == 1
+
+
+def test_who_comes_first_runs_first(way):
+    if way == "process":
+        pytest.skip("what runs in which order is looked at in process")
+    run, device = compiled(way, seconds=0.05), isolation.select(["queued"], way)[0]
+    threads = []
+    for number in range(6):
+        threads.append(threading.Thread(target=run, args=(full(number),)))
+        threads[-1].start()
+        time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert device.order == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_deadline_holds_in_the_queue_and_the_next_runs(way):
+    run = compiled(way, seconds=0.6)
+    first = run.submit(full(1))
+    time.sleep(0.1)
+    last = run.submit(full(3))
+    began = time.monotonic()
+    with pytest.raises(MissedDeadline):
+        run.run(full(2), deadline=0.15)
+    assert time.monotonic() - began < 0.5
+    assert first.result()[0] == last.result()[0] == 1
+
+
+def test_who_is_cancelled_leaves_the_queue_without_having_run(way):
+    run = compiled(way, seconds=0.4)
+    first, second, third = [run.submit(full(n)) for n in (1, 2, 3)]
+    time.sleep(0.1)
+    second.cancel()
+    with pytest.raises(Cancelled):
+        second.result()
+    assert first.result()[0] == third.result()[0] == 1
+
+
+def test_a_run_that_fails_lets_the_next_in(way):
+    run = compiled(way, fails=True)
+    for _ in range(3):
+        with pytest.raises(OperationFailed, match="as it was told to"):
+            run(full(1))
+
+
+class Mine(Device):
+    name = "mine"
+
+    def __init__(self, run, declared: object = False) -> None:
+        self.run, self.declared = run, declared
+
+    def supports(self, model):
+        return [True] * len(model.main.operations)
+
+    def prepare(self, model, hints):
+        prepared = Ran()
+        prepared.act, prepared.one_at_a_time = self.run, self.declared
+        return prepared
+
+
+class Ran(Prepared):
+    def run(self, request, control):
+        return self.act(request, control)
+
+
+def test_a_prepared_model_may_say_so_for_itself():
+    inside, most = [], []
+
+    def act(request, control):
+        inside.append(request)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.remove(request)
+        request.write(0, full(1))
+
+    queued = nnhal.compile(graph(), devices=[Mine(act, True)])
+    at_once([lambda: queued(full(1))] * 5)
+    assert set(most) == {1}
+    most.clear()
+    free = nnhal.compile(graph(), devices=[Mine(act)])
+    at_once([lambda: free(full(1))] * 5)
+    assert max(most) > 1
+
+
+@pytest.mark.parametrize("declared", [1, "yes", None])
+def test_what_is_no_boolean_is_refused(declared):
+    with pytest.raises(InvalidArgument, match=r"one_at_a_time of a Prepared is .*, must be a bool"):
+        prepared_by(Mine(lambda *_: None, declared), graph(), Hints())
+
+
+def test_a_prepared_model_goes_with_its_last_reference():
+    prepared = prepared_by(Mine(lambda *_: None, True), graph(), Hints())
+    there = weakref.ref(prepared)
+    gc.disable()
+    try:
+        del prepared
+        assert there() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
+    """Each of eight threads runs, fails, is cancelled or late, at random moments."""
+    random, turns = np.random.default_rng(seed), Turns()
+    inside, most, done = [], [], []
+
+    def act(kind, control):
+        inside.append(kind)
+        most.append(len(inside))
+        time.sleep(0.001)
+        inside.pop()
+        if kind == "fails":
+            raise OperationFailed("told to")
+        done.append(kind)
+
+    run = turns.one_at_a_time(act)
+    gone = []
+
+    def one(kind, pause):
+        time.sleep(pause)
+        event = threading.Event()
+        if kind == "cancelled":
+            threading.Timer(pause, event.set).start()
+        control = Control(time.monotonic_ns() + 2_000_000) if kind == "late" else Control(cancelled=event)
+        try:
+            run(kind, control)
+        except (Cancelled, MissedDeadline, OperationFailed):
+            gone.append(kind)
+
+    kinds = [str(kind) for kind in random.choice(["runs", "fails", "cancelled", "late"], 24)]
+    threads = [threading.Thread(target=one, args=(kind, random.uniform(0, 0.01))) for kind in kinds]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert set(most) <= {1} and len(done) + len(gone) == len(kinds) and not turns._queue
+    assert done.count("runs") == kinds.count("runs") and gone.count("fails") == kinds.count("fails")
+
+
+def test_whoever_is_lost_with_a_ticket_is_passed_over():
+    turns, lost = Turns(), []
+    ticket = type("Lost", (), {"called": threading.Event()})()
+    turns._queue.append(weakref.ref(ticket))
+    thread = threading.Thread(target=lambda: turns.one_at_a_time(lambda control: lost.append(1))(Control()))
+    thread.start()
+    time.sleep(0.05)
+    assert not lost
+    del ticket
+    thread.join(10)
+    assert lost == [1]
+
+
+@pytest.mark.parametrize("kind", [MissedDeadline, Cancelled])
+def test_who_gives_up_does_so_while_another_is_still_inside(kind):
+    turns, inside, over, ran = Turns(), threading.Event(), threading.Event(), []
+
+    def holding(control):
+        inside.set()
+        assert over.wait(20)
+
+    holder = threading.Thread(target=turns.one_at_a_time(holding), args=(Control(),))
+    holder.start()
+    inside.wait(5)
+    event = threading.Event()
+    control = Control(time.monotonic_ns() + 100_000_000) if kind is MissedDeadline else Control(cancelled=event)
+    threading.Timer(0.1, event.set).start()
+    try:
+        with pytest.raises(kind):
+            turns.one_at_a_time(lambda control: ran.append(1))(control)
+        assert holder.is_alive() and not ran
+    finally:
+        over.set()
+        holder.join(5)
+
+
+def test_clients_of_one_service_stand_in_one_queue(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    command = [sys.executable, "-P", "-m", "nnhal.serve", str(DRIVER), "--name", "queued-service", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as service:
+        try:
+            assert service.stdout.readline()
+            clients = [Resilient("queued-service", lambda: names.connect("queued-service")) for _ in range(3)]
+            runs = [nnhal.compile(graph(), devices=[client]) for client in clients]
+            assert max(at_once([lambda run=run: run(full(1)) for run in runs * 3])) == 1
+            for client in clients:
+                client.close()
+        finally:
+            service.terminate()

@@ -1,0 +1,270 @@
+"""What drivers that compile have in common: entries that are verdict and preparation, shapes that open later."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import Closed, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, for_each_shape, shapes
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.model.graph import Model
+from nnhal.model.validate import validate
+from nnhal.ops.schema import F16, F32
+
+
+class Doubled(Prepared):
+    """Twice its first input, for the shapes that it was made for; `made` and `closed` count."""
+
+    made: list["Doubled"] = []
+
+    def __init__(self, model: Model) -> None:
+        self.shapes = [model.main.operands[i].dimensions for i in model.main.inputs]
+        if (13,) in self.shapes:
+            raise UnsupportedModel("thirteen")
+        self.closed = 0
+        self.hold: threading.Event | None = None
+        Doubled.made.append(self)
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        if self.hold is not None:
+            self.hold.wait(10)
+        assert not self.closed
+        (x,) = request.inputs
+        assert x is not None and x.shape == self.shapes[0]
+        out = request.outputs[0]
+        assert out is not None, "the shape of the output is known to it"
+        np.multiply(x, 2, out=out)
+        return None
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _none_made():
+    Doubled.made = []
+
+
+def twice(shape) -> Model:
+    b = nnhal.Builder()
+    x = b.input(shape)
+    return b.finish([x], [b.add(x, x)])
+
+
+def prepared(model: Model, otherwise=None) -> Prepared:
+    found = for_each_shape(model, Doubled, otherwise)
+    found.model = model
+    return found
+
+
+def run(found: Prepared, *inputs) -> np.ndarray:
+    request = found.request(inputs)
+    request.execute(found.run, UNLIMITED)
+    return request.results[0]
+
+
+def test_a_model_of_known_shapes_is_prepared_at_once_and_as_it_is():
+    found = prepared(twice((3,)))
+    assert found is Doubled.made[0] and len(Doubled.made) == 1
+
+
+def test_an_open_model_is_prepared_once_for_each_shape():
+    found = prepared(twice((None,)))
+    assert Doubled.made == []
+    for size in (3, 5, 3, 5):
+        assert run(found, np.ones(size, np.float32)).tolist() == [2.0] * size
+    assert [d.shapes for d in Doubled.made] == [[(3,)], [(5,)]]
+
+
+def test_the_shape_asked_for_longest_ago_goes_and_is_closed_once_nobody_runs_it():
+    found = prepared(twice((None,)))
+    run(found, np.ones(1, np.float32))
+    first, go = Doubled.made[0], threading.Event()
+    first.hold = go
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(found, np.ones(1, np.float32))))
+    thread.start()
+    for size in range(2, 3 + shapes.MOST_SHAPES):
+        run(found, np.ones(size, np.float32))
+    assert first.closed == 0, "it is running"
+    go.set()
+    thread.join()
+    gc.collect()
+    assert results[0].tolist() == [2.0]
+    assert first.closed == 1
+    assert [d.closed for d in Doubled.made[-shapes.MOST_SHAPES :]] == [0] * shapes.MOST_SHAPES
+
+
+def test_closing_closes_all_of_them_once():
+    found = prepared(twice((None,)))
+    for size in (1, 2, 3):
+        run(found, np.ones(size, np.float32))
+    found.close()
+    assert [d.closed for d in Doubled.made] == [1, 1, 1]
+    with pytest.raises(Closed):
+        run(found, np.ones(1, np.float32))
+
+
+def test_many_threads_that_ask_for_a_new_shape_wait_for_one_preparation():
+    found = prepared(twice((None,)))
+    together = threading.Barrier(8)
+
+    def ask() -> None:
+        together.wait()
+        run(found, np.ones(7, np.float32))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Doubled.made) == 1
+
+
+def test_a_shape_that_the_engine_refuses_is_an_error_or_goes_elsewhere():
+    with pytest.raises(OperationFailed, match="thirteen"):
+        run(prepared(twice((None,))), np.ones(13, np.float32))
+    from nnhal.drivers import reference
+
+    found = prepared(twice((None,)), reference.Interpreter)
+    assert run(found, np.ones(13, np.float32)).tolist() == [2.0] * 13
+    assert run(found, np.ones(2, np.float32)).tolist() == [2.0] * 2
+    assert len(Doubled.made) == 1
+
+
+def test_a_shape_that_a_model_cannot_say_is_known_is_never_given_to_the_engine():
+    from nnhal.drivers import reference
+
+    with pytest.raises(OperationFailed, match="has no elements"):
+        run(prepared(twice((None,))), np.ones(0, np.float32))
+    found = prepared(twice((None,)), reference.Interpreter)
+    assert run(found, np.ones(0, np.float32)).shape == (0,)
+    assert Doubled.made == []
+
+
+def test_a_shape_that_the_model_does_not_allow_is_an_error_of_the_request():
+    b = nnhal.Builder()
+    x = b.input((None, 3))
+    found = prepared(b.finish([x], [b.add(x, x)]))
+    with pytest.raises(InvalidRequest):
+        run(found, np.ones((2, 4), np.float32))
+    assert Doubled.made == []
+
+
+def test_an_input_that_may_be_left_out_is_left_out_of_the_model():
+    from nnhal.drivers import reference
+
+    made = []
+
+    def make(model: Model) -> Prepared:
+        made.append(len(model.main.inputs))
+        return reference.Interpreter(model)
+
+    b = nnhal.Builder()
+    x, bias = b.input((1, 3)), b.input((0,))
+    weights, state = b.constant(np.ones((2, 3), np.float32)), b.constant(np.zeros((1, 8), np.float32))
+    time = b.constant(np.ones((2, 4), np.float32))
+    _, y = b.svdf(x, weights, time, bias, state, rank=1, activation_kind=0)
+    model = b.finish([x, bias], [y])
+    found = for_each_shape(model, make)
+    found.model = model
+    x = np.ones((1, 3), np.float32)
+    assert run(found, x, None).tolist() == [[3.0, 3.0]]
+    assert run(found, x, np.ones(2, np.float32)).tolist() == [[4.0, 4.0]]
+    assert sorted(made[-2:]) == [1, 2]
+
+
+# ----------------------------------------------------------------------------------------------------------- the table
+
+table: LoweringTable[LoweringTask] = LoweringTable("this", frozenset((F32,)), {"FLOOR": "not on Sundays"})
+
+
+@table.entry("RELU", "TANH")
+def unary(t: LoweringTask) -> None:
+    t.require(t.name != "TANH" or t.a.input.known[0] < 10, "too long for a TANH")
+
+
+@table.entry("TRANSPOSE", types=frozenset((F32, F16)))
+def moved(t: LoweringTask) -> None:
+    t.array("permutation")
+
+
+class Kit(Device):
+    name = "kit"
+
+    def supports(self, model: Model) -> list[Verdict]:
+        return table.verdicts(model, LoweringTask)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        table.lower(model, LoweringTask)
+        return Doubled(model)
+
+
+def verdicts(build) -> list[str]:
+    b = nnhal.Builder()
+    inputs, outputs = build(b)
+    return [v.reason if not v.ok else "yes" for v in Kit().supports(b.finish(inputs, outputs))]
+
+
+def test_a_verdict_is_what_the_entry_says():
+    def build(b):
+        x, half, order = b.input((20,)), b.input((2,), "TENSOR_FLOAT16"), b.input((1,), "TENSOR_INT32")
+        return [x, half, order], [
+            *(b.relu(x), b.tanh(x), b.floor(x), b.logistic(x), b.relu(half), b.transpose(half)),
+            *(b.transpose(x, order), b.transpose(x, np.zeros(1, np.int32))),
+        ]
+
+    assert verdicts(build) == [
+        "yes",
+        "too long for a TANH",
+        "not on Sundays",
+        "this driver does not lower LOGISTIC",
+        "this's RELU does not take TENSOR_FLOAT16",
+        "permutation is omitted",
+        "permutation is computed at execution, must be constant",
+        "yes",
+    ]
+
+
+def test_what_is_known_only_at_execution_is_a_reason():
+    def build(b):
+        x = b.input((None,))
+        return [x], [b.tanh(x)]
+
+    assert verdicts(build) == ["needs a shape when the model is prepared, and it is only known at execution"]
+
+
+def test_the_first_operation_that_cannot_be_lowered_ends_a_preparation():
+    b = nnhal.Builder()
+    x = b.input((20,))
+    with pytest.raises(Refused, match=r"TANH #1: too long"):
+        table.lower(b.finish([x], [b.tanh(b.relu(x))]), LoweringTask)
+
+
+def test_a_task_knows_where_its_arguments_lie():
+    b = nnhal.Builder()
+    x, y = b.input((2, 2)), b.input((2, 2))
+    model = b.finish([x, y], [b.add(x, y), b.concatenation([x, y, x], axis=0)])
+    add, joined = (
+        LoweringTask(a, operation)
+        for a, operation in zip(validate(model).subgraphs[0].operations, model.main.operations, strict=True)
+    )
+    assert (add.place("input1"), add.place("input2")) == (0, 1)
+    assert joined.places("parts") == (0, 1, 0)
+    with pytest.raises(Refused, match="nothing is omitted"):
+        add.place("nothing")
+
+
+def test_a_device_made_of_it_is_a_device():
+    found = prepared_by(Kit(), twice_relu(), Hints())
+    assert isinstance(found, Doubled)
+
+
+def twice_relu() -> Model:
+    b = nnhal.Builder()
+    x = b.input((3,))
+    return b.finish([x], [b.relu(x)])

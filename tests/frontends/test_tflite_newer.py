@@ -1,0 +1,308 @@
+"""Operators that NNAPI has no operation for: windows, remainders, suppression, sparse tables, composites."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tflite
+
+import nnhal
+from nnhal.frontends.tflite import load
+from nnhal.frontends.tflite.fold import SUMS
+from nnhal.frontends.tflite.lowering import ENTRIES
+from nnhal.frontends.tflite.refusals import UNRUN, why_refused
+from tests.frontends.cases import RANDOM, Case, X, agrees, b, c, check, const, f, file_of, i, out, run
+from tests.frontends.flat import Writer, litert
+
+NUMBERS = [name for name, number in vars(tflite.BuiltinOperator).items() if isinstance(number, int)]
+
+
+def box(count: int) -> X:
+    """Boxes of any two corners, some of no area."""
+    data = RANDOM.uniform(0, 1, (count, 4)).astype("f4")
+    data[0, 2:] = data[0, :2]
+    return X(data)
+
+
+def score(count: int) -> X:
+    return X((RANDOM.permutation(count).astype("f4") - 2) / count)
+
+
+def limits(*numbers: Any) -> list[X]:
+    return [c(numbers[0]), *(c(n, "f4") for n in numbers[1:])]
+
+
+WINDOW = [c([2, 1, 3], "i8"), c([1, 2, 1], "i8"), c([1, 1, 2], "i8")]
+NEWER: list[Case] = [
+    ("DILATE", [f(2, 3), c([2, 3]), c(-1.5, "f4")], [out(3, 7)]),
+    ("DILATE", [i(4), c([3]), c(7)], [out(10, kind="i4")]),
+    *[
+        ("REDUCE_WINDOW", [f(3, 4, 6), c(0.25, "f4"), *WINDOW], [out(2, 2, 2)], "ReduceWindow", {"reduceFunction": n})
+        for n in (1, 2, 3, 4)
+    ],
+    ("REDUCE_WINDOW", [i(3, 4, 6), c(2), *WINDOW], [out(2, 2, 2, kind="i4")], "ReduceWindow", {"reduceFunction": 1}),
+    *[
+        (
+            "REDUCE_WINDOW",
+            [b(3, 4, 6), c(n == 5, "b1"), *WINDOW],
+            [out(2, 2, 2, kind="b1")],
+            "ReduceWindow",
+            {"reduceFunction": n},
+        )
+        for n in (5, 6)
+    ],
+    ("BUCKETIZE", [f(3, 5)], [out(3, 5, kind="i4")], "Bucketize", {"boundaries": [-1.0, 0.0, 0.5, 1.5]}),
+    ("BUCKETIZE", [i(9)], [out(9, kind="i4")], "Bucketize", {"boundaries": [-2.5, 0.0, 3.0, 3.5]}),
+    ("FLOOR_MOD", [f(50, low=-100, high=100), f(50, low=0.1, high=3)], [out(50)]),
+    ("FLOOR_MOD", [f(50, low=-1e5, high=1e5), f(50, low=-3, high=-0.1)], [out(50)]),
+    ("BROADCAST_ARGS", [X(np.array([3, 1], "i4"), "i4"), X(np.array([2, 1, 5], "i4"), "i4")], [out(3, kind="i4")]),
+    ("BROADCAST_ARGS", [X(np.array([1, 4], "i4"), "i4"), c([7, 1])], [out(2, kind="i4")]),
+    (
+        "STABLEHLO_SHIFT_LEFT",
+        [i(20), X(RANDOM.integers(0, 32, 20).astype("i4"), "i4")],
+        [out(20, kind="i4")],
+        "StablehloShiftLeft",
+    ),
+    (
+        "STABLEHLO_PAD",
+        [f(4, 3), c(2.5, "f4")],
+        [out(4, 8)],
+        "StablehloPad",
+        {"edgePaddingLow": [1, 2], "edgePaddingHigh": [-1, 1], "interiorPadding": [0, 1]},
+    ),
+    ("NON_MAX_SUPPRESSION_V4", [box(12), score(12), *limits(5, 0.3, 0.1)], [out(5, kind="i4"), out(kind="i4")]),
+    ("NON_MAX_SUPPRESSION_V4", [box(6), score(6), *limits(9, 0.9, -0.2)], [out(9, kind="i4"), out(kind="i4")]),
+    *[
+        (
+            "NON_MAX_SUPPRESSION_V5",
+            [box(12), score(12), *limits(8, 0.6, 0.05, sigma)],
+            [out(8, kind="i4"), out(8), out(kind="i4")],
+        )
+        for sigma in (0.0, 0.4)
+    ],
+    *[
+        (
+            "EMBEDDING_LOOKUP_SPARSE",
+            [
+                c([1, 3, 0, 1]),
+                c([[0, 0], [0, 2], [2, 1], [2, 2]]),
+                c([4, 3]),
+                X(np.array([1, 2, 0.5, 4], "f4")),
+                f(5, 2, 3),
+            ],
+            [out(4, 2, 3)],
+            "EmbeddingLookupSparse",
+            {"combiner": combiner},
+        )
+        for combiner in (0, 1, 2)
+    ],
+    *[
+        (
+            "CONV_3D_TRANSPOSE",
+            [c([2, deep, 7, 6, 2]), const(f(3, 3, 2, 2, 3)), f(2, 3, 3, 3, 3), const(f(2))],
+            [out(2, deep, 7, 6, 2)],
+            "Conv3D",
+            {"strideD": stride, "strideH": 2, "strideW": 2, "padding": padding, "dilationDFactor": grown}
+            | dict.fromkeys(("dilationHFactor", "dilationWFactor"), 1),
+        )
+        for deep, stride, padding, grown in ((5, 1, 1, 1), (7, 2, 1, 1), (7, 1, 1, 2))
+    ],
+]
+
+
+@pytest.mark.parametrize("case", NEWER, ids=[case[0] for case in NEWER])
+def test_an_operator_made_of_several_gives_what_litert_gives(case):
+    check(case)
+
+
+def test_a_float_remainder_is_exact_as_long_as_the_quotient_is():
+    random = np.random.default_rng(1)
+    x = (random.uniform(-1, 1, 4000) * 10.0 ** random.uniform(-3, 5, 4000)).astype("f4")
+    y = (random.choice([-1, 1], 4000) * random.uniform(0.5, 9, 4000)).astype("f4")
+    x[:9], y[:9] = [6, -6, 0, -1e-12, 1e-12, 3, 5, -5, 7], [3, 3, 2, 2, -2, 3, -7, 7, 7]
+    content, fed = file_of("FLOOR_MOD", [X(x), X(y)], [out(4000)])
+    (found,) = run(content, fed)
+    right = np.fmod(x.astype("f8"), y.astype("f8"))
+    right = np.where((right != 0) & ((right < 0) != (y < 0)), right + y, right).astype("f4")
+    assert (found == right).all()
+
+
+def windows_of(windows: str) -> bytes:
+    w = Writer()
+    x, first, y = w.tensor([2, 5]), w.tensor([], "f4", 0 if windows.endswith("ADD") else -9), w.tensor([2, 4])
+    how = {"windowDimensions": [1, 3], "windowStrides": [1, 2], "baseDilations": [1, 2], "windowDilations": [1, 1]}
+    w.operator(
+        "STABLEHLO_REDUCE_WINDOW",
+        [x, first],
+        [y],
+        "StablehloReduceWindow",
+        padding=[0, 0, 1, -1],
+        bodySubgraphIndex=1,
+        **how,
+    )
+    w.ends([x], [y])
+    w.subgraph()
+    a, z, both = w.tensor([]), w.tensor([]), w.tensor([])
+    w.operator(windows, [a, z], [both])
+    w.ends([a, z], [both])
+    return w.bytes()
+
+
+@pytest.mark.parametrize("windows", ["STABLEHLO_ADD", "STABLEHLO_MAXIMUM"])
+def test_windows_of_stablehlo_are_reduced_with_what_their_subgraph_does(windows):
+    agrees(windows_of(windows), [f(2, 5).data])
+
+
+def composite() -> bytes:
+    w = Writer()
+    x, shape, y = w.tensor([2, 3]), w.tensor([2], "i4", [3, 2]), w.tensor([3, 2])
+    same = w.tensor([2, 3])
+    how = {"decompositionSubgraphIndex": 1}
+    w.operator("STABLEHLO_COMPOSITE", [x, shape], [y, same], "StableHLOComposite", **how)
+    w.graph.operators[-1].builtinOptions2.name = "odml.turned"
+    w.graph.operators[-1].builtinOptions2.compositeAttributes = [0]
+    w.ends([x], [y, same])
+    w.subgraph()
+    a, sizes, turned, other = w.tensor([2, 3]), w.tensor([2], "i4"), w.tensor([3, 2]), w.tensor([3, 2])
+    w.operator("RESHAPE", [a, sizes], [turned])
+    w.operator("EXP", [turned], [other])
+    w.ends([a, sizes], [other, a])
+    return w.bytes()
+
+
+def test_a_composite_stands_for_its_subgraph():
+    agrees(composite(), [f(2, 3).data])
+
+
+def test_a_composite_of_itself_is_refused():
+    w = Writer()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("STABLEHLO_COMPOSITE", [x], [y], "StableHLOComposite", decompositionSubgraphIndex=1)
+    w.ends([x], [y])
+    w.subgraph()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("STABLEHLO_COMPOSITE", [x], [y], "StableHLOComposite", decompositionSubgraphIndex=1)
+    w.ends([x], [y])
+    with pytest.raises(nnhal.BadFile, match="subgraph 1 refers to itself"):
+        load(w.bytes())
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_parts_of_a_tensor_are_gathered_where_they_fit(constant):
+    places = X(np.array([[[0, 1], [2, 9], [-4, 0]], [[1, 1], [3, 3], [9, 2]]], "i4"), "i4", constant=constant)
+    how = {"sliceSizes": [2, 3, 1], "startIndexMap": [0, 1], "offsetDims": [0, 3], "collapsedSliceDims": [2]}
+    case = (
+        "STABLEHLO_GATHER",
+        [f(4, 5, 1), places],
+        [out(2, 2, 3, 3)],
+        "StablehloGather",
+        {"indexVectorDim": 2, **how},
+    )
+    check(case)
+
+
+ROWS = np.array([[1], [3], [1], [0]], "i4")
+
+
+def scattered(body: str, *, constant: bool) -> bytes:
+    w, places = Writer(), ROWS
+    x, updates, y = w.tensor([4, 3]), w.tensor([4, 3]), w.tensor([4, 3])
+    indices = w.tensor([4, 1], "i4", places if constant else None)
+    how = {"updateWindowDims": [1], "insertedWindowDims": [0], "scatterDimsToOperandDims": [0], "indexVectorDim": 1}
+    w.operator(
+        "STABLEHLO_SCATTER", [x, indices, updates], [y], "StablehloScatter", updateComputationSubgraphIndex=1, **how
+    )
+    w.ends([x, updates] if constant else [x, indices, updates], [y])
+    w.subgraph()
+    a, z, both = w.tensor([]), w.tensor([]), w.tensor([])
+    w.operator(f"STABLEHLO_{body}", [a, z], [both])
+    w.ends([a, z], [both])
+    return w.bytes()
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("body", ["ADD", "MULTIPLY", "MAXIMUM", "MINIMUM"])
+def test_rows_of_a_tensor_are_combined_with_updates(constant, body):
+    fed = [f(4, 3).data, f(4, 3).data] if constant else [f(4, 3).data, ROWS, f(4, 3).data]
+    agrees(scattered(body, constant=constant), fed)
+
+
+def test_padding_without_a_value_is_a_bad_file():
+    content, _ = file_of("STABLEHLO_PAD", [f(3)], [out(3)], "StablehloPad")
+    with pytest.raises(nnhal.BadFile, match="has 1 inputs, must have 2"):
+        load(content)
+
+
+def test_activations_of_16_bits_are_refused_with_the_reason():
+    content, _ = file_of("ABS", [X(np.zeros(3, "i2"), "i2", 0.001)], [out(3, kind="i2", scale=0.001)], "Abs")
+    with pytest.raises(nnhal.UnsupportedModel, match="ABS #0: is of INT16, which NNAPI has only for states"):
+        load(content)
+
+
+UNRUN_NAMES = [name for name in NUMBERS if name not in ENTRIES and name not in SUMS and why_refused(name) == UNRUN]
+
+
+@pytest.mark.parametrize("name", UNRUN_NAMES)
+def test_what_is_said_to_have_no_kernel_in_litert_has_none(name):
+    w = Writer()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator(name, [x], [y])
+    w.ends([x], [y])
+    with pytest.raises(ValueError, match=f"Didn't find op for builtin opcode '{name}'"):
+        litert(w.bytes(), np.zeros(2, "f4"))
+
+
+def test_a_sign_of_truths_and_a_number_of_segments_below_0_are_refused():
+    content, _ = file_of("SIGN", [X(np.zeros(3, "?"), "b1")], [out(3, kind="b1")], "Sign")
+    with pytest.raises(nnhal.UnsupportedModel, match="SIGN #0: fills a tensor of TENSOR_BOOL8"):
+        load(content)
+    w = Writer()
+    x, y = w.tensor([4, 2]), w.tensor([1, 2])
+    numbers = [w.tensor([4], "i4", [0, 1, 2, 3]), w.tensor([], "i4", -5)]
+    w.operator("UNSORTED_SEGMENT_MAX", [x, *numbers], [y], "UnsortedSegmentMax")
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match="combines 4 rows of 2 elements to -5"):
+        load(w.bytes())
+
+
+def test_an_axis_that_one_scale_has_no_use_for_is_not_looked_at():
+    w = Writer()
+    x, real = w.tensor([2], "i2", [30, -10], scale=0.5, zero=10, axis=7), w.tensor([2])
+    w.operator("DEQUANTIZE", [x], [real])
+    y = w.tensor([2])
+    w.operator("ABS", [real], [y])
+    w.ends([], [y])
+    assert nnhal.compile(load(w.bytes()), devices="reference")().tolist() == [10, 10]
+
+
+def test_a_product_of_vectors_is_refused():
+    w = Writer()
+    x, weights, y = w.tensor([3]), w.tensor([2, 3, 4]), w.tensor([2, 4])
+    w.operator("BATCH_MATMUL", [x, weights], [y], "BatchMatMul")
+    w.ends([x, weights], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match="of ranks 1 and 3, must be matrices at least"):
+        load(w.bytes())
+
+
+def conv_3d(**options) -> bytes:
+    w = Writer()
+    x, weights, y = (
+        w.tensor([1, 2, 3, 3, 1]),
+        w.tensor([1, 1, 1, 1, 1], data=np.ones(1, "f4")),
+        w.tensor([1, 2, 3, 3, 1]),
+    )
+    w.operator("CONV_3D", [x, weights], [y], "Conv3D", **{"strideD": 1, "strideH": 1, "strideW": 1, **options})
+    w.ends([x], [y])
+    return w.bytes()
+
+
+def test_steps_of_0_are_refused_and_shapes_of_64_dimensions_are_numbers():
+    with pytest.raises(nnhal.UnsupportedModel, match="steps along the depth are 0, 1 apart, must be at least 1"):
+        load(conv_3d(strideD=0))
+    with pytest.raises(nnhal.UnsupportedModel, match="steps along the depth are 1, 0 apart, must be at least 1"):
+        load(conv_3d(dilationDFactor=0))
+    w = Writer()
+    long, x = w.tensor([64], "i4", np.ones(64, "i4")), w.tensor([64], "i4")
+    w.operator("BROADCAST_ARGS", [long, long], [x])
+    w.ends([], [x])
+    assert nnhal.compile(load(w.bytes()), devices="reference")().tolist() == [1] * 64

@@ -1,0 +1,263 @@
+"""`configureExecutionBurst` of drivers of 1.2: called where there is one, with a fallback where the driver refuses."""
+# ruff: noqa: N802, N803 - the methods have the HAL's names
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import Cancelled, DriverFailed, MissedDeadline, OperationFailed
+from nnhal.drivers.samples import full
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.hidl.adapters import adapt
+from nnhal.hal.hidl.arguments import HalTiming
+from nnhal.hal.request import Control
+from nnhal.runtime import discovery, isolation
+from tests.hal.hidl.old_drivers import FAILED, NONE, X, added, tiled
+
+DRIVER = """
+import threading
+from nnhal.base.codes import ErrorStatus
+from nnhal.drivers.samples import full
+
+class Prepared(full.PreparedV1_2):
+    def configureExecutionBurst(self, callback, requestChannel, resultChannel):
+        def work():
+            while (packet := requestChannel.readBlocking()) is not None:
+                print("a packet came", flush=True)
+                form = packet.over(callback.getMemories(packet.slots)[1])
+                resultChannel.writeBlocking(self.executeSynchronously(form, packet.measure))
+        threading.Thread(target=work, daemon=True).start()
+        return ErrorStatus.NONE, self
+
+    def freeMemory(self, slot):
+        pass
+
+class Driver(full.FullV1_2):
+    name = "bursting"
+
+    def notified(self, notify, _, model):
+        return super().notified(notify, Prepared, model)
+
+device = Driver
+"""
+
+
+class Prepared(full.PreparedV1_2):
+    """Executes bursts on a thread; `told` notes what it is asked."""
+
+    told: list
+
+    def configureExecutionBurst(self, callback, requestChannel, resultChannel):
+        context = Context(self, callback, requestChannel, resultChannel)
+        threading.Thread(target=context.work, daemon=True).start()
+        self.told.append("opened")
+        return NONE, context
+
+    def answered(self, request, measure):
+        return self.executeSynchronously(request, measure)
+
+
+class Context:
+    def __init__(self, prepared, callback, requests, results):
+        self.prepared, self.callback, self.requests, self.results = prepared, callback, requests, results
+        self.memories = {}
+
+    def work(self):
+        while (packet := self.requests.readBlocking()) is not None:
+            status, memories = self.callback.getMemories(packet.slots)
+            assert status == NONE
+            self.memories.update(zip(packet.slots, memories, strict=True))
+            form = packet.over([self.memories[slot] for slot in packet.slots])
+            self.prepared.told.append("packet")
+            self.results.writeBlocking(self.prepared.answered(form, packet.measure))
+        self.prepared.told.append("ended")
+
+    def freeMemory(self, slot):
+        del self.memories[slot]
+
+
+class Bursting(full.FullV1_2):
+    """A driver with bursts. kind: of its prepared models."""
+
+    name, kind = "plain", Prepared
+
+    def __init__(self):
+        self.told: list = []
+
+    def notified(self, notify, _, model):
+        made = type("Told", (self.kind,), {"told": self.told})
+        return super().notified(notify, made, model)
+
+
+def driver(**methods) -> Bursting:
+    class Changed(Bursting):
+        kind = type("Changed", (Prepared,), methods)
+
+    return Changed()
+
+
+def model_of(made, model=None):
+    return prepared_by(adapt(made), model or added(), Hints())
+
+
+def executed(prepared, burst, control=None):
+    request = prepared.request([X])
+    timing = request.execute(burst.run, control or Control())
+    return request.results[0], timing
+
+
+def wait_for(told, what):
+    end = time.monotonic() + 5
+    while what not in told and time.monotonic() < end:
+        time.sleep(0.005)
+    return what in told
+
+
+def test_executions_of_a_burst_are_packets_and_its_end_is_told():
+    made = driver()
+    prepared = model_of(made)
+    with prepared.burst() as burst:
+        for _ in range(3):
+            assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+        assert executed(prepared, burst, Control(measure=True))[1].in_driver is not None
+        assert made.told == ["opened", *["packet"] * 4]
+    assert wait_for(made.told, "ended")
+
+
+def test_memories_are_freed_after_each_execution():
+    contexts = []
+
+    def configure(self, *arguments):
+        answer = Prepared.configureExecutionBurst(self, *arguments)
+        contexts.append(answer[1])
+        return answer
+
+    made = driver(configureExecutionBurst=configure)
+    prepared = model_of(made)
+    with prepared.burst() as burst:
+        executed(prepared, burst)
+        assert contexts[0].memories == {} and contexts[0].callback.getMemories([0])[0] != NONE
+
+
+def test_an_application_runs_bursts_on_such_a_driver():
+    made = Bursting()
+    with nnhal.compile(added(), devices=[adapt(made)]) as run, run.burst() as burst:
+        assert burst(X).tolist() == (X + X).tolist()
+    assert wait_for(made.told, "ended") and made.told == ["opened", "packet", "ended"]
+
+
+def test_in_a_process_of_its_own_too(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(discovery, "_registered", {})
+    (tmp_path / "bursting.py").write_text(DRIVER)
+    nnhal.load_driver(tmp_path / "bursting.py")
+    with caplog.at_level("INFO", "nnhal.driver"):
+        with nnhal.compile(added(), devices=["bursting"], isolation="process") as run, run.burst() as burst:
+            for _ in range(3):
+                assert burst(X).tolist() == (X + X).tolist()
+        isolation.close_all()
+    assert caplog.text.count("a packet came") == 3
+
+
+REFUSALS = {
+    "a status": lambda self, *_: (FAILED, None),
+    "no context": lambda self, *_: (NONE, None),
+    "nonsense": lambda self, *_: 7,
+    "an exception": lambda self, *_: {}["burst"],
+}
+
+
+@pytest.mark.parametrize("how", REFUSALS)
+def test_a_driver_that_refuses_gets_plain_executions(how, caplog):
+    made = driver(configureExecutionBurst=REFUSALS[how])
+    prepared = model_of(made)
+    with caplog.at_level("INFO", "nnhal.driver"), prepared.burst() as burst:
+        assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+    assert "no burst, plain executions instead" in caplog.text and prepared.burst_executor() is None
+
+
+def test_a_driver_without_bursts_gets_plain_executions():
+    prepared = model_of(full.FullV1_2())
+    with prepared.burst() as burst:
+        assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+    assert prepared.burst_executor() is None
+
+
+@pytest.mark.parametrize("control", ["deadline", "cancelled"])
+def test_an_execution_that_is_given_up_leaves_its_late_result_behind(control):
+    slow = [True]
+
+    def answered(self, request, measure):
+        if slow.pop() if slow else False:
+            time.sleep(0.5)
+            return FAILED, (), HalTiming()
+        return self.executeSynchronously(request, measure)
+
+    made = driver(answered=answered)
+    prepared = model_of(made)
+    event = threading.Event()
+    threading.Timer(0.1, event.set).start()
+    limits = Control(time.monotonic_ns() + 100_000_000) if control == "deadline" else Control(cancelled=event)
+    with prepared.burst() as burst:
+        began = time.monotonic()
+        with pytest.raises((MissedDeadline, Cancelled)):
+            executed(prepared, burst, limits)
+        assert time.monotonic() - began < 0.4
+        for _ in range(3):
+            assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+        time.sleep(0.6)
+        assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+    assert made.told.count("opened") == 2
+
+
+def test_a_burst_without_a_result_ends_by_a_limit(monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "0.3")
+    prepared = model_of(driver(configureExecutionBurst=lambda self, *_: (NONE, Context(self, *[None] * 3))))
+    with pytest.raises(OperationFailed, match=r"no result came within 0\.3 s"):
+        executed(prepared, prepared.burst())
+
+
+@pytest.mark.parametrize(
+    "result", [7, (NONE,), (99, (), HalTiming()), (NONE, 3, HalTiming()), (FAILED, (), HalTiming())]
+)
+def test_a_wrong_result_is_an_error(result):
+    prepared = model_of(driver(answered=lambda *_: result))
+    with prepared.burst() as burst, pytest.raises(OperationFailed) as told:
+        executed(prepared, burst)
+    assert not isinstance(told.value, DriverFailed)
+
+
+def test_outputs_whose_shape_turns_out_come_over_bursts_too():
+    prepared = model_of(driver(), tiled())
+    with prepared.burst() as burst:
+        request = prepared.request([X, np.int32([40, 50])])
+        request.execute(burst.run, Control())
+        assert request.results[0].tolist() == np.tile(X, (40, 50)).tolist()
+        small = prepared.request([X, np.int32([2, 2])], [np.empty((3, 4), np.float32)])
+        small.execute(burst.run, Control())
+        assert small.small == (0,)
+
+
+def test_one_at_a_time_holds_for_bursts():
+    inside, most = [], []
+
+    def answered(self, request, measure):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        result = self.executeSynchronously(request, measure)
+        inside.pop()
+        return result
+
+    made = driver(answered=answered)
+    made.one_at_a_time = True
+    device = adapt(made)
+    models = [prepared_by(device, added(), Hints()) for _ in range(4)]
+    threads = [threading.Thread(target=lambda m=m: executed(m, m.burst())) for m in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert most == [1] * 4

@@ -1,0 +1,75 @@
+"""An operation is bound once: by whoever built the model. Validation takes that where the operands are the very same."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import InvalidModel
+from nnhal.drivers.litert.lowering import lower
+from nnhal.frontends.tflite import load
+from nnhal.model import validate as validation
+
+
+@pytest.fixture
+def again(monkeypatch):
+    """The labels of the operations that validation binds itself."""
+    labels = []
+
+    def bind(record, inputs, outputs, label):
+        labels.append(label)
+        return real(record, inputs, outputs, label)
+
+    real = validation.bind
+    monkeypatch.setattr(validation, "bind", bind)
+    return labels
+
+
+def built(shape=(1, 300), weights=None):
+    b = nnhal.Builder()
+    x = b.input(shape)
+    y = b.fully_connected(b.relu(x), np.ones((2, 300), np.float32) if weights is None else weights, np.zeros(2, "f4"))
+    return b.finish([x], [y])
+
+
+def test_an_imported_model_is_bound_by_the_importer_alone(again):
+    model = load(lower(built()).content)
+    again.clear()
+    nnhal.compile(model, devices="reference")
+    assert again == []
+    load(lower(built()).content)
+    assert again == ["FULLY_CONNECTED #1"]  # by `built`: its weights are a copy of the caller's array
+
+
+def test_a_model_that_is_changed_is_bound_again(again):
+    b = nnhal.Builder()
+    x = b.input((4, 6))
+    model = b.finish([x], [b.reshape(b.relu(x), np.array([2, 12], np.int32))])
+    assert again == []
+    main = model.main
+    wider = tuple(replace(o, dimensions=(8, 6)) if o.dimensions == (4, 6) else o for o in main.operands)
+    with pytest.raises(InvalidModel, match=r"RESHAPE #1"):
+        nnhal.compile(replace(model, main=replace(main, operands=wider)))
+    assert again == ["RELU #0", "RESHAPE #1"]
+
+
+def test_what_a_caller_does_to_a_small_array_later_changes_nothing():
+    b = nnhal.Builder()
+    x, order = b.input((2, 3, 4)), np.array([2, 0, 1], np.int32)
+    y = b.transpose(x, order)
+    order[:] = 0, 1, 2
+    compiled = nnhal.compile(b.finish([x], [y]), devices="reference")
+    given = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    assert np.array_equal(compiled(given), given.transpose(2, 0, 1))
+
+
+def test_what_a_caller_does_to_an_array_after_it_became_a_constant_changes_nothing():
+    b = nnhal.Builder()
+    x = b.input((100,))
+    indices = np.arange(50, dtype=np.int32)
+    held = b.constant(indices)  # a copy
+    indices[:] = 1000
+    y = b.gather(x, axis=0, indices=held)
+    given = np.arange(100, dtype=np.float32)
+    assert np.array_equal(nnhal.compile(b.finish([x], [y]), devices="reference")(given), given[:50])

@@ -1,0 +1,1 @@
+"""Small changes of meaning, one at a time, and whether the tests notice: `python -m tests.mutants`."""

@@ -1,0 +1,230 @@
+"""Small changes of meaning, one at a time: `python -m tests.mutants [--room R] [--seed N] [--count N]`.
+
+Each room's own tests are run once with coverage, which says what test runs which line; a change is then tried with the
+tests that run its line, the quickest first. It is killed when one of them fails, or does not end. What no test can notice
+stands in `equivalent.toml`, with the reason. Nothing is changed in place: the tests run in copies of the tree.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from xml.etree import ElementTree
+
+from coverage.numbits import numbits_to_nums
+
+from tests.mutants.sites import Site, sites
+
+ROOT = Path(__file__).parents[2]
+ROOMS = {
+    "base": ["tests/base"],
+    "ops": ["tests/ops"],
+    "model": ["tests/model", "tests/frontends/test_builder.py", "tests/conformance/test_mutations.py"],
+    "hal": ["tests/hal", "tests/contract"],
+    "ipc": ["tests/ipc", "tests/faults"],
+    "drivers": ["tests/drivers"],
+    "runtime": ["tests/runtime"],
+    "frontends": ["tests/frontends"],
+    "conformance": ["tests/conformance"],
+    "zoo": ["tests/zoo"],
+    "bench": ["tests/bench"],
+    "cli": ["tests/cli"],
+}
+BUDGET = 60.0  # seconds that the tests of one change took together when nothing was changed
+PATIENCE = 4.0  # times that, and a little: then it counts as hanging
+START = 30.0
+PYTEST = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "not slow"]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What test runs which line. lines: tests by file and line; files: by file; seconds: how long each test took."""
+
+    lines: Mapping[tuple[str, int], frozenset[str]]
+    files: Mapping[str, frozenset[str]]
+    seconds: Mapping[str, float]
+
+    def tests_for(self, site: Site) -> list[str]:
+        """The tests that run a site, the quickest first; those of its file where that is run at import, or by none."""
+        name = str(site.path)
+        there = self.lines.get((name, site.line)) or self.files.get(name, frozenset())
+        chosen: list[str] = []
+        spent = 0.0
+        for test in sorted(there, key=lambda test: (self.seconds.get(test, 0.0), test)):
+            spent += self.seconds.get(test, 0.0)
+            if spent > BUDGET and chosen:
+                break
+            chosen.append(test)
+        return chosen
+
+
+def copied(into: Path) -> Path:
+    """A copy of what the tests need, extensions that were built included."""
+    listed = subprocess.check_output(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT)
+    names = [name for name in listed.decode().split("\0") if name]
+    built = [str(path.relative_to(ROOT)) for path in (ROOT / "src").rglob("*.so")]
+    for name in [*names, *built]:
+        if (ROOT / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name)
+    return into
+
+
+def pytest(tree: Path, arguments: Sequence[str], seconds: float | None) -> int:
+    """Run the tests of a copy; the exit status, 124 where they did not end."""
+    environment = os.environ | {
+        "PYTHONPATH": str(tree / "src"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "NNHAL_VECTORS": os.environ.get("NNHAL_VECTORS", str(ROOT.parent / "shared" / "conformance")),
+    }
+    with subprocess.Popen(
+        [sys.executable, *PYTEST, *arguments],
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return 124
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def measured(room: str, tree: Path) -> Coverage:
+    """Run a room's tests once, unchanged."""
+    (tree / ".coveragerc").write_text("[run]\nsource = src\ndynamic_context = none\n[paths]\n")
+    options = [f"--cov={tree / 'src' / 'nnhal' / room}", "--cov-context=test", "--cov-report=", "--junitxml=times.xml"]
+    status = pytest(tree, [*options, *ROOMS[room]], None)
+    if status:
+        raise SystemExit(f"{room}: its tests end with {status} when nothing is changed, must pass")
+    seconds = {}
+    for case in ElementTree.parse(tree / "times.xml").iter("testcase"):
+        path = (case.get("classname") or "").replace(".", "/") + ".py"
+        seconds[f"{path}::{case.get('name')}"] = float(case.get("time") or 0)
+    lines: dict[tuple[str, int], set[str]] = defaultdict(set)
+    files: dict[str, set[str]] = defaultdict(set)
+    with sqlite3.connect(tree / ".coverage") as found:
+        query = (
+            "select file.path, context.context, line_bits.numbits from line_bits join file on file.id = file_id "
+            "join context on context.id = context_id where context.context != ''"
+        )
+        for path, context, bits in found.execute(query):
+            name, test = str(Path(path).relative_to(tree)), context.split("|")[0]
+            files[name].add(test)
+            for line in numbits_to_nums(bits):
+                lines[name, line].add(test)
+    return Coverage(
+        {key: frozenset(tests) for key, tests in lines.items()},
+        {key: frozenset(tests) for key, tests in files.items()},
+        seconds,
+    )
+
+
+def killed(site: Site, tree: Path, coverage: Coverage) -> bool | None:
+    """Whether a test notices a change; None where no test runs its file."""
+    tests = coverage.tests_for(site)
+    if not tests:
+        return None
+    target = tree / site.path
+    before = target.read_bytes()
+    seconds = sum(coverage.seconds.get(test, 0.0) for test in tests)
+    try:
+        target.write_bytes(site.applied(before))
+        return pytest(tree, ["-x", *tests], START + PATIENCE * seconds) != 0
+    finally:
+        target.write_bytes(before)
+
+
+def equivalent() -> list[dict[str, str]]:
+    """Changes that no test can notice: file, the line's text, what stands there, what would, and why not."""
+    listed: list[dict[str, str]] = tomllib.loads((Path(__file__).parent / "equivalent.toml").read_text())["change"]
+    return listed
+
+
+def is_equivalent(site: Site, line: str, known: Iterable[Mapping[str, str]]) -> bool:
+    """Whether a site is one of those."""
+    return any(
+        entry["file"] == str(site.path)
+        and entry["line"] == line.strip()
+        and (entry.get("was", site.was), entry.get("text", site.text)) == (site.was, site.text)
+        for entry in known
+    )
+
+
+def drawn(room: str, count: int, seed: int) -> list[Site]:
+    """A sample of a room's changes."""
+    known, found = equivalent(), []
+    for path in sorted((ROOT / "src" / "nnhal" / room).rglob("*.py")):
+        source, name = path.read_bytes(), path.relative_to(ROOT)
+        text = source.decode().splitlines()
+        found += [site for site in sites(name, source) if not is_equivalent(site, text[site.line - 1], known)]
+    return random.Random(f"{room} {seed}").sample(found, min(count, len(found)))
+
+
+def run(room: str, count: int, seed: int, jobs: int) -> dict[str, object]:
+    """Try a sample of one room; what survived."""
+    with tempfile.TemporaryDirectory(prefix="nnhal-mutants-") as folder:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(jobs):
+            trees.put(copied(Path(folder) / str(number)))
+        first = trees.get()
+        start = time.monotonic()
+        coverage = measured(room, first)
+        trees.put(first)
+        print(f"{room}: its tests take {time.monotonic() - start:.0f} s with coverage", flush=True)
+
+        def attempt(site: Site) -> tuple[Site, bool | None]:
+            tree = trees.get()
+            try:
+                found = killed(site, tree, coverage)
+            finally:
+                trees.put(tree)
+            print(f"{'killed  ' if found else 'SURVIVED' if found is False else 'NO TEST '}  {site}", flush=True)
+            return site, found
+
+        with ThreadPoolExecutor(jobs) as pool:
+            results = list(pool.map(attempt, drawn(room, count, seed)))
+    left = [str(site) for site, found in results if not found]
+    share = 1 - len(left) / max(1, len(results))
+    print(f"{room}: {len(results) - len(left)} of {len(results)} killed, {share:.0%}\n", flush=True)
+    return {"room": room, "seed": seed, "tried": len(results), "killed": len(results) - len(left), "survived": left}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("--room", choices=ROOMS, action="append", help="one of the rooms; all by default")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=40, help="changes of each room")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--least", type=float, default=0.85, help="share that must be killed in every room")
+    parser.add_argument("--json", type=Path, help="a file for what was found")
+    given = parser.parse_args()
+    found = [run(room, given.count, given.seed, given.jobs) for room in given.room or ROOMS]
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=1))
+    low = [str(each["room"]) for each in found if int(str(each["killed"])) < given.least * int(str(each["tried"]))]
+    print(f"below {given.least:.0%}: {', '.join(low) or 'none'}")
+    return 1 if low else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The mutation runner's own judgement: what it changes, what it leaves alone, what it calls equivalent."""
+
+import ast
+from pathlib import Path
+
+from tests.mutants.__main__ import ROOT, Coverage, equivalent, is_equivalent
+from tests.mutants.sites import sites
+
+SOURCE = b'''"""Documentation with 1 < 2."""
+
+def f(x: int | None, n: int = 3) -> bool:
+    """Says 5."""
+    _log.debug("%d", 7)
+    a.require(n < 4, "must be less than 4")
+    if not x or x >= n:
+        raise ValueError(f"is {n + 1}")
+    for each in (x, -n):
+        call(each)
+        break
+    return min(x, n) == 2 * n
+'''
+
+
+def changes(source: bytes) -> set[tuple[str, str]]:
+    return {(site.was, site.text) for site in sites(Path("f.py"), source)}
+
+
+def test_each_kind_of_change_is_made():
+    assert changes(SOURCE) == {
+        *(("3", "(3 + 1)"), ("4", "(4 + 1)"), ("2", "(2 + 1)")),
+        *(("<", "<="), (">=", ">"), ("==", "!="), ("or", "and"), ("not", ""), ("-", ""), ("*", "+")),
+        *(("min", "max"), ("break", "continue"), ("call(each)", "pass"), ("min(x, n) == 2 * n", "None")),
+        *(('raise ValueError(f"is {n + 1}")', "pass"), ('a.require(n < 4, "must be less than 4")', "pass")),
+    }
+
+
+def test_what_nobody_can_notice_is_left_alone():
+    texts = {was for was, _ in changes(SOURCE)}
+    assert not texts & {"1", "5", "7", "|", "int", "None"}
+
+
+def test_every_change_is_python_and_changes_one_place():
+    for site in sites(Path("f.py"), SOURCE):
+        changed = site.applied(SOURCE)
+        ast.parse(changed)
+        assert changed != SOURCE
+        assert changed[: site.start] == SOURCE[: site.start]
+        assert SOURCE[site.end :] == changed[site.start + len(site.text) :]
+        assert SOURCE.splitlines()[site.line - 1].decode().strip() in SOURCE.decode()
+
+
+def test_every_change_of_the_project_is_python():
+    for path in sorted((ROOT / "src" / "nnhal" / "model").rglob("*.py")):
+        source = path.read_bytes()
+        for site in sites(path, source):
+            ast.parse(site.applied(source))
+
+
+def test_the_tests_of_a_line_come_first_and_the_quickest_before_the_others():
+    found = Coverage({("f.py", 7): frozenset("ab")}, {"f.py": frozenset("abc")}, {"a": 2.0, "b": 1.0, "c": 0.5})
+    by_text = {site.text: site for site in sites(Path("f.py"), SOURCE)}
+    assert found.tests_for(by_text["and"]) == ["b", "a"]  # of line 7
+    assert found.tests_for(by_text["continue"]) == ["c", "b", "a"]  # a line that no test runs: all of the file
+
+
+def test_what_is_called_equivalent_is_still_there():
+    for entry in equivalent():
+        path = Path(entry["file"])
+        source = (ROOT / path).read_bytes()
+        lines = source.decode().splitlines()
+        found = [site for site in sites(path, source) if is_equivalent(site, lines[site.line - 1], [entry])]
+        assert found, entry
+        assert entry["why"]
