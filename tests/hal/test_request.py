@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import Closed, ContractBroken, DriverFailed, InvalidRequest, OutOfMemory
+from nnhal.base.errors import (
+    Cancelled,
+    Closed,
+    ContractBroken,
+    DriverFailed,
+    InvalidRequest,
+    LoopTimeout,
+    MissedDeadline,
+    OutOfMemory,
+)
 from nnhal.hal.request import CHECK, UNLIMITED, Control, Request, Signature, Timing, plausible
 
 X = np.arange(4, dtype=np.float32)
@@ -192,6 +201,46 @@ def test_an_error_of_nnhals_stays_what_it_is():
 
     with pytest.raises(OutOfMemory, match="no room on the device"):
         executed(driver)
+
+
+def limits() -> dict[str, Control]:
+    cancelled = threading.Event()
+    cancelled.set()
+    return {
+        "none": UNLIMITED,
+        "deadline": Control(deadline=1),
+        "not cancelled": Control(cancelled=threading.Event()),
+    } | {"cancelled": Control(cancelled=cancelled)}
+
+
+@pytest.mark.parametrize(
+    "error, limit, kind, text",
+    [
+        (
+            Cancelled("stop"),
+            "none",
+            ContractBroken,
+            "device mine: says that the execution was cancelled, which nobody did: .*stop",
+        ),
+        (Cancelled("stop"), "not cancelled", ContractBroken, "which nobody did"),
+        (Cancelled("stop"), "cancelled", Cancelled, "^stop$"),
+        (
+            MissedDeadline("late"),
+            "none",
+            ContractBroken,
+            "device mine: says that it missed a deadline, there is none: .*late",
+        ),
+        (MissedDeadline("late"), "deadline", MissedDeadline, "^late$"),
+        (LoopTimeout("loop"), "none", LoopTimeout, "^loop$"),
+        (InvalidRequest("no"), "none", InvalidRequest, "^device mine: no$"),
+    ],
+)
+def test_a_driver_that_lays_its_failure_on_the_caller_is_named(error, limit, kind, text):
+    def run(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(kind, match=text):
+        request().execute(run, limits()[limit])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

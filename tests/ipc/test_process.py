@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.codes import DeviceStatus
-from nnhal.base.errors import Closed, DeadObject, DeviceUnavailable
+from nnhal.base.errors import Cancelled, Closed, DeadObject, DeviceUnavailable, MissedDeadline
 from nnhal.hal.request import Control
 from nnhal.ipc.client.process import DEATHS, FIRST_PAUSE_NS, LONGEST_PAUSE_NS, WINDOW_NS, Health, Resilient, start
 from nnhal.ipc.client.session import Session
@@ -110,6 +111,52 @@ def test_a_burst_opens_again_after_a_death(device: Resilient) -> None:
                 assert np.array_equal(request.results[0], 2 * numbers(start=n))
             if round_ == 0:
                 kill(device)
+
+
+@pytest.mark.parametrize(
+    "way, end",
+    [
+        ("run", "cancelled"),
+        ("run", "deadline"),
+        ("burst", "deadline"),
+        ("fenced", "deadline"),
+        ("background", "deadline"),
+    ],
+)
+def test_an_execution_does_not_outlast_its_limits_for_a_process_that_comes_back_slowly(way: str, end: str) -> None:
+    """It goes on starting, and is there for whoever comes later."""
+    may_start = threading.Event()
+    may_start.set()
+
+    def connect() -> Session:
+        assert may_start.wait(LIMIT)
+        return start(PROBE)
+
+    device = Resilient("probe", connect)
+    try:
+        prepared = prepare(device)
+        burst = prepared.burst()
+        ways = {
+            "run": lambda r, c: r.execute(prepared.run, c),
+            "burst": lambda r, c: r.execute(burst.run, c),
+            "fenced": prepared.execute_fenced,
+            "background": lambda r, c: prepared.execute(r, c, lambda *_: None),
+        }
+        kill(device)
+        may_start.clear()
+        stop = threading.Event()
+        threading.Timer(0.05, stop.set).start()
+        control = Control(time.monotonic_ns() + SECOND // 20) if end == "deadline" else Control(cancelled=stop)
+        with pytest.raises(MissedDeadline if end == "deadline" else Cancelled):
+            ways[way](request_for(prepared, numbers()), control)
+        assert device.restarts == 0
+        may_start.set()
+        assert np.array_equal(run(prepared, numbers()), 2 * numbers())
+        assert device.restarts == 1
+        burst.close()
+    finally:
+        may_start.set()
+        device.close()
 
 
 def test_options_of_the_first_preparation_hold_for_the_second(device: Resilient) -> None:

@@ -57,12 +57,17 @@ class answering:  # noqa: N801 (used as a function)
             return OutOfMemory(f"{self._where}: {self._query} ran out of memory")
         if not isinstance(error, NnhalError):
             return DriverFailed(f"{self._where}: {self._query} raised {clipped(told(error))}")
-        text = clipped(told(error))
-        if self._where not in text:
-            error.args = (f"{self._where}: {text}",)
-            if self._where not in told(error):  # of a class with a text of its own
-                return DriverFailed(f"{self._where}: {self._query} raised {type(error).__name__}: {text}")
-        return error
+        return named(error, self._where, self._query)
+
+
+def named(error: NnhalError, where: str, query: str) -> NnhalError:
+    """An error of nnhal's that a driver raised, with the driver in its message."""
+    text = clipped(told(error))
+    if where not in text:
+        error.args = (f"{where}: {text}",)
+        if where not in told(error):  # of a class with a text of its own
+            return DriverFailed(f"{where}: {query} raised {type(error).__name__}: {text}")
+    return error
 
 
 def let_go(where: str, query: str, call: Callable[[], object]) -> None:

@@ -58,19 +58,28 @@ def patience(deadline: int | None, cancellable: bool = False) -> float | None:
     return SLICE if left is None else min(SLICE, left)
 
 
-def by(deadline: int | None, what: str, work: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
-    """What `work` returns or raises; MissedDeadline where it has not by `deadline`. Called plainly where there is none.
+def by(
+    deadline: int | None,
+    what: str,
+    work: Callable[[], T],
+    late: Callable[[T], object] = lambda _: None,
+    wanted: Callable[[], object] | None = None,
+) -> T:
+    """What `work` returns or raises; MissedDeadline where it has not by `deadline`. Called plainly where nothing ends it.
 
     With a deadline it runs on a thread of its own, which goes on where nobody waits any more; `late` is given what it
-    returns then.
+    returns then. wanted: asked now and then, raises where it is not waited for any more.
     """
-    if deadline is None:
+    if deadline is None and wanted is None:
         return work()
     outcome: Future[T] = Future()
     try:
         _start(work, what, outcome)
-        if not wait((outcome,), seconds_until(deadline)).done:
-            raise MissedDeadline(f"{what}: has not ended by the deadline")
+        while not wait((outcome,), patience(deadline, wanted is not None)).done:
+            if wanted is not None:
+                wanted()
+            if deadline is not None and time.monotonic_ns() >= deadline:
+                raise MissedDeadline(f"{what}: has not ended by the deadline")
         return outcome.result()
     except BaseException:  # an interrupt too
         outcome.add_done_callback(lambda done: None if done.exception() else late(done.result()))

@@ -17,9 +17,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from nnhal.base.answers import may_be_own, shown
+from nnhal.base.answers import may_be_own, named, shown
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS
-from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, MissedDeadline, NnhalError, as_error
+from nnhal.base.errors import (
+    Cancelled,
+    Closed,
+    ContractBroken,
+    InvalidRequest,
+    LoopTimeout,
+    MissedDeadline,
+    NnhalError,
+    as_error,
+    told,
+)
 from nnhal.base.extensions import canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Shape, dtype_of, fixed, typed
@@ -412,7 +422,7 @@ class Request:
             self._stop()
             if may_be_own(error):
                 raise
-            failed = as_error(error, self.signature.where)
+            failed = self._blame(error, control)
             note_stack(failed)
             try:
                 if failed is error:
@@ -427,6 +437,19 @@ class Request:
         if None in shapes or self._fault is not None or (self.rooms is not None and _COPYING in shapes):
             self._look()
         return timing
+
+    def _blame(self, error: BaseException, control: Control) -> NnhalError:
+        """What a driver raised, as the execution's error: it names the driver, unless a limit of the caller's was met."""
+        where = self.signature.where
+        if isinstance(error, Cancelled):
+            if control.cancelled is not None and control.cancelled.is_set():
+                return error
+            return ContractBroken(f"{where}: says that the execution was cancelled, which nobody did: {told(error)}")
+        if isinstance(error, MissedDeadline):
+            if control.deadline is not None or isinstance(error, LoopTimeout):
+                return error
+            return ContractBroken(f"{where}: says that it missed a deadline, there is none: {told(error)}")
+        return named(as_error(error, where), where, "run()")
 
     def abandon(self) -> None:
         """The end, without a result: from here on nothing is written to the caller's memory."""
@@ -450,11 +473,15 @@ class Request:
         own, self._own = self._own or {}, None
         for index, array in own.items():
             if self.shapes[index] is None:
-                if _overwritten(array):
-                    raise self._broken(index, "was written past its end, must not be")
-                if array.size and self.left_out(array):
-                    raise self._broken(index, "was taken to be filled in place and was not, must be filled wholly")
-                self.write(index, array)
+                self.take(index, array)
+
+    def take(self, index: int, array: Array) -> None:
+        """Output `index` as a driver left it in memory of `blank`: as `write`, where it was filled and nothing past it."""
+        if _overwritten(array):
+            raise self._broken(index, "was written past its end, must not be")
+        if array.size and self.left_out(array):
+            raise self._broken(index, "was taken to be filled in place and was not, must be filled wholly")
+        self.write(index, array)
 
     def _look(self) -> None:
         """After the end: raise what is wrong with it."""
@@ -549,13 +576,12 @@ class Checked(Request):
                 raise ContractBroken(f"{self.signature.where}: {argument.name} was written to, must only be read")
         return timing
 
-    def _take_own(self) -> None:
-        """What was filled in place; its memory is watched from now on."""
-        for index, array in (self._own or {}).items():
-            name = self.signature.outputs[index].name
-            seen = _watched.setdefault(self.signature, deque(maxlen=_KEPT))
-            seen.append((name, array, array.tobytes()))
-        super()._take_own()
+    def take(self, index: int, array: Array) -> None:
+        """As of `Request`; the memory is watched from now on."""
+        name = self.signature.outputs[index].name
+        seen = _watched.setdefault(self.signature, deque(maxlen=_KEPT))
+        seen.append((name, array, array.tobytes()))
+        super().take(index, array)
 
     def _look_back(self) -> None:
         seen = _watched.get(self.signature, ())

@@ -1,11 +1,13 @@
 """Requests in the HAL's form: laid out, read by a driver, collected."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnhal.base.errors import InvalidRequest
+from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.hal.hidl.arguments import (
     HalRequest,
@@ -51,11 +53,28 @@ def test_results_are_copied_out_of_what_the_driver_may_write_again():
     for rooms in (None, [y]):
         request = request_of(added(), [X], rooms)
         laid = lay_out(request, [ROOM])
-        laid.outputs[0][:] = X.reshape(-1).view(np.uint8)
+        laid.outputs[0][:] = X.reshape(-1)
         collect(laid, request, [ROOM])
         laid.outputs[0][:] = 0
         np.testing.assert_array_equal(request.results[0], X)
     np.testing.assert_array_equal(y, X)
+
+
+def test_an_output_that_was_not_filled_is_an_error_and_never_what_lay_there():
+    request = request_of(added(), [X])
+    with pytest.raises(
+        ContractBroken, match="output 0 was taken to be filled in place and was not, must be filled wholly"
+    ):
+        collect(lay_out(request, [ROOM]), request, [ROOM])
+
+
+def test_what_is_written_past_an_output_is_found():
+    request = request_of(added(), [X])
+    laid = lay_out(request, [ROOM])
+    laid.outputs[0][:] = X.reshape(-1)
+    ctypes.memset(laid.outputs[0].ctypes.data + 48, 0x11, 16)
+    with pytest.raises(ContractBroken, match="output 0 was written past its end, must not be"):
+        collect(laid, request, [ROOM])
 
 
 def test_a_driver_reads_the_form_as_arrays_over_the_pools():

@@ -79,7 +79,7 @@ class Room(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """A request in the HAL's form, and the bytes of each output's place."""
+    """A request in the HAL's form, and the elements of each output's place."""
 
     request: HalRequest
     outputs: tuple[Array, ...]
@@ -89,7 +89,7 @@ class Laid:
 
 
 def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
-    """The HAL's form of a request: each input a pool over the caller's own array, each output a pool of its own.
+    """The HAL's form of a request: each input a pool over the caller's own array, each output a pool of its own, blank.
 
     Inputs with gaps are copied.
     """
@@ -100,17 +100,20 @@ def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
         return RequestArgument(False, len(pools) - 1, 0, data.nbytes, dimensions)
 
     inputs = [RequestArgument(True) if x is None else place(_flat(x), x.shape) for x in request.inputs]
-    targets = tuple(np.empty(room.size, np.uint8) for room in rooms)
-    outputs = [place(data, room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
+    targets = tuple(request.blank((room.size // room.dtype.itemsize,), room.dtype) for room in rooms)
+    outputs = [place(_flat(data), room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
     return Laid(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
 
 
 def collect(laid: Laid, request: Request, rooms: Sequence[Room], shapes: Sequence[OutputShape] = ()) -> None:
-    """Give the request its results. shapes: as the driver reports them; none where all were known before."""
+    """Give the request its results. shapes: as the driver reports them; none where all were known before.
+
+    ContractBroken where the driver left an output unfilled, or wrote past its end.
+    """
     for index, (data, room) in enumerate(zip(laid.outputs, rooms, strict=True)):
         shape = shapes[index].dimensions if shapes else room.shape
         assert shape is not None
-        request.write(index, data[: math.prod(shape) * room.dtype.itemsize].view(room.dtype).reshape(shape))
+        request.take(index, data[: math.prod(shape)].reshape(shape))
 
 
 def _flat(array: Array) -> Array:

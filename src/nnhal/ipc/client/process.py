@@ -20,6 +20,7 @@ from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeviceUnavailable, again
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
@@ -246,22 +247,29 @@ class ResilientPrepared(Prepared):
                 _log.info("device %s: model %s was prepared again", self._device.name, self.model.name or "unnamed")
             return self._inner
 
+    def within(self, control: Control) -> RemotePrepared:
+        """As `remote`, as long as an execution may last: what is not there by then is there for one that comes later."""
+        if self.alive or not control.bounded:
+            return self.remote
+        what = f"device {self._device.name}: its process, which died, is started again"
+        return by(control.deadline, what, lambda: self.remote, wanted=control.check)
+
     def run(self, request: Request, control: Control) -> Timing | None:
         """Execute; DeadObject where the process dies meanwhile, and the next execution finds a new one."""
         inner = self._inner
         if inner.session.dead is not None:
-            inner = self.remote
+            inner = self.within(control)
         return inner.run(request, control)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
         """As `run`, in the background."""
-        self.remote.execute(request, control, notify)
+        self.within(control).execute(request, control, notify)
 
     def execute_fenced(
         self, request: Request, control: Control, wait_for: Sequence[Fence] = (), after: int | None = None
     ) -> FencedExecution:
         """As `run`, with fences."""
-        return self.remote.execute_fenced(request, control, wait_for, after)
+        return self.within(control).execute_fenced(request, control, wait_for, after)
 
     def burst(self) -> Burst:
         """A burst that opens again after a death."""
@@ -299,7 +307,7 @@ class ResilientBurst(Burst):
         """As `Burst.run`."""
         if (self._target.session.dead is not None or self._inner.ended) and not self._closed:
             self._inner.close()
-            self._target = self._prepared.remote
+            self._target = self._prepared.within(control)
             self._inner = self._target.burst()
         return self._inner.run(request, control)
 

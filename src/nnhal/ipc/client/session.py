@@ -79,13 +79,14 @@ class Session:
     """
 
     def __init__(
-        self, sock: socket.socket, where: str, process: DriverProcess | None = None, greeting: int = GREETING_NS
+        self, sock: socket.socket, where: str, process: DriverProcess | None = None, greeting: int | None = None
     ) -> None:
         """Take over a connected socket and greet. process: the service's, where it is this client's own.
 
-        greeting: nanoseconds that it may take to answer the greeting.
+        greeting: nanoseconds that it may take to answer the greeting, None for `GREETING_NS`.
         """
-        self.where, self.process, self._patience = where, process, greeting
+        self.where, self.process = where, process
+        self._patience = GREETING_NS if greeting is None else greeting
         self.dead: NnhalError | None = None
         self.calls: dict[str, int] = {}
         self._control = Channel(sock)
@@ -115,6 +116,8 @@ class Session:
     def _start(self) -> None:
         """Greet, attach the callback lane, start the thread."""
         self.welcome = self._greet()
+        if self.process is not None:  # it was started by a path, perhaps
+            self.where = f"device {self.welcome.name}"
         self.level = Level(self.welcome.level)
         self.methods = min(self.level, V1_3)
         self.pools = ClientPools(shared=self.welcome.shared)

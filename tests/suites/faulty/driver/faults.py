@@ -1,0 +1,104 @@
+"""The faults, each a small change of the healthy driver: what it does, who has to see it, whether a process survives it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nnhal.model.graph import Model
+
+from .healthy import Arithmetic, Engine, Healthy
+
+CONFORMANCE, VALIDATE = "conformance", "validate"
+BOTH = CONFORMANCE, VALIDATE
+BY_MODEL = "by-model"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a driver.
+
+    seen_by: the suites that have to catch it. check: the check of `nnhal validate` that has to name it. way: how it has to
+    be executed for it to show. numbers: what it gives may be right for all that a runtime can see. survives: a process that
+    has it inside goes on, where calls have a deadline. alone: it shows before there is a model, or its process serves
+    nothing else afterwards.
+    """
+
+    name: str
+    what: str
+    make: Callable[[], Any]
+    seen_by: tuple[str, ...]
+    check: str
+    way: str
+    numbers: bool
+    survives: bool
+    alone: bool
+
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(
+    name: str,
+    what: str,
+    check: str,
+    seen_by: tuple[str, ...] = BOTH,
+    *,
+    way: str = "plain",
+    numbers: bool = False,
+    survives: bool = True,
+    alone: bool = False,
+) -> Callable[[type], type]:
+    """A class that changes the arithmetic, the engine or the device, or is a driver of the HAL, is a fault of this name."""
+
+    def note(changed: type) -> type:
+        part = "arithmetic" if issubclass(changed, Arithmetic) else "engine" if issubclass(changed, Engine) else ""
+        parts = {} if not part else {part: changed() if part == "arithmetic" else changed}
+        device = type(changed.__name__, (Healthy,), parts) if part else changed
+        assert name not in FAULTS
+        FAULTS[name] = Fault(
+            name, what, device, seen_by, check, way, numbers or part == "arithmetic", survives, alone or not survives
+        )
+        return changed
+
+    return note
+
+
+class ByModel(Healthy):
+    """A device that has the fault that its model is named after: one process for many."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, Any] = {}
+
+    def of(self, model: Model) -> Any:
+        """The device for a model."""
+        name = model.name.partition(" ")[0]
+        if name not in self._devices:
+            self._devices[name] = made(name)
+        return self._devices[name]
+
+    def supports(self, model: Model) -> Any:
+        return self.of(model).supports(model)
+
+    def prepare(self, model: Model, hints: Any) -> Any:
+        return self.of(model).prepare(model, hints)
+
+    def allocate(self, desc: Any, roles: Any) -> Any:
+        return self.of(roles[0].prepared.model).allocate(desc, roles)
+
+
+def made(name: str) -> Any:
+    """The device, or driver of the HAL, with a fault; the healthy one for ""."""
+    from . import ends, hal, memory, numbers, queries, runs  # noqa: F401 - they fill the table
+
+    if name == BY_MODEL:
+        device: Any = ByModel()
+    else:
+        device = FAULTS[name].make() if name else Healthy()
+    device.name = f"faulty-{name}" if name else "healthy"
+    return device
+
+
+def table() -> Mapping[str, Fault]:
+    """All of them."""
+    made("")
+    return FAULTS

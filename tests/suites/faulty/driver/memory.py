@@ -1,0 +1,73 @@
+"""What grows: memory, descriptors, threads and contexts that are not given back."""
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import ResourceExhausted
+from nnhal.base.operands import Array
+from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.request import Control
+from nnhal.model.graph import Model
+
+from .faults import VALIDATE, fault
+from .healthy import Engine, Healthy
+
+CONTEXTS = 8
+_kept: list[Any] = []  # of the process, on purpose
+
+
+@fault("leaks-memory", "keeps 1 MB of every execution", "growth", (VALIDATE,))
+class LeaksMemory(Engine):
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        _kept.append(np.ones(1 << 20, np.uint8))
+        return super().computed(inputs, control)
+
+
+@fault("leaks-descriptors", "keeps a descriptor of every execution", "growth", (VALIDATE,))
+class LeaksDescriptors(Engine):
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        _kept.append(os.memfd_create("leak"))
+        return super().computed(inputs, control)
+
+
+@fault("leaks-threads", "keeps a thread of every execution", "growth", (VALIDATE,))
+class LeaksThreads(Engine):
+    def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
+        threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+        return super().computed(inputs, control)
+
+
+@fault("leaks-models", "keeps 1 MB of every model that it prepared, closed or not", "growth", (VALIDATE,))
+class LeaksModels(Healthy):
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        _kept.append(np.ones(1 << 20, np.uint8))
+        return super().prepare(model, hints)
+
+
+@fault(
+    "eight-contexts",
+    "has at most eight prepared models at once, and fails with IndexError",
+    "contexts",
+    (VALIDATE,),
+)
+class EightContexts(Healthy):
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if self.contexts >= CONTEXTS:
+            raise IndexError("pop from an empty list")
+        return super().prepare(model, hints)
+
+
+@fault("contexts-kept", "closes nothing: it prepares eight models in its life", "contexts")
+class ContextsKept(Healthy):
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if self.taken >= CONTEXTS:
+            raise ResourceExhausted(f"device {self.name}: all {CONTEXTS} contexts are taken")
+        self.taken += 1
+        return super().prepare(model, hints)

@@ -1,0 +1,97 @@
+"""Numbers that are wrong: within the contract, so that only who knows the right ones can see it."""
+
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import Activation
+from nnhal.base.operands import Array, Value
+from nnhal.ops.common import padding
+from nnhal.ops.schema import Bound
+
+from .faults import VALIDATE, fault
+from .healthy import Arithmetic
+
+VALUES = "values"
+
+
+@fault("zero-point", "QUANTIZE's zero point is one too high, which the published tolerance takes", "exact", (VALIDATE,))
+class ZeroPoint(Arithmetic):
+    def quantise(self, a: Bound, x: Array) -> Array:
+        stored = super().quantise(a, x)
+        return np.where(stored < np.iinfo(stored.dtype).max, stored + 1, stored).astype(stored.dtype)
+
+
+@fault("rounds-down", "QUANTIZE cuts off instead of rounding, within one step", "exact", (VALIDATE,))
+class RoundsDown(Arithmetic):
+    def quantise(self, a: Bound, x: Array) -> Array:
+        limits = np.iinfo(a.out.dtype)
+        steps = np.floor(np.nan_to_num(x / np.float32(a.out.scale), nan=0.0)) + a.out.zero_point
+        return np.clip(steps, limits.min, limits.max).astype(a.out.dtype)
+
+
+@fault("wraps-around", "what is out of an 8-bit type's range wraps around", VALUES)
+class WrapsAround(Arithmetic):
+    def stored(self, value: Value, real: Array) -> Array:
+        if not value.quantised:
+            return super().stored(value, real)
+        steps = np.nan_to_num(np.round(real / value.scale), nan=0.0, posinf=0.0, neginf=0.0) + value.zero_point
+        return steps.astype(np.int64).astype(value.dtype)
+
+
+@fault("scale-of-the-other", "the second input of ADD is taken to have the scale of the first", VALUES)
+class OtherScale(Arithmetic):
+    def add(self, a: Bound, x: Array, y: Array) -> Array:
+        return self.finished(a, self.real(a, 0, x) + self.real(a, 0, y))
+
+
+@fault("padding-other-side", "where SAME pads unevenly, the odd row and column come first", VALUES)
+class PaddingOtherSide(Arithmetic):
+    def padded(self, a: Bound, x: Array) -> Array:
+        return np.pad(x, ((0, 0), padding(a, "h")[::-1], padding(a, "w")[::-1], (0, 0)))
+
+
+@fault("border-repeated", "the border repeats the picture's edge instead of being zero", VALUES)
+class BorderRepeated(Arithmetic):
+    def padded(self, a: Bound, x: Array) -> Array:
+        return np.pad(x, ((0, 0), padding(a, "h"), padding(a, "w"), (0, 0)), "edge") if x.size else super().padded(a, x)
+
+
+@fault("activation-ignored", "the fused activation is left out", VALUES)
+class ActivationIgnored(Arithmetic):
+    def activated(self, a: Bound, real: Array) -> Array:
+        return real
+
+
+@fault("relu6-as-relu", "RELU6 has no upper end", VALUES)
+class Relu6AsRelu(Arithmetic):
+    def activated(self, a: Bound, real: Array) -> Array:
+        return np.maximum(real, 0) if a.activation == Activation.RELU6 else super().activated(a, real)
+
+
+@fault("strides-swapped", "the strides of height and width are swapped where the result has the same shape", VALUES)
+class StridesSwapped(Arithmetic):
+    def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
+        square = x.shape[1] == x.shape[2] and weights.shape[1] == weights.shape[2] and a.stride_h == a.stride_w
+        return super().convolve(a, x.swapaxes(1, 2) if square else x, weights, bias)
+
+
+@fault("bias-ignored", "CONV_2D adds no bias", VALUES)
+class BiasIgnored(Arithmetic):
+    def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
+        return super().convolve(a, x, weights, np.zeros_like(bias))
+
+
+@fault("half-precision", "float32 is computed as float16, which the device does not say", VALUES)
+class HalfPrecision(Arithmetic):
+    def stored(self, value: Value, real: Array) -> Array:
+        return super().stored(value, real if value.quantised else real.astype(np.float16))
+
+
+@fault("in-place", "MUL is computed over its first input's memory where the model's own intermediates allow it", VALUES)
+class OverIntermediate(Arithmetic):
+    def multiply(self, a: Bound, x: Array, y: Array) -> Any:
+        result = super().multiply(a, x, y)
+        if x.flags.writeable and x.shape == result.shape and x.dtype == result.dtype:
+            x[...] = result
+        return result
