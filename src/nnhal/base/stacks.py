@@ -89,7 +89,7 @@ def _frames(traceback: object) -> Iterator[str]:
         if not isinstance(traceback, TracebackType):
             break
         code = traceback.tb_frame.f_code
-        if (frames or not _own(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
+        if (frames or not ours(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     left_out = len(frames) - _FIRST - _LAST
@@ -104,7 +104,7 @@ def _frames(traceback: object) -> Iterator[str]:
             yield _line(f"    {text}")
 
 
-def _own(file: str) -> bool:
+def ours(file: str) -> bool:
     """Whether code is nnhal's, and no driver's."""
     return file.startswith(_PACKAGE) and not file.startswith(_PACKAGE + "drivers" + os.sep)
 
@@ -130,7 +130,7 @@ def dumped(words: str) -> str:
         frames = [
             f'File "{file}", line {line}, in {name}'
             for file, line, name in _FRAME.findall(thread)
-            if not _own(file) and not file.startswith(_LIBRARY) and "frozen" not in file
+            if not ours(file) and not file.startswith(_LIBRARY) and "frozen" not in file
         ]
         if frames:
             return printable(" < ".join(frames[:_MOST_DUMPED]))

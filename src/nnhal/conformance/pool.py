@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -60,13 +60,9 @@ class Work(ABC):
     def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str) -> Any:
         """The outcome of an item that cost its process: "crashed" or "hung". stack: where the driver was, if known."""
 
-    def follows(self, outcome: Any) -> Iterable[Bundle]:
-        """What is to be run after an outcome, next."""
-        return ()
-
-    def comes_with(self, outcome: Any) -> Iterable[Any]:
-        """Outcomes that follow from an outcome, without being run."""
-        return ()
+    def after(self, outcome: Any) -> tuple[Sequence[Bundle], Sequence[Any]]:
+        """What is to be run next because of an outcome, and outcomes that follow from it without being run."""
+        return (), ()
 
 
 def run_all(work: Work, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
@@ -211,12 +207,11 @@ class _Run:
                 calls = sum((answer.calls for answer in came), Counter[str]())
                 yield TaskResult(outcomes, calls, self._device), self._done, self._total
 
-    def _with_what_follows(self, outcome: Any) -> Iterator[Any]:
-        yield outcome
-        further, without = list(self._work.follows(outcome)), list(self._work.comes_with(outcome))
-        self._tasks.extendleft(reversed(further))
-        self._total += sum(len(task.items) for task in further) + len(without)
-        yield from without
+    def _with_what_follows(self, outcome: Any) -> list[Any]:
+        bundles, known = self._work.after(outcome)
+        self._tasks.extendleft(reversed(bundles))
+        self._total += sum(len(task.items) for task in bundles) + len(known)
+        return [outcome, *known]
 
     def _start(self) -> None:
         worker = _WorkProcess(self._work)
