@@ -108,7 +108,7 @@ ENDS = {
     "freezes": (freeze, "never comes back, with the interpreter's lock held"),
 }
 CHECKS = {
-    "load": "load",
+    "load": "identity",
     "capabilities": "capabilities",
     "supports": "verdicts",
     "prepare": "prepares",
@@ -122,6 +122,7 @@ TOGETHER = {  # in which methods each is tried
     "spins": ("run",),
     "freezes": ("run",),
 }
+HANGS = "hangs", "spins", "freezes"
 SURVIVED = "hangs"  # where the application gives a deadline, and it is none of these
 UNBOUNDED = "load", "capabilities", "close"
 
@@ -130,4 +131,13 @@ for name, methods in TOGETHER.items():
     for method in methods:
         survives = name == SURVIVED and method not in UNBOUNDED
         kind = METHODS[method](act)
-        fault(f"{method}-{name}", f"{method} {what}", CHECKS[method], survives=survives, alone=True)(kind)
+        operation = "" if method in ("load", "capabilities") else "ADD"
+        fault(
+            f"{method}-{name}",
+            f"{method} {what}",
+            CHECKS[method],
+            survives=survives,
+            alone=True,
+            operation=operation,
+            hangs=name in HANGS,
+        )(kind)

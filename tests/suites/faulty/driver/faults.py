@@ -20,7 +20,8 @@ class Fault:
     seen_by: the suites that have to catch it. check: the check of `nnhal validate` that has to name it. way: how it has to
     be executed for it to show. numbers: what it gives may be right for all that a runtime can see. survives: a process that
     has it inside goes on, where calls have a deadline. alone: it shows before there is a model, or its process serves
-    nothing else afterwards.
+    nothing else afterwards. operation: of which it shows; "" for what is no operation's. hangs: what is asked does not come
+    back.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Fault:
     numbers: bool
     survives: bool
     alone: bool
+    operation: str
+    hangs: bool
 
 
 FAULTS: dict[str, Fault] = {}
@@ -47,6 +50,8 @@ def fault(
     numbers: bool = False,
     survives: bool = True,
     alone: bool = False,
+    operation: str = "ADD",
+    hangs: bool = False,
 ) -> Callable[[type], type]:
     """A class that changes the arithmetic, the engine or the device, or is a driver of the HAL, is a fault of this name."""
 
@@ -56,7 +61,17 @@ def fault(
         device = type(changed.__name__, (Healthy,), parts) if part else changed
         assert name not in FAULTS
         FAULTS[name] = Fault(
-            name, what, device, seen_by, check, way, numbers or part == "arithmetic", survives, alone or not survives
+            name,
+            what,
+            device,
+            seen_by,
+            check,
+            way,
+            numbers or part == "arithmetic",
+            survives,
+            alone or not survives,
+            operation,
+            hangs,
         )
         return changed
 
@@ -87,18 +102,27 @@ class ByModel(Healthy):
 
 
 def made(name: str) -> Any:
-    """The device, or driver of the HAL, with a fault; the healthy one for ""."""
-    from . import ends, hal, memory, numbers, queries, runs  # noqa: F401 - they fill the table
-
-    if name == BY_MODEL:
-        device: Any = ByModel()
-    else:
-        device = FAULTS[name].make() if name else Healthy()
-    device.name = f"faulty-{name}" if name else "healthy"
+    """The device, or driver of the HAL, with a fault; one of `HEALTHY` too."""
+    table()
+    makers = {**{each.name: each.make for each in (*FAULTS.values(), *healthy())}, "": Healthy, BY_MODEL: ByModel}
+    device = makers[name]()
+    device.name = f"faulty-{name}" if name in FAULTS else name or "healthy"
     return device
 
 
 def table() -> Mapping[str, Fault]:
     """All of them."""
-    made("")
+    from . import ends, hal, memory, numbers, queries, runs  # noqa: F401 - they fill the table
+
     return FAULTS
+
+
+def healthy() -> tuple[Fault, ...]:
+    """Drivers without a fault: what each is a change of."""
+    from .hal import HalDriver
+
+    nothing: tuple[Any, ...] = (), "", "plain", False, True, False, "ADD", False
+    return (
+        Fault("healthy", "nothing: the driver that the others are changes of", Healthy, *nothing),
+        Fault("hal-healthy", "HAL 1.0: nothing", HalDriver, *nothing),
+    )

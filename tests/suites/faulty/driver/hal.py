@@ -123,10 +123,10 @@ HAL_EXECUTIONS = {
     "hal-notified-twice": (
         ExecutionNotifiedTwice,
         "notifies the end of an execution twice",
-        "notification",
+        "callback",
         (VALIDATE,),
     ),
-    "hal-never-notified": (ExecutionNeverNotified, "never notifies the end of an execution", "notification", BOTH),
+    "hal-never-notified": (ExecutionNeverNotified, "never notifies the end of an execution", "callback", BOTH),
     "hal-execution-fails": (ExecutionFails, "fails whatever it is asked", "runs", BOTH),
     "hal-contradicts": (
         ExecutionContradicts,
@@ -135,22 +135,22 @@ HAL_EXECUTIONS = {
         BOTH,
     ),
     "hal-status-nonsense": (StatusIsNone, "notifies a status that is none", "runs", BOTH),
-    "hal-nothing-written": (NothingWritten, "says that all went well, and has written nothing", "outputs", BOTH),
-    "hal-notified-early": (NotifiedBeforeDone, "notifies before it has written its outputs", "outputs", BOTH),
+    "hal-nothing-written": (NothingWritten, "says that all went well, and has written nothing", "output-filled", BOTH),
+    "hal-notified-early": (NotifiedBeforeDone, "notifies before it has written its outputs", "output-filled", BOTH),
     "hal-past-the-end": (PastTheEnd, "writes 16 bytes past its output's memory", "past-end", BOTH),
 }
 for name, (kind, what, check, seen_by) in HAL_EXECUTIONS.items():
-    fault(name, f"HAL 1.0: {what}", check, seen_by, alone=True)(executing(kind))
+    fault(name, f"HAL 1.0: {what}", check, seen_by, alone=True, hangs=kind is ExecutionNeverNotified)(executing(kind))
 
 
-@fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "notification", (VALIDATE,), alone=True)
+@fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "callback", (VALIDATE,), alone=True)
 class PreparedTwice(HalDriver):
     def prepareModel(self, model: InlinedModel, callback: Any) -> Any:
         super().prepareModel(model, callback)
         return super().prepareModel(model, callback)
 
 
-@fault("hal-never-prepared", "HAL 1.0: never notifies a prepared model", "prepares", alone=True)
+@fault("hal-never-prepared", "HAL 1.0: never notifies a prepared model", "prepares", alone=True, hangs=True)
 class NeverPrepared(HalDriver):
     def prepareModel(self, model: InlinedModel, callback: Any) -> Any:
         return ErrorStatus.NONE

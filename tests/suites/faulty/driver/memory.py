@@ -51,7 +51,7 @@ class LeaksModels(Healthy):
 @fault(
     "eight-contexts",
     "has at most eight prepared models at once, and fails with IndexError",
-    "contexts",
+    "many-prepared",
     (VALIDATE,),
 )
 class EightContexts(Healthy):
@@ -61,7 +61,7 @@ class EightContexts(Healthy):
         return super().prepare(model, hints)
 
 
-@fault("contexts-kept", "closes nothing: it prepares eight models in its life", "contexts")
+@fault("contexts-kept", "closes nothing: it prepares eight models in its life", "many-prepared")
 class ContextsKept(Healthy):
     def __init__(self) -> None:
         self.taken = 0

@@ -15,14 +15,22 @@ from .healthy import Arithmetic
 VALUES = "values"
 
 
-@fault("zero-point", "QUANTIZE's zero point is one too high, which the published tolerance takes", "exact", (VALIDATE,))
+@fault(
+    "zero-point",
+    "QUANTIZE's zero point is one too high, which the published tolerance takes",
+    "steps",
+    (VALIDATE,),
+    operation="QUANTIZE",
+)
 class ZeroPoint(Arithmetic):
     def quantise(self, a: Bound, x: Array) -> Array:
         stored = super().quantise(a, x)
         return np.where(stored < np.iinfo(stored.dtype).max, stored + 1, stored).astype(stored.dtype)
 
 
-@fault("rounds-down", "QUANTIZE cuts off instead of rounding, within one step", "exact", (VALIDATE,))
+@fault(
+    "rounds-down", "QUANTIZE cuts off instead of rounding, within one step", "steps", (VALIDATE,), operation="QUANTIZE"
+)
 class RoundsDown(Arithmetic):
     def quantise(self, a: Bound, x: Array) -> Array:
         limits = np.iinfo(a.out.dtype)
@@ -45,38 +53,43 @@ class OtherScale(Arithmetic):
         return self.finished(a, self.real(a, 0, x) + self.real(a, 0, y))
 
 
-@fault("padding-other-side", "where SAME pads unevenly, the odd row and column come first", VALUES)
+@fault("padding-other-side", "where SAME pads unevenly, the odd row and column come first", VALUES, operation="CONV_2D")
 class PaddingOtherSide(Arithmetic):
     def padded(self, a: Bound, x: Array) -> Array:
         return np.pad(x, ((0, 0), padding(a, "h")[::-1], padding(a, "w")[::-1], (0, 0)))
 
 
-@fault("border-repeated", "the border repeats the picture's edge instead of being zero", VALUES)
+@fault("border-repeated", "the border repeats the picture's edge instead of being zero", VALUES, operation="CONV_2D")
 class BorderRepeated(Arithmetic):
     def padded(self, a: Bound, x: Array) -> Array:
         return np.pad(x, ((0, 0), padding(a, "h"), padding(a, "w"), (0, 0)), "edge") if x.size else super().padded(a, x)
 
 
-@fault("activation-ignored", "the fused activation is left out", VALUES)
+@fault("activation-ignored", "the fused activation is left out", VALUES, operation="MUL")
 class ActivationIgnored(Arithmetic):
     def activated(self, a: Bound, real: Array) -> Array:
         return real
 
 
-@fault("relu6-as-relu", "RELU6 has no upper end", VALUES)
+@fault("relu6-as-relu", "RELU6 has no upper end", VALUES, operation="MUL")
 class Relu6AsRelu(Arithmetic):
     def activated(self, a: Bound, real: Array) -> Array:
         return np.maximum(real, 0) if a.activation == Activation.RELU6 else super().activated(a, real)
 
 
-@fault("strides-swapped", "the strides of height and width are swapped where the result has the same shape", VALUES)
+@fault(
+    "strides-swapped",
+    "the strides of height and width are swapped where the result has the same shape",
+    VALUES,
+    operation="CONV_2D",
+)
 class StridesSwapped(Arithmetic):
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
         square = x.shape[1] == x.shape[2] and weights.shape[1] == weights.shape[2] and a.stride_h == a.stride_w
         return super().convolve(a, x.swapaxes(1, 2) if square else x, weights, bias)
 
 
-@fault("bias-ignored", "CONV_2D adds no bias", VALUES)
+@fault("bias-ignored", "CONV_2D adds no bias", VALUES, operation="CONV_2D")
 class BiasIgnored(Arithmetic):
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
         return super().convolve(a, x, weights, np.zeros_like(bias))
@@ -88,7 +101,12 @@ class HalfPrecision(Arithmetic):
         return super().stored(value, real if value.quantised else real.astype(np.float16))
 
 
-@fault("in-place", "MUL is computed over its first input's memory where the model's own intermediates allow it", VALUES)
+@fault(
+    "in-place",
+    "MUL is computed over its first input's memory where the model's own intermediates allow it",
+    VALUES,
+    operation="MUL",
+)
 class OverIntermediate(Arithmetic):
     def multiply(self, a: Bound, x: Array, y: Array) -> Any:
         result = super().multiply(a, x, y)

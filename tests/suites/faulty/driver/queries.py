@@ -35,7 +35,7 @@ class VerdictsOfText(Healthy):
         return ["yes" if verdict.ok else "no" for verdict in super().supports(model)]
 
 
-@fault("verdicts-change", "says yes and no by turns", "verdicts-change", (VALIDATE,))
+@fault("verdicts-change", "says yes and no by turns", "verdicts", (VALIDATE,))
 class VerdictsChange(Healthy):
     def __init__(self) -> None:
         self.asked = count()
@@ -87,7 +87,7 @@ class PrepareNothing(Healthy):
         return None
 
 
-@fault("prepare-the-same", "prepare gives the same prepared model each time", "prepares")
+@fault("prepare-the-same", "prepare gives the same prepared model each time", "prepared-twice")
 class PrepareTheSame(Healthy):
     kept: Any = None
 
@@ -104,25 +104,25 @@ class PrepareBlamesOptions(Healthy):
         raise InvalidArgument("the options are not to my liking")
 
 
-@fault("capabilities-negative", "states a performance below 0", "capabilities", alone=True)
+@fault("capabilities-negative", "states a performance below 0", "capabilities", alone=True, operation="")
 class CapabilitiesNegative(Healthy):
     def capabilities(self) -> Any:
         return Capabilities.uniform(-1.0)
 
 
-@fault("capabilities-nan", "states a performance that is no number", "capabilities", alone=True)
+@fault("capabilities-nan", "states a performance that is no number", "capabilities", alone=True, operation="")
 class CapabilitiesNan(Healthy):
     def capabilities(self) -> Any:
         return Capabilities.uniform(math.nan)
 
 
-@fault("capabilities-raise", "capabilities raises ZeroDivisionError", "capabilities", alone=True)
+@fault("capabilities-raise", "capabilities raises ZeroDivisionError", "capabilities", alone=True, operation="")
 class CapabilitiesRaise(Healthy):
     def capabilities(self) -> Any:
         return Capabilities.uniform(1 / 0)
 
 
-@fault("capabilities-change", "states another performance each time", "capabilities-change", (VALIDATE,))
+@fault("capabilities-change", "states another performance each time", "capabilities", (VALIDATE,), operation="")
 class CapabilitiesChange(Healthy):
     def __init__(self) -> None:
         self.asked = count(1)
@@ -131,7 +131,7 @@ class CapabilitiesChange(Healthy):
         return Capabilities.uniform(1.0 / next(self.asked))
 
 
-@fault("status-nonsense", "says 42 where it is asked what it is busy with", "status", (VALIDATE,))
+@fault("status-nonsense", "says 42 where it is asked what it is busy with", "status", (VALIDATE,), operation="")
 class StatusNonsense(Healthy):
     def status(self) -> Any:
         return 42

@@ -23,7 +23,9 @@ PAST = 16  # bytes
 # ------------------------------------------------------------------------------------------------ state that is kept
 
 
-@fault("stale-output", "every execution but the first gives what the first gave", "stale", (VALIDATE,), numbers=True)
+@fault(
+    "stale-output", "every execution but the first gives what the first gave", "stale-output", (VALIDATE,), numbers=True
+)
 class StaleOutput(Engine):
     first: list[Array] | None = None
 
@@ -33,7 +35,7 @@ class StaleOutput(Engine):
         return self.first
 
 
-@fault("stale-input", "the first input is read at the first execution only", "stale", (VALIDATE,), numbers=True)
+@fault("stale-input", "the first input is read at the first execution only", "stale-output", (VALIDATE,), numbers=True)
 class StaleInput(Engine):
     kept: Array | None = None
 
@@ -44,7 +46,7 @@ class StaleInput(Engine):
         return super().computed([first, *inputs[1:]], control) if inputs else super().computed(inputs, control)
 
 
-@fault("one-late", "each execution gives the results of the one before", "stale", (VALIDATE,), numbers=True)
+@fault("one-late", "each execution gives the results of the one before", "stale-output", (VALIDATE,), numbers=True)
 class OneLate(Engine):
     before: list[Array] | None = None
 
@@ -54,7 +56,7 @@ class OneLate(Engine):
         return given
 
 
-@fault("third-wrong", "every third execution is off by one", "stale", (VALIDATE,), numbers=True)
+@fault("third-wrong", "every third execution is off by one", "stale-output", (VALIDATE,), numbers=True)
 class ThirdWrong(Engine):
     runs = 0
 
@@ -108,13 +110,13 @@ class SharedWeights(Engine):
 # ------------------------------------------------------------------------------------------------------- outputs
 
 
-@fault("nothing-written", "returns without having written anything", "outputs")
+@fault("nothing-written", "returns without having written anything", "output-once")
 class NothingWritten(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         pass
 
 
-@fault("left-unfilled", "takes memory for its output and does not fill it", "outputs")
+@fault("left-unfilled", "takes memory for its output and does not fill it", "output-filled")
 class LeftUnfilled(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         for place, result in enumerate(results):
@@ -122,7 +124,7 @@ class LeftUnfilled(Engine):
                 request.write(place, result)
 
 
-@fault("half-filled", "fills the first half of its output in place", "outputs")
+@fault("half-filled", "fills the first half of its output in place", "output-filled")
 class HalfFilled(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         for place, result in enumerate(results):
@@ -133,26 +135,26 @@ class HalfFilled(Engine):
                 room.reshape(-1)[: result.size // 2] = result.reshape(-1)[: result.size // 2]
 
 
-@fault("written-twice", "writes its output twice", "outputs")
+@fault("written-twice", "writes its output twice", "output-once")
 class WrittenTwice(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         super().give(request, results)
         super().give(request, results)
 
 
-@fault("wrong-type", "gives float64 for float32, int32 for 8 bits", "type")
+@fault("wrong-type", "gives float64 for float32, int32 for 8 bits", "output-type")
 class WrongType(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         super().give(request, [y.astype(np.float64 if y.dtype.kind == "f" else np.int32) for y in results])
 
 
-@fault("bits-of-another-type", "gives int32 of the same bits for float32", "type")
+@fault("bits-of-another-type", "gives int32 of the same bits for float32", "output-type")
 class BitsOfAnotherType(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         super().give(request, [y.view(np.int32) if y.dtype.itemsize == 4 else y.view(np.bool_) for y in results])
 
 
-@fault("wrong-shape", "gives a flat array", "shape")
+@fault("wrong-shape", "gives a flat array", "output-shape")
 class WrongShape(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         super().give(request, [y.reshape(1, *y.shape, 1) for y in results])
@@ -179,7 +181,7 @@ def later(work: Any) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
-@fault("late-write", "fills its output in place, and writes to it once more after the end", "late", (VALIDATE,))
+@fault("late-write", "fills its output in place, and writes to it once more after the end", "late-write", (VALIDATE,))
 class LateWrite(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         for place, result in enumerate(results):
@@ -191,7 +193,7 @@ class LateWrite(Engine):
                 later(lambda room=room: room.fill(77))
 
 
-@fault("late-only", "returns before anything is written; a thread does that after the end", "outputs")
+@fault("late-only", "returns before anything is written; a thread does that after the end", "output-once")
 class LateOnly(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
         later(lambda: Engine.give(self, request, results))
@@ -200,7 +202,7 @@ class LateOnly(Engine):
 # ----------------------------------------------------------------------------------------------- inputs and constants
 
 
-@fault("writes-input", "writes over its first input", "inputs")
+@fault("writes-input", "writes over its first input", "inputs-kept")
 class WritesInput(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         results = super().computed(inputs, control)
@@ -208,7 +210,7 @@ class WritesInput(Engine):
         return results
 
 
-@fault("writes-input-by-pointer", "writes over its first input by its address", "inputs", survives=False)
+@fault("writes-input-by-pointer", "writes over its first input by its address", "inputs-kept", survives=False)
 class WritesInputByPointer(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         results = super().computed(inputs, control)
@@ -216,7 +218,7 @@ class WritesInputByPointer(Engine):
         return results
 
 
-@fault("writes-constant", "writes over a constant", "constants")
+@fault("writes-constant", "writes over a constant", "constants-kept")
 class WritesConstant(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         results = super().computed(inputs, control)
@@ -225,7 +227,7 @@ class WritesConstant(Engine):
         return results
 
 
-@fault("writes-constant-by-pointer", "writes over a constant by its address", "constants", survives=False)
+@fault("writes-constant-by-pointer", "writes over a constant by its address", "constants-kept", survives=False)
 class WritesConstantByPointer(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         results = super().computed(inputs, control)
@@ -250,7 +252,7 @@ class DeadlineIgnored(Deaf):
     pass
 
 
-@fault("cancellation-ignored", "goes on when it was cancelled", "cancel", (VALIDATE,))
+@fault("cancellation-ignored", "goes on when it was cancelled", "cancellation", (VALIDATE,))
 class CancellationIgnored(Deaf):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         if control.deadline is not None:
@@ -295,7 +297,7 @@ class StatusTooSmall(Raising):
     error = errors.OutputInsufficientSize("it is never enough", [(99,)])
 
 
-@fault("status-none", "gives up with an error and says nothing of it", "outputs")
+@fault("status-none", "gives up with an error and says nothing of it", "output-once")
 class StatusNone(Engine):
     def run(self, request: Request, control: Control) -> Timing | None:
         with contextlib.suppress(RuntimeError):
@@ -316,7 +318,7 @@ class ImpossibleTiming(Engine):
 @fault(
     "notifies-twice",
     "tells the end of an execution in the background twice",
-    "notification",
+    "callback",
     way="callback",
 )
 class NotifiesTwice(Engine):
@@ -331,7 +333,7 @@ class NotifiesTwice(Engine):
 @fault(
     "never-notifies",
     "never tells the end of an execution",
-    "notification",
+    "callback",
     way="callback",
     survives=False,
 )
