@@ -2,6 +2,7 @@
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -208,9 +209,11 @@ def limits() -> dict[str, Control]:
     cancelled.set()
     return {
         "none": UNLIMITED,
-        "deadline": Control(deadline=1),
+        "a deadline that passed": Control(deadline=1),
+        "a deadline to come": Control(deadline=time.monotonic_ns() + 3600 * 10**9),
         "not cancelled": Control(cancelled=threading.Event()),
-    } | {"cancelled": Control(cancelled=cancelled)}
+        "cancelled": Control(cancelled=cancelled),
+    }
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,8 @@ def limits() -> dict[str, Control]:
             ContractBroken,
             "device mine: says that it missed a deadline, there is none: .*late",
         ),
-        (MissedDeadline("late"), "deadline", MissedDeadline, "^late$"),
+        (MissedDeadline("late"), "a deadline that passed", MissedDeadline, "^late$"),
+        (MissedDeadline("early"), "a deadline to come", MissedDeadline, "^device mine: early$"),
         (LoopTimeout("loop"), "none", LoopTimeout, "^loop$"),
         (InvalidRequest("no"), "none", InvalidRequest, "^device mine: no$"),
     ],

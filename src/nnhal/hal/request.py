@@ -446,9 +446,10 @@ class Request:
                 return error
             return ContractBroken(f"{where}: says that the execution was cancelled, which nobody did: {told(error)}")
         if isinstance(error, MissedDeadline):
-            if control.deadline is not None or isinstance(error, LoopTimeout):
+            if isinstance(error, LoopTimeout) or (control.deadline or math.inf) <= time.monotonic_ns():
                 return error
-            return ContractBroken(f"{where}: says that it missed a deadline, there is none: {told(error)}")
+            if control.deadline is None:
+                return ContractBroken(f"{where}: says that it missed a deadline, there is none: {told(error)}")
         return named(as_error(error, where), where, "run()")
 
     def abandon(self) -> None:

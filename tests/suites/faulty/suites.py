@@ -59,9 +59,9 @@ def conformance(fault: Fault, vectors: Path, isolate: bool) -> Seen:
     return Seen(report["code"], named, report["text"])
 
 
-def validate(fault: Fault, vectors: Path, isolate: bool) -> Seen:
-    """The checks of its operation; of what is no operation's, the check that has to name it."""
-    only = f"/{fault.operation}" if fault.operation else fault.check
+def validate(fault: Fault, vectors: Path, isolate: bool, alone: bool = False) -> Seen:
+    """The checks of its operation; of what is no operation's, the check that has to name it. alone: that check only."""
+    only = f"{fault.check if alone else ''}/{fault.operation}" if fault.operation else fault.check
     report = _run(fault, ["validate", str(DRIVER), "--draws", "1", "--only", only], isolate)
     return Seen(report["code"], Counter(each["check"] for each in report.get("failures", ())), report["text"])
 

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nnhal.hal.device import Device
+from nnhal.hal.hidl.adapters import adapt
 from nnhal.model.graph import Model
 
 from .healthy import Arithmetic, Engine, Healthy
@@ -88,7 +90,8 @@ class ByModel(Healthy):
         """The device for a model."""
         name = model.name.partition(" ")[0]
         if name not in self._devices:
-            self._devices[name] = made(name)
+            device = made(name)
+            self._devices[name] = device if isinstance(device, Device) else adapt(device, device.name)
         return self._devices[name]
 
     def supports(self, model: Model) -> Any:

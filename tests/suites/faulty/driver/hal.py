@@ -18,6 +18,7 @@ from .faults import BOTH, VALIDATE, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds
+HANGING = {"alone": True, "hangs": True}
 
 
 class PreparedModel:
@@ -140,30 +141,32 @@ HAL_EXECUTIONS = {
     "hal-past-the-end": (PastTheEnd, "writes 16 bytes past its output's memory", "past-end", BOTH),
 }
 for name, (kind, what, check, seen_by) in HAL_EXECUTIONS.items():
-    fault(name, f"HAL 1.0: {what}", check, seen_by, alone=True, hangs=kind is ExecutionNeverNotified)(executing(kind))
+    fault(name, f"HAL 1.0: {what}", check, seen_by, **(HANGING if kind is ExecutionNeverNotified else {}))(
+        executing(kind)
+    )
 
 
-@fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "callback", (VALIDATE,), alone=True)
+@fault("hal-prepared-twice", "HAL 1.0: notifies a prepared model twice", "callback", (VALIDATE,))
 class PreparedTwice(HalDriver):
     def prepareModel(self, model: InlinedModel, callback: Any) -> Any:
         super().prepareModel(model, callback)
         return super().prepareModel(model, callback)
 
 
-@fault("hal-never-prepared", "HAL 1.0: never notifies a prepared model", "prepares", alone=True, hangs=True)
+@fault("hal-never-prepared", "HAL 1.0: never notifies a prepared model", "prepares", **HANGING)
 class NeverPrepared(HalDriver):
     def prepareModel(self, model: InlinedModel, callback: Any) -> Any:
         return ErrorStatus.NONE
 
 
-@fault("hal-prepares-nothing", "HAL 1.0: notifies NONE and gives no prepared model", "prepares", alone=True)
+@fault("hal-prepares-nothing", "HAL 1.0: notifies NONE and gives no prepared model", "prepares")
 class PreparesNothing(HalDriver):
     def prepareModel(self, model: InlinedModel, callback: Any) -> Any:
         callback.notify(ErrorStatus.NONE, None)
         return ErrorStatus.NONE
 
 
-@fault("hal-verdict-too-few", "HAL 1.0: gives a verdict too few", "verdicts", alone=True)
+@fault("hal-verdict-too-few", "HAL 1.0: gives a verdict too few", "verdicts")
 class HalVerdictTooFew(HalDriver):
     def getSupportedOperations(self, model: InlinedModel) -> Any:
         status, verdicts = super().getSupportedOperations(model)

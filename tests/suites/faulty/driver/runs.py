@@ -17,7 +17,7 @@ from .faults import VALIDATE, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds after the end
-SLOW = 0.8  # seconds
+SLOW = 0.5  # seconds
 PAST = 16  # bytes
 
 # ------------------------------------------------------------------------------------------------ state that is kept
@@ -227,7 +227,9 @@ class WritesConstant(Engine):
         return results
 
 
-@fault("writes-constant-by-pointer", "writes over a constant by its address", "constants-kept", survives=False)
+@fault(
+    "writes-constant-by-pointer", "writes over its constants by address", "constants-kept", survives=False, numbers=True
+)
 class WritesConstantByPointer(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         results = super().computed(inputs, control)
@@ -247,12 +249,12 @@ class Deaf(Engine):
         return super().computed(inputs, Control())
 
 
-@fault("deadline-ignored", "goes on past its deadline", "deadline", (VALIDATE,))
+@fault("deadline-ignored", "goes on past its deadline", "deadline", (VALIDATE,), alone=True)
 class DeadlineIgnored(Deaf):
     pass
 
 
-@fault("cancellation-ignored", "goes on when it was cancelled", "cancellation", (VALIDATE,))
+@fault("cancellation-ignored", "goes on when it was cancelled", "cancellation", (VALIDATE,), alone=True)
 class CancellationIgnored(Deaf):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         if control.deadline is not None:

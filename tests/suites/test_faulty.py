@@ -1,0 +1,95 @@
+"""Drivers with a fault each: what an application gets over them, and what the suites say of some of them.
+
+`python -m tests.suites.faulty` has every suite over every one.
+"""
+
+import logging
+import os
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nnhal.hal.device import Device
+from nnhal.ipc.client import device as client_device
+from nnhal.ipc.client import session as client_session
+from tests.suites.faulty import application
+from tests.suites.faulty.driver.faults import BY_MODEL, VALIDATE, Fault, healthy, table
+from tests.suites.faulty.page import PAGE, misled
+from tests.suites.faulty.suites import conformance, validate
+
+FAULTS = list(table().values())
+HEALTHY = healthy()
+STARTS = 1_000_000_000  # nanoseconds that a driver may take to start which never does
+SOME = random.Random(int(os.environ.get("NNHAL_SEED", "1"))).sample(
+    [each for each in FAULTS if VALIDATE in each.seen_by and each.operation and not each.hangs], 2
+)
+
+
+def named(fault: Fault) -> str:
+    return fault.name
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """What the runtime logs of faulty drivers is no news here."""
+    caplog.set_level(logging.CRITICAL, "nnhal")
+
+
+def test_the_family_is_as_large_as_it_is_said_to_be() -> None:
+    assert len(FAULTS) >= 100 and sum(not each.numbers for each in FAULTS) >= 80
+
+
+@pytest.mark.parametrize("fault", [*HEALTHY, *(each for each in FAULTS if each.survives)], ids=named)
+def test_an_application_over_a_fault_in_its_process_gets_right_results_or_a_named_error(fault: Fault) -> None:
+    assert list(misled(fault, application.in_process(fault))) == []
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Device]:
+    """A device in a process of its own that has the fault that a model is named after."""
+    device = application.start_alone(BY_MODEL)
+    yield device
+    device.close()
+
+
+@pytest.mark.parametrize("fault", [*HEALTHY, *(each for each in FAULTS if not each.alone)], ids=named)
+def test_an_application_over_an_isolated_fault_gets_right_results_or_a_named_error(
+    fault: Fault, shared: Device
+) -> None:
+    assert list(misled(fault, application.application(shared, fault))) == []
+
+
+@pytest.mark.parametrize("fault", [each for each in FAULTS if each.alone], ids=named)
+def test_an_application_over_an_isolated_fault_that_ends_or_keeps_its_process_gets_right_results_or_a_named_error(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if fault.hangs and not fault.operation:
+        monkeypatch.setattr(client_session, "GREETING_NS", STARTS)
+        monkeypatch.setattr(client_device, "QUERY_NS", STARTS)
+    assert list(misled(fault, application.isolated(fault))) == []
+
+
+def test_a_healthy_model_beside_the_faulty_ones_is_right_to_the_end(shared: Device) -> None:
+    came = application.application(shared, HEALTHY[0])
+    assert (came.right, came.wrong, came.errors) == (application.RUNS, 0, ())
+
+
+# ------------------------------------------------------------------------------------------------------------ the suites
+
+
+@pytest.mark.parametrize("fault", SOME, ids=named)
+def test_validate_names_the_check_that_a_fault_breaks(fault: Fault, vectors: Path) -> None:
+    seen = validate(fault, vectors, isolate=False, alone=True)
+    assert seen.by(fault.check), seen
+
+
+def test_conformance_finds_wrong_numbers(vectors: Path) -> None:
+    assert conformance(table()["activation-ignored"], vectors, isolate=False).named.keys() == {"failed"}
+
+
+def test_the_page_has_a_row_for_each_driver_as_it_is_now() -> None:
+    rows = re.findall(r"^\| `(.+?)` \| (.+?) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(each.name, each.what) for each in (*HEALTHY, *FAULTS)], "python -m tests.suites.faulty --write"
