@@ -10,7 +10,7 @@ from nnhal.base.extensions import EXTENSIONS
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Trial, Unmet
+from nnhal.conformance.validate.trial import PLAIN, Trial, Unmet, copies
 from nnhal.hal.device import Device, Hints, capabilities_by, identity_of, status_by, verdicts_by
 from nnhal.ops import OPS
 
@@ -93,9 +93,9 @@ def _said(ok: bool) -> str:
 
 @check("prepares", "What supports() says yes to prepares.", ("verdicts",))
 def prepares(trial: Trial) -> None:
-    for call, model in [*trial.samples(), *trial.taken()[::5]]:
+    for call, model in trial.samples():
         try:
-            trial.prepare(model)
+            trial.keep(trial.prepare(model))
         except NnhalError as error:
             place = place_in(error.stack) or trial.place("prepare")
             raise Unmet(
@@ -103,14 +103,19 @@ def prepares(trial: Trial) -> None:
             ) from error
 
 
-@check("close", "close() of a prepared model raises nothing, after runs and without any.", ("prepares", "runs"))
+@check("close", "close() of a prepared model comes back, and raises nothing.", ("prepares",))
 def close(trial: Trial) -> None:
-    for call, model in trial.samples():
-        for runs in (2, 0):
-            prepared = trial.prepare(model)
-            for _ in range(runs):
-                trial.run(prepared, arrays_of(call))
-            trial.close(prepared)
+    while trial.drawing.kept:
+        trial.close(trial.drawing.kept.pop())
+    for _, model in trial.samples():
+        trial.close(trial.prepare(model))
+
+
+@check("prepared-anew", "prepare() gives a new Prepared each time.", ("runs",))
+def prepared_anew(trial: Trial) -> None:
+    for _, model in trial.samples():
+        for hints in (PLAIN, PLAIN, Hints()):
+            trial.prepare(model, hints)
 
 
 @check("prepared-twice", "Two prepared models of one model live and end apart.")
@@ -119,9 +124,11 @@ def prepared_twice(trial: Trial) -> None:
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         one, other = trial.prepare(model), trial.prepare(model)
-        trial.run(one, arrays_of(call))
+        trial.run(one, copies(arrays_of(call)))
         trial.close(one)
-        trial.same(call, wanted, trial.run(other, arrays_of(call)), "after the other one of the same model was closed")
+        trial.same(
+            call, wanted, trial.run(other, copies(arrays_of(call))), "after the other of the same model was closed"
+        )
         trial.close(other)
 
 
@@ -140,7 +147,9 @@ def many_prepared(trial: Trial) -> None:
                 text = f"prepared model {number + 1} of {HELD} held at once{when}: {type(error).__name__}: {error}"
                 raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
         for number, prepared in enumerate(held):
-            trial.same(call, wanted, trial.run(prepared, arrays_of(call)), f"prepared model {number + 1} of {HELD}")
+            trial.same(
+                call, wanted, trial.run(prepared, copies(arrays_of(call))), f"prepared model {number + 1} of {HELD}"
+            )
         for prepared in held:
             trial.close(prepared)
 
@@ -149,7 +158,7 @@ def many_prepared(trial: Trial) -> None:
 def stable_verdicts(trial: Trial) -> None:
     for call, model in trial.samples():
         prepared = trial.prepare(model)
-        trial.run(prepared, arrays_of(call))
+        trial.run(prepared, copies(arrays_of(call)))
         for when in ("while it is prepared", "after it was closed"):
             trial.at("supports")
             if not verdicts_by(trial.device, model)[0].ok:
@@ -172,7 +181,7 @@ def hints(trial: Trial) -> None:
     wanted = trial.alone(model, arrays_of(call))
     for each in several:
         prepared = trial.prepare(model, each)
-        trial.same(call, wanted, trial.run(prepared, arrays_of(call)), f"with {_told(each)}")
+        trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), f"with {_told(each)}")
         trial.close(prepared)
 
 

@@ -49,7 +49,7 @@ class Validation(Subject):
     @property
     def chooses(self) -> bool:
         """Whether single checks are asked for: then they run whatever others say."""
-        return any(check for check, _ in self.wanted)
+        return any(check and not CHECKS[check].whole for check, _ in self.wanted)
 
 
 class CheckItem(NamedTuple):
@@ -82,6 +82,7 @@ class _Checks(Work):
         return [Bundle(operation, tuple(CheckItem(each.name, operation) for each in part)) for part in parts]
 
     def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
+        reason = reason.partition(": ")[2]  # there is but one device
         return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:

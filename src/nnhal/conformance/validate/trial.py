@@ -14,14 +14,15 @@ from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judg
 from nnhal.conformance.draw import Call, cells, draw
 from nnhal.conformance.validate.place import place_of
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by, where_of
-from nnhal.hal.request import UNLIMITED, Control, Request
+from nnhal.hal.request import UNLIMITED, Control, Request, Signature
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
+from nnhal.ops.schema import I32
 from nnhal.runtime import discovery
 
 SAMPLES = 3  # calls of an operation that all checks but those of values look at
 PLAIN = Hints(threads=1)
-MakeRequest = Callable[[Prepared, Sequence[Array]], Request]
+MakeRequest = Callable[[Signature, Sequence[Array]], Request]
 
 
 class Unmet(Exception):
@@ -54,6 +55,7 @@ class Drawing:
         self.rng = rng
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
+        self.kept: list[Prepared] = []  # for a later check to close
 
 
 class Trial:
@@ -94,18 +96,26 @@ class Trial:
         return drawing.taken
 
     def samples(self) -> list[tuple[Call, Model]]:
-        """A few of them, of different types, with something to write and much to read, which the reference can run."""
+        """A few of them, of different types, with something to write and much to read, which the reference can run.
+
+        One of them has as many constants as there are in any.
+        """
         chosen: dict[Any, tuple[Call, Model]] = {}
-        ordered = sorted(self.taken(), key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
-        for call, model in ordered:
-            if call.open or call.cell.kind in chosen or len(chosen) == SAMPLES:
+        taken = [pair for pair in self.taken() if not pair[0].open]
+        ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
+        by_constants = sorted(taken, key=lambda pair: -_constants(pair[0]))
+        for kind, call, model in [
+            *((call.cell.kind, call, model) for call, model in ordered),
+            *(("constants", call, model) for call, model in by_constants if _constants(call)),
+        ]:
+            if kind in chosen or (len(chosen) == SAMPLES and kind != "constants"):
                 continue
             try:
                 wanted = self.wanted(model, arrays_of(call))
             except NnhalError:
                 continue
             if any(w is not None and w.size for w in wanted):
-                chosen[call.cell.kind] = call, model
+                chosen[kind] = call, model
         if not chosen:
             raise NotAsked("none of the calls that it takes has an element to write that the reference can")
         return list(chosen.values())
@@ -146,19 +156,34 @@ class Trial:
         with answering(self.where, "close() of a prepared model"):
             prepared.close()
 
+    def keep(self, prepared: Prepared) -> None:
+        """Leave it open, for a later check to close."""
+        self._open.remove(prepared)
+        self.drawing.kept.append(prepared)
+
+    def request(
+        self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
+    ) -> Request:
+        """A request for one execution, over these very arrays."""
+        return Request(self.signature_of(prepared), arrays, rooms)
+
+    def signature_of(self, prepared: Prepared) -> Signature:
+        """The arguments of a prepared model."""
+        return Signature.of(prepared.model, self.where)
+
     def run(
-        self, prepared: Prepared, arrays: Sequence[Array], control: Control = UNLIMITED, make: MakeRequest | None = None
+        self, prepared: Prepared, arrays: Sequence[Array], control: Control = UNLIMITED, make: MakeRequest = Request
     ) -> Outputs:
-        """One execution. make: the request, where it is not an ordinary one."""
+        """One execution, over these very arrays. make: the request, where it is not an ordinary one."""
         self.at("run")
-        request = prepared.request(arrays) if make is None else make(prepared, arrays)
+        request = make(self.signature_of(prepared), arrays)
         request.execute(prepared.run, control)
         return request.results
 
     def alone(self, model: Model, arrays: Sequence[Array]) -> Outputs:
         """What a prepared model that runs once gives: what all other ways to the same result are held against."""
         prepared = self.prepare(model)
-        results = [None if r is None else r.copy() for r in self.run(prepared, [x.copy() for x in arrays])]
+        results = [None if r is None else r.copy() for r in self.run(prepared, copies(arrays))]
         self.close(prepared)
         return results
 
@@ -190,9 +215,23 @@ class Trial:
         self._open.clear()
 
 
+def copies(arrays: Sequence[Array]) -> list[Array]:
+    """Arrays that a driver may spoil."""
+    return [x.copy() for x in arrays]
+
+
 def _room(call: Call) -> int:
     """How many elements are given at run time."""
     return sum(x.size for x in arrays_of(call))
+
+
+def _constants(call: Call) -> int:
+    """How many elements of real numbers are constants."""
+    return sum(
+        value.array.size
+        for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True))
+        if value is not None and place not in call.given and not argument.scalar and value.type != I32
+    )
 
 
 def _bits(array: Array | None) -> Any:
