@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from nnhal.base.answers import may_be_own
 from nnhal.base.errors import DeadObject, NnhalError, told
 from nnhal.base.stacks import dumped, stack_of
+from nnhal.conformance.suite import fate_of
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
 from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.table import FAMILIES
-from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, Trial, Unmet, trying
+from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, ProcessDied, Trial, Unmet, trying
 from nnhal.conformance.worker import Worker, serve_with
 
 assert FAMILIES
@@ -59,8 +60,8 @@ def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
         return "skipped", str(why), ""
     except Unmet as broken:
         return "failed", str(broken), broken.place
-    except DeadObject as error:
-        return "crashed", str(error), place_first(dumped(str(error)))
+    except (ProcessDied, DeadObject) as error:
+        return "crashed", f"{trial.stage}(): {fate_of(str(error))}", place_first(dumped(str(error)))
     except NnhalError as error:
         return "failed", f"{type(error).__name__}: {error}", place_in(error.stack)
     except BaseException as error:
