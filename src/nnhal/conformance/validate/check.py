@@ -9,8 +9,9 @@ VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
 BAD = "failed", "crashed", "hung"
 DRIVER = ""  # in place of an operation: of the driver as a whole
 Look = Callable[[Trial], object]
-# What has to hold before anything is looked at that executes several times.
-BASIC = "output-type", "output-shape", "output-once", "output-filled", "past-end", "inputs-kept", "prepared-anew"
+# What single executions have to hold to before two are looked at, and then whatever else there is.
+SINGLE = "output-type", "output-shape", "output-once", "output-filled", "past-end", "inputs-kept"
+BASIC = ("prepared-twice",)
 
 
 @dataclass(frozen=True)

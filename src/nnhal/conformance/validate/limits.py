@@ -115,7 +115,7 @@ def _held(pid: int) -> dict[str, int]:
     counts = {
         what: len(os.listdir(f"/proc/{pid}/{place}")) for what, place in (("descriptors", "fd"), ("threads", "task"))
     }
-    return {"resident memory": resident, "address space": size, **counts}
+    return {**counts, "resident memory": resident, "address space": size}
 
 
 @check("growth", "What runs, and what is prepared and closed, leaves no memory, descriptors or threads behind.")

@@ -52,10 +52,10 @@ for _name, _promise in {
     check(_name, _promise, RAN)(_by_rule(_name))
 
 
-@check("runs", "What supports() says yes to runs, and raises nothing.", ("close",))
+@check("runs", "What supports() says yes to runs, and raises nothing.", ("prepared-anew",))
 def runs(trial: Trial) -> None:
-    for call, model in trial.samples():
-        prepared = trial.prepare(model)
+    for call, _ in trial.samples():
+        prepared = trial.prepare(model_of(call))
         try:
             trial.run(prepared, copies(arrays_of(call)))
         except NnhalError as error:

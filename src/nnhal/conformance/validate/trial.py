@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from nnhal.base.answers import answering, let_go
-from nnhal.base.errors import NnhalError
+from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judge, model_of
 from nnhal.conformance.draw import Call, cells, draw
 from nnhal.conformance.validate.place import place_of
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by, where_of
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, verdicts_by, where_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
@@ -37,6 +37,10 @@ class NotAsked(Exception):
     """A promise cannot be looked at here; the text says why."""
 
 
+class ProcessDied(Exception):
+    """The driver's own process did; the text says how. No error of the driver's that a check may expect."""
+
+
 class NotTaken(NotAsked):
     """The driver takes no call of the operation."""
 
@@ -55,6 +59,7 @@ class Drawing:
         self.rng = rng
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
+        self.samples: list[tuple[Call, Model]] | None = None
         self.kept: list[Prepared] = []  # for a later check to close
 
 
@@ -62,11 +67,12 @@ class Trial:
     """What a check is given: a device, and calls of an operation.
 
     at: is told what the driver is asked, before it is. isolated: the device is in a process of its own. prepared: what the
-    driver prepared last, for `place`.
+    driver prepared last, for `place`. stage: what the driver was asked last.
     """
 
     def __init__(self, device: Device, drawing: Drawing, at: Callable[[str], None], *, isolated: bool) -> None:
-        self.device, self.drawing, self.at, self.isolated = device, drawing, at, isolated
+        self.device, self.drawing, self.isolated = device, drawing, isolated
+        self._at, self.stage = at, ""
         self.where = where_of(device)
         self.operation = drawing.operation
         self.prepared: Prepared | None = None
@@ -76,6 +82,11 @@ class Trial:
         self.random = record is not None and record.context
         self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
 
+    def at(self, stage: str) -> None:
+        """The driver is asked something now."""
+        self.stage = stage
+        self._at(stage)
+
     # ------------------------------------------------------------------------------------------------- what there is
 
     def taken(self) -> list[tuple[Call, Model]]:
@@ -84,8 +95,7 @@ class Trial:
         if drawing.taken is None:
             taken = []
             for call, model in drawing.calls:
-                self.at("supports")
-                verdict = verdicts_by(self.device, model)[0]
+                verdict = self.verdict(model)
                 if verdict.ok:
                     taken.append((call, model))
                 else:
@@ -100,6 +110,13 @@ class Trial:
 
         One of them has as many constants as there are in any.
         """
+        if self.drawing.samples is None:
+            self.drawing.samples = self._samples()
+        if not self.drawing.samples:
+            raise NotAsked("none of the calls that it takes has an element to write that the reference can")
+        return self.drawing.samples
+
+    def _samples(self) -> list[tuple[Call, Model]]:
         chosen: dict[Any, tuple[Call, Model]] = {}
         taken = [pair for pair in self.taken() if not pair[0].open]
         ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
@@ -116,8 +133,6 @@ class Trial:
                 continue
             if any(w is not None and w.size for w in wanted):
                 chosen[kind] = call, model
-        if not chosen:
-            raise NotAsked("none of the calls that it takes has an element to write that the reference can")
         return list(chosen.values())
 
     def others(self, call: Call, count: int) -> Iterator[Call]:
@@ -141,10 +156,24 @@ class Trial:
 
     # ----------------------------------------------------------------------------------------------- what is asked
 
+    @contextmanager
+    def asking(self, stage: str) -> Iterator[None]:
+        """The driver is asked something inside. ProcessDied where that ends its process."""
+        self.at(stage)
+        try:
+            yield
+        except DeadObject as error:
+            raise ProcessDied(str(error)) from error
+
+    def verdict(self, model: Model) -> Verdict:
+        """What the driver says of the one operation."""
+        with self.asking("supports"):
+            return verdicts_by(self.device, model)[0]
+
     def prepare(self, model: Model, hints: Hints = PLAIN) -> Prepared:
         """Prepare; closed with the trial where the check does not."""
-        self.at("prepare")
-        prepared = prepared_by(self.device, model, hints)
+        with self.asking("prepare"):
+            prepared = prepared_by(self.device, model, hints)
         self._open.append(prepared)
         self.prepared = prepared
         return prepared
@@ -152,8 +181,7 @@ class Trial:
     def close(self, prepared: Prepared) -> None:
         """Close; raises what the driver raises."""
         self._open = [each for each in self._open if each is not prepared]
-        self.at("close")
-        with answering(self.where, "close() of a prepared model"):
+        with self.asking("close"), answering(self.where, "close() of a prepared model"):
             prepared.close()
 
     def keep(self, prepared: Prepared) -> None:
@@ -175,9 +203,9 @@ class Trial:
         self, prepared: Prepared, arrays: Sequence[Array], control: Control = UNLIMITED, make: MakeRequest = Request
     ) -> Outputs:
         """One execution, over these very arrays. make: the request, where it is not an ordinary one."""
-        self.at("run")
         request = make(self.signature_of(prepared), arrays)
-        request.execute(prepared.run, control)
+        with self.asking("run"):
+            request.execute(prepared.run, control)
         return request.results
 
     def alone(self, model: Model, arrays: Sequence[Array]) -> Outputs:
