@@ -28,7 +28,9 @@ def row(fault: Fault, vectors: Path) -> Row:
     seen: dict[tuple[str, bool], Seen] = {
         (name, isolate): suite(fault, vectors, isolate) for name, suite in SUITES.items() for isolate in (False, True)
     }
-    return Row(fault, seen, None)
+    made = Row(fault, seen, None)
+    print(made.text(), *wrong(made), sep="\n    ", flush=True)
+    return made
 
 
 def applications(faults: list[Fault]) -> dict[str, Came]:
@@ -63,10 +65,9 @@ def main() -> int:
         came = applications(chosen)
         rows = [Row(each, made[each.name].result().seen, came[each.name]) for each in chosen]
     spent = time.monotonic() - begin
-    for each in rows:
-        print(each.text())
+    print("", *(each.text() for each in rows), sep="\n")
     problems = [problem for each in rows for problem in wrong(each)]
-    print("\n".join(problems) or "all is as it should be", f"{len(rows)} drivers, {spent:.0f} s", sep="\n")
+    print("", *(problems or ["all is as it should be"]), f"{len(rows)} drivers, {spent:.0f} s", sep="\n")
     if options.write:
         PAGE.write_text(page(rows, spent))
     return 1 if problems else 0

@@ -60,8 +60,12 @@ def conformance(fault: Fault, vectors: Path, isolate: bool) -> Seen:
 
 
 def validate(fault: Fault, vectors: Path, isolate: bool, alone: bool = False) -> Seen:
-    """The checks of its operation; of what is no operation's, the check that has to name it. alone: that check only."""
-    only = f"{fault.check if alone else ''}/{fault.operation}" if fault.operation else fault.check
+    """The checks of its operation in process; isolated, and of what is no operation's, the check that has to name it.
+
+    alone: that check only.
+    """
+    check = fault.check if alone or isolate else ""
+    only = f"{check}/{fault.operation}" if fault.operation else fault.check
     report = _run(fault, ["validate", str(DRIVER), "--draws", "1", "--only", only], isolate)
     return Seen(report["code"], Counter(each["check"] for each in report.get("failures", ())), report["text"])
 
