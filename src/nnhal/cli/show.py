@@ -82,7 +82,7 @@ def _draw(facts: Outline, placing: Placing | None, svg_path: Path | None, png_pa
 
 
 def _placement(graph: Model, options: dict[str, Any]) -> Placement:
-    names = common.load_drivers(options["drivers"], options["devices"])
+    names = common.load_drivers(options["drivers"], options["devices"], options["isolate"])
     with api.compile(graph, devices=names, **common.placing(options, names)) as compiled:
         return compiled.placement
 

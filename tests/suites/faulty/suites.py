@@ -13,7 +13,7 @@ from tests.suites.faulty.application import DRIVER
 from tests.suites.faulty.driver import VARIABLE
 from tests.suites.faulty.driver.faults import CONFORMANCE, VALIDATE, Fault
 
-FEW = "^V1_2/add_v1_2/add_v1_2$"
+FEW = "^V1_0/add_quant8/add_quant8$"
 VECTORS = {  # by operation: those of its first specifications
     "ADD": "^V1_./add_",
     "MUL": "^V1_./mul_",
@@ -22,6 +22,7 @@ VECTORS = {  # by operation: those of its first specifications
 }
 HUNG = 4  # seconds after which a suite takes it for hung, where it will be
 MOST = 240  # seconds that a suite may take
+INSIDE = "needs the driver in this process"
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class Seen:
 
     @property
     def clean(self) -> bool:
-        """Whether it found nothing."""
-        return self.code == 0 and not self.named
+        """Whether it found nothing, or looks at that in process only."""
+        return (self.code == 0 and not self.named) or (self.code == 2 and INSIDE in self.text)
 
     def by(self, check: str) -> bool:
         """Whether it was caught by this check, or, where it does not load, by that."""

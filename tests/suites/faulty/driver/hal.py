@@ -127,7 +127,7 @@ HAL_EXECUTIONS = {
         "callback",
         (VALIDATE,),
     ),
-    "hal-never-notified": (ExecutionNeverNotified, "never notifies the end of an execution", "callback", BOTH),
+    "hal-never-notified": (ExecutionNeverNotified, "never notifies the end of an execution", "runs", BOTH),
     "hal-execution-fails": (ExecutionFails, "fails whatever it is asked", "runs", BOTH),
     "hal-contradicts": (
         ExecutionContradicts,
