@@ -103,6 +103,7 @@ def test_what_is_written_through_a_writable_file_is_in_the_file(file: Path) -> N
     memory.writable()[:] = 9
     assert file.read_bytes()[8:16] == bytes([8, 9, 9, 9, 9, 9, 14, 15])
     assert memory.kind == "mmap_fd" and not memory.readonly
+    assert Memory.from_fd(memory.fd, 1).bytes().tolist() == [0]
 
 
 def test_a_refused_descriptor_leaves_none_open(file: Path) -> None:
@@ -149,6 +150,8 @@ def test_memories_copy_to_memories_of_their_size(file: Path) -> None:
         target.copy_to(Memory.allocate(63))
     with pytest.raises(InvalidArgument, match="reading only"):
         target.copy_to(Memory.from_file(file))
+    with pytest.raises(InvalidArgument, match=r"(?s)copied to array\(.*, must be to a memory"):
+        target.copy_to(np.zeros(64, np.uint8))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (), (0,), (3, 0)])
@@ -172,7 +175,7 @@ def test_an_array_of_ones_own_is_wrapped_where_it_lies_and_only_without_gaps() -
     fixed.flags.writeable = False
     memory = Memory.wrap(own)
     memory.writable()[0] = 7
-    assert own[0] == 7 and (memory.kind, memory.size, memory.fd) == ("host", 12, -1)
+    assert own[0] == 7 and (memory.kind, memory.size, memory.offset, memory.fd) == ("host", 12, 0, -1)
     with pytest.raises(InvalidArgument, match="is for reading only"):
         Memory.wrap(fixed).writable()
     for other in ([1, 2], own[::2], own.reshape(2, 3).T):

@@ -198,6 +198,12 @@ def test_an_integer_of_128_bits_is_shown_and_a_longer_one_counted() -> None:
         exact(2**128, np.int8, "x")
 
 
+def test_the_ends_of_a_range_are_in_it() -> None:
+    for value, place in (([127, -128, 128], 2), ([-128, 127, -129], 2), (np.array([127, -129]), 1)):
+        with pytest.raises(InvalidArgument, match=rf"element \[{place}\] is "):
+            exact(value, np.int8, "x")
+
+
 def test_a_level_is_read_or_refused_by_rule() -> None:
     assert parsed_level("1.2") == V1_2
     with pytest.raises(InvalidArgument, match=r"level is '1\.4', must be one of"):
