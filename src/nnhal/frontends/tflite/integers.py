@@ -46,10 +46,15 @@ def power(t: OperatorTask, x: Term, y: Term) -> Term:
     return result
 
 
+def modulo(t: OperatorTask, x: Term, size: int) -> Term:
+    """x modulo a number above 0, from 0 on."""
+    whole = t.scalar(size, x)
+    return plain(t, "SUB", x, plain(t, "MUL", plain(t, "DIV", x, whole), whole))
+
+
 def parity(t: OperatorTask, x: Term) -> Term:
     """x modulo 2."""
-    two = t.scalar(2, x)
-    return plain(t, "SUB", x, plain(t, "MUL", plain(t, "DIV", x, two), two))
+    return modulo(t, x, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------- bits
