@@ -187,7 +187,9 @@ def leaky_relu(t: OperatorTask) -> None:
 # ----------------------------------------------------------------------------------------------------------- conversions
 
 
-@entry("CAST", single=True, becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV")
+@entry(
+    "CAST", single=True, becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV"
+)
 def cast(t: OperatorTask) -> None:
     """Stored values in another type. What NNAPI's does not take is said by comparing, choosing, or a scale of 1."""
     x, value = t.x(0), t.declared()
