@@ -8,6 +8,7 @@ from tests.frontends.cases import Case, X, b, c, channels, check, const, f, i, o
 from tests.frontends.flat import Writer, litert
 
 BEYOND_BYTES = np.array([0, 255, 256, -1, -129, 70_000, 2**31 - 1, -(2**31)], np.int32)
+SUMS_BEYOND_INT32 = np.array([[2**31 - 1] * 3, [-(2**31), -(2**31), 5], [-7, -8, 2], [2**30, 2**30, -1]], np.int32)
 STRIDED = [f(4, 5, 6), c([1, 0, -1]), c([3, 5, -6]), c([1, 2, -2])]
 
 ELEMENTS: list[Case] = [
@@ -156,6 +157,12 @@ MOVES: list[Case] = [
     ],
     ("SUM", [f(2, 3), c([0, 1])], [out()], "Reducer"),
     ("MEAN", [f(2, 3, 4), c(1)], [out(2, 1, 4)], "Reducer", {"keepDims": True}),
+    *[
+        (n, [q(2, 3), c(np.zeros(0, "i4"))], [out(2, 3, kind="i1", scale=0.05, zero=3)], "Reducer")
+        for n in ("SUM", "MEAN", "REDUCE_MAX")
+    ],
+    ("MEAN", [X(SUMS_BEYOND_INT32, "i4"), c([1])], [out(4, kind="i4")], "Reducer"),
+    ("MEAN", [X(SUMS_BEYOND_INT32.reshape(2, 2, 1, 1, 3), "i4"), c([1, 4])], [out(2, 1, 1, kind="i4")], "Reducer"),
     ("MEAN", [q(2, 30), c([1])], [out(2, kind="i1", scale=0.01, zero=0)], "Reducer"),
     ("SUM", [q(2, 5), c([1])], [out(2, kind="i1", scale=0.2, zero=0)], "Reducer"),
     ("REDUCE_ANY", [b(2, 3), c([1])], [out(2, kind="b1")], "Reducer"),
