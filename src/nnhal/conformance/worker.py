@@ -75,6 +75,7 @@ class Worker:
         loaded = [discovery.load_driver(driver).name for driver in self._selection.drivers]
         self._name = self._selection.device or (loaded[0] if loaded else discovery.CPU)
         self._device = self._made()
+        self._process = os.getpid()
 
     def _made(self) -> Device:
         """The device under test; one in a process of its own is a fresh one, which knows of no deaths."""
@@ -108,6 +109,8 @@ class Worker:
                 answers, sent = [], start
             at = partial(self._board.write, place)
             outcome = run_vector(there[item.id], self._device, item.variant, self._selection.way, at)
+            if os.getpid() != self._process:
+                os._exit(0)  # a copy that the driver forked: the vectors and the connection are its parent's
             if _file_of(self._connection) != self._socket:
                 sys.stderr.write("the driver closed a descriptor that is the suite's own: the one to its results\n")
                 sys.stderr.flush()
