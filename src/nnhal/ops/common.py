@@ -105,14 +105,20 @@ def lowest(x: Array) -> Any:
 
 
 def nhwc(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel written for NHWC: arguments and outputs marked `layout` are permuted where `nchw` is true."""
+    """A kernel written for NHWC: arguments and outputs marked `layout` are permuted where `nchw` is true.
+
+    They are copied then: the order in which numpy adds up follows memory, and results must not depend on the layout.
+    """
 
     @wraps(function)
     def kernel(a: Bound, *tensors: Any) -> Any:
         if not a.nchw:
             return function(a, *tensors)
         marked = [argument.layout for argument, _ in a.inputs]
-        moved = [np.moveaxis(x, 1, -1) if m and x is not None else x for m, x in zip(marked, tensors, strict=True)]
+        moved = [
+            np.ascontiguousarray(np.moveaxis(x, 1, -1)) if m and x is not None else x
+            for m, x in zip(marked, tensors, strict=True)
+        ]
         result = function(a, *moved)
         return np.moveaxis(result, -1, 1) if a.op.outputs[0].layout else result
 
