@@ -150,9 +150,9 @@ class _Writing:
 
     def write(self) -> None:
         """Write every operation, each behind the TRANSPOSEs of what it reads."""
-        views = {n: operand for operand, n in self.orders.transposed.items()}
+        remaining = dict(self.orders.remaining())
         for n, operation in enumerate(self.graph.operations):
-            if n not in views:
+            if n in remaining:
                 self._write(n, operation)
             for i in operation.outputs:
                 if i in self.outputs:
@@ -241,23 +241,44 @@ class _Writing:
 
     def _constant(self, operand: int, order: Permutation) -> int:
         """A constant, or a view of one, in an order; dimensions of 1 come before its own where the order is longer."""
-        datum, view = self.orders.datum[operand], self.orders.view[operand]
-        if operand == datum and not order:
-            return operand
-        key = datum, view, order
+        orders, datum, view = self.orders, self.orders.datum[operand], self.orders.view[operand]
+        lead = max(0, len(order) - len(view))
+        whole = (*range(lead), *(lead + i for i in view))
+        whole = composed(whole, order) if order else whole
+        plain = whole == orders.view[datum]
+        key = datum, whole
         if key not in self.made:
-            base = self.graph.operands[datum]
-            lead = max(0, len(order) - len(view))
-            whole = (*range(lead), *(lead + i for i in view))
-            whole = composed(whole, order) if order else whole
-            array = self.model.constant(base)
-            array = array.reshape((1,) * lead + array.shape).transpose(whole)
-            channel = base.channel and ChannelQuant(base.channel.scales, whole.index(lead + base.channel.axis))
-            lifetime, location = self.constants.place(array)
-            self.made[key] = self._new(
-                replace(base, dimensions=array.shape, lifetime=lifetime, location=location, channel=channel)
-            )
+            n = orders.derived.get(datum)
+            if n is not None:
+                self.made[key] = self._derived(n, datum, whole, plain)
+            else:
+                self.made[key] = datum if plain else self._permuted(datum, whole, lead)
         return self.made[key]
+
+    def _derived(self, n: int, datum: int, order: Permutation, plain: bool) -> int:
+        """What an operation makes of a constant, in an order: the operation again, of the constant in that order."""
+        operation, a, made = self.graph.operations[n], self.orders.bounds[n], datum
+        if not plain:
+            value = self.orders.values[datum]
+            shape = () if value is None else value.known
+            led = (1,) * (len(order) - len(shape)) + shape
+            made = self._new(replace(self.operands[datum], dimensions=tuple([led[i] for i in order])))
+        tensors = [is_tensor(self.operands[i].type) for i in operation.inputs]
+        inputs = [
+            self._constant(i, () if plain or not tensor else order)
+            for i, tensor in zip(operation.inputs, tensors, strict=True)
+        ]
+        self._add(replace(operation, inputs=tuple(inputs), outputs=(made,)), n, a if plain else None)
+        return made
+
+    def _permuted(self, operand: int, order: Permutation, lead: int) -> int:
+        """A constant in an order, behind dimensions of 1."""
+        base = self.graph.operands[operand]
+        array = self.model.constant(base)
+        array = array.reshape((1,) * lead + array.shape).transpose(order)
+        channel = base.channel and ChannelQuant(base.channel.scales, order.index(lead + base.channel.axis))
+        lifetime, location = self.constants.place(array)
+        return self._new(replace(base, dimensions=array.shape, lifetime=lifetime, location=location, channel=channel))
 
     def _set_arguments(self, a: Bound, inputs: list[int], changed: Mapping[str, Any]) -> None:
         """Put in arguments with other values, and defaults of those that were left out before them."""

@@ -12,12 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from nnhal.base.codes import type_name
+from nnhal.base.codes import Lifetime, type_name
 from nnhal.base.operands import Unknown, Value
-from nnhal.model.graph import CONSTANTS, Model, Subgraph
+from nnhal.model.graph import CONSTANTS, Model, Operation, Subgraph
 from nnhal.model.validate import SubgraphBinding
 from nnhal.ops import OPS
-from nnhal.ops.order import composed, in_other_layout, inverse, keeps_elements
+from nnhal.ops.order import composed, each_element, in_other_layout, inverse, keeps_elements
 from nnhal.ops.reshape import permutation_of
 from nnhal.ops.schema import Bound, Permutation, Reordered, T
 
@@ -55,6 +55,7 @@ class Orders:
 
     datum, view: of each operand the datum, and the order of that which the operand has; () where the rank is unknown.
     transposed: the TRANSPOSE that gives an operand which is only a view, by operand.
+    derived: the operation that makes an operand of one constant, element by element, by operand: a constant as well.
     turning: operations with a layout that get the other one; left: those that should and cannot, and why.
     """
 
@@ -63,6 +64,7 @@ class Orders:
         self.datum = list(range(len(graph.operands)))
         self.view: list[Permutation] = [_as_is(value) for value in self.values]
         self.transposed: dict[int, int] = {}
+        self.derived: dict[int, int] = {}
         self.turning: dict[int, Reordered] = {}
         self.left: dict[int, str] = {}
         self.laid = False  # whether an operation has a layout
@@ -88,13 +90,13 @@ class Orders:
             self._outputs[self.datum[i]].append(i)
         self._settle()
 
-    def remaining(self) -> Iterator[tuple[int, Any]]:
-        """The operations that are not only views, by number."""
-        gone = set(self.transposed.values())
+    def remaining(self) -> Iterator[tuple[int, Operation]]:
+        """The operations that give neither views nor constants, by number."""
+        gone = {*self.transposed.values(), *self.derived.values()}
         return ((n, operation) for n, operation in enumerate(self.graph.operations) if n not in gone)
 
     def constant(self, operand: int) -> bool:
-        """Whether an operand is a constant that can be had in any order, or a view of one."""
+        """Whether an operand is a constant that can be had in any order, made of one, or a view of one."""
         return self._known[self.datum[operand]]
 
     def writer(self, datum: int) -> int | None:
@@ -156,10 +158,19 @@ class Orders:
                 if a.op.flat:
                     a.op.reorder(a, tuple(range(rank)))
                     self._shaping.add(n)
+                elif self._derives(a, operation):
+                    (y,) = operation.outputs
+                    self.derived[y], self._known[y] = n, True
                 elif rank > 1:
                     self._free[n] = self._in(n, tuple(range(rank))[::-1])
             except Unknown:
                 return
+
+    def _derives(self, a: Bound, operation: Operation) -> bool:
+        """Whether an operation makes a constant of a constant, which is read only within."""
+        (y, *others), known = operation.outputs, [self.constant(i) for i in operation.inputs]
+        within = self.graph.operands[y].lifetime == Lifetime.TEMPORARY_VARIABLE
+        return a.op.reorder is each_element and len(a.inputs) == 1 and all(known) and within and not others
 
     def _in(self, n: int, order: Permutation) -> Said:
         """The operation in an order, () for its own. Unknown where that cannot be."""

@@ -36,15 +36,10 @@ def without(order: Permutation, gone: Collection[int]) -> Permutation:
 
 
 def each_element(a: Bound, order: Permutation) -> Reordered:
-    """All tensors in one order. One of fewer dimensions has to be a constant, or of one element."""
-    inputs = {}
-    for argument, value in a.inputs:
-        if isinstance(value, Value):
-            if value.rank == len(order) or value.data is not None:
-                inputs[argument.name] = order
-            elif any(d != 1 for d in value.dims):
-                raise Unknown(f"{argument.name} with as many dimensions as the others")
-    return Reordered(inputs, [order] * len(a.outs), {})
+    """All tensors in one order, but for those of one element that have fewer dimensions."""
+    tensors = [(argument.name, value) for argument, value in a.inputs if isinstance(value, Value)]
+    turned = [name for name, value in tensors if value.rank == len(order) or any(d != 1 for d in value.dims)]
+    return Reordered(dict.fromkeys(turned, order), [order] * len(a.outs), {})
 
 
 def by_axis(axis: str, tensor: str = "input") -> Reorder:
@@ -86,6 +81,8 @@ def vanishing(axes_of: Callable[[Bound], Sequence[int]]) -> Reorder:
 
     def rule(a: Bound, order: Permutation) -> Reordered:
         gone = axes_of(a)
+        if not gone:
+            raise Unknown("a dimension of 1")
         return Reordered({"input": order}, [without(order, gone)], {"axes": [order.index(i) for i in gone]})
 
     return rule
