@@ -44,12 +44,14 @@ class LaidOut:
     transposes: int = 0
 
 
-def laid_out(model: Model, layout: Layout) -> LaidOut:
+def laid_out(model: Model, layout: Layout | None) -> LaidOut:
     """The model with every operation that has a layout in this one. Inputs, outputs and results stay as they are.
 
-    Gives the model itself where nothing changes. What cannot be known before the execution (a rank, an argument) leaves an
-    operation as it is. Found once for each layout, and kept with the model.
+    Gives the model itself where nothing changes, and where the layout is None. What cannot be known before the execution (a
+    rank, an argument) leaves an operation as it is. Found once for each layout, and kept with the model.
     """
+    if layout is None:
+        return LaidOut(model, tuple(range(len(model.main.operations))))
     memo = f"laid out {layout}"
     if memo not in model._memo:
         model._memo[memo] = _laid_out(model, layout)

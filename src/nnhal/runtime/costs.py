@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nnhal.base.codes import TYPE_FACTS
-from nnhal.base.operands import fixed
+from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut
 from nnhal.model.outline import outline
 from nnhal.model.parts import live
 from nnhal.model.validate import validate
@@ -33,10 +34,26 @@ def seconds(model: Model) -> list[float]:
     ]
 
 
+def transposing(laid: LaidOut) -> dict[int, float]:
+    """What the TRANSPOSEs that a layout needs may take the reference, by operation of the original that they serve."""
+    found: dict[int, float] = {}
+    values = validate(laid.model).subgraphs[0].values
+    for n in laid.inserted:
+        (made,) = laid.model.main.operations[n].outputs
+        served = laid.serves[n]
+        found[served] = found.get(served, 0) + _transpose(values[made])
+    return found
+
+
+def _transpose(value: Value | None) -> float:
+    return OPERATION + ELEMENT * 2 * math.prod(d or 1 for d in value.shape or ()) if value is not None else OPERATION
+
+
 class Prices:
     """Prices of assignments of one model. times: what an operation takes on each device that may have it, in seconds.
 
-    steps: what a step costs on each device. group: the steps of an assignment.
+    steps: what a step costs on each device. group: the steps of an assignment. turned: by device, operands that it makes
+    and reads in another order of dimensions than theirs, so that they are transposed where they cross.
     """
 
     def __init__(
@@ -45,9 +62,11 @@ class Prices:
         times: Sequence[Mapping[str, float]],
         steps: Mapping[str, float],
         group: Callable[[Sequence[str]], Groups],
+        turned: Mapping[str, frozenset[int]] | None = None,
     ) -> None:
-        self._times, self._steps, self._group = times, steps, group
+        self._times, self._steps, self._group, self._turned = times, steps, group, turned or {}
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
+        self._values = values
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
         self._touched: dict[int, list[int]] = {}  # operands of each operation that others write or read
@@ -78,6 +97,9 @@ class Prices:
             here = devices[self._writer[i]]
             elsewhere = {devices[n] for n in self._readers[i]} - {here}
             price += len(elsewhere) * (CROSSING + BYTE * self._bytes[i])
+            if elsewhere and self._turned:
+                turning = sum(i in self._turned.get(device, ()) for device in (here, *elsewhere))
+                price += turning * _transpose(self._values[i])
         return price
 
     def lowered(self, devices: Sequence[str]) -> tuple[float, list[str]]:
