@@ -38,7 +38,9 @@ def inputs_of(model: Model, rng: np.random.Generator) -> list[Array]:
     for i in model.main.inputs:
         operand = model.main.operands[i]
         kind = dtype_of(operand.type)
-        values = rng.standard_normal(operand.dimensions) if kind.kind == "f" else rng.integers(0, 100, operand.dimensions)
+        values = (
+            rng.standard_normal(operand.dimensions) if kind.kind == "f" else rng.integers(0, 100, operand.dimensions)
+        )
         found.append(values.astype(kind))
     return found
 
@@ -96,7 +98,16 @@ class Drawn:
 
     def model(self, count: int) -> Model:
         steps = [self.convolution, self.pooling, self.space, self.elementwise, self.elementwise, self.with_constant]
-        steps += [self.along, self.reduced, self.padded, self.transposed, self.reshaped, self.joined, self.cut, self.flat]
+        steps += [
+            self.along,
+            self.reduced,
+            self.padded,
+            self.transposed,
+            self.reshaped,
+            self.joined,
+            self.cut,
+            self.flat,
+        ]
         for _ in range(count):
             pictures = [x for x in self.tensors if len(x.shape) == 4]
             self.tensors.append(self.pick(*steps)(self.pick(*pictures)))

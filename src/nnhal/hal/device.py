@@ -360,13 +360,16 @@ def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Ve
 
 
 def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
-    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for the one that it serves."""
+    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
     found = [YES] * count
-    for place, (verdict, n) in enumerate(zip(verdicts, laid.serves, strict=True)):
-        if not verdict.ok and place in laid.inserted:
-            found[n] = Verdict(False, f"its layout needs a TRANSPOSE: {verdict.reason or 'which is not supported'}")
-        elif not verdict.ok or found[n] is YES:
+    for verdict, n in zip(verdicts, laid.serves, strict=True):
+        if not verdict.ok or found[n] is YES:
             found[n] = verdict
+    for place in laid.inserted:
+        if not verdicts[place].ok:
+            why = verdicts[place].reason or "is not supported"
+            for n in laid.served(place):
+                found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
     return found
 
 

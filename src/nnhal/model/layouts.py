@@ -43,6 +43,12 @@ class LaidOut:
     left: Mapping[int, str] = field(default_factory=dict)
     transposes: int = 0
 
+    def served(self, place: int) -> set[int]:
+        """The operations of the original for which a TRANSPOSE was inserted: its readers, or the one before it."""
+        (made,) = self.model.main.operations[place].outputs
+        reading = {n for o, n in zip(self.model.main.operations, self.serves, strict=True) if made in o.inputs}
+        return reading if self.serves[place] in reading else {self.serves[place]}
+
 
 def laid_out(model: Model, layout: Layout | None) -> LaidOut:
     """The model with every operation that has a layout in this one. Inputs, outputs and results stay as they are.
@@ -185,10 +191,6 @@ class _Writing:
         forms = self.forms[datum]
         if order in forms:
             return forms[order]
-        if orders.flat(n, place):
-            for there, found in forms.items():
-                if orders.same_elements(operand, there):
-                    return found
         writer = orders.writer(datum)
         served = n if writer is None or order != orders.view[operand] else writer
         return self._transpose(datum, order, self._target(datum, order), served)

@@ -75,6 +75,7 @@ class Orders:
         self._free: dict[int, Said] = {}  # operations that do not care, as they are in another order
         self._shaping: set[int] = set()  # those that give elements any shape
         self._order: dict[int, Permutation] = {}  # in which those work, where it is not their own
+        self._flat: dict[int, Permutation] = {}  # in which operations read an input of which only the elements count
         self._made: dict[tuple[int, Permutation], Said] = {}
         for n, a in enumerate(self.bounds):
             if a is not None:
@@ -110,6 +111,8 @@ class Orders:
 
     def read(self, n: int, place: int) -> Permutation:
         """The order of its datum in which an operation reads an input; of a constant see `Said`."""
+        if self._is_flat(n, place):
+            return self._flat[n]
         operand, order = self.graph.operations[n].inputs[place], self.said(n).reads[place]
         return self.view[operand] if order is None else composed(self.view[operand], order)
 
@@ -121,12 +124,12 @@ class Orders:
             return self.view[datum] if order is None else order
         return self.view[datum]
 
-    def flat(self, n: int, place: int) -> bool:
+    def _is_flat(self, n: int, place: int) -> bool:
         """Whether only the sequence of an input's elements counts."""
         a = self.bounds[n]
         return a is not None and a.op.flat and place == 0 and bool(self.view[self.graph.operations[n].inputs[0]])
 
-    def same_elements(self, operand: int, order: Permutation) -> bool:
+    def _same_elements(self, operand: int, order: Permutation) -> bool:
         """Whether a datum in that order has its elements where the operand has them."""
         shape = getattr(self.values[operand], "shape", None)
         return shape is not None and keeps_elements(shape, composed(inverse(self.view[operand]), order))
@@ -215,22 +218,24 @@ class Orders:
         """The orders in which a datum has to be. What is made by shape alone is made in one of them where it can be."""
         wanted, flat = {self.view[i] for i in self._outputs[datum]}, []
         for n, place in self._readers[datum]:
-            if self.flat(n, place):
-                flat.append(self.graph.operations[n].inputs[place])
+            if self._is_flat(n, place):
+                flat.append(n)
             else:
                 wanted.add(self.read(n, place))
         writer = self.writer(datum)
         if writer is not None and writer in self._shaping:
             self._order.pop(writer, None)
             if self.view[datum] not in wanted:
-                fitting = [order for order in sorted(wanted) if self.same_elements(datum, order)]
+                fitting = [order for order in sorted(wanted) if self._same_elements(datum, order)]
                 if fitting:
                     self._order[writer] = fitting[0]
-        there = wanted | {self.made(datum)}
-        for operand in flat:
-            if not any(self.same_elements(operand, order) for order in there):
-                wanted.add(self.view[operand])
-                there.add(self.view[operand])
+        made = self.made(datum)
+        for n in flat:
+            operand = self.graph.operations[n].inputs[0]
+            own = self.view[operand]
+            there = (order for order in (made, own, *sorted(wanted)) if order == made or order in wanted)
+            self._flat[n] = next((order for order in there if self._same_elements(operand, order)), own)
+            wanted.add(self._flat[n])
         return wanted
 
     # ---------------------------------------------------------------------------------------------------------- islands
@@ -242,8 +247,9 @@ class Orders:
             improved = [self._improved(island) for island in islands]
             if not any(improved):
                 break
-        for n in self._shaping if self.laid else ():
-            self._wanted(self.graph.operations[n].outputs[0])
+        for datum in [*self._readers]:
+            if self.laid and not self._known[datum]:
+                self._wanted(datum)
 
     def _islands(self) -> "Iterator[Island]":
         """Operations that do not care and share data, each with its order where the island has its own."""
@@ -313,7 +319,7 @@ class Orders:
             orders += [
                 self.read(n, place)
                 for n, place in self._readers[datum]
-                if n not in island.members and not self.flat(n, place)
+                if n not in island.members and not self._is_flat(n, place)
             ]
             yield from (composed(inverse(own), order) for order in orders if len(order) == len(own))
 
