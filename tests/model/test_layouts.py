@@ -1,27 +1,20 @@
 """Models in one layout: the same results, few transposes, nothing more to do the second time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base.codes import OperandType, OperationType
-from nnhal.base.operands import Array, ChannelQuant, Unknown, Value, dtype_of
-from nnhal.conformance.differential import arrays_of, bound_of, model_of
-from nnhal.conformance.draw import Cell, cells, draw
+from nnhal.base.operands import Array, dtype_of
 from nnhal.drivers.reference import Interpreter
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LAYOUTS, LaidOut, Layout, laid_out
 from nnhal.model.validate import validate
-from nnhal.ops import OPS
-from nnhal.ops.order import composed, inverse, keeps_elements, without
-from nnhal.ops.schema import F32, I32, Q8, Q8S, Op, T, bind
 from tests import requests
 from tests.properties import STABLE
 

@@ -267,9 +267,10 @@ def _member(kind: type[T], value: Any, what: str) -> T:
 
 
 def _layout(value: Any, what: str) -> Layout | None:
-    if value is not None and (not isinstance(value, str) or value not in LAYOUTS):
+    text = str.__str__(value) if isinstance(value, str) else ""
+    if value is not None and text not in LAYOUTS:
         raise InvalidArgument(f"{what} is {shown(value)}, must be None or one of {', '.join(LAYOUTS)}")
-    return next((layout for layout in LAYOUTS if layout == value), None)
+    return next((layout for layout in LAYOUTS if layout == text), None)
 
 
 def _text(value: Any, what: str) -> str:

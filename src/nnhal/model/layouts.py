@@ -17,7 +17,7 @@ from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.sealed import Store
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
-from nnhal.model.orders import Layout, Orders
+from nnhal.model.orders import Layout, Ordering
 from nnhal.model.validate import SubgraphBinding, validate
 from nnhal.ops.order import composed, inverse
 from nnhal.ops.schema import Bound, Permutation, types_for
@@ -121,7 +121,7 @@ class _Rewritten(NamedTuple):
 def _rewritten(
     model: Model, graph: Subgraph, binding: SubgraphBinding, layout: Layout, constants: _Constants
 ) -> _Rewritten:
-    orders = Orders(model, graph, binding, layout)
+    orders = Ordering(model, graph, binding, layout)
     if orders.laid:
         writing = _Writing(model, orders, constants)
         writing.write()
@@ -137,7 +137,7 @@ class _Writing:
     Operands keep their numbers until the end, when those that are not used any more go.
     """
 
-    def __init__(self, model: Model, orders: Orders, constants: _Constants) -> None:
+    def __init__(self, model: Model, orders: Ordering, constants: _Constants) -> None:
         self.model, self.orders, self.constants = model, orders, constants
         self.graph = orders.graph
         self.operands = list(self.graph.operands)

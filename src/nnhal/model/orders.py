@@ -40,17 +40,17 @@ class Said(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-class Cost(NamedTuple):
+class Transposing(NamedTuple):
     """What transposing costs: how many TRANSPOSEs, and their weight in bytes."""
 
     transposes: float = 0
     weight: float = 0
 
 
-NEVER = Cost(math.inf, math.inf)
+NEVER = Transposing(math.inf, math.inf)
 
 
-class Orders:
+class Ordering:
     """The orders of one graph.
 
     datum, view: of each operand the datum, and the order of that which the operand has; () where the rank is unknown.
@@ -200,19 +200,19 @@ class Orders:
 
     # ------------------------------------------------------------------------------------------------------------ costs
 
-    def _cost(self, datum: int) -> Cost:
+    def _cost(self, datum: int) -> Transposing:
         """What a datum costs with the orders as they are now."""
         if self._known[datum]:
-            return Cost()
+            return Transposing()
         made, wanted = self.made(datum), self._wanted(datum)
         count = len(wanted - {made})
         if not count:
-            return Cost()
+            return Transposing()
         value = self.values[datum]
         if value is None or value.type not in OPS[TRANSPOSE].types or len(made) > MOST_RANK:
             return NEVER
         size = math.prod(d or 1 for d in value.shape or ()) * value.dtype.itemsize
-        return Cost(count, count * (LAUNCH + size))
+        return Transposing(count, count * (LAUNCH + size))
 
     def _wanted(self, datum: int) -> set[Permutation]:
         """The orders in which a datum has to be. What is made by shape alone is made in one of them where it can be."""
@@ -306,9 +306,9 @@ class Orders:
                 self._order[n] = order
         return True
 
-    def _sum(self, data: Iterable[int]) -> Cost:
+    def _sum(self, data: Iterable[int]) -> Transposing:
         costs = [self._cost(datum) for datum in data]
-        return Cost(sum(cost.transposes for cost in costs), sum(cost.weight for cost in costs))
+        return Transposing(sum(cost.transposes for cost in costs), sum(cost.weight for cost in costs))
 
     def _around(self, island: "Island") -> Iterator[Permutation]:
         """The orders of an island in which what is around it makes and wants the data."""

@@ -45,6 +45,12 @@ def transposing(laid: LaidOut) -> dict[int, float]:
     return found
 
 
+def turning(model: Model, laid: LaidOut) -> dict[int, float]:
+    """What transposing may take the reference, by operand that the layout has in another order."""
+    values = validate(model).subgraphs[0].values
+    return {i: _transpose(values[i]) for i in laid.turned}
+
+
 def _transpose(value: Value | None) -> float:
     return OPERATION + ELEMENT * 2 * math.prod(d or 1 for d in value.shape or ()) if value is not None else OPERATION
 
@@ -53,7 +59,7 @@ class Prices:
     """Prices of assignments of one model. times: what an operation takes on each device that may have it, in seconds.
 
     steps: what a step costs on each device. group: the steps of an assignment. turned: by device, operands that it makes
-    and reads in another order of dimensions than theirs, so that they are transposed where they cross.
+    and reads in another order of dimensions than theirs, with the seconds that transposing them takes where they cross.
     """
 
     def __init__(
@@ -62,11 +68,10 @@ class Prices:
         times: Sequence[Mapping[str, float]],
         steps: Mapping[str, float],
         group: Callable[[Sequence[str]], Groups],
-        turned: Mapping[str, frozenset[int]] | None = None,
+        turned: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
         self._times, self._steps, self._group, self._turned = times, steps, group, turned or {}
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
-        self._values = values
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
         self._touched: dict[int, list[int]] = {}  # operands of each operation that others write or read
@@ -98,8 +103,7 @@ class Prices:
             elsewhere = {devices[n] for n in self._readers[i]} - {here}
             price += len(elsewhere) * (CROSSING + BYTE * self._bytes[i])
             if elsewhere and self._turned:
-                turning = sum(i in self._turned.get(device, ()) for device in (here, *elsewhere))
-                price += turning * _transpose(self._values[i])
+                price += sum(self._turned.get(device, {}).get(i, 0) for device in (here, *elsewhere))
         return price
 
     def lowered(self, devices: Sequence[str]) -> tuple[float, list[str]]:

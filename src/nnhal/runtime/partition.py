@@ -104,7 +104,8 @@ def partition(
     group = partial(_group, _order(model))
     devices = [choice.device for choice in choices]
     steps = group(devices)
-    if len(steps) > 1 and preference != Preference.LOW_POWER:
+    transposed = any(offer.laid is not None and offer.laid.inserted for offer in offers)
+    if (len(steps) > 1 or transposed) and preference != Preference.LOW_POWER:
         choices = _with_fewer_steps(model, offers, choices, group)
         devices = [choice.device for choice in choices]
         steps = group(devices)
@@ -126,12 +127,25 @@ def _with_fewer_steps(
                 for device, cost in (known or {choice.device: 1.0}).items()
             }
         )
-    turned = {device: each.turned for device, each in laid.items()}
+    turned = {
+        offer.device: {
+            i: seconds * _rate(offer, model.main.operands[i].type)
+            for i, seconds in costs.turning(model, offer.laid).items()
+        }
+        for offer in offers
+        if offer.laid is not None
+    }
     prices = costs.Prices(model, times, {o.device: o.step for o in offers}, group, turned)
     first = [choice.device for choice in choices]
     starts = [first, *([o.device if o.device in t else d for t, d in zip(times, first, strict=True)] for o in offers)]
     _, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
     return [_moved(choice, device) for choice, device in zip(choices, devices, strict=True)]
+
+
+def _rate(offer: Offer, type: int) -> float:
+    """Stated time for operands of a type against the CPU's; 1 where none is stated."""
+    stated = offer.capabilities.of(type)
+    return 1.0 if stated is None else stated.exec_time
 
 
 def _moved(choice: Choice, device: str) -> Choice:
