@@ -86,6 +86,10 @@ def test_validate_names_the_check_that_a_fault_breaks(fault: Fault, vectors: Pat
     assert seen.by(fault.check), seen
 
 
+def test_validate_sees_a_close_that_ends_the_drivers_own_process(vectors: Path) -> None:
+    assert validate(table()["close-segfaults"], vectors, isolate=True).named.keys() == {"close"}
+
+
 def test_conformance_finds_wrong_numbers(vectors: Path) -> None:
     assert conformance(table()["activation-ignored"], vectors, isolate=False).named.keys() == {"failed"}
 

@@ -15,6 +15,7 @@ from nnhal.conformance.draw import Call, cells, draw
 from nnhal.conformance.validate.place import place_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, verdicts_by, where_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
+from nnhal.ipc.client.process import ResilientPrepared
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.ops.schema import I32
@@ -179,10 +180,13 @@ class Trial:
         return prepared
 
     def close(self, prepared: Prepared) -> None:
-        """Close; raises what the driver raises."""
+        """Close, and come back when the driver's own `close` has; raises what the driver raises."""
         self._open = [each for each in self._open if each is not prepared]
         with self.asking("close"), answering(self.where, "close() of a prepared model"):
-            prepared.close()
+            if isinstance(prepared, ResilientPrepared) and prepared.alive:
+                prepared.end()
+            else:
+                prepared.close()
 
     def keep(self, prepared: Prepared) -> None:
         """Leave it open, for a later check to close."""
