@@ -16,7 +16,7 @@ from unittest import mock
 from tests.conftest import DEFAULT_VECTORS
 from tests.suites.faulty.application import Came, isolated
 from tests.suites.faulty.driver.faults import Fault, healthy, table
-from tests.suites.faulty.page import PAGE, Row, page, wrong
+from tests.suites.faulty.page import PAGE, Row, page, with_rows, wrong
 from tests.suites.faulty.suites import SUITES, Seen
 
 SECOND = 1_000_000_000
@@ -47,15 +47,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suites.faulty", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these faults")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites that run at once")
-    parser.add_argument("--write", action="store_true", help="write docs/faulty-drivers.md")
+    parser.add_argument("--write", action="store_true", help="write docs/faulty-drivers.md, or those rows of it")
     parser.add_argument("--vectors", type=Path, default=Path(os.environ.get("NNHAL_VECTORS", DEFAULT_VECTORS)))
     options = parser.parse_args()
     every = {each.name: each for each in (*healthy(), *table().values())}
     unknown = set(options.only) - set(every)
     if unknown:
         parser.error(f"there is no fault {', '.join(sorted(unknown))}, must be one of {', '.join(every)}")
-    if options.write and options.only:
-        parser.error("--write is of all faults, must be without --only")
     chosen = [every[name] for name in options.only or every]
     logging.getLogger("nnhal").setLevel(logging.CRITICAL)
     begin = time.monotonic()
@@ -69,7 +67,8 @@ def main() -> int:
     problems = [problem for each in rows for problem in wrong(each)]
     print("", *(problems or ["all is as it should be"]), f"{len(rows)} drivers, {spent:.0f} s", sep="\n")
     if options.write:
-        PAGE.write_text(page(rows, spent))
+        every_one = [*every.values()]
+        PAGE.write_text(with_rows(PAGE.read_text(), rows, every_one) if options.only else page(rows, spent))
     return 1 if problems else 0
 
 

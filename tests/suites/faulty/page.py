@@ -1,5 +1,7 @@
 """The table of faults and of who caught them, as a page and as lines, and what in it is not as it has to be."""
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,12 +68,18 @@ def _outcome(came: Came) -> str:
 
 def page(rows: Sequence[Row], seconds: float) -> str:
     """The page."""
-    import os
+    lines = [f"| {' | '.join(row.cells())} |\n" for row in rows]
+    faults = sum(bool(row.fault.check) for row in rows)
+    return HEAD.format(count=faults, seconds=seconds, cores=len(os.sched_getaffinity(0))) + "".join(lines)
 
-    cores = len(os.sched_getaffinity(0))
-    count = sum(bool(row.fault.check) for row in rows)
-    lines = (f"| {' | '.join(row.cells())} |\n" for row in rows)
-    return HEAD.format(count=count, seconds=seconds, cores=cores) + "".join(lines)
+
+def with_rows(text: str, rows: Sequence[Row], order: Sequence[Fault]) -> str:
+    """The page with these rows anew, and without those of faults that there are no more. KeyError where one is missing."""
+    lines = {name: line for line in text.splitlines(keepends=True) for name in re.findall(r"^\| `(.+?)` \|", line)}
+    head = "".join(line for line in text.splitlines(keepends=True) if line not in lines.values())
+    head = re.sub(r"^\d+ drivers", f"{sum(bool(each.check) for each in order)} drivers", head, flags=re.MULTILINE)
+    lines |= {row.fault.name: f"| {' | '.join(row.cells())} |\n" for row in rows}
+    return head + "".join(lines[each.name] for each in order)
 
 
 def wrong(row: Row) -> Iterator[str]:

@@ -17,11 +17,13 @@ FEW = "^V1_0/add_quant8/add_quant8$"
 VECTORS = {  # by operation: those of its first specifications
     "ADD": "^V1_./add_",
     "MUL": "^V1_./mul_",
+    "SUB": "^V1_2/sub_v1_2",
     "CONV_2D": "^V1_0/conv_",
     "QUANTIZE": "^V1_2/quantize",
 }
 HUNG = 4  # seconds after which a suite takes it for hung, where it will be
 MOST = 240  # seconds that a suite may take
+ENVIRONMENT = dict(os.environ)  # before an application over a fault, which may run beside, changes it
 INSIDE = "needs the driver in this process"
 
 
@@ -79,7 +81,7 @@ def _run(fault: Fault, words: list[str], isolate: bool) -> dict[str, Any]:
     words += ["--jobs", "1", "--json", *["--isolate"] * isolate, *["--timeout", str(HUNG)] * fault.hangs]
     ran = subprocess.run(
         [sys.executable, "-m", "nnhal.cli.main", *words],
-        env={**os.environ, VARIABLE: fault.name},
+        env=ENVIRONMENT | {VARIABLE: fault.name},
         capture_output=True,
         text=True,
         timeout=MOST,

@@ -46,9 +46,10 @@ class Arithmetic:
 
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
         padded = self.padded(a, self.real(a, 0, x))
-        step_h, step_w = self.strides(a)
         reach = [(getattr(a, f"filter_{axis}") - 1) * getattr(a, f"dilation_{axis}") + 1 for axis in "hw"]
-        seen = sliding_window_view(padded, reach, (1, 2))[:, ::step_h, ::step_w, :, :: a.dilation_h, :: a.dilation_w]
+        seen = sliding_window_view(padded, reach, (1, 2))[
+            :, :: a.stride_h, :: a.stride_w, :, :: a.dilation_h, :: a.dilation_w
+        ]
         products = np.einsum("nyxcij,oijc->nyxo", seen, self.real(a, 1, weights), dtype=np.float64, optimize=True)
         return self.finished(a, products + self.real(a, 2, bias))
 
@@ -79,10 +80,6 @@ class Arithmetic:
     def padded(self, a: Bound, x: Array) -> Array:
         """Pictures with zeros around them."""
         return np.pad(x, ((0, 0), padding(a, "h"), padding(a, "w"), (0, 0)))
-
-    def strides(self, a: Bound) -> tuple[int, int]:
-        """Along height and width."""
-        return a.stride_h, a.stride_w
 
 
 class Engine(Prepared):

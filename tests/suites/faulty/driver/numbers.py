@@ -1,7 +1,5 @@
 """Numbers that are wrong: within the contract, so that only who knows the right ones can see it."""
 
-from typing import Any
-
 import numpy as np
 
 from nnhal.base.codes import Activation
@@ -38,7 +36,7 @@ class RoundsDown(Arithmetic):
         return np.clip(steps, limits.min, limits.max).astype(a.out.dtype)
 
 
-@fault("wraps-around", "what is out of an 8-bit type's range wraps around", VALUES)
+@fault("wraps-around", "what is out of an 8-bit type's range wraps around", VALUES, operation="CONV_2D")
 class WrapsAround(Arithmetic):
     def stored(self, value: Value, real: Array) -> Array:
         if not value.quantised:
@@ -71,45 +69,26 @@ class ActivationIgnored(Arithmetic):
         return real
 
 
-@fault("relu6-as-relu", "RELU6 has no upper end", VALUES, operation="MUL")
+@fault("relu6-as-relu", "RELU6 has no upper end", VALUES, (VALIDATE,), operation="MUL")
 class Relu6AsRelu(Arithmetic):
     def activated(self, a: Bound, real: Array) -> Array:
         return np.maximum(real, 0) if a.activation == Activation.RELU6 else super().activated(a, real)
 
 
-@fault(
-    "strides-swapped",
-    "the strides of height and width are swapped where the result has the same shape",
-    VALUES,
-    operation="CONV_2D",
-)
-class StridesSwapped(Arithmetic):
+@fault("axes-swapped", "height and width of square pictures are swapped", VALUES, (VALIDATE,), operation="CONV_2D")
+class AxesSwapped(Arithmetic):
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
-        square = x.shape[1] == x.shape[2] and weights.shape[1] == weights.shape[2] and a.stride_h == a.stride_w
+        square = x.shape[1] == x.shape[2]
         return super().convolve(a, x.swapaxes(1, 2) if square else x, weights, bias)
 
 
-@fault("bias-ignored", "CONV_2D adds no bias", VALUES, operation="CONV_2D")
+@fault("bias-ignored", "CONV_2D adds no bias", VALUES, (VALIDATE,), operation="CONV_2D")
 class BiasIgnored(Arithmetic):
     def convolve(self, a: Bound, x: Array, weights: Array, bias: Array) -> Array:
         return super().convolve(a, x, weights, np.zeros_like(bias))
 
 
-@fault("half-precision", "float32 is computed as float16, which the device does not say", VALUES)
+@fault("half-precision", "float32 is computed as float16, which the device does not say", VALUES, (VALIDATE,))
 class HalfPrecision(Arithmetic):
     def stored(self, value: Value, real: Array) -> Array:
         return super().stored(value, real if value.quantised else real.astype(np.float16))
-
-
-@fault(
-    "in-place",
-    "MUL is computed over its first input's memory where the model's own intermediates allow it",
-    VALUES,
-    operation="MUL",
-)
-class OverIntermediate(Arithmetic):
-    def multiply(self, a: Bound, x: Array, y: Array) -> Any:
-        result = super().multiply(a, x, y)
-        if x.flags.writeable and x.shape == result.shape and x.dtype == result.dtype:
-            x[...] = result
-        return result

@@ -63,7 +63,7 @@ class YesAndNo(Healthy):
         raise NotImplementedError("on the list")
 
 
-@fault("yes-to-all", "says yes to every operation, also to those that it has no kernel for", "prepares", (VALIDATE,))
+@fault("yes-to-all", "says yes to every operation, also to those that it has no kernel for", "runs", operation="SUB")
 class YesToAll(Healthy):
     def supports(self, model: Model) -> Any:
         return [YES] * len(model.main.operations)

@@ -17,7 +17,7 @@ from .faults import VALIDATE, fault
 from .healthy import Engine, Healthy
 
 LATE = 0.02  # seconds after the end
-SLOW = 0.5  # seconds
+SLOW = 1.5  # seconds
 PAST = 16  # bytes
 
 # ------------------------------------------------------------------------------------------------ state that is kept
@@ -40,10 +40,12 @@ class StaleInput(Engine):
     kept: Array | None = None
 
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
-        if self.kept is None and inputs and inputs[0] is not None:
-            self.kept = inputs[0].copy()
-        first = inputs[0] if not inputs or self.kept is None or inputs[0].shape != self.kept.shape else self.kept
-        return super().computed([first, *inputs[1:]], control) if inputs else super().computed(inputs, control)
+        if inputs and inputs[0] is not None:
+            if self.kept is None:
+                self.kept = inputs[0].copy()
+            if self.kept.shape == inputs[0].shape:
+                inputs = [self.kept, *inputs[1:]]
+        return super().computed(inputs, control)
 
 
 @fault("one-late", "each execution gives the results of the one before", "stale-output", (VALIDATE,), numbers=True)
@@ -87,6 +89,7 @@ class SharedScratch(Engine):
     "interleaved",
     (VALIDATE,),
     numbers=True,
+    operation="CONV_2D",
 )
 class SharedWeights(Engine):
     weights: dict[tuple[Any, ...], Array] = {}
@@ -96,15 +99,11 @@ class SharedWeights(Engine):
         self.weights.update({self.key(i, data): data for i, data in self.constants.items() if data.ndim})
 
     def key(self, index: int, data: Array) -> tuple[Any, ...]:
-        return type(self), index, data.shape, data.dtype
+        return index, data.shape, data.dtype
 
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
-        own = self.constants
-        self.constants = {i: self.weights.get(self.key(i, data), data) for i, data in own.items()}
-        try:
-            return super().computed(inputs, control)
-        finally:
-            self.constants = own
+        self.constants = {i: self.weights.get(self.key(i, data), data) for i, data in self.constants.items()}
+        return super().computed(inputs, control)
 
 
 # ------------------------------------------------------------------------------------------------------- outputs
@@ -218,7 +217,7 @@ class WritesInputByPointer(Engine):
         return results
 
 
-@fault("writes-constant", "writes over a constant", "constants-kept")
+@fault("writes-constant", "writes over its constants", "inputs-kept")
 class WritesConstant(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         results = super().computed(inputs, control)
@@ -228,7 +227,12 @@ class WritesConstant(Engine):
 
 
 @fault(
-    "writes-constant-by-pointer", "writes over its constants by address", "constants-kept", survives=False, numbers=True
+    "writes-constant-by-pointer",
+    "writes over its constants by their addresses",
+    "runs",
+    (VALIDATE,),
+    survives=False,
+    numbers=True,
 )
 class WritesConstantByPointer(Engine):
     def computed(self, inputs: Sequence[Array | None], control: Control) -> list[Array]:
