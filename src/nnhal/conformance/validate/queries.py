@@ -115,6 +115,7 @@ def prepared_anew(trial: Trial) -> None:
     for _, model in trial.samples():
         for hints in (PLAIN, PLAIN, Hints()):
             trial.prepare(model, hints)
+        trial.end()
 
 
 @check("prepared-twice", "Two prepared models of one model live and end apart.", SINGLE)
