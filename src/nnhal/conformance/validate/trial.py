@@ -159,11 +159,15 @@ class Trial:
             yield call
 
     def of_other_constants(self, call: Call) -> Call:
-        """The same call with other constants where their elements may be anything."""
+        """The same call with other constants: anything where they may be that, else their real numbers in another order."""
         arguments, inputs = call.bound.form.each(len(call.inputs)), list(call.inputs)
         for place, (argument, value) in enumerate(zip(arguments, call.inputs, strict=True)):
-            if value is not None and place not in call.given and not argument.scalar and argument.drawn is None:
+            if value is None or place in call.given or argument.scalar:
+                continue
+            if argument.drawn is None:
                 inputs[place] = replace(value, data=contents(self.rng, value.type, value.known, call.cell.values))
+            elif value.scale or value.channel or value.dtype.kind == "f":
+                inputs[place] = replace(value, data=value.array.reshape(-1)[::-1].reshape(value.known))
         return replace(call, inputs=tuple(inputs))
 
     def fixed(self) -> None:

@@ -348,7 +348,14 @@ class NeverNotifies(Engine):
         super().execute(request, control, lambda *_: None)
 
 
-@fault("burst-stale", "in a burst, every execution gives what the first one gave", "burst", way="burst", numbers=True)
+@fault(
+    "burst-stale",
+    "in a burst, every execution gives what the first one gave",
+    "burst",
+    (VALIDATE,),
+    way="burst",
+    numbers=True,
+)
 class BurstStale(Engine):
     first: list[Array] | None = None
     opened = False
