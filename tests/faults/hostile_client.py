@@ -700,7 +700,7 @@ def as_its_number_is_released(m: Moment) -> None:
         assert hear(world.client.channel) == (1, wire.Acknowledged())
         if isinstance(m.call, wire.PrepareModel):
             result = world.notification(wire.NotifyPrepared)
-            assert result == wire.Acknowledged() or result.kind in ("Cancelled", "Closed"), result
+            assert isinstance(result, wire.PreparedTraits) or result.kind in ("Cancelled", "Closed"), result
         elif isinstance(m.call, wire.Execute):
             assert isinstance(world.notification(wire.NotifyExecuted), wire.Executed)
 
