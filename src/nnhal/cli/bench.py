@@ -195,10 +195,14 @@ def _print_memory(memory: Mapping[str, Any]) -> None:
         + [size(step[figure]) for figure in MemoryUse._fields]
         for step in memory["steps"]
     ]
+    if memory["between"]:
+        rows.append(["between steps", "", "", size(memory["between"]), ""])
     common.table(["step", ">weights copied", ">in place", ">working", ">per execution"], rows, title="memory, as told")
-    measured = [f"{size(memory['private_bytes'])} more in this process"]
-    measured += [f"{size(held)} in the process of {name}" for name, held in memory["drivers_private_bytes"].items()]
-    common.console.print(f"measured, private: {', '.join(measured)}; between steps {size(memory['between'])}")
+    measured = {"more in this process": memory["private_bytes"]}
+    measured |= {f"in the process of {name}": held for name, held in memory["drivers_private_bytes"].items()}
+    known = [f"{size(held)} {where}" for where, held in measured.items() if held is not None]
+    if known:
+        common.console.print(f"measured, private: {', '.join(known)}")
 
 
 def _print_each(shares: Sequence[TimeSpent]) -> None:
