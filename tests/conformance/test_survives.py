@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable
-from nnhal.conformance.parallel import run_all
+from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
@@ -114,7 +114,7 @@ def one_of_each(vectors: Path) -> str:
 
 
 def run(selection: Selection, jobs: int = 2) -> list[Outcome]:
-    return [outcome for some, _, _ in run_all(selection, jobs) for outcome in some.outcomes]
+    return [outcome for some, _, _ in run_vectors(selection, jobs) for outcome in some.outcomes]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in process", "isolated"])
