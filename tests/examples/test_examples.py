@@ -1,5 +1,6 @@
 """The examples are what the documentation says."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,13 @@ RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
 def test_the_first_ten_minutes_are_as_the_page_says():
     page = ROOT / "docs" / "first-ten-minutes.md"
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.models
+def test_a_driver_authors_first_hour_is_as_the_page_says(vectors):
+    page, known = ROOT / "docs" / "drivers-first-hour.md", {**os.environ, "NNHAL_VECTORS": str(vectors.resolve())}
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False, env=known)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -64,3 +72,51 @@ def test_a_page_that_is_not_true_any_more_is_told_line_by_line(tmp_path, before,
     page.write_text(PAGE.replace(before, after))
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and told in done.stdout
+
+
+FILES = """\
+<!-- file: package/one.txt -->
+```text
+first
+second
+third
+```
+<!-- change: package/one.txt -->
+```diff
+-first
++1
+ second
+@@
++more
+ third
+```
+<!-- part: package/one.txt -->
+```text
+second
+more
+```
+```console
+$ cat package/one.txt
+1
+second
+more
+third
+```
+"""
+
+
+def test_the_files_that_a_page_shows_are_those_that_its_commands_see(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(FILES)
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("-first", "-fist"), (" third", " other"), ("more\n```\n```c", "less\n```\n```c")]
+)
+def test_a_page_that_changes_or_shows_what_no_file_has_is_told(tmp_path, before, after):
+    page = tmp_path / "page.md"
+    page.write_text(FILES.replace(before, after))
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "one.txt has these lines 0 times, must have them once" in done.stderr
