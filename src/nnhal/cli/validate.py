@@ -20,6 +20,7 @@ from nnhal.conformance.validate.check import BAD, CHECKS, VERDICTS, CheckOutcome
 from nnhal.conformance.validate.run import DRAWS, Validation, repeats_check, run_checks
 
 LINE = 400  # characters of a reason that a line shows
+_WORDS = "; its last words:"  # they say where, which the line has
 _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 
 
@@ -147,7 +148,8 @@ def _print(
     chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
 ) -> None:
     for o in bad:
-        reason = o.reason if len(o.reason) <= LINE else f"{o.reason[:LINE]} ..."
+        reason = o.reason.partition(_WORDS)[0] if o.place else o.reason
+        reason = reason if len(reason) <= LINE else f"{reason[:LINE]} ..."
         words = _SHORT[o.verdict], o.check, o.operation, " ".join(reason.split()), o.place, repeats_check(chosen, o)
         common.console.print("  ".join(word for word in words if word), markup=False)
     skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")

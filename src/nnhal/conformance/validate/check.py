@@ -9,6 +9,9 @@ VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
 BAD = "failed", "crashed", "hung"
 DRIVER = ""  # in place of an operation: of the driver as a whole
 Look = Callable[[Trial], object]
+# What single executions have to hold to before two are looked at, and then whatever else there is.
+SINGLE = "output-type", "output-shape", "output-once", "output-filled", "past-end", "inputs-kept"
+BASIC = ("prepared-twice",)
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ CHECKS: dict[str, ContractCheck] = {}
 
 
 def check(
-    name: str, promise: str, needs: tuple[str, ...] = ("close",), *, inside: bool = False, whole: bool = False
+    name: str, promise: str, needs: tuple[str, ...] = BASIC, *, inside: bool = False, whole: bool = False
 ) -> Callable[[Look], Look]:
     """Add a check to the table, in which those that others need come first."""
 

@@ -13,7 +13,7 @@ from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, Unmet
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, Unmet, copies
 from nnhal.conformance.worker import process_of
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control
@@ -21,7 +21,7 @@ from nnhal.model.graph import Model
 
 SHORT_NS, GRACE_NS = 20_000_000, 1_000_000_000
 BLOCKS = 3  # of rounds; what grows in each of them grows
-BLOCK_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 0.1, 5, 40
+BLOCK_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 0.05, 5, 40
 NOISE = 8 << 10  # bytes a round
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -40,7 +40,7 @@ def deadline(trial: Trial) -> None:
             if late > GRACE_NS:
                 trial.unmet(f"came back {late / 1e9:.1f} s after its deadline, must poll control.check()")
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, arrays_of(call)), "after a deadline that had passed")
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a deadline that had passed")
         try:
             trial.prepare(model, Hints(threads=1, deadline=time.monotonic_ns() - 1))
         except MissedDeadline:
@@ -66,7 +66,7 @@ def cancellation(trial: Trial) -> None:
                 trial.unmet(f"came back {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
             timer.cancel()
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, arrays_of(call)), "after a cancelled execution")
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a cancelled execution")
 
 
 def _bounded(
@@ -74,7 +74,7 @@ def _bounded(
 ) -> bool:
     """Whether an execution raised what it may; Unmet where it raised anything else, or gave a wrong result."""
     try:
-        actual = trial.run(prepared, arrays_of(call), control)
+        actual = trial.run(prepared, copies(arrays_of(call)), control)
     except allowed:
         return True
     except NnhalError as error:
@@ -91,7 +91,7 @@ def timing(trial: Trial) -> None:
         prepared = trial.prepare(model)
         trial.at("run")
         begin = time.monotonic_ns()
-        given = prepared.request(arrays_of(call)).execute(prepared.run, Control(measure=True))
+        given = trial.request(prepared, arrays_of(call)).execute(prepared.run, Control(measure=True))
         spent = time.monotonic_ns() - begin
         if given is None:
             continue
@@ -115,23 +115,23 @@ def _held(pid: int) -> dict[str, int]:
     counts = {
         what: len(os.listdir(f"/proc/{pid}/{place}")) for what, place in (("descriptors", "fd"), ("threads", "task"))
     }
-    return {"resident memory": resident, "address space": size, **counts}
+    return {**counts, "resident memory": resident, "address space": size}
 
 
 @check("growth", "What runs, and what is prepared and closed, leaves no memory, descriptors or threads behind.")
 def growth(trial: Trial) -> None:
     process = process_of(trial.device)
     pid = os.getpid() if process is None else process.pid
-    for call, model in trial.samples():
-        kept = trial.prepare(model)
-        _look(trial, pid, "run", partial(trial.run, kept, arrays_of(call)))
-        trial.close(kept)
-        _look(trial, pid, "prepare, run and close", partial(_whole_life, trial, call, model))
+    call, model = trial.samples()[0]
+    kept = trial.prepare(model)
+    _look(trial, pid, "run", partial(trial.run, kept, copies(arrays_of(call))))
+    trial.close(kept)
+    _look(trial, pid, "prepare, run and close", partial(_whole_life, trial, call, model))
 
 
 def _whole_life(trial: Trial, call: Call, model: Model) -> None:
     prepared = trial.prepare(model, PLAIN)
-    trial.run(prepared, arrays_of(call))
+    trial.run(prepared, copies(arrays_of(call)))
     trial.close(prepared)
 
 

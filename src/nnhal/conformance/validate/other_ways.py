@@ -15,8 +15,7 @@ from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
-from nnhal.conformance.validate.outputs import signature_of
-from nnhal.conformance.validate.state import data_sets
+from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial
 from nnhal.conformance.ways import WAYS
 from nnhal.hal.device import Prepared, allocated_by, burst_by
@@ -28,7 +27,7 @@ AGAIN = 0.05  # seconds in which a second one may come
 _SYNC = "NNHAL_SYNC_EXEC"
 
 
-@check("burst", "A burst gives what plain calls give, and nothing after its end.")
+@check("burst", "A burst gives what plain calls give, and nothing after its end.", SECOND)
 def burst(trial: Trial) -> None:
     trial.fixed()
     _since(trial, "bursts", V1_2)
@@ -41,12 +40,12 @@ def burst(trial: Trial) -> None:
             for number in (0, 1, 2, 0):
                 each, arrays, wanted = sets[number]
                 trial.at("run")
-                request = prepared.request(arrays)
+                request = trial.request(prepared, arrays)
                 request.execute(series.run, UNLIMITED)
                 trial.same(each, wanted, request.results, "in a burst")
             series.close()
         try:
-            prepared.request(sets[0][1]).execute(series.run, UNLIMITED)
+            trial.request(prepared, sets[0][1]).execute(series.run, UNLIMITED)
         except (Closed, OperationFailed):
             continue
         trial.unmet("a burst that was closed executes, must raise Closed")
@@ -59,7 +58,7 @@ def fenced(trial: Trial) -> None:
     asked = False
     for call, model in trial.samples():
         prepared = trial.prepare(model)
-        if not signature_of(prepared, trial).closed:
+        if not trial.signature_of(prepared).closed:
             continue
         asked = True
         wanted = trial.alone(model, arrays_of(call))
@@ -74,9 +73,9 @@ def fenced(trial: Trial) -> None:
 def _with_rooms(trial: Trial, prepared: Prepared, call: Call) -> Request:
     import numpy as np
 
-    signature = signature_of(prepared, trial)
+    signature = trial.signature_of(prepared)
     rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in signature.outputs]
-    return prepared.request(arrays_of(call), rooms)
+    return trial.request(prepared, arrays_of(call), rooms)
 
 
 @check("callback", "An execution in the background notifies exactly once, with the results in place.", inside=True)

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import Closed, NnhalError
+from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Trial, Unmet
-from nnhal.hal.device import Prepared
+from nnhal.conformance.validate.trial import Trial, Unmet, copies
 from nnhal.hal.request import GUARD, Request, Signature
 
 SETTLE = 0.1  # seconds after an execution in which a driver may still write
@@ -26,7 +25,7 @@ RULES = {
     "past-end": re.compile(r"was written past its end"),
     "inputs-kept": re.compile(r"must only be read|read-only"),
 }
-BASIC = ("prepares",)
+RAN = ("runs",)
 
 
 def _by_rule(name: str) -> Callable[[Trial], None]:
@@ -36,7 +35,7 @@ def _by_rule(name: str) -> Callable[[Trial], None]:
         for call, model in trial.samples():
             prepared = trial.prepare(model)
             try:
-                trial.run(prepared, arrays_of(call))
+                trial.run(prepared, copies(arrays_of(call)))
             except NnhalError as error:
                 if RULES[name].search(str(error)):
                     raise Unmet(str(error), place_in(error.stack) or trial.place()) from error
@@ -50,15 +49,15 @@ for _name, _promise in {
     "output-once": "Each output is given exactly once before run returns.",
     "past-end": "Nothing is written past the end of an output.",
 }.items():
-    check(_name, _promise, BASIC)(_by_rule(_name))
+    check(_name, _promise, RAN)(_by_rule(_name))
 
 
-@check("runs", "What supports() says yes to runs, and raises nothing.", ("prepares",))
+@check("runs", "What supports() says yes to runs, and raises nothing.", ("prepared-anew",))
 def runs(trial: Trial) -> None:
-    for call, model in trial.samples():
-        prepared = trial.prepare(model)
+    for call, _ in trial.samples():
+        prepared = trial.prepare(model_of(call))
         try:
-            trial.run(prepared, arrays_of(call))
+            trial.run(prepared, copies(arrays_of(call)))
         except NnhalError as error:
             if not any(rule.search(str(error)) for rule in RULES.values()):
                 text = f"run(): {type(error).__name__}: {error} ({call.cell})"
@@ -84,17 +83,9 @@ class Filled(Request):
         return False
 
 
-def signature_of(prepared: Prepared, trial: Trial) -> Signature:
-    """The arguments of a prepared model, for requests of other classes."""
-    return Signature.of(prepared.model, trial.where)
-
-
-def _filled(trial: Trial, pattern: int) -> Callable[[Prepared, Sequence[Array]], Request]:
-    def make(prepared: Prepared, arrays: Sequence[Array]) -> Request:
-        signature = signature_of(prepared, trial)
-        rooms = None
-        if signature.closed:
-            rooms = [_room(a.fixed, a.dtype, pattern) for a in signature.outputs]
+def _filled(pattern: int) -> Callable[[Signature, Sequence[Array]], Request]:
+    def make(signature: Signature, arrays: Sequence[Array]) -> Request:
+        rooms = [_room(a.fixed, a.dtype, pattern) for a in signature.outputs] if signature.closed else None
         request = Filled(signature, arrays, rooms)
         request.pattern = pattern
         return request
@@ -108,13 +99,13 @@ def _room(shape: Any, dtype: np.dtype[Any], pattern: int) -> Array:
     return array
 
 
-@check("output-filled", "Every element of an output is written by each execution.", ("prepares",))
+@check("output-filled", "Every element of an output is written by each execution.", RAN)
 def output_filled(trial: Trial) -> None:
     for call, model in trial.samples():
         prepared = trial.prepare(model)
         try:
-            trial.run(prepared, arrays_of(call))
-            one, other = (trial.run(prepared, arrays_of(call), make=_filled(trial, p)) for p in (0x5A, 0xA5))
+            trial.run(prepared, copies(arrays_of(call)))
+            one, other = (trial.run(prepared, copies(arrays_of(call)), make=_filled(p)) for p in (0x5A, 0xA5))
         except NnhalError as error:
             if RULES["output-filled"].search(str(error)):
                 raise Unmet(str(error), trial.place()) from error
@@ -140,9 +131,11 @@ class Watched(Request):
     late: list[str]
     lent: list[Array]
 
-    def _late(self, index: int) -> NnhalError:
-        self.late.append(self.signature.outputs[index].name)
-        return Closed(f"{self.signature.where}: {self.late[-1]} is written after the execution ended, must be before")
+    def write(self, index: int, value: Array) -> None:
+        """As of `Request`, and noted."""
+        if self.ended:
+            self.late.append(self.signature.outputs[index].name)
+        super().write(index, value)
 
     def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """As of `Request`, and noted."""
@@ -154,14 +147,14 @@ class Watched(Request):
 def late_write(trial: Trial) -> None:
     watched: list[Watched] = []
 
-    def make(prepared: Prepared, arrays: Sequence[Array]) -> Request:
-        request = Watched(signature_of(prepared, trial), arrays)
+    def make(signature: Signature, arrays: Sequence[Array]) -> Request:
+        request = Watched(signature, arrays)
         request.late, request.lent = [], []
         watched.append(request)
         return request
 
     for call, model in trial.samples():
-        trial.run(trial.prepare(model), arrays_of(call), make=make)
+        trial.run(trial.prepare(model), copies(arrays_of(call)), make=make)
     before = [[_whole(array) for array in request.lent] for request in watched]
     trial.at("wait")
     time.sleep(SETTLE)
@@ -183,11 +176,11 @@ def _whole(array: Array) -> bytes:
 # ---------------------------------------------------------------------------------------------------- what is only read
 
 
-@check("inputs-kept", "Inputs are only read, by their arrays and by their addresses.", ("prepares",))
+@check("inputs-kept", "Inputs are only read, by their arrays and by their addresses.", RAN)
 def inputs_kept(trial: Trial) -> None:
     for call, model in trial.samples():
         prepared = trial.prepare(model)
-        arrays = [x.copy() for x in arrays_of(call)]
+        arrays = copies(arrays_of(call))
         try:
             trial.run(prepared, arrays)
         except NnhalError as error:
@@ -206,7 +199,7 @@ def constants_kept(trial: Trial) -> None:
     for call, _ in trial.samples():
         before, model = model_of(call).values, model_of(call)  # that nobody has written to yet
         prepared = trial.prepare(model)
-        trial.run(prepared, arrays_of(call))
+        trial.run(prepared, copies(arrays_of(call)))
         trial.close(prepared)
         if model.values != before:
             trial.unmet("a constant of the model was written to, must only be read")

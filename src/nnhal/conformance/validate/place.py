@@ -44,7 +44,7 @@ def _innermost(owner: object) -> object:
 
 def place_in(stack: str) -> str:
     """FILE:LINE of the innermost frame of the text of a stack, the last one as Python tells it; "" for none."""
-    frames = _FRAME.findall(stack)
+    frames = [(file, line) for file, line in _FRAME.findall(stack) if not ours(file)]
     return f"{Path(frames[-1][0]).name}:{frames[-1][1]}" if frames else ""
 
 

@@ -49,7 +49,7 @@ class Validation(Subject):
     @property
     def chooses(self) -> bool:
         """Whether single checks are asked for: then they run whatever others say."""
-        return any(check for check, _ in self.wanted)
+        return any(check and not CHECKS[check].whole for check, _ in self.wanted)
 
 
 class CheckItem(NamedTuple):
@@ -66,7 +66,8 @@ class _Checks(Work):
 
     def __init__(self, chosen: Validation) -> None:
         self._chosen = chosen
-        self._came: dict[str, dict[str, str]] = defaultdict(dict)  # verdicts by operation and check
+        # By operation and check: its verdict, or what came of one that it needs.
+        self._came: dict[str, dict[str, str]] = defaultdict(dict)
         whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
         wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
         names = dict.fromkeys(cell.op.name for cell in cells())
@@ -82,6 +83,7 @@ class _Checks(Work):
         return [Bundle(operation, tuple(CheckItem(each.name, operation) for each in part)) for part in parts]
 
     def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
+        reason = reason.partition(": ")[2]  # there is but one device
         return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
@@ -98,21 +100,19 @@ class _Checks(Work):
         while news:
             done = news.pop()
             for each in of_operations():
-                if done not in each.needs or not all(need in came for need in each.needs):
+                if each.name in came or done not in each.needs or not all(need in came for need in each.needs):
                     continue
                 failed = next((need for need in each.needs if came[need] != "passed"), "")
                 if not failed:
                     ready.append(CheckItem(each.name, outcome.operation))
                     continue
-                reason = f"needs {failed}/{outcome.operation}, which {_WAS[came[failed]]}"
-                skipped.append(CheckOutcome(each.name, outcome.operation, "skipped", reason))
-                came[each.name] = "skipped"
+                came[each.name] = (
+                    came[failed] if "/" in came[failed] else f"{failed}/{outcome.operation} {came[failed]}"
+                )
+                skipped.append(CheckOutcome(each.name, outcome.operation, "skipped", f"{came[each.name]} before"))
                 news.append(each.name)
         parts = [tuple(ready[start : start + APART]) for start in range(0, len(ready), APART)]
         return [Bundle(outcome.operation, part) for part in parts], skipped
-
-
-_WAS = {"failed": "failed", "crashed": "crashed", "hung": "hung", "skipped": "was skipped"}
 
 
 def run_checks(chosen: Validation, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:

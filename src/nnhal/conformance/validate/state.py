@@ -11,12 +11,13 @@ from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Trial, Unmet
+from nnhal.conformance.validate.trial import Trial, Unmet, copies
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request, Run
 from nnhal.model.graph import Model
 
 SETS = 4  # of inputs
+SECOND = ("stale-output",)  # for what would fail besides where a second execution is wrong
 THREADS, EACH = 4, 25  # executions of each thread
 OFTEN = 1e-5  # seconds after which another thread may take over
 
@@ -35,13 +36,13 @@ def stale_output(trial: Trial) -> None:
         sets = data_sets(trial, call, model)
         prepared = trial.prepare(model)
         _, arrays, first = sets[0]
-        trial.run(prepared, arrays)
+        trial.run(prepared, copies(arrays))
         for number, (each, arrays, wanted) in enumerate(sets[1:], 2):
-            _own_results(trial, each, wanted, first, trial.run(prepared, arrays), f"run {number}")
+            _own_results(trial, each, wanted, first, trial.run(prepared, copies(arrays)), f"run {number}")
             first = wanted
 
 
-@check("same-memory", "Other values in the memory of the last execution's inputs are seen.")
+@check("same-memory", "Other values in the memory of the last execution's inputs are seen.", SECOND)
 def same_memory(trial: Trial) -> None:
     trial.fixed()
     for call, model in trial.samples():
@@ -66,7 +67,7 @@ def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, act
         trial.unmet(f"{what} differs from a model that runs once: {problem}")
 
 
-@check("order", "Results do not depend on what ran before.")
+@check("order", "Results do not depend on what ran before.", SECOND)
 def order(trial: Trial) -> None:
     trial.fixed()
     for call, model in trial.samples():
@@ -74,7 +75,7 @@ def order(trial: Trial) -> None:
         prepared = trial.prepare(model)
         for number in (0, 1, 2, 3, 2, 0, 0, 1, 3):
             each, arrays, wanted = sets[number]
-            trial.same(each, wanted, trial.run(prepared, arrays), "after other runs of the same prepared model")
+            trial.same(each, wanted, trial.run(prepared, copies(arrays)), "after other runs of the same prepared model")
 
 
 @check("deterministic", "The same inputs give the same results.")
@@ -82,12 +83,14 @@ def deterministic(trial: Trial) -> None:
     trial.fixed()
     for call, model in trial.samples():
         prepared = trial.prepare(model)
-        first = [None if r is None else r.copy() for r in trial.run(prepared, arrays_of(call))]
+        first = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
         for number in range(2, 9):
-            trial.same(call, first, trial.run(prepared, arrays_of(call)), f"run {number} on the inputs of run 1")
+            trial.same(
+                call, first, trial.run(prepared, copies(arrays_of(call))), f"run {number} on the inputs of run 1"
+            )
 
 
-@check("interleaved", "Prepared models of other constants and parameters do not disturb each other.")
+@check("interleaved", "Prepared models of other constants and parameters do not disturb each other.", SECOND)
 def interleaved(trial: Trial) -> None:
     trial.fixed()
     taken = [(call, model) for call, model in trial.taken() if not call.open]
@@ -103,21 +106,19 @@ def interleaved(trial: Trial) -> None:
         if len(wanted) < 2:
             continue
         prepared = [trial.prepare(m) for _, m in pair]
-        for turn in (0, 1, 0, 1, 1, 0):
-            c = pair[turn][0]
-            trial.same(c, wanted[turn], trial.run(prepared[turn], arrays_of(c)), "in turns with another prepared model")
+        for which in (0, 1, 0, 1, 1, 0, 1):
+            c = pair[which][0]
+            results = trial.run(prepared[which], copies(arrays_of(c)))
+            trial.same(c, wanted[which], results, "in turns with another prepared model")
         trial.close(prepared[0])
-        trial.same(pair[1][0], wanted[1], trial.run(prepared[1], arrays_of(pair[1][0])), "after another one was closed")
-
-
-def _data(array: Array | None) -> bytes | None:
-    return None if array is None else array.tobytes()
+        results = trial.run(prepared[1], copies(arrays_of(pair[1][0])))
+        trial.same(pair[1][0], wanted[1], results, "after another prepared model was closed")
 
 
 # -------------------------------------------------------------------------------------------------------------- threads
 
 
-@check("threads", f"{THREADS} threads that run one prepared model at once get the results of their own inputs.")
+@check("threads", f"{THREADS} threads that run one prepared model at once get the results of their own inputs.", SECOND)
 def threads(trial: Trial) -> None:
     trial.fixed()
     for call, model in trial.samples():
@@ -141,7 +142,7 @@ def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> l
         try:
             for turn in range(EACH):
                 place = (number + turn) % len(sets)
-                came.append((place, trial.run(prepared, sets[place])))
+                came.append((place, trial.run(prepared, copies(sets[place]))))
         except BaseException as error:
             failed.append(error)
 
@@ -185,9 +186,9 @@ def malformed_request(trial: Trial) -> None:
         arrays = arrays_of(call)
         for number, array in enumerate(arrays):
             for bad in (None, array[:0], array.reshape(1, *array.shape), array.reshape(-1)[:1]):
-                _survives(trial, prepared.request([*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
+                _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
         if not trial.random:
-            trial.same(call, wanted, trial.run(prepared, arrays), "after requests that were not valid")
+            trial.same(call, wanted, trial.run(prepared, copies(arrays)), "after requests that were not valid")
 
 
 def _survives(trial: Trial, request: Request, run: Run) -> None:
