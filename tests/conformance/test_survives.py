@@ -171,6 +171,29 @@ def device():
     assert set(verdicts.values()) == {"passed", "crashed"}
 
 
+def test_a_driver_that_forks_has_each_vector_counted_once(vectors: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "forks.py"
+    driver.write_text(
+        """
+import os
+from nnhal.drivers.reference import Reference
+
+class Forks(Reference):
+    name = "forks"
+    def prepare(self, model, hints):
+        os.fork()
+        return super().prepare(model, hints)
+
+def device():
+    return Forks()
+"""
+    )
+    found = run(Selection(vectors, drivers=(str(driver),), pattern="^V1_0/add", rerun=False), 1)
+    ids = [outcome.id for outcome in found]
+    assert len(ids) == len(set(ids)) > 1
+    assert {outcome.verdict for outcome in found} == {"passed"}
+
+
 def test_a_driver_that_dies_or_fails_as_it_loads_is_an_error_that_says_how(vectors: Path, tmp_path: Path) -> None:
     driver = tmp_path / "dies.py"
     for text, wanted in (("import os\nos._exit(7)", "exit status 7"), ("import nothing_like_it", "nothing_like_it")):

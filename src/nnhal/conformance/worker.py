@@ -85,6 +85,7 @@ class Worker(ABC):
         loaded = [discovery.load_driver(driver).name for driver in self.subject.drivers]
         self._name = self.subject.device or (loaded[0] if loaded else discovery.CPU)
         self.device = self._made()
+        self._process = os.getpid()
 
     def begin(self) -> None:
         """Before the driver loads."""
@@ -120,6 +121,8 @@ class Worker(ABC):
         sent = time.monotonic_ns()
         self._place = 0
         for place, outcome in enumerate(self.run(task.of, task.items)):
+            if os.getpid() != self._process:
+                os._exit(0)  # a copy that the driver forked: the items and the connection are its parent's
             if _file_of(self._connection) != self._socket:
                 sys.stderr.write("the driver closed a descriptor that is the suite's own: the one to its results\n")
                 sys.stderr.flush()

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from nnhal.hal.device import (
     Verdict,
     capabilities_by,
     identity_of,
+    layout_of,
     prepared_by,
     verdicts_by,
 )
@@ -39,15 +41,17 @@ from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import validate
 from nnhal.runtime import costs, discovery
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
-from nnhal.runtime.placement import Live, Placement
+from nnhal.runtime.placement import Live, Placement, StepLayout
 
 Fallback = Literal["allow", "warn", "forbid"]
+ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
 
@@ -89,13 +93,17 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once."""
+    """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
+
+    laid: the part as the device has it.
+    """
 
     device: Device
     part: Part
     prepared: Prepared
     nanoseconds: int  # that preparing it took
     lane: Lane
+    laid: LaidOut
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class Plan:
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return Placement(self.partition, self.events, self.keys, self.live)
+        return Placement(self.partition, self.events, self.keys, self.live, layouts_of(self.partition, self.steps))
 
 
 @dataclass(frozen=True)
@@ -214,7 +222,8 @@ def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wis
         stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
-    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step)
+    laid = laid_out(model, layout) if (layout := layout_of(device)) else None
+    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step, laid=laid)
     return _Candidate(device, key, offer, failed)
 
 
@@ -231,6 +240,17 @@ def _note(wishes: Wishes, events: list[str], text: str) -> None:
         warn_of_fallback(text)
 
 
+def layouts_of(found: Partition, steps: Sequence[Step]) -> tuple[StepLayout, ...]:
+    """What became of the steps whose devices prefer a layout."""
+    layouts = []
+    for number, (planned, step) in enumerate(zip(found.steps, steps, strict=True)):
+        layout = layout_of(step.device)
+        if layout is not None:
+            left = {planned.operations[n]: why for n, why in step.laid.left.items()}
+            layouts.append(StepLayout(number, planned.device, layout, step.laid.transposes, left))
+    return tuple(layouts)
+
+
 def _span(operations: Sequence[int]) -> str:
     return f"#{operations[0]}" if len(operations) == 1 else f"#{min(operations)} to #{max(operations)}"
 
@@ -244,11 +264,10 @@ def _attempt(
     undo: ExitStack,
 ) -> Plan | _Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
-    found = partition(model, offers, wishes.preference)
     by_label = {c.offer.device: c for c in candidates}
+    found, parts = _placed(model, wishes, by_label, offers)
     steps: list[Step] = []
-    for planned in found.steps:
-        part = cut(model, planned.operations)
+    for planned, part in zip(found.steps, parts, strict=True):
         try:
             steps.append(prepare(by_label[planned.device].device, part, wishes, planned.device, undo))
         except MissedDeadline:
@@ -261,6 +280,49 @@ def _attempt(
     keys = {label: c.key for label, c in by_label.items()}
     live = Live([step.device for step in found.steps])
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, live)
+
+
+def _placed(
+    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer]
+) -> tuple[Partition, list[Part]]:
+    """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
+    device is asked about it again, and what it refuses then is placed anew.
+    """
+    for attempt in count():
+        found = partition(model, offers, wishes.preference)
+        parts = [cut(model, planned.operations) for planned in found.steps]
+        refused: dict[str, dict[int, Verdict]] = {}
+        for planned, part in zip(found.steps, parts, strict=True):
+            device = by_label[planned.device].device
+            if part.model is not model and layout_of(device) is not None:
+                verdicts = _asked_again(device, planned.device, part, wishes)
+                if attempt >= ROUNDS and not all(verdict.ok for verdict in verdicts):
+                    verdicts = [v if not v.ok else Verdict(False, "others of its part were refused") for v in verdicts]
+                again = {n: v for n, v in zip(planned.operations, verdicts, strict=True) if not v.ok}
+                refused.setdefault(planned.device, {}).update(again)
+        if not any(refused.values()):
+            return found, parts
+        offers = [replace(o, verdicts=_with(o.verdicts, refused.get(o.device, {}))) for o in offers]
+    raise AssertionError("count() ends")
+
+
+def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> list[Verdict]:
+    """What a device says of a part by itself; where it fails to say, it refuses all of it."""
+
+    def ask() -> list[Verdict]:
+        return verdicts_by(device, part.model)
+
+    try:
+        return by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
+    except Exception as error:
+        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+            raise
+        why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
+        return [Verdict(False, why)] * len(part.model.main.operations)
+
+
+def _with(verdicts: Sequence[Verdict], others: Mapping[int, Verdict]) -> list[Verdict]:
+    return [others.get(n, verdict) for n, verdict in enumerate(verdicts)]
 
 
 def is_callers(error: Exception) -> bool:
@@ -293,5 +355,9 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
+    layout = layout_of(device)
+    laid = laid_out(part.model, layout)
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    return Step(device, part, lane.prepared, spent, lane)
+    if layout:
+        _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
+    return Step(device, part, lane.prepared, spent, lane, laid)

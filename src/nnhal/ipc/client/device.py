@@ -23,6 +23,7 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LAYOUTS
 
 QUERY_NS = 30_000_000_000  # a driver that has not answered a query by then hangs
 
@@ -35,6 +36,7 @@ class RemoteDevice(Device):
         self.name = session.welcome.name
         self.level = session.level
         self.confinement = dict(session.welcome.confinement)
+        self.preferred_layout = next((layout for layout in LAYOUTS if layout == session.welcome.layout), None)
         if session.methods >= V1_2:
             self.version = str(self._query(wire.GetVersionString(), wire.Word).value)
             kind = self._query(wire.GetType(), wire.Word).value

@@ -127,7 +127,7 @@ class CallHandler:
     def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False))
         validate(model)
-        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model))
+        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model, as_is=True))
         return wire.Verdicts(verdicts), ()
 
     def _usage(self, _: wire.GetUsage, __: Descriptors) -> Answer:
@@ -166,7 +166,7 @@ class CallHandler:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints), model, self._where, claim.passed())
+                entry = Export(prepared_by(self._device, model, hints, as_is=True), model, self._where, claim.passed())
                 exports.fill(number, entry, entry.release)
             except BaseException as error:
                 exports.release(number)
