@@ -275,6 +275,10 @@ class ZeroBurst(LocalBurst):
         request.write(0, np.zeros(request.signature.outputs[0].fixed, request.signature.outputs[0].dtype))
 
 
+def zero_burst(self: Any) -> ZeroBurst:
+    return ZeroBurst(self)
+
+
 def unfenced(self: Any, request: Any, control: Any, wait_for: Any = (), after: Any = None) -> Any:
     """Does not wait, and gives what it finds."""
     inner = request.inside([x * 0 for x in request.given], request.rooms)
@@ -431,7 +435,7 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaves 1 descriptors behind"),
         (lambda: giving(leaking(kept_thread)), ADD, "leaves 1 threads behind"),
     ],
-    "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": lambda self: ZeroBurst(self)})), ADD, "in a burst: output 0 differs")],
+    "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": zero_burst})), ADD, "in a burst: output 0 differs")],
     "fenced": [(lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": unfenced})), ADD, "fenced: output 0")],
     "callback": [(lambda: device(prepared=type("P", (Healthy,), {"execute": twice})), ADD, "notified 2 times")],
     "allocation": [(lambda: device(allocate=lambda s, d, r: Forgetful(d, r)), ADD, "that nothing was written to")],

@@ -149,11 +149,11 @@ def allocation(trial: Trial) -> None:
         trial.at("allocate")
         WAYS["memory"](trial.device, prepared, request, UNLIMITED)
         trial.same(call, wanted, request.results, "in memory of the driver's own")
-        shape = arrays_of(call)[0].shape
+        result = request.results[0]
         trial.at("allocate")
-        buffer = allocated_by(trial.device, BufferDesc(shape), [BufferRole(prepared, 0)])
+        buffer = allocated_by(trial.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
         try:
-            buffer.copy_to(Memory.allocate(max(1, arrays_of(call)[0].nbytes)))
+            buffer.copy_to(Memory.allocate(max(1, result.nbytes)))
         except NnhalError:
             pass
         else:
@@ -167,6 +167,8 @@ def allocation_roles(trial: Trial) -> None:
     _since(trial, "memory of its own", V1_3)
     call, model = trial.samples()[0]
     prepared = trial.prepare(model)
+    if not call.given:
+        raise NotAsked("it has no inputs")
     shape = arrays_of(call)[0].shape
     role = BufferRole(prepared, 0)
     bad = {
