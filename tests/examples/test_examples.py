@@ -1,5 +1,6 @@
 """The examples are what the documentation says."""
 
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +23,19 @@ def test_the_face_detector_finds_the_face(tmp_path):
     text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     assert "found   1 face\n" in text and "where" in text
     assert (tmp_path / "faces.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("kernel", "failed"), [("np.fft.fft", {}), ("np.fft.ifft", {"com.example.fourier.FFT": 1})])
+def test_the_extensions_operations_are_validated_by_their_records(tmp_path, kernel, failed):
+    driver = tmp_path / "fourier.py"
+    source = (EXAMPLES / "my_extension.py").read_text()
+    driver.write_text(source.replace('FOURIER.operation("FFT"): np.fft.fft', f'FOURIER.operation("FFT"): {kernel}'))
+    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--draws", "1", "--only", "values"]
+    done = subprocess.run([*program, "--json"], capture_output=True, text=True, check=False)
+    operations = json.loads(done.stdout)["operations"]
+    assert set(operations) == {"com.example.fourier.FFT", "com.example.fourier.ABSOLUTE"}
+    assert {name: counts["failed"] for name, counts in operations.items() if counts["failed"]} == failed
+    assert done.returncode == bool(failed)
 
 
 RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
