@@ -21,7 +21,7 @@ from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, for_each_sha
 from nnhal.hal.device import Capabilities, Device, Prepared
 from nnhal.model.graph import CONSTANTS
 from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE, decode, padding
+from nnhal.ops.common import ACTIVATION_RANGE, decode, fused, padding
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Q8S, Q8SYMM
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it is on otherwise
@@ -120,7 +120,7 @@ class Task(LoweringTask):
         return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
 
     def give(self, y, activation=None):
-        activation = activation or self.a.__dict__.get("activation", Activation.NONE)
+        activation = activation or fused(self.a)
         if activation != Activation.NONE:
             y = self.node("Clip", y, *map(self.constant, ACTIVATION_RANGE[activation]))
         self.graph.give(self.operation.outputs[0], y)

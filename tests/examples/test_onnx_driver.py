@@ -125,3 +125,10 @@ def test_scales_that_the_engine_does_not_compute_with_are_refused(device):
 def test_it_has_no_options(device):
     with pytest.raises(InvalidArgument, match="option 'turbo' is unknown"):
         nnhal.compile("add4", devices=device, driver_options={"onnx": {"turbo": True}})
+
+
+def test_an_activation_that_the_execution_gives_is_refused(device):
+    b = nnhal.Builder()
+    x, activation = b.input((2,)), b.input((), "INT32")
+    (verdict,) = device.supports(b.finish([x, activation], [b.add(x, x, activation)]))
+    assert not verdict.ok and "activation" in verdict.reason

@@ -66,6 +66,12 @@ def centred(value: Value, x: Array, dtype: Any = np.float32) -> Array:
     return np.subtract(x, value.zero_point, dtype=dtype)
 
 
+def fused(a: Bound) -> Activation:
+    """The activation fused into an operation, NONE where it has none; Unknown where the execution gives it."""
+    found: Activation = a.activation if a.form_has("activation") else Activation.NONE
+    return found
+
+
 def activate(a: Bound, x: Array) -> Array:
     """Apply the fused activation of `a`, where it has one, to real values."""
     low, high = ACTIVATION_RANGE[a.__dict__.get("activation", Activation.NONE)]

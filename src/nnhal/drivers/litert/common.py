@@ -5,7 +5,7 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Unknown
 from nnhal.drivers.litert.graph import EngineTensor
 from nnhal.drivers.litert.task import Task
-from nnhal.ops.common import padding
+from nnhal.ops.common import fused, padding
 from nnhal.ops.schema import Bound
 
 SAME, VALID = 0, 1  # TFLite's Padding
@@ -15,7 +15,7 @@ ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.RELU1: 2, Acti
 
 def activation(t: Task) -> int:
     """The fused activation as TFLite's ActivationFunctionType; none where the operation has none."""
-    kind = t.a.__dict__.get("activation", Activation.NONE)
+    kind = fused(t.a)
     if kind in (Activation.RELU1, Activation.RELU6):
         require_bound(t)
     return ACTIVATIONS[kind]
