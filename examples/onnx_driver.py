@@ -8,14 +8,12 @@ all is float32: a quantised or float16 operand is what it stands for, and is rou
 """
 
 import os
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from nnhal.base.codes import Activation
+from nnhal.base.codes import Activation, Padding
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.operands import Unknown
 from nnhal.drivers import reference
 from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, for_each_shape
 from nnhal.hal.device import Capabilities, Device, Prepared
@@ -136,10 +134,10 @@ class Task(LoweringTask):
         a, found = self.a, {"strides": (self.a.stride_h, self.a.stride_w)}
         if a.form_has("dilation_h"):
             found["dilations"] = a.dilation_h, a.dilation_w
-        with suppress(Unknown):  # by the verdict on a model with open shapes; when it is prepared all are known
-            (top, bottom), (left, right) = padding(a, "h"), padding(a, "w")
-            found["pads"] = top, left, bottom, right
-        return found
+        if a.form_has("scheme") and a.scheme == Padding.SAME and None in a.input.dims:
+            return found | {"auto_pad": "SAME_UPPER"}  # by the verdict alone: all is known when the model is prepared
+        (top, bottom), (left, right) = padding(a, "h"), padding(a, "w")
+        return found | {"pads": (top, left, bottom, right)}
 
     def bias(self, weights):
         if not self.a.input.quantised:

@@ -127,8 +127,11 @@ def test_it_has_no_options(device):
         nnhal.compile("add4", devices=device, driver_options={"onnx": {"turbo": True}})
 
 
-def test_an_activation_that_the_execution_gives_is_refused(device):
+@pytest.mark.parametrize("which", ["activation", "pad_left", "scheme", "stride_w"])
+def test_a_number_that_the_execution_gives_is_refused(device, which):
     b = nnhal.Builder()
-    x, activation = b.input((2,)), b.input((), "INT32")
-    (verdict,) = device.supports(b.finish([x, activation], [b.add(x, x, activation)]))
-    assert not verdict.ok and "activation" in verdict.reason
+    x, given = b.input((1, 4, 4, 1)), b.input((), "INT32")
+    pads = {"scheme": 1} if which == "scheme" else dict.fromkeys(("pad_left", "pad_right", "pad_top", "pad_bottom"), 0)
+    numbers = {**pads, "stride_w": 1, "stride_h": 1, "filter_w": 2, "filter_h": 2, "activation": 0, which: given}
+    (verdict,) = device.supports(b.finish([x, given], [b.max_pool_2d(x, **numbers)]))
+    assert not verdict.ok and which in verdict.reason
