@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def interrupts() -> Iterator[Interrupts]:
     """Strikes for one test."""
     with Interrupts() as made:
         yield made
+
+
+def pytest_configure() -> None:
+    """Ctrl-C is heard, by commands that tests start too: a shell has what it runs in the background ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
