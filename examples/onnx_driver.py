@@ -15,11 +15,11 @@ import numpy as np
 from nnhal.base.codes import Activation, Padding
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
-from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, for_each_shape
+from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds, for_each_shape, product_scales, window
 from nnhal.hal.device import Capabilities, Device, Prepared
 from nnhal.model.graph import CONSTANTS
 from nnhal.model.validate import validate
-from nnhal.ops.common import ACTIVATION_RANGE, decode, fused, padding
+from nnhal.ops.common import ACTIVATION_RANGE, decode
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Q8S, Q8SYMM
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # it is on otherwise
@@ -117,10 +117,10 @@ class Task(LoweringTask):
     def xs(self):
         return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
 
-    def give(self, y, activation=None):
-        activation = activation or fused(self.a)
-        if activation != Activation.NONE:
-            y = self.node("Clip", y, *map(self.constant, ACTIVATION_RANGE[activation]))
+    def give(self, y, within=None):
+        within = within or bounds(self.a)
+        if within != ACTIVATION_RANGE[Activation.NONE]:
+            y = self.node("Clip", y, *map(self.constant, within))
         self.graph.give(self.operation.outputs[0], y)
 
     def image(self, name):
@@ -130,20 +130,21 @@ class Task(LoweringTask):
     def give_image(self, y):
         self.give(y if self.a.nchw else self.node("Transpose", y, perm=(0, 2, 3, 1)))
 
-    def window(self):
-        a, found = self.a, {"strides": (self.a.stride_h, self.a.stride_w)}
-        if a.form_has("dilation_h"):
-            found["dilations"] = a.dilation_h, a.dilation_w
-        if a.form_has("scheme") and a.scheme == Padding.SAME and None in a.input.dims:
-            return found | {"auto_pad": "SAME_UPPER"}  # by the verdict alone: all is known when the model is prepared
-        (top, bottom), (left, right) = padding(a, "h"), padding(a, "w")
-        return found | {"pads": (top, left, bottom, right)}
+    def sliding(self):
+        """How a filter moves, as attributes."""
+        if self.a.form_has("scheme") and self.a.scheme == Padding.SAME and None in self.a.input.dims:
+            return {"auto_pad": "SAME_UPPER"}  # for the verdict alone: all is known when the model is prepared
+        h, w = window(self.a, "h"), window(self.a, "w")
+        found = {"kernel_shape": (h.size, w.size), "strides": (h.stride, w.stride)}
+        if self.a.form_has("dilation_h"):
+            found["dilations"] = h.dilation, w.dilation
+        return found | {"pads": (h.before, w.before, h.after, w.after)}
 
     def bias(self, weights):
         if not self.a.input.quantised:
             return self.x("bias")
         steps = self.node("Cast", self.graph.stored(self.place("bias")), to=TensorProto.FLOAT)
-        return self.node("Mul", steps, self.constant(scales_of(weights) * self.a.input.scale))
+        return self.node("Mul", steps, self.constant(product_scales(self.a.input, weights)))
 
 
 SIMPLE = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "LOGISTIC": "Sigmoid", "TANH": "Tanh"}
@@ -156,7 +157,7 @@ def simple(t):
 
 @table.entry("RELU", "RELU1", "RELU6")
 def limited(t):
-    t.give(t.x("input"), Activation[t.name])
+    t.give(t.x("input"), ACTIVATION_RANGE[Activation[t.name]])
 
 
 @table.entry("QUANTIZE", "DEQUANTIZE", types=frozenset((F32, F16, Q8, Q8S, Q8SYMM, Q8PC)))
@@ -169,7 +170,7 @@ def convolution(t):
     a, depthwise = t.a, t.name == "DEPTHWISE_CONV_2D"
     weights = t.node("Transpose", t.x("filter"), perm=(3, 0, 1, 2) if depthwise else (0, 3, 1, 2))
     groups = a.depth_out // a.depth_multiplier if depthwise else 1
-    t.give_image(t.node("Conv", t.image("input"), weights, t.bias(a.filter), group=groups, **t.window()))
+    t.give_image(t.node("Conv", t.image("input"), weights, t.bias(a.filter), group=groups, **t.sliding()))
 
 
 @table.entry("FULLY_CONNECTED")
@@ -181,7 +182,7 @@ def fully_connected(t):
 @table.entry("AVERAGE_POOL_2D", "MAX_POOL_2D")
 def pool(t):
     kind = "MaxPool" if t.name == "MAX_POOL_2D" else "AveragePool"
-    t.give_image(t.node(kind, t.image("input"), kernel_shape=(t.a.filter_h, t.a.filter_w), **t.window()))
+    t.give_image(t.node(kind, t.image("input"), **t.sliding()))
 
 
 @table.entry("SOFTMAX")

@@ -80,7 +80,8 @@ def toy():
         "ENGINE": ENGINE,
     }
     for block in re.findall(r"```python\n(.*?)```", section, re.S):
-        exec(block, names)
+        if "class " in block:
+            exec(block, names)
     assert all(f"`{name}`" in section for name in kit.__all__)
     return names["Toy"]()
 
@@ -91,6 +92,20 @@ ENGINE = {
     "CONCATENATION": lambda *parts: np.concatenate(parts),
     "RESHAPE": np.reshape,
 }
+
+
+def test_the_kits_numbers_are_as_the_page_says(found):
+    b, scales = nnhal.Builder(), nnhal.ChannelQuant((0.25, 0.125), 0)
+    x = b.input((1, 8, 8, 3), "TENSOR_QUANT8_ASYMM", 0.5, 128)
+    weights = b.constant(np.ones((2, 3, 3, 3), np.int8), "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=scales)
+    bias = b.constant(np.zeros(2, np.int32), "TENSOR_INT32")
+    y = b.conv_2d(x, weights, bias, padding="same", stride=2, activation="relu", scale=0.5, zero_point=3)
+    q = validate(b.finish([x], [y])).subgraphs[0].operations[0]
+    block = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "stored_bounds(q)" in block)
+    names = {name: getattr(kit, name) for name in kit.__all__} | {"a": found["a"], "q": q}
+    for line in block.splitlines():
+        code, said = line.split("  # ")
+        assert said.partition(": ")[0] == repr(eval(code, names)), line
 
 
 def test_the_kits_engine_runs_a_model_of_open_shape(toy):
