@@ -25,6 +25,7 @@ VERBS = {
     "bench": "Measure latency, alone or against a peer engine in the same run.",
     "serve": "Serve a driver to other processes, or write a systemd unit that does.",
     "conformance": "Run published test vectors on a device.",
+    "validate": "Check what a driver promises, operation by operation.",
     "models": "List the real models that packages ship, and fetch them.",
 }
 ANSWER_NO = 1

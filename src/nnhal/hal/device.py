@@ -15,7 +15,7 @@ from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
 from nnhal.base.extensions import EXTENSIONS
-from nnhal.base.levels import FL8, Level
+from nnhal.base.levels import FL8, V1_2, Level
 from nnhal.base.operands import Array
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
@@ -28,6 +28,8 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
 from nnhal.model.graph import Model, Operation
+from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
+from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go
 
 T = TypeVar("T")
@@ -178,7 +180,8 @@ class Prepared(ABC):
 class Device(ABC):
     """A device and its driver. Answers to queries may not change while it lives.
 
-    one_at_a_time: as of `Prepared`, for all models that it has prepared together.
+    one_at_a_time: as of `Prepared`, for all models that it has prepared together. preferred_layout: "nhwc" or "nchw" where
+    operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     """
 
     name: str = "unnamed"
@@ -188,6 +191,7 @@ class Device(ABC):
     extensions: Sequence[str] = ()
     relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
     one_at_a_time: bool = False
+    preferred_layout: Layout | None = None
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -238,6 +242,7 @@ class Identity(NamedTuple):
     level: Level
     extensions: tuple[str, ...]
     relaxations: tuple[str, ...]
+    preferred_layout: Layout | None
 
 
 def identity_of(device: Device) -> Identity:
@@ -258,6 +263,7 @@ def identity_of(device: Device) -> Identity:
             _attribute(device, "level", where, partial(_member, Level)),
             _attribute(device, "extensions", where, _texts),
             _attribute(device, "relaxations", where, _texts),
+            _attribute(device, "preferred_layout", where, _layout),
         )
         vars(device)["_identity"] = registered, found
     return found
@@ -279,6 +285,13 @@ def _member(kind: type[T], value: Any, what: str) -> T:
     return value
 
 
+def _layout(value: Any, what: str) -> Layout | None:
+    text = str.__str__(value) if isinstance(value, str) else ""
+    if value is not None and text not in LAYOUTS:
+        raise InvalidArgument(f"{what} is {shown(value)}, must be None or one of {', '.join(LAYOUTS)}")
+    return next((layout for layout in LAYOUTS if layout == text), None)
+
+
 def _text(value: Any, what: str) -> str:
     """A name as a plain str; it is shown in one line, and travels."""
     text = str.__str__(value) if isinstance(value, str) else ""
@@ -293,6 +306,12 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
     if texts is None or len(texts) > MOST or not all(isinstance(text, str) for text in texts):
         raise InvalidArgument(f"{what} is {shown(values)}, must be several str, at most {MOST}")
     return tuple(_text(text, f"{what}[{n}]") for n, text in enumerate(texts))
+
+
+def layout_of(device: Device) -> Layout | None:
+    """The layout that models for the device get: operations can say theirs since 1.2."""
+    own = identity_of(device)
+    return own.preferred_layout if own.level >= V1_2 else None
 
 
 def capabilities_by(device: Device) -> Capabilities:
@@ -342,18 +361,36 @@ def status_by(device: Device) -> DeviceStatus:
         return status
 
 
-def verdicts_by(device: Device, model: Model) -> list[Verdict]:
-    """What the device says of each operation, a bool taken for a verdict; ContractBroken where that is anything else."""
-    count = len(model.main.operations)
+def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
+    """What the device says of each operation, a bool taken for a verdict; ContractBroken where that is anything else.
+
+    It is asked about the model in the layout that it prefers, unless that is done (`as_is`).
+    """
+    laid = laid_out(model, None if as_is else layout_of(device))
+    count = len(laid.model.main.operations)
     with answering(where_of(device), "supports()"):
-        given = device.supports(model)
+        given = device.supports(laid.model)
         if not isinstance(given, Iterable):
             raise ContractBroken(f"supports() gave {shown(given)}, must be {count} verdicts, one an operation")
         verdicts = [_verdict(answer, place) for place, answer in enumerate(islice(given, count + 1))]
         if len(verdicts) != count:
             many = len(given if isinstance(given, list | tuple) else verdicts)
             raise ContractBroken(f"supports() gave {many} verdicts, must be {count}, one an operation")
-    return verdicts
+    return verdicts if laid.model is model else _of_original(laid, verdicts, len(model.main.operations))
+
+
+def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
+    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
+    found = [YES] * count
+    for verdict, n in zip(verdicts, laid.serves, strict=True):
+        if not verdict.ok or found[n] is YES:
+            found[n] = verdict
+    for place in laid.inserted:
+        if not verdicts[place].ok:
+            why = verdicts[place].reason or "is not supported"
+            for n in laid.served(place):
+                found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
+    return found
 
 
 def _verdict(answer: Any, place: int) -> Verdict:
@@ -363,8 +400,12 @@ def _verdict(answer: Any, place: int) -> Verdict:
     return Verdict(verdict.ok, clipped(str.__str__(verdict.reason)))
 
 
-def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
-    """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before."""
+def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Prepared:
+    """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
+
+    It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
+    """
+    model = laid_out(model, None if as_is else layout_of(device)).model
     with answering(where_of(device), "prepare()"):
         prepared = device.prepare(model, _within_the_machine(hints))
         if not isinstance(prepared, Prepared):

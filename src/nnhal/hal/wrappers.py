@@ -23,7 +23,8 @@ class Wrapper(Device):
 
     def __init__(self, inner: Device) -> None:
         self.inner = inner
-        self.name, self.version, self.type, self.level, self.extensions, self.relaxations = identity_of(inner)
+        own = identity_of(inner)
+        self.name, self.version, self.type, self.level, self.extensions, self.relaxations, self.preferred_layout = own
         self.one_at_a_time = inner.one_at_a_time
 
     def capabilities(self) -> Capabilities:

@@ -86,7 +86,7 @@ def let_constants_go(model: Model, why: str) -> None:
         SubgraphBinding(nothing, tuple(None if v is None else replace(v, data=None) for v in each.values))
         for each in facts.subgraphs
     ]
-    model._memo.pop("bounds", None)
+    model._memo.clear()
     model._memo["facts"] = Facts(tuple(bindings), facts.level, facts.reasons)
     for what in ("values", "pools"):
         object.__setattr__(model, what, nothing)  # it is the caller's own: see `Model.again`

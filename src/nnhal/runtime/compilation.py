@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +33,7 @@ from nnhal.hal.device import (
     Verdict,
     capabilities_by,
     identity_of,
+    layout_of,
     let_weights_go,
     prepared_by,
     verdicts_by,
@@ -40,6 +42,7 @@ from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
@@ -47,9 +50,10 @@ from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
-from nnhal.runtime.placement import Live, Placement
+from nnhal.runtime.placement import Live, Placement, StepLayout
 
 Fallback = Literal["allow", "warn", "forbid"]
+ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
 
@@ -93,7 +97,7 @@ class Wishes:
 class Step:
     """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
 
-    consumed: nobody needs its constants any more, and `part` has none.
+    laid: the part as the device has it. consumed: nobody needs its constants any more, and neither has any.
     """
 
     device: Device
@@ -101,6 +105,7 @@ class Step:
     prepared: Prepared
     nanoseconds: int  # that preparing it took
     lane: Lane
+    laid: LaidOut
     consumed: bool = False
 
 
@@ -135,7 +140,7 @@ class Plan:
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return Placement(self.partition, self.events, self.keys, self.live)
+        return Placement(self.partition, self.events, self.keys, self.live, layouts_of(self.partition, self.steps))
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,8 @@ def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wis
         stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
-    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step)
+    laid = laid_out(model, layout) if (layout := layout_of(device)) else None
+    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step, laid=laid)
     return _Candidate(device, key, offer, failed)
 
 
@@ -250,6 +256,17 @@ def _note(wishes: Wishes, events: list[str], text: str) -> None:
         warn_of_fallback(text)
 
 
+def layouts_of(found: Partition, steps: Sequence[Step]) -> tuple[StepLayout, ...]:
+    """What became of the steps whose devices prefer a layout."""
+    layouts = []
+    for number, (planned, step) in enumerate(zip(found.steps, steps, strict=True)):
+        layout = layout_of(step.device)
+        if layout is not None:
+            left = {planned.operations[n]: why for n, why in step.laid.left.items()}
+            layouts.append(StepLayout(number, planned.device, layout, step.laid.transposes, left))
+    return tuple(layouts)
+
+
 def _span(operations: Sequence[int]) -> str:
     return f"#{operations[0]}" if len(operations) == 1 else f"#{min(operations)} to #{max(operations)}"
 
@@ -263,11 +280,10 @@ def _attempt(
     undo: ExitStack,
 ) -> Plan | _Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
-    found = partition(model, offers, wishes.preference)
     by_label = {c.offer.device: c for c in candidates}
+    found, parts = _placed(model, wishes, by_label, offers)
     steps: list[Step] = []
-    for planned in found.steps:
-        part = cut(model, planned.operations)
+    for planned, part in zip(found.steps, parts, strict=True):
         try:
             steps.append(prepare(by_label[planned.device].device, part, wishes, planned.device, undo))
         except MissedDeadline:
@@ -285,6 +301,49 @@ def _attempt(
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
 
 
+def _placed(
+    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer]
+) -> tuple[Partition, list[Part]]:
+    """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
+    device is asked about it again, and what it refuses then is placed anew.
+    """
+    for attempt in count():
+        found = partition(model, offers, wishes.preference)
+        parts = [cut(model, planned.operations) for planned in found.steps]
+        refused: dict[str, dict[int, Verdict]] = {}
+        for planned, part in zip(found.steps, parts, strict=True):
+            device = by_label[planned.device].device
+            if part.model is not model and layout_of(device) is not None:
+                verdicts = _asked_again(device, planned.device, part, wishes)
+                if attempt >= ROUNDS and not all(verdict.ok for verdict in verdicts):
+                    verdicts = [v if not v.ok else Verdict(False, "others of its part were refused") for v in verdicts]
+                again = {n: v for n, v in zip(planned.operations, verdicts, strict=True) if not v.ok}
+                refused.setdefault(planned.device, {}).update(again)
+        if not any(refused.values()):
+            return found, parts
+        offers = [replace(o, verdicts=_with(o.verdicts, refused.get(o.device, {}))) for o in offers]
+    raise AssertionError("count() ends")
+
+
+def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> list[Verdict]:
+    """What a device says of a part by itself; where it fails to say, it refuses all of it."""
+
+    def ask() -> list[Verdict]:
+        return verdicts_by(device, part.model)
+
+    try:
+        return by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
+    except Exception as error:
+        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+            raise
+        why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
+        return [Verdict(False, why)] * len(part.model.main.operations)
+
+
+def _with(verdicts: Sequence[Verdict], others: Mapping[int, Verdict]) -> list[Verdict]:
+    return [others.get(n, verdict) for n, verdict in enumerate(verdicts)]
+
+
 def is_callers(error: Exception) -> bool:
     """Whether what a driver raised is about the arguments that the application gave it: never a reason to fall back.
 
@@ -299,8 +358,6 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
     label: the device's name, made to differ where several have the same. undo: closes it. Where nothing may take over, a
     driver that needs the constants no more leaves none in the step's part.
     """
-    if wishes.fallback == "forbid":
-        part = replace(part, model=part.model.again())
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
     hints = wishes.hints(device)
@@ -312,12 +369,24 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
     if undo is not None:
         undo.callback(lane.close)
 
+    layout = layout_of(device)
+    laid = laid_out(part.model, layout)
+    if wishes.fallback == "forbid":
+        laid = replace(laid, model=laid.model.again())  # the driver's own, whose constants may have to go
+
     def work() -> None:
-        lane.prepared = prepared_by(device, part.model, hints)
+        lane.prepared = prepared_by(device, laid.model, hints, as_is=True)
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, part.model, lane.where)
-    return Step(device, part, lane.prepared, spent, lane, consumed)
+    if layout:
+        _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
+    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
+    if consumed:
+        part = replace(part, model=part.model.again())
+        let_constants_go(
+            part.model, f"{lane.where}: the constants of its part were let go of, as it said weights_consumed"
+        )
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed)

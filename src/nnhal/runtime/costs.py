@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from nnhal.base.codes import TYPE_FACTS
-from nnhal.base.operands import fixed
+from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut
 from nnhal.model.outline import outline
 from nnhal.model.parts import live
 from nnhal.model.validate import validate
@@ -33,10 +34,32 @@ def seconds(model: Model) -> list[float]:
     ]
 
 
+def transposing(laid: LaidOut) -> dict[int, float]:
+    """What the TRANSPOSEs that a layout needs may take the reference, by operation of the original that they serve."""
+    found: dict[int, float] = {}
+    values = validate(laid.model).subgraphs[0].values
+    for n in laid.inserted:
+        (made,) = laid.model.main.operations[n].outputs
+        served = laid.serves[n]
+        found[served] = found.get(served, 0) + _transpose(values[made])
+    return found
+
+
+def turning(model: Model, laid: LaidOut) -> dict[int, float]:
+    """What transposing may take the reference, by operand that the layout has in another order."""
+    values = validate(model).subgraphs[0].values
+    return {i: _transpose(values[i]) for i in laid.turned}
+
+
+def _transpose(value: Value | None) -> float:
+    return OPERATION + ELEMENT * 2 * math.prod(d or 1 for d in value.shape or ()) if value is not None else OPERATION
+
+
 class Prices:
     """Prices of assignments of one model. times: what an operation takes on each device that may have it, in seconds.
 
-    steps: what a step costs on each device. group: the steps of an assignment.
+    steps: what a step costs on each device. group: the steps of an assignment. turned: by device, operands that it makes
+    and reads in another order of dimensions than theirs, with the seconds that transposing them takes where they cross.
     """
 
     def __init__(
@@ -45,8 +68,9 @@ class Prices:
         times: Sequence[Mapping[str, float]],
         steps: Mapping[str, float],
         group: Callable[[Sequence[str]], Groups],
+        turned: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
-        self._times, self._steps, self._group = times, steps, group
+        self._times, self._steps, self._group, self._turned = times, steps, group, turned or {}
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
@@ -78,6 +102,8 @@ class Prices:
             here = devices[self._writer[i]]
             elsewhere = {devices[n] for n in self._readers[i]} - {here}
             price += len(elsewhere) * (CROSSING + BYTE * self._bytes[i])
+            if elsewhere and self._turned:
+                price += sum(self._turned.get(device, {}).get(i, 0) for device in (here, *elsewhere))
         return price
 
     def lowered(self, devices: Sequence[str]) -> tuple[float, list[str]]:

@@ -211,7 +211,7 @@ class Runner:
         """Run one step, on the CPU where it fails; fills the request and the report."""
         report, control, profile = job.report, job.control, None
         if control.measure:
-            profile = Profile(len(line.step.part.model.main.operations), f"device {line.label}")
+            profile = Profile(line.step.laid.serves, f"device {line.label}")
             control = control._replace(profile=profile)
         start = time.monotonic_ns() if report is not None else 0
         device = line.label

@@ -18,6 +18,7 @@ from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
 from nnhal.hal.device import Capabilities, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
+from nnhal.model.layouts import LaidOut
 from nnhal.model.parts import live
 from nnhal.model.validate import validate
 from nnhal.runtime import costs
@@ -30,7 +31,8 @@ LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types o
 class Offer:
     """What one device says of one model: a verdict for each operation, its stated performance and its level.
 
-    device: a label that no other offer has. step: seconds that a step costs there beside its operations.
+    device: a label that no other offer has. step: seconds that a step costs there beside its operations. laid: the model as
+    the device was asked about it, where it prefers a layout.
     """
 
     device: str
@@ -41,6 +43,7 @@ class Offer:
     excluded: frozenset[int] = frozenset()  # operations taken from it after it failed to prepare them
     excluded_why: str = ""
     step: float = costs.STEP
+    laid: LaidOut | None = None
 
     def refusal(self, index: int, operation: Operation, extension: str, level: Level | None) -> str:
         """Why the device does not take an operation of that extension and level, exclusions counted; "" where it does."""
@@ -101,7 +104,8 @@ def partition(
     group = partial(_group, _order(model))
     devices = [choice.device for choice in choices]
     steps = group(devices)
-    if len(steps) > 1 and preference != Preference.LOW_POWER:
+    transposed = any(offer.laid is not None and offer.laid.inserted for offer in offers)
+    if (len(steps) > 1 or transposed) and preference != Preference.LOW_POWER:
         choices = _with_fewer_steps(model, offers, choices, group)
         devices = [choice.device for choice in choices]
         steps = group(devices)
@@ -113,14 +117,35 @@ def _with_fewer_steps(
 ) -> list[Choice]:
     """The choices at the lowest price that was found, steps and crossings counted. group: the steps of an assignment."""
     times = []
+    laid = {offer.device: offer.laid for offer in offers if offer.laid is not None}
+    more = {device: costs.transposing(each) for device, each in laid.items()}
     for choice, seconds in zip(choices, costs.seconds(model), strict=True):
         known = {device: cost for device, cost in choice.costs.items() if cost < math.inf}
-        times.append({device: cost * seconds for device, cost in (known or {choice.device: 1.0}).items()})
-    prices = costs.Prices(model, times, {o.device: o.step for o in offers}, group)
+        times.append(
+            {
+                device: cost * (seconds + more.get(device, {}).get(choice.operation, 0))
+                for device, cost in (known or {choice.device: 1.0}).items()
+            }
+        )
+    turned = {
+        offer.device: {
+            i: seconds * _rate(offer, model.main.operands[i].type)
+            for i, seconds in costs.turning(model, offer.laid).items()
+        }
+        for offer in offers
+        if offer.laid is not None
+    }
+    prices = costs.Prices(model, times, {o.device: o.step for o in offers}, group, turned)
     first = [choice.device for choice in choices]
     starts = [first, *([o.device if o.device in t else d for t, d in zip(times, first, strict=True)] for o in offers)]
     _, devices = min((prices.lowered(start) for start in starts), key=lambda found: found[0])
     return [_moved(choice, device) for choice, device in zip(choices, devices, strict=True)]
+
+
+def _rate(offer: Offer, type: int) -> float:
+    """Stated time for operands of a type against the CPU's; 1 where none is stated."""
+    stated = offer.capabilities.of(type)
+    return 1.0 if stated is None else stated.exec_time
 
 
 def _moved(choice: Choice, device: str) -> Choice:

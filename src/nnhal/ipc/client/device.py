@@ -17,6 +17,7 @@ from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire, options_to_wire
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LAYOUTS
 
 
 class RemoteDevice(Device):
@@ -27,6 +28,7 @@ class RemoteDevice(Device):
         self.name = session.welcome.name
         self.level = session.level
         self.confinement = dict(session.welcome.confinement)
+        self.preferred_layout = next((layout for layout in LAYOUTS if layout == session.welcome.layout), None)
         if session.methods >= V1_2:
             self.version = str(self._query(wire.GetVersionString(), wire.Word).value)
             kind = self._query(wire.GetType(), wire.Word).value

@@ -120,6 +120,7 @@ class Resilient(Device):
         remote = self._remote
         self.version, self.type, self.level = remote.version, remote.type, remote.level
         self.extensions, self.relaxations = remote.extensions, remote.relaxations
+        self.preferred_layout = remote.preferred_layout
         self.confinement = remote.confinement
         _resilient.add(self)
 

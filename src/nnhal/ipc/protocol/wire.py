@@ -405,7 +405,7 @@ class Failed(Reply, tag=1, frozen=True):
 
 
 class Welcome(Reply, tag=2, frozen=True):
-    """The answer to Hello. confinement: what of it was applied, and why not."""
+    """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or ""."""
 
     version: U32
     level: U32
@@ -414,6 +414,7 @@ class Welcome(Reply, tag=2, frozen=True):
     cpus: U64
     shared: bool
     confinement: Annotated[dict[Text, Text], Meta(max_length=64)]
+    layout: Text = ""
 
 
 class Stated(Reply, tag=3, frozen=True):

@@ -138,7 +138,7 @@ class CallHandler:
     def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False))
         validate(model)
-        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model))
+        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model, as_is=True))
         return wire.Verdicts(verdicts), ()
 
     def _usage(self, _: wire.GetUsage, __: Descriptors) -> Answer:
@@ -177,7 +177,7 @@ class CallHandler:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 validate(model)
-                prepared = prepared_by(self._device, model, hints)
+                prepared = prepared_by(self._device, model, hints, as_is=True)
                 entry = Export(prepared, model, self._where, claim.passed())
                 let_weights_go(prepared, model, self._where)
                 exports.fill(number, entry, entry.release)
