@@ -167,7 +167,7 @@ class Zeros(Nothing):
 
 
 class OfOneLayout(Null):
-    name, preferred_layout = "of one layout", "NCHW"
+    name, preferred_layout = "of one layout", "nchw"
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         return Zeros(model)
@@ -178,7 +178,7 @@ def test_a_model_that_was_laid_out_for_a_device_is_that_devices_own_to_lose():
     x = b.input((1, 4, 4, 8))
     weights = np.random.default_rng(0).normal(size=(8, 3, 3, 8)).astype(np.float32)
     model = b.finish([x], [b.conv_2d(x, weights, np.zeros(8, np.float32), padding="same", stride=1)])
-    kept = laid_out(model, "NCHW").model
+    kept = laid_out(model, "nchw").model
     assert kept is not model
     for _ in range(2):
         compiled = nnhal.compile(model, devices=[OfOneLayout()])
