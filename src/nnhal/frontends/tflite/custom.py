@@ -12,7 +12,7 @@ from nnhal.base.codes import Padding
 from nnhal.base.custom_operators import CUSTOM_OPERATORS, CustomOperator
 from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, told
 from nnhal.base.operands import Value
-from nnhal.base.stacks import note_stack, ours
+from nnhal.base.stacks import is_authors, note_stack
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.graph import Inexpressible, Term, constant
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
@@ -95,7 +95,7 @@ def _name(hook: CustomOperator) -> str:
 
 def _line(error: Exception) -> str:
     """Where in the author's own code it was raised, or what was called that raised it."""
-    frames = [each for each in extract_tb(error.__traceback__) if not ours(each.filename)]
+    frames = [each for each in extract_tb(error.__traceback__) if is_authors(each.filename)]
     return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 
