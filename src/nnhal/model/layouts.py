@@ -43,11 +43,16 @@ class LaidOut:
     left: Mapping[int, str] = field(default_factory=dict)
     transposes: int = 0
 
-    def served(self, place: int) -> set[int]:
-        """The operations of the original for which a TRANSPOSE was inserted: its readers, or the one before it."""
-        (made,) = self.model.main.operations[place].outputs
-        reading = {n for o, n in zip(self.model.main.operations, self.serves, strict=True) if made in o.inputs}
-        return reading if self.serves[place] in reading else {self.serves[place]}
+    def served(self) -> dict[int, set[int]]:
+        """The operations of the original that need each inserted TRANSPOSE: those that read it, or the one before it."""
+        operations = self.model.main.operations
+        reading: dict[int, set[int]] = {operations[place].outputs[0]: set() for place in self.inserted}
+        for operation, n in zip(operations, self.serves, strict=True):
+            for i in operation.inputs:
+                if i in reading:
+                    reading[i].add(n)
+        readers = {place: reading[operations[place].outputs[0]] for place in self.inserted}
+        return {place: ns if self.serves[place] in ns else {self.serves[place]} for place, ns in readers.items()}
 
 
 def laid_out(model: Model, layout: Layout | None) -> LaidOut:

@@ -41,7 +41,7 @@ MAX_DEPTH = 64  # of subgraphs within subgraphs
 
 @dataclass(frozen=True, slots=True)
 class SubgraphBinding:
-    """One subgraph, bound: an entry for each operation (None for extension and OEM operations) and each operand."""
+    """One subgraph, bound: an entry for each operation (None where it has no record) and each operand."""
 
     operations: tuple[Bound | None, ...]
     values: tuple[Value | None, ...]  # None: no value
