@@ -14,7 +14,6 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
-from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
@@ -49,8 +48,7 @@ def model_of(call: Call) -> Model:
     shapes = [() if v.shape is None else [0 if call.open else d or 0 for d in v.shape] for v in call.outputs]
     outputs = [b.operand(v.type, s, v.scale, v.zero_point) for v, s in zip(call.outputs, shapes, strict=True)]
     b.operation(call.cell.op.code, indices, outputs)
-    named = [(e.name, e.prefix) for e in EXTENSIONS.values() if e.prefix in b.prefixes()]
-    return b.finish(inputs, outputs, extensions=named)
+    return b.finish(inputs, outputs, extensions=b.extensions())
 
 
 def arrays_of(call: Call) -> list[Array]:

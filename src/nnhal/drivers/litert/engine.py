@@ -25,6 +25,7 @@ from nnhal.drivers.litert.graph import Lowered
 from nnhal.drivers.litert.greeting import without_greeting
 from nnhal.drivers.litert.lowering import lower
 from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, describe
 from nnhal.ops.schema import show
@@ -190,7 +191,9 @@ class LitertModel(Prepared):
     """A model whose input shapes are known, prepared with LiteRT."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        self._team: Interpreters | None = _team(_recipe(model, settings))
+        recipe = _recipe(model, settings)
+        self._in_place = recipe.lowered.packed.in_place
+        self._team: Interpreters | None = _team(recipe)
 
     def run(self, request: Request, control: Control) -> Timing | None:
         measure = control.measure
@@ -206,6 +209,10 @@ class LitertModel(Prepared):
         finally:
             team.give(interpreter)
         return Timing(spent, time.monotonic_ns() - start) if measure else None
+
+    def memory(self) -> MemoryUse:
+        """What is mapped for LiteRT; how much it packs and how large its arenas are, it does not tell."""
+        return MemoryUse(weights_in_place=self._in_place)
 
     def close(self) -> None:
         self._team = None
