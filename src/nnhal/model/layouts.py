@@ -18,7 +18,7 @@ from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.sealed import Store
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
 from nnhal.model.orders import Layout, Ordering
-from nnhal.model.validate import SubgraphBinding, validate
+from nnhal.model.validate import LAID_OUT, SubgraphBinding, validate
 from nnhal.ops.order import composed, inverse
 from nnhal.ops.schema import Bound, Permutation, types_for
 
@@ -63,11 +63,15 @@ def laid_out(model: Model, layout: Layout | None) -> LaidOut:
     """
     if layout is None:
         return LaidOut(model, tuple(range(len(model.main.operations))))
-    memo = f"laid out {layout}"
-    if memo not in model._memo:
-        model._memo[memo] = _laid_out(model, layout)
-    found: LaidOut = model._memo[memo]
-    return found
+    kept: dict[Layout, LaidOut | dict[int, str]] = model._memo.setdefault(LAID_OUT, {})
+    found = kept.get(layout)
+    if found is None:
+        made = _laid_out(model, layout)
+        kept[layout] = dict(made.left) if made.model is model else made  # a model that refers to itself would stay
+        return made
+    if isinstance(found, LaidOut):
+        return found
+    return LaidOut(model, tuple(range(len(model.main.operations))), left=found)
 
 
 def _laid_out(model: Model, layout: Layout) -> LaidOut:
