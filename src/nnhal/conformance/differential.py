@@ -14,7 +14,6 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
-from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
@@ -60,8 +59,7 @@ def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list
 
 def finished(b: ModelBuilder, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
     """The model, with the extensions that it uses named."""
-    named = [(e.name, e.prefix) for e in EXTENSIONS.values() if e.prefix in b.prefixes()]
-    return b.finish(inputs, outputs, extensions=named)
+    return b.finish(inputs, outputs, extensions=b.extensions())
 
 
 def arrays_of(call: Call) -> list[Array]:
