@@ -29,6 +29,10 @@ file, it is dequantised, computed in float32 and quantised. **Places**: of a typ
 not take, the elements are moved by GATHER, up to 1,048,576 of them. **Any rank**: dimensions that broadcast alike are seen
 as one, as NNAPI's have four at most.
 
+**Custom operators** are those of well-known files (Convolution2DTransposeBias, TFLite_Detection_PostProcess), and any
+of which somebody has said what it is made of, by `nnhal.register_custom_operator`
+([writing an extension](writing-an-extension.md)).
+
 Where NNAPI and TFLite differ:
 
 - Integer weights beside float inputs (dynamic-range quantisation) stay integers in the model, behind DEQUANTIZE, so that

@@ -1,6 +1,7 @@
 """A vendor extension with its driver: `com.example.fourier` has a complex type, FFT and ABSOLUTE.
 
-Try it: python examples/my_extension.py
+Try it: python examples/my_extension.py. `.tflite` files may have an operator `Spectrum` that is made of both:
+nnhal run model.tflite --driver examples/my_extension.py
 """
 
 import numpy as np
@@ -11,6 +12,7 @@ from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import dtype_of
 from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
+from nnhal.model.graph import CONSTANTS
 from nnhal.ops.schema import F32, Form, Op, T, arg, out, register
 
 NAME = "com.example.fourier"
@@ -37,15 +39,27 @@ register(
     ),
 )
 
+
+def spectrum(t):
+    """`Spectrum`: magnitudes, multiplied by the option `scale` of its flexbuffer."""
+    scale = t.flexbuffer().get("scale", 1.0)
+    t.require(isinstance(scale, int | float), f"scale is {scale!r}, must be a number")
+    magnitudes = t.make(f"{NAME}.ABSOLUTE", t.make(f"{NAME}.FFT", t.x(0), like=COMPLEX), like=F32)
+    t.give("MUL", magnitudes, t.scalar(scale, magnitudes), activation=0)
+
+
+nnhal.register_custom_operator("Spectrum", spectrum)
+
 KERNELS = {FOURIER.operation("FFT"): np.fft.fft, FOURIER.operation("ABSOLUTE"): np.abs}
 
 
 class Transformer(Prepared):
     def __init__(self, model):
         self.main = model.main
+        self.constants = {i: model.constant(o) for i, o in enumerate(model.main.operands) if o.lifetime in CONSTANTS}
 
     def run(self, request, control):
-        arrays = dict(zip(self.main.inputs, request.inputs, strict=True))
+        arrays = self.constants | dict(zip(self.main.inputs, request.inputs, strict=True))
         for operation in self.main.operations:
             (source,), (target,) = operation.inputs, operation.outputs
             arrays[target] = KERNELS[operation.type](arrays[source]).astype(dtype_of(self.main.operands[target].type))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.runtime import discovery
 from tests.interrupts import Interrupts
 
@@ -35,6 +36,15 @@ def devices_end_with_their_test() -> Iterator[None]:
     discovery._registered = registered
     registered.clear()
     registered.update(before)
+
+
+@pytest.fixture(autouse=True)
+def custom_operators_end_with_their_test() -> Iterator[None]:
+    """What a test says of an operator holds for no other."""
+    before = dict(CUSTOM_OPERATORS)
+    yield
+    CUSTOM_OPERATORS.clear()
+    CUSTOM_OPERATORS.update(before)
 
 
 @pytest.fixture

@@ -61,6 +61,8 @@ CALLS: list[tuple[Any, str]] = [
     (wire.CopyFrom(3, _POOL, (4,)), f"94 20 03 {_POOL_HEX} 91 04"),
     (wire.GetShape(3), "92 21 03"),
     (wire.GetUsage(), "91 23"),
+    (wire.GetMemoryUse(2), "92 24 02"),
+    (wire.Reconfigure(2, b"{}"), "93 25 02 c4 02 7b7d"),
 ]
 
 _FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True, "at")
@@ -93,11 +95,13 @@ REPLIES: list[tuple[Any, str]] = [
         wire.Usage(64, (wire.Quota("lanes", 3), wire.Quota("memory", 4096, 2, 1)), (wire.Usages(300, (1, 5)),)),
         "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",
     ),
+    (wire.WireMemoryUse(7, None, 300, 0), "95 0e 07 c0 cd 012c 00"),
 ]
 
 CALLBACKS: list[tuple[Any, str]] = [
     (wire.NotifyPrepared(9, wire.Acknowledged()), "93 00 09 91 00"),
     (wire.NotifyPrepared(9, _FAILED), f"93 00 09 {_FAILED_HEX}"),
+    (wire.NotifyPrepared(9, wire.PreparedTraits(False, ("g",))), "93 00 09 93 0f c2 91 a1 67"),
     (wire.NotifyExecuted(1, _FAILED), f"93 01 01 {_FAILED_HEX}"),
     (
         wire.NotifyExecuted(1, wire.Executed()),

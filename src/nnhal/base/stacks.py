@@ -89,7 +89,7 @@ def _frames(traceback: object) -> Iterator[str]:
         if not isinstance(traceback, TracebackType):
             break
         code = traceback.tb_frame.f_code
-        if (frames or not ours(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
+        if (frames or is_authors(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     left_out = len(frames) - _FIRST - _LAST
@@ -104,9 +104,9 @@ def _frames(traceback: object) -> Iterator[str]:
             yield _line(f"    {text}")
 
 
-def ours(file: str) -> bool:
-    """Whether code is nnhal's, and no driver's."""
-    return file.startswith(_PACKAGE) and not file.startswith(_PACKAGE + "drivers" + os.sep)
+def is_authors(file: str) -> bool:
+    """Whether code is a driver's, or whatever is not nnhal's."""
+    return not file.startswith(_PACKAGE) or file.startswith(_PACKAGE + "drivers" + os.sep)
 
 
 def _line(text: str) -> str:
@@ -130,7 +130,7 @@ def dumped(words: str) -> str:
         frames = [
             f'File "{file}", line {line}, in {name}'
             for file, line, name in _FRAME.findall(thread)
-            if not ours(file) and not file.startswith(_LIBRARY) and "frozen" not in file
+            if is_authors(file) and not file.startswith(_LIBRARY) and "frozen" not in file
         ]
         if frames:
             return printable(" < ".join(frames[:_MOST_DUMPED]))

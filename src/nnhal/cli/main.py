@@ -85,7 +85,13 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except NnhalError as error:
-        sys.exit(report(error, as_json="--json" in arguments, author=any(a.startswith("--driver") for a in arguments)))
+        sys.exit(
+            report(
+                error,
+                as_json="--json" in arguments,
+                author=any(a.startswith(("--driver", "--extension")) for a in arguments),
+            )
+        )
     except BrokenPipeError:
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

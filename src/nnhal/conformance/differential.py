@@ -14,7 +14,6 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
-from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
@@ -36,7 +35,7 @@ def model_of(call: Call) -> Model:
     b = ModelBuilder(str(call.cell))
     indices, inputs, outputs = operands_of(call, b)
     b.operation(call.cell.op.code, indices, outputs)
-    return finished(b, inputs, outputs)
+    return b.finish(inputs, outputs, extensions=b.extensions())
 
 
 def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
@@ -56,12 +55,6 @@ def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list
     shapes = [() if v.shape is None else [0 if call.open else d or 0 for d in v.shape] for v in call.outputs]
     outputs = [b.operand(v.type, s, v.scale, v.zero_point) for v, s in zip(call.outputs, shapes, strict=True)]
     return indices, inputs, outputs
-
-
-def finished(b: ModelBuilder, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
-    """The model, with the extensions that it uses named."""
-    named = [(e.name, e.prefix) for e in EXTENSIONS.values() if e.prefix in b.prefixes()]
-    return b.finish(inputs, outputs, extensions=named)
 
 
 def arrays_of(call: Call) -> list[Array]:

@@ -23,11 +23,14 @@ from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
-from nnhal.hal.request import Control, Request, Signature, Timing, plausible
+from nnhal.hal.memory_use import MOST as MOST_BYTES
+from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
 from nnhal.model.graph import Model, Operation
 from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
 from nnhal.model.orders import Layout
+from nnhal.model.validate import let_constants_go
 
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
@@ -102,12 +105,16 @@ class Prepared(ABC):
     model: what was prepared; set by `prepared_by`. timely: whether `run` returns at its deadline whatever the engine does,
     as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
+    weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
+    let them go: asking is ContractBroken then. changeable: the options of its device's that `reconfigure` can change.
     All methods but `run` have defaults that any driver can keep.
     """
 
     model: Model
     timely = False
     one_at_a_time: bool = False
+    weights_consumed: bool = False
+    changeable: Collection[str] = ()
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -153,6 +160,18 @@ class Prepared(ABC):
 
     def burst_closed(self) -> None:
         """A burst ended."""
+
+    def memory(self) -> MemoryUse:
+        """What it holds by now, as far as it knows. May be asked at any time, also while executions run."""
+        return MemoryUse()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """From now on these are the options, all of them, as in `Hints.options`; one that is missing has its default.
+
+        Called while no execution runs, with changes of what `changeable` names only. Raises an NnhalError where that
+        fails, InvalidArgument for a value that cannot be; then all is as before.
+        """
+        raise ContractBroken("reconfigure() is missing, must be there where `changeable` names options")
 
     def close(self) -> None:
         """Give resources back. Called once, after the last run has ended."""
@@ -366,10 +385,10 @@ def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list
     for verdict, n in zip(verdicts, laid.serves, strict=True):
         if not verdict.ok or found[n] is YES:
             found[n] = verdict
-    for place in laid.inserted:
+    for place, served in laid.served().items():
         if not verdicts[place].ok:
             why = verdicts[place].reason or "is not supported"
-            for n in laid.served(place):
+            for n in served:
                 found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
     return found
 
@@ -393,9 +412,13 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
             raise ContractBroken(f"prepare() gave {shown(prepared)}, must give a Prepared")
         _given_once(prepared, "prepare() gave a Prepared")
         prepared.model = model
-        turns = _turns_of(device, prepared)
-        if turns is not None:
-            vars(prepared).update(_turns=turns, run=turns.one_at_a_time(prepared.run))
+        traits = vars(prepared)["_traits"] = _traits(prepared)
+        alone = _turns_of(device, prepared)
+        if alone is not None:
+            _queue(prepared, alone, alone.one_at_a_time)
+        elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
+            turns = Turns()
+            _queue(prepared, turns, turns.side_by_side)
         return prepared
 
 
@@ -406,6 +429,69 @@ def _turns_of(device: Device, prepared: Prepared) -> Turns | None:
             turns: Turns = vars(owner).setdefault("_turns", Turns())
             return turns
     return None
+
+
+def _queue(prepared: Prepared, turns: Turns, queued: Callable[[Any], Any]) -> None:
+    """Have executions of a prepared model take their turns."""
+    vars(prepared).update(_turns=turns, _queued=queued, run=queued(prepared.run))
+
+
+class Traits(NamedTuple):
+    """What a prepared model says of itself, asked once. As of `Prepared`."""
+
+    weights_consumed: bool = False
+    changeable: tuple[str, ...] = ()
+
+
+def _traits(prepared: Prepared) -> Traits:
+    try:
+        consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
+        return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"))
+    except InvalidArgument as error:  # none of the application's
+        raise ContractBroken(str(error)) from None
+
+
+def traits_of(prepared: Prepared) -> Traits:
+    """What a model that `prepared_by` gave said of itself then."""
+    traits: Traits = vars(prepared)["_traits"]
+    return traits
+
+
+def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
+    """Empty the caller's own copy of what the device `where` has prepared of its constants, if it needs them no more."""
+    if not traits_of(prepared).weights_consumed:
+        return False
+    why = f"{where}: asked for constants of a model that it had prepared, must not: it said weights_consumed"
+    let_constants_go(model, why)
+    return True
+
+
+def memory_by(prepared: Prepared, where: str) -> MemoryUse:
+    """What a prepared model of the device `where` holds; ContractBroken for figures that cannot be."""
+    with answering(where, "memory()"):
+        use = prepared.memory()
+        if not isinstance(use, MemoryUse):
+            raise ContractBroken(f"memory() gave {shown(use)}, must give a MemoryUse")
+        for what, size in zip(use._fields, use, strict=True):
+            if size is not None and (type(size) is not int or not 0 <= size <= MOST_BYTES):
+                raise ContractBroken(f"memory() gave {what} = {shown(size)}, must be bytes as an int, or None")
+        return use
+
+
+def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
+    """Have a prepared model of the device `where` take other options, once no execution of it runs and before the next does.
+
+    options: all that are to be in force. control: of the wait for executions.
+    """
+
+    def change(options: Mapping[str, Any], _: Control) -> None:
+        prepared.reconfigure(options)
+
+    with answering(where, "reconfigure()"):
+        if not traits_of(prepared).changeable:
+            raise InvalidArgument("no option of it may change between executions")
+        turns: Turns | None = vars(prepared).get("_turns")
+        (change if turns is None else turns.one_at_a_time(change))(dict(options), control)
 
 
 def _within_the_machine(hints: Hints) -> Hints:
@@ -443,9 +529,9 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
             raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
-        turns: Turns | None = vars(prepared).get("_turns")
-        if executor is not None and turns is not None:
-            vars(executor)["execute"] = turns.one_at_a_time(executor.execute)
+        queued = vars(prepared).get("_queued")
+        if executor is not None and queued is not None:
+            vars(executor)["execute"] = queued(executor.execute)
         return executor
 
 

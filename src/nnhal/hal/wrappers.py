@@ -13,6 +13,7 @@ from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, ide
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Of, Request, Timing
 from nnhal.model.graph import Model
 
@@ -59,6 +60,7 @@ class PreparedWrapper(Prepared):
     def __init__(self, inner: Prepared, model: Model) -> None:
         self.inner, self.model, self.timely = inner, model, inner.timely
         self.one_at_a_time = inner.one_at_a_time
+        self.weights_consumed, self.changeable = inner.weights_consumed, inner.changeable
         inner.model = model
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -90,6 +92,14 @@ class PreparedWrapper(Prepared):
     def burst_closed(self) -> None:
         """Passed on."""
         self.inner.burst_closed()
+
+    def memory(self) -> MemoryUse:
+        """What the prepared model says."""
+        return self.inner.memory()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """As the prepared model does."""
+        self.inner.reconfigure(options)
 
     def close(self) -> None:
         """Close the prepared model itself."""
@@ -125,7 +135,20 @@ class WithOptions(Wrapper):
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """With the options."""
-        return self.inner.prepare(model, replace(hints, options={**hints.options, **self.options}))
+        prepared = self.inner.prepare(model, replace(hints, options={**hints.options, **self.options}))
+        return PreparedWithOptions(prepared, model, self.options) if prepared.changeable else prepared
+
+
+class PreparedWithOptions(PreparedWrapper):
+    """A prepared model whose device has options of its own beside those that it is given."""
+
+    def __init__(self, inner: Prepared, model: Model, options: Mapping[str, Any]) -> None:
+        super().__init__(inner, model)
+        self.options = dict(options)
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """With the options."""
+        self.inner.reconfigure({**options, **self.options})
 
 
 # ---------------------------------------------------------------------------------------------------------- at a level
@@ -280,6 +303,16 @@ class RecordedPrepared(PreparedWrapper):
         """Noted, and passed on."""
         self.calls.append("burst")
         return super().burst()
+
+    def memory(self) -> MemoryUse:
+        """Noted, and passed on."""
+        self.calls.append("memory")
+        return super().memory()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """Noted, and passed on."""
+        self.calls.append("reconfigure")
+        super().reconfigure(options)
 
     def close(self) -> None:
         """Noted, and passed on."""

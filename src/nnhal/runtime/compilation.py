@@ -34,6 +34,7 @@ from nnhal.hal.device import (
     capabilities_by,
     identity_of,
     layout_of,
+    let_weights_go,
     prepared_by,
     verdicts_by,
 )
@@ -43,8 +44,9 @@ from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
-from nnhal.model.validate import validate
+from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
+from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
@@ -96,6 +98,7 @@ class Step:
     """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
 
     laid: the part as the device has it.
+    consumed: nobody needs its constants any more, and `part` has none.
     """
 
     device: Device
@@ -104,6 +107,7 @@ class Step:
     nanoseconds: int  # that preparing it took
     lane: Lane
     laid: LaidOut
+    consumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class Plan:
     """A compiled model: steps in execution order, where each operation went and why, what fell back.
 
     keys: what the devices are, by the labels of the partition. live: where executions that fall back are counted.
+    configuration: the options in force.
     """
 
     model: Model
@@ -120,6 +125,18 @@ class Plan:
     events: tuple[str, ...]
     keys: Mapping[str, DeviceKey]
     live: Live
+    configuration: Configuration
+
+    def without_constants(self) -> "Plan":
+        """The plan as executions need it: where a step has consumed its constants, the whole model has none either.
+
+        Each step that needs some has them in its part.
+        """
+        if not any(step.consumed for step in self.steps):
+            return self
+        model = self.model.again()
+        let_constants_go(model, f"{model.name or 'model'}: its constants were let go of when it was compiled")
+        return replace(self, model=model)
 
     @property
     def placement(self) -> Placement:
@@ -278,8 +295,11 @@ def _attempt(
             undo.close()
             return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
     keys = {label: c.key for label, c in by_label.items()}
-    live = Live([step.device for step in found.steps])
-    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, live)
+    used = [step.device for step in found.steps]
+    configured = [
+        Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
+    ]
+    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
 
 
 def _placed(
@@ -336,8 +356,14 @@ def is_callers(error: Exception) -> bool:
 def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: ExitStack | None = None) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
-    label: the device's name, made to differ where several have the same. undo: closes it.
+    label: the device's name, made to differ where several have the same. undo: closes it. Where nothing may take over, a
+    driver that needs the constants no more leaves none in the step's part.
     """
+    laid = laid_out(part.model, layout_of(device))
+    if wishes.fallback == "forbid":
+        own = part.model.again()
+        laid = replace(laid, model=own if laid.model is part.model else laid.model.again())
+        part = replace(part, model=own)
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
     hints = wishes.hints(device)
@@ -350,14 +376,15 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
         undo.callback(lane.close)
 
     def work() -> None:
-        lane.prepared = prepared_by(device, part.model, hints)
+        lane.prepared = prepared_by(device, laid.model, hints, as_is=True)
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
-    layout = layout_of(device)
-    laid = laid_out(part.model, layout)
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    if layout:
+    if layout := layout_of(device):
         _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
-    return Step(device, part, lane.prepared, spent, lane, laid)
+    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
+    if consumed and laid.model is not part.model:
+        let_weights_go(lane.prepared, part.model, lane.where)
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed)

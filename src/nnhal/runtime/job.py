@@ -12,6 +12,7 @@ from nnhal.base.operands import Array, typed
 from nnhal.hal.host import Writing
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
+from nnhal.hal.turns import Ticket
 from nnhal.model.graph import EdgeForm
 from nnhal.runtime.allocation import Allocation
 
@@ -100,7 +101,8 @@ class Job:
     where all are left open. read, written: allocations that stand for inputs and outputs, by place; writing: to those in
     ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays
     that fit, and given in order. taken, left: inputs and outputs that cross into another form, by place. named: inputs
-    came by name, and so go the outputs. results, shapes: of every output, after `Runner.run`.
+    came by name, and so go the outputs. ticket: its place before a change of options, where it takes that ahead of its run.
+    results, shapes: of every output, after `Runner.run`.
     """
 
     control: Control = UNLIMITED
@@ -112,6 +114,7 @@ class Job:
     taken: Mapping[int, Crossing] = {}
     left: Mapping[int, Crossing] = {}
     named = False
+    ticket: Ticket | None = None
     writer: object = None  # what stands for it where it writes allocations
     shapes: Sequence[Any] = ()
     results: Sequence[Any] = ()

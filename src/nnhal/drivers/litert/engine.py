@@ -19,13 +19,13 @@ import numpy as np
 from nnhal.base.errors import Closed, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, dtype_of, fixed
-from nnhal.drivers.kit.lowering import Refused
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter, unavailable
 from nnhal.drivers.litert.graph import Lowered
 from nnhal.drivers.litert.greeting import without_greeting
 from nnhal.drivers.litert.lowering import lower
 from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, describe
 from nnhal.ops.schema import show
@@ -191,7 +191,9 @@ class LitertModel(Prepared):
     """A model whose input shapes are known, prepared with LiteRT."""
 
     def __init__(self, model: Model, settings: Settings) -> None:
-        self._team: Interpreters | None = _team(_recipe(model, settings))
+        recipe = _recipe(model, settings)
+        self._in_place = recipe.lowered.packed.in_place
+        self._team: Interpreters | None = _team(recipe)
 
     def run(self, request: Request, control: Control) -> Timing | None:
         measure = control.measure
@@ -208,16 +210,17 @@ class LitertModel(Prepared):
             team.give(interpreter)
         return Timing(spent, time.monotonic_ns() - start) if measure else None
 
+    def memory(self) -> MemoryUse:
+        """What is mapped for LiteRT; how much it packs and how large its arenas are, it does not tell."""
+        return MemoryUse(weights_in_place=self._in_place)
+
     def close(self) -> None:
         self._team = None
 
 
 def _recipe(model: Model, settings: Settings) -> Recipe:
     """Lower a model whose input shapes are all known."""
-    try:
-        lowered = lower(model, dynamic_range=settings.dynamic_range)
-    except Refused as error:
-        raise UnsupportedModel(f"litert: {error}") from error
+    lowered = lower(model, dynamic_range=settings.dynamic_range)
     outputs = []
     for index, value in zip(model.main.outputs, lowered.values, strict=True):
         shape = None if value is None else fixed(value.shape)

@@ -1,17 +1,10 @@
 """A device in another process, as the runtime sees any device."""
 
-import json
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType
-from nnhal.base.errors import (
-    DeviceUnavailable,
-    InvalidArgument,
-    MissedDeadline,
-    UnsupportedModel,
-)
+from nnhal.base.errors import MissedDeadline, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.lowering import ask_about, lowered
@@ -19,13 +12,12 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire
+from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire, options_to_wire
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LAYOUTS
-
-QUERY_NS = 30_000_000_000  # a driver that has not answered a query by then hangs
 
 
 class RemoteDevice(Device):
@@ -54,17 +46,7 @@ class RemoteDevice(Device):
         return form
 
     def _query(self, message: wire.ClientCall, expect: type[Any], packing: Packing | None = None) -> Any:
-        """A question that no driver may take long to answer; one that does is given up."""
-        end = time.monotonic_ns() + QUERY_NS
-        try:
-            return self.session.call(message, expect, packing, deadline=end)[0]
-        except MissedDeadline:
-            if time.monotonic_ns() < end:  # an answer
-                raise
-            seconds = QUERY_NS // 10**9
-            text = f"device {self.name}: did not answer {wire.hal_name(message)} within {seconds} s; it is dropped"
-            self.session.give_up(text)
-            raise DeviceUnavailable(text) from None
+        return query(self.session, message, expect, packing)
 
     def capabilities(self) -> Capabilities:
         """As the driver stated them."""
@@ -93,10 +75,7 @@ class RemoteDevice(Device):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile in the driver's process; the wait ends at the hints' deadline."""
         form = self._form(wire.PrepareModel)
-        try:
-            options = json.dumps(dict(hints.options)).encode() if hints.options else b""
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"driver_options of {self.name}: {error}; must be what JSON can hold") from None
+        options = options_to_wire(hints.options, f"driver_options of {self.name}")
         newest = form >= V1_3
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
@@ -110,11 +89,15 @@ class RemoteDevice(Device):
             pending = None
             try:
                 pending = self.session.notified(message, packing, hints.deadline)
-                self.session.outcome(pending, hints.deadline)
+                told, _ = self.session.outcome(pending, hints.deadline)
             except MissedDeadline:
                 if pending is not None and pending.came:  # an answer
                     raise
                 raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
+        if isinstance(told, wire.PreparedTraits):
+            prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
+            if told.weights_consumed:
+                self.session.pools.forget(low.pools)
         return prepared
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:

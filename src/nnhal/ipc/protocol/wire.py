@@ -366,6 +366,19 @@ class GetUsage(ClientCall, tag=35, frozen=True):
     """What each client of the service holds, and may hold."""
 
 
+class GetMemoryUse(ClientCall, tag=36, frozen=True):
+    """What a prepared model holds, as its driver knows it."""
+
+    prepared: Id
+
+
+class Reconfigure(ClientCall, tag=37, frozen=True):
+    """Change a prepared model's options, when no execution of it runs. options: all of them, as JSON."""
+
+    prepared: Id
+    options: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
 # ------------------------------------------------------------------------------------------------------------- replies
 
 
@@ -479,6 +492,22 @@ class Usage(Reply, tag=13, frozen=True):
     clients: Annotated[tuple[Usages, ...], Meta(max_length=4096)]
 
 
+class WireMemoryUse(Reply, tag=14, frozen=True):
+    """Bytes that a prepared model holds, as of `nnhal.hal.memory_use`."""
+
+    weights_copied: U64 | None = None
+    weights_in_place: U64 | None = None
+    working: U64 | None = None
+    per_execution: U64 | None = None
+
+
+class PreparedTraits(Reply, tag=15, frozen=True):
+    """What a prepared model says of itself, as of `nnhal.hal.device.Traits`, in its notification."""
+
+    weights_consumed: bool = False
+    changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
+
+
 # ----------------------------------------------------------------------------------------------------------- callbacks
 
 
@@ -490,7 +519,7 @@ class NotifyPrepared(ServiceCall, tag=0, frozen=True):
     """The end of a PrepareModel."""
 
     object: Id
-    result: Acknowledged | Failed
+    result: Acknowledged | Failed | PreparedTraits
 
 
 class NotifyExecuted(ServiceCall, tag=1, frozen=True):
@@ -504,9 +533,11 @@ ClientCalls = (
     Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
-    | GetRelaxations | GetUsage
+    | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure
 )  # fmt: skip
-Replies = Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage
+Replies = (
+    Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | WireMemoryUse
+)  # fmt: skip
 ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode

@@ -1,6 +1,5 @@
 """What a service does for each call of a client: queries, compilation, executions, bursts, driver memory."""
 
-import json
 import math
 import os
 import threading
@@ -26,8 +25,12 @@ from nnhal.hal.device import (
     fenced_by,
     identity_of,
     info_by,
+    let_weights_go,
+    memory_by,
     prepared_by,
+    reconfigured_by,
     status_by,
+    traits_of,
     verdicts_by,
     where_of,
 )
@@ -35,7 +38,13 @@ from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
 from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import capabilities_to_wire, error_to_wire, model_from_wire, timing_to_wire
+from nnhal.ipc.protocol.convert import (
+    capabilities_to_wire,
+    error_to_wire,
+    model_from_wire,
+    options_from_wire,
+    timing_to_wire,
+)
 from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.service.exports import Export, Exports
@@ -89,6 +98,8 @@ class CallHandler:
             return self._prepare(call, fds, size)
         if isinstance(call, wire.Bind):
             return self._bind(call, fds, size)
+        if isinstance(call, wire.Reconfigure):
+            return self._reconfigure(call, plain)
         return _HANDLERS[type(call)](self, call, fds)
 
     def settle(self) -> None:
@@ -161,13 +172,18 @@ class CallHandler:
         claim = self._share.take(prepared=1, memory=values + DECODED * (size - values))
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
-            result: wire.Acknowledged | wire.Failed = wire.DONE
+            result: wire.Acknowledged | wire.Failed | wire.PreparedTraits = wire.DONE
             try:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints, as_is=True), model, self._where, claim.passed())
+                prepared = prepared_by(self._device, model, hints, as_is=True)
+                entry = Export(prepared, model, self._where, claim.passed())
+                let_weights_go(prepared, model, self._where)
                 exports.fill(number, entry, entry.release)
+                traits = traits_of(prepared)
+                if any(traits):
+                    result = wire.PreparedTraits(*traits)
             except BaseException as error:
                 exports.release(number)
                 result = error_to_wire(error)
@@ -180,6 +196,15 @@ class CallHandler:
         except BaseException:
             exports.release(number)
             raise
+        return DONE
+
+    def _memory_use(self, call: wire.GetMemoryUse, _: Descriptors) -> Answer:
+        with self._entry(call.prepared) as entry:
+            return wire.WireMemoryUse(*memory_by(entry.prepared, self._where)), ()
+
+    def _reconfigure(self, call: wire.Reconfigure, plain: Control) -> Answer:
+        with self._entry(call.prepared) as entry:
+            reconfigured_by(entry.prepared, self._where, options_from_wire(call.options), plain)
         return DONE
 
     # ----------------------------------------------------------------------------------------------------- execution
@@ -340,6 +365,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetRelaxations: CallHandler._relaxations,
     wire.GetSupportedOperations: CallHandler._supported,
     wire.GetUsage: CallHandler._usage,
+    wire.GetMemoryUse: CallHandler._memory_use,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,
@@ -360,13 +386,8 @@ def _hints(call: wire.PrepareModel) -> Hints:
         raise InvalidArgument(f"priority is {priority}, must be one of {', '.join(Priority.__members__)}")
     if call.threads > MOST_THREADS:
         raise InvalidArgument(f"threads is {call.threads}, must be at most {MOST_THREADS}")
-    try:
-        options = json.loads(call.options) if call.options else {}
-    except ValueError as error:
-        raise InvalidArgument(f"options: {error}; must be a JSON object") from None
-    if not isinstance(options, dict):
-        raise InvalidArgument("options: must be a JSON object")
-    return Hints(Preference(preference), Priority(priority), call.threads, call.deadline or None, options)
+    deadline = call.deadline or None
+    return Hints(Preference(preference), Priority(priority), call.threads, deadline, options_from_wire(call.options))
 
 
 def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, plain: Control) -> Control:
