@@ -114,12 +114,3 @@ def test_conformance_passes_options_on(drivers, vectors: Path, jobs, isolate):
     for given, totals in ((options, {"passed": 1, "failed": 0}), ([], {"passed": 0, "failed": 1})):
         found = json.loads(run("conformance", str(vectors), *drivers, *only, *isolate, *given).stdout)["totals"]
         assert {verdict: found[verdict] for verdict in totals} == totals
-
-
-@pytest.mark.parametrize("verb", ["run", "show", "diff", "bench"])
-def test_isolated_nothing_of_a_driver_runs_in_the_process_of_the_command(verb, tmp_path):
-    """What ends the process that loads it is an error, and not the end of the command."""
-    (tmp_path / "ending.py").write_text("import os\nos._exit(9)\n")
-    done = run(*VERBS[verb], "--driver", str(tmp_path / "ending.py"), "--isolate")
-    assert done.returncode == 4, done
-    assert "ended with exit status 9" in json.loads(done.stdout)["error"]["message"]

@@ -196,6 +196,11 @@ class Contexts(Healthy):
         self.device.contexts -= 1
 
 
+class ContextsKept(Contexts):
+    def close(self) -> None:
+        pass
+
+
 def in_place(act: Callable[[Any, Any], None]) -> Callable[[Any, Any, Any], None]:
     def give(self: Any, request: Any, result: Any) -> None:
         own = request.outputs[0]
@@ -314,6 +319,10 @@ def unfenced(self: Any, request: Any, control: Any, wait_for: Any = (), after: A
     return launched
 
 
+def early(self: Any, request: Any, control: Any, wait_for: Any = (), after: Any = None) -> Any:
+    return Prepared.execute_fenced(self, request, control, (), after)
+
+
 class Forgetful(HostBuffer):
     """Has contents before anything was written."""
 
@@ -403,7 +412,10 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: device(prepare=raises(KeyError("x"))), ADD, "says yes, prepare.*KeyError"),
         (lambda: device(prepare=lambda self, model, hints: None), ADD, "must give a Prepared"),
     ],
-    "close": [(lambda: device(prepared=type("P", (Healthy,), {"close": raises(ValueError("no"))})), ADD, "ValueError: no")],
+    "close": [
+        (lambda: device(prepared=type("P", (Healthy,), {"close": raises(ValueError("no"))})), ADD, "ValueError: no"),
+        (lambda: device(prepared=ContextsKept), ADD, r"after \d+ like models were prepared and closed: OutOfMemory"),
+    ],
     "prepared-anew": [(lambda: device(prepare=remembered), ADD, "that it gave before")],
     "runs": [
         (lambda: running(raises(KeyError("x"))), ADD, "KeyError"),
@@ -464,7 +476,10 @@ FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
         (lambda: giving(leaking(kept_thread)), ADD, "leaves 1 threads behind"),
     ],
     "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": zero_burst})), ADD, "in a burst: output 0 differs")],
-    "fenced": [(lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": unfenced})), ADD, "fenced: output 0")],
+    "fenced": [
+        (lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": unfenced})), ADD, "fenced: output 0"),
+        (lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": early})), ADD, "ended before the fence"),
+    ],
     "callback": [(lambda: device(prepared=type("P", (Healthy,), {"execute": twice})), ADD, "notified 2 times")],
     "allocation": [(lambda: device(allocate=lambda s, d, r: Forgetful(d, r)), ADD, "that nothing was written to")],
     "allocation-roles": [(lambda: device(allocate=lambda s, d, r: HostBuffer(d, r[:1])), ADD, "memory for a role twice")],

@@ -53,7 +53,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     """
     if peer_name is not None and streams > 1:
         raise click.UsageError("--streams with --vs: pairs are run in turn, one at a time; must be one of the two")
-    names = common.load_drivers(options["drivers"], options["devices"], options["isolate"])
+    names = common.load_drivers(options["drivers"], options["devices"])
     path, threads = common.contents(model), options["threads"]
     shapes = common.parse_shapes(options["shapes"])
 

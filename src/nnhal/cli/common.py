@@ -18,7 +18,7 @@ from nnhal import api
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import printable
 from nnhal.model.graph import Model
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import discovery
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
 
@@ -174,13 +174,9 @@ def load_extensions(paths: Sequence[str]) -> None:
         discovery.load_extension(path)
 
 
-def load_drivers(paths: Sequence[str], devices: Sequence[str], isolate: bool = False) -> list[str] | None:
-    """Load drivers under development; the devices to use (a driver's own where none is named), None for all.
-
-    isolate: only in processes of their own.
-    """
-    load = isolation.load_isolated if isolate else discovery.load_driver
-    loaded = [load(path).name for path in paths]
+def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | None:
+    """Load drivers under development; the devices to use (a driver's own where none is named), None for all."""
+    loaded = [discovery.load_driver(path).name for path in paths]
     return list(devices) or loaded or None
 
 

@@ -63,7 +63,7 @@ def command(model: str, device: str, against: str, files: Sequence[str], **optio
     up: the whole model on either; correct engines drift apart, so this is shown and decides nothing. Operations that
     --device does not take are left out and listed; the others are compared alone then.
     """
-    common.load_drivers(options["drivers"], (), options["isolate"])
+    common.load_drivers(options["drivers"], ())
     graph = common.open_model(model, options["shapes"], options["signature"])
     given = common.parse_options(options["driver_options"], [device, against], device)
     (one, left), (other, lacking) = (

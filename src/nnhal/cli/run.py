@@ -95,7 +95,7 @@ class RunRecord:
 @common.json_option
 def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: Sequence[str], **options: Any) -> None:
     """Run MODEL (a .tflite file, or a name that `nnhal models` lists) once and show its outputs."""
-    names = common.load_drivers(drivers, devices, options["isolate"])
+    names = common.load_drivers(drivers, devices)
     loading = time.monotonic_ns()
     graph = common.open_model(model, options["shapes"], options["signature"])
     compiling = time.monotonic_ns()

@@ -43,7 +43,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     have to be given first.
     """
     graph: Model | None = None
-    names = common.load_drivers(options["drivers"], options["devices"], options["isolate"])  # they may know its operators
+    names = common.load_drivers(options["drivers"], options["devices"])  # which may know operators of the model
     try:
         graph = common.open_model(model, options["shapes"], options["signature"])
     except (UnsupportedModel, ShapeNeeded) as error:

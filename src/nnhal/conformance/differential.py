@@ -35,7 +35,7 @@ def model_of(call: Call) -> Model:
     b = ModelBuilder(str(call.cell))
     indices, inputs, outputs = operands_of(call, b)
     b.operation(call.cell.op.code, indices, outputs)
-    return finished(b, inputs, outputs)
+    return b.finish(inputs, outputs, extensions=b.extensions())
 
 
 def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
@@ -55,11 +55,6 @@ def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list
     shapes = [() if v.shape is None else [0 if call.open else d or 0 for d in v.shape] for v in call.outputs]
     outputs = [b.operand(v.type, s, v.scale, v.zero_point) for v, s in zip(call.outputs, shapes, strict=True)]
     return indices, inputs, outputs
-
-
-def finished(b: ModelBuilder, inputs: Sequence[int], outputs: Sequence[int]) -> Model:
-    """The model, with the extensions that it uses named."""
-    return b.finish(inputs, outputs, extensions=b.extensions())
 
 
 def arrays_of(call: Call) -> list[Array]:

@@ -4,7 +4,6 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from nnhal.base.errors import InvalidArgument, NnhalError
@@ -16,7 +15,6 @@ from nnhal.hal.device import Device, identity_of
 from nnhal.ipc import names as services
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
-from nnhal.runtime.sources import Source
 
 Isolation = Literal["none", "process"]
 STARTING = "driver processes"
@@ -39,18 +37,6 @@ def isolated(name: str) -> Resilient:
     """The device of a driver in a process of this client's own, which is started now where it does not run yet."""
     driver = discovery.origin_of(name)
     return _kept(Place(name, driver, True), lambda: Resilient(name, lambda: start(driver)))
-
-
-def load_isolated(path: str | os.PathLike[str]) -> Resilient:
-    """As `discovery.load_driver`, in a process of the driver's own alone: nothing of it is run in this one."""
-    source = str(Source(Path(path)).path)
-    first = [start(source)]
-    name = first[0].welcome.name
-    device = _kept(Place(name, source, True), lambda: Resilient(name, lambda: first.pop() if first else start(source)))
-    for unused in first:  # it was loaded before
-        unused.close()
-    discovery.register(device, source)
-    return device
 
 
 def service(name: str) -> Resilient:

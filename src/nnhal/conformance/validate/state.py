@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import Outputs, arrays_of, finished, model_of, operands_of
+from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
@@ -149,7 +149,7 @@ def _read_twice(call: Call) -> Model | None:
     for _ in range(2):
         ends.append(b.operand(out.type, out.known, out.scale, out.zero_point))
         b.operation(call.cell.op.code, [*indices[:place], made[0], *indices[place + 1 :]], [ends[-1]])
-    return finished(b, given, ends)
+    return b.finish(given, ends, extensions=b.extensions())
 
 
 # -------------------------------------------------------------------------------------------------------------- threads

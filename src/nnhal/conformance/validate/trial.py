@@ -159,15 +159,16 @@ class Trial:
             yield call
 
     def of_other_constants(self, call: Call) -> Call:
-        """The same call with other constants: anything where they may be that, else their real numbers in another order."""
+        """The same call with other constants; those whose elements may not be anything have them in another order."""
         arguments, inputs = call.bound.form.each(len(call.inputs)), list(call.inputs)
         for place, (argument, value) in enumerate(zip(arguments, call.inputs, strict=True)):
-            if value is None or place in call.given or argument.scalar:
+            if value is None or place in call.given or argument.scalar or value.array.dtype == np.int32:
                 continue
-            if argument.drawn is None:
-                inputs[place] = replace(value, data=contents(self.rng, value.type, value.known, call.cell.values))
-            elif value.scale or value.channel or value.dtype.kind == "f":
-                inputs[place] = replace(value, data=value.array.reshape(-1)[::-1].reshape(value.known))
+            free = argument.drawn is None
+            data = (
+                contents(self.rng, value.type, value.known, call.cell.values) if free else np.flip(value.array).copy()
+            )
+            inputs[place] = replace(value, data=data)
         return replace(call, inputs=tuple(inputs))
 
     def fixed(self) -> None:
