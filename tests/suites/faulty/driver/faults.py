@@ -122,6 +122,7 @@ def table() -> Mapping[str, Fault]:
 
 def healthy() -> tuple[Fault, ...]:
     """Drivers without a fault: what each is a change of."""
+    table()  # the modules in their order
     from .hal import HalDriver
 
     nothing: tuple[Any, ...] = (), "", "plain", False, True, False, "ADD", False
