@@ -12,6 +12,7 @@ from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import dtype_of
 from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
+from nnhal.model.graph import CONSTANTS
 from nnhal.ops.schema import F32, Form, Op, T, arg, out, register
 
 NAME = "com.example.fourier"
@@ -55,9 +56,10 @@ KERNELS = {FOURIER.operation("FFT"): np.fft.fft, FOURIER.operation("ABSOLUTE"): 
 class Transformer(Prepared):
     def __init__(self, model):
         self.main = model.main
+        self.constants = {i: model.constant(o) for i, o in enumerate(model.main.operands) if o.lifetime in CONSTANTS}
 
     def run(self, request, control):
-        arrays = dict(zip(self.main.inputs, request.inputs, strict=True))
+        arrays = self.constants | dict(zip(self.main.inputs, request.inputs, strict=True))
         for operation in self.main.operations:
             (source,), (target,) = operation.inputs, operation.outputs
             arrays[target] = KERNELS[operation.type](arrays[source]).astype(dtype_of(self.main.operands[target].type))

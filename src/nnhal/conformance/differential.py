@@ -33,6 +33,13 @@ CLIPS = {"RELU": (0.0,), "RELU1": (-1.0, 1.0), "RELU6": (0.0, 6.0)}
 def model_of(call: Call) -> Model:
     """A model of the one operation: what is given at run time are its inputs, the rest constants."""
     b = ModelBuilder(str(call.cell))
+    indices, inputs, outputs = operands_of(call, b)
+    b.operation(call.cell.op.code, indices, outputs)
+    return b.finish(inputs, outputs, extensions=b.extensions())
+
+
+def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
+    """Operands of a call added to a model: all that go in, those of them that are given at run time, those that come out."""
     indices, inputs = [], []
     for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True)):
         if value is None:
@@ -47,8 +54,7 @@ def model_of(call: Call) -> Model:
             indices.append(b.constant(*described, channel=value.channel))
     shapes = [() if v.shape is None else [0 if call.open else d or 0 for d in v.shape] for v in call.outputs]
     outputs = [b.operand(v.type, s, v.scale, v.zero_point) for v, s in zip(call.outputs, shapes, strict=True)]
-    b.operation(call.cell.op.code, indices, outputs)
-    return b.finish(inputs, outputs, extensions=b.extensions())
+    return indices, inputs, outputs
 
 
 def arrays_of(call: Call) -> list[Array]:

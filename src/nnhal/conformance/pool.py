@@ -250,14 +250,14 @@ class _Run:
         seconds = self._subject.timeout if worker.ready else max(LOADING, self._subject.timeout)
         self._forget(worker)
         item = worker.in_hand
-        stack = "" if item is None else worker.stack()
+        stack = worker.stack()
+        at = f", at {stack}" if stack else ""
         worker.kill()
         if item is not None:
-            at = f", at {stack}" if stack else ""
             why = f"{self._where()}: {worker.stage}() has not ended after {seconds:g} s{at}"
             self._charge(worker, "hung", why, stack)
         else:
-            self._spent(worker, DeviceUnavailable(f"{self._where()}: has not loaded after {seconds:g} s"))
+            self._spent(worker, DeviceUnavailable(f"{self._where()}: has not loaded after {seconds:g} s{at}"))
 
     def _ended(self, worker: _WorkProcess, why: str | NnhalError) -> None:
         """A worker that ended, by itself or not, or says that it cannot go on."""

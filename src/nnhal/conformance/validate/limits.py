@@ -19,7 +19,8 @@ from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 
-SHORT_NS, GRACE_NS = 20_000_000, 1_000_000_000
+SHORT_NS, GRACE_NS, FAR_NS = 20_000_000, 300_000_000, 600_000_000_000
+TRIES = 3  # of which one in time is enough: the machine may be busy
 BLOCKS = 3  # of rounds; what grows in each of them grows
 BLOCK_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 0.05, 5, 40
 NOISE = 8 << 10  # bytes a round
@@ -31,14 +32,19 @@ def deadline(trial: Trial) -> None:
     for call, model in trial.samples():
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
-        for ahead in (600 * 10**9, -1, SHORT_NS):
-            point = time.monotonic_ns() + ahead
-            raised = _bounded(trial, prepared, call, wanted, Control(deadline=point), MissedDeadline)
-            late = time.monotonic_ns() - max(point, point - ahead)
-            if raised and ahead > SHORT_NS:
-                trial.unmet("MissedDeadline long before the deadline")
-            if late > GRACE_NS:
-                trial.unmet(f"came back {late / 1e9:.1f} s after its deadline, must poll control.check()")
+        for ahead in (FAR_NS, -1, SHORT_NS):
+            late = []
+            for _ in range(TRIES if ahead != FAR_NS else 1):
+                begin = time.monotonic_ns()
+                point = begin + ahead
+                if _bounded(trial, prepared, call, wanted, Control(deadline=point), MissedDeadline) and ahead == FAR_NS:
+                    trial.unmet("MissedDeadline long before the deadline")
+                late.append(time.monotonic_ns() - max(point, begin))
+                if late[-1] < GRACE_NS:
+                    break
+            else:
+                if min(late) > GRACE_NS:
+                    trial.unmet(f"came back {min(late) / 1e9:.1f} s after its deadline, must poll control.check()")
         if not trial.random:
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a deadline that had passed")
         try:
@@ -53,20 +59,26 @@ def cancellation(trial: Trial) -> None:
         wanted = trial.alone(model, arrays_of(call))
         prepared = trial.prepare(model)
         for later in (0.0, SHORT_NS / 4e9):
-            event = threading.Event()
-            timer = threading.Timer(later, event.set)
-            if later:
-                timer.start()
-            else:
-                event.set()
-            begin = time.monotonic_ns()
-            _bounded(trial, prepared, call, wanted, Control(cancelled=event), Cancelled)
-            spent = time.monotonic_ns() - begin
+            spent = min(_cancelled(trial, prepared, call, wanted, later) for _ in range(TRIES))
             if spent > GRACE_NS:
                 trial.unmet(f"came back {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
-            timer.cancel()
         if not trial.random:
             trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a cancelled execution")
+
+
+def _cancelled(trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, later: float) -> int:
+    """Nanoseconds that an execution took which is cancelled so many seconds after its begin."""
+    event = threading.Event()
+    timer = threading.Timer(later, event.set)
+    if later:
+        timer.start()
+    else:
+        event.set()
+    begin = time.monotonic_ns()
+    _bounded(trial, prepared, call, wanted, Control(cancelled=event), Cancelled)
+    spent = time.monotonic_ns() - begin
+    timer.cancel()
+    return spent
 
 
 def _bounded(

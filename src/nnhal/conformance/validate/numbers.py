@@ -22,7 +22,7 @@ def values(trial: Trial) -> None:
     trial.fixed()
     wrong: list[tuple[int, Call, str]] = []
     ran = 0
-    for call, model in trial.taken():
+    for call, model in trial.many():
         ran += 1
         problem = _problem(trial, call, model)
         if problem:
@@ -54,7 +54,7 @@ def _problem(trial: Trial, call: Call, model: Model) -> str:
 def steps(trial: Trial) -> None:
     trial.fixed()
     offs: dict[int, list[Array]] = {}
-    for call, model in trial.taken():
+    for call, model in trial.many():
         if call.cell.values == "far" or not any(quantised(v.type) for v in call.outputs):
             continue
         try:

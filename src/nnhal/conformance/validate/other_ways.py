@@ -18,12 +18,14 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import SECOND, data_sets
 from nnhal.conformance.validate.trial import NotAsked, Trial
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Prepared, allocated_by, burst_by
+from nnhal.hal.device import Prepared, allocated_by, burst_by, fenced_by, info_by
+from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Request
 
 WAIT = 30.0  # seconds for a callback
 AGAIN = 0.05  # seconds in which a second one may come
+EARLY = 0.02  # seconds in which an execution that does not wait for its fence may end
 _SYNC = "NNHAL_SYNC_EXEC"
 
 
@@ -51,7 +53,9 @@ def burst(trial: Trial) -> None:
         trial.unmet("a burst that was closed executes, must raise Closed")
 
 
-@check("fenced", "A fenced execution gives what a plain call gives, and its fence tells the end.")
+@check(
+    "fenced", "A fenced execution waits for its fences and gives what a plain call gives, and its fence tells the end."
+)
 def fenced(trial: Trial) -> None:
     trial.fixed()
     _since(trial, "fenced executions", V1_3)
@@ -64,7 +68,14 @@ def fenced(trial: Trial) -> None:
         wanted = trial.alone(model, arrays_of(call))
         request = _with_rooms(trial, prepared, call)
         trial.at("execute_fenced")
-        WAYS["fenced"](trial.device, prepared, request, UNLIMITED)
+        ready, signal = fence_pair()
+        launched = fenced_by(prepared, trial.where, request, UNLIMITED, [ready])
+        time.sleep(EARLY)
+        if launched.fence is None or launched.fence.status() is not None:
+            trial.unmet("has ended before the fence that it waits for was signalled")
+        signal.set()
+        launched.fence.wait()
+        info_by(launched, trial.where)
         trial.same(call, wanted, request.results, "fenced")
     if not asked:
         raise NotAsked("the shapes of its outputs are not known before")

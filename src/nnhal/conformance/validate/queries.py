@@ -102,12 +102,24 @@ def prepares(trial: Trial) -> None:
             ) from error
 
 
-@check("close", "close() of a prepared model comes back, and raises nothing.", ("prepares",))
+@check(
+    "close",
+    "close() of a prepared model comes back, raises nothing, and gives back what the model held.",
+    ("prepares",),
+)
 def close(trial: Trial) -> None:
     while trial.drawing.kept:
         trial.close(trial.drawing.kept.pop())
     for call, _ in trial.samples():
         trial.close(trial.prepare(model_of(call)))
+    call, _ = trial.samples()[0]
+    for number in range(HELD):
+        try:
+            prepared = trial.prepare(model_of(call))
+        except NnhalError as error:
+            text = f"prepare() after {number} like models were prepared and closed: {type(error).__name__}: {error}"
+            raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
+        trial.close(prepared)
 
 
 @check("prepared-anew", "prepare() gives a new Prepared each time.", ("close",))
@@ -115,6 +127,7 @@ def prepared_anew(trial: Trial) -> None:
     for _, model in trial.samples():
         for hints in (PLAIN, PLAIN, Hints()):
             trial.prepare(model, hints)
+        trial.end()
 
 
 @check("prepared-twice", "Two prepared models of one model live and end apart.", SINGLE)

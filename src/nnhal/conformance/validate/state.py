@@ -7,13 +7,14 @@ from contextlib import contextmanager, suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import Outputs, arrays_of, model_of
+from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
-from nnhal.conformance.validate.trial import Trial, Unmet, copies
+from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, copies
 from nnhal.hal.device import Prepared
 from nnhal.hal.request import UNLIMITED, Request, Run
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 
 SETS = 4  # of inputs
@@ -93,10 +94,9 @@ def deterministic(trial: Trial) -> None:
 @check("interleaved", "Prepared models of other constants and parameters do not disturb each other.", SECOND)
 def interleaved(trial: Trial) -> None:
     trial.fixed()
-    taken = [(call, model) for call, model in trial.taken() if not call.open]
     for call, model in trial.samples():
-        other = next(((c, m) for c, m in taken if c is not call and c.cell.kind == call.cell.kind), None)
-        pair = [(call, model), other or (call, model_of(call))]
+        other = trial.of_other_constants(call)
+        pair = [(call, model), (other, model_of(other))]
         wanted = []
         for c, m in pair:
             try:
@@ -113,6 +113,43 @@ def interleaved(trial: Trial) -> None:
         trial.close(prepared[0])
         results = trial.run(prepared[1], copies(arrays_of(pair[1][0])))
         trial.same(pair[1][0], wanted[1], results, "after another prepared model was closed")
+        trial.end()
+
+
+@check("intermediates", "An intermediate that two operations read is the same for both.", SECOND)
+def intermediates(trial: Trial) -> None:
+    trial.fixed()
+    asked = False
+    for call, _ in trial.samples():
+        model = _read_twice(call)
+        if model is None or not all(trial.verdicts(model)):
+            continue
+        asked = True
+        one, other = trial.run(trial.prepare(model), copies(arrays_of(call)))
+        trial.same(call, [one], [other], "of two like operations that read one intermediate, the second one's output")
+    if not asked:
+        raise NotAsked("no model of three such operations, of which two read what the first gives, is taken")
+
+
+def _read_twice(call: Call) -> Model | None:
+    """y = OP(x), and twice OP(y), where an input may be what the operation gives; None where none may."""
+    if len(call.outputs) != 1:
+        return None
+    out = call.outputs[0]
+    form = out.type, out.shape, out.scale, out.zero_point
+    place = next(
+        (p for p in call.given if (v := call.inputs[p]) and (v.type, v.shape, v.scale, v.zero_point) == form), None
+    )
+    if place is None:
+        return None
+    b = ModelBuilder(f"{call.cell} read twice")
+    indices, given, made = operands_of(call, b)
+    b.operation(call.cell.op.code, indices, made)
+    ends = []
+    for _ in range(2):
+        ends.append(b.operand(out.type, out.known, out.scale, out.zero_point))
+        b.operation(call.cell.op.code, [*indices[:place], made[0], *indices[place + 1 :]], [ends[-1]])
+    return b.finish(given, ends, extensions=b.extensions())
 
 
 # -------------------------------------------------------------------------------------------------------------- threads

@@ -3,6 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,7 +12,7 @@ from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.operands import Array
 from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judge, model_of
-from nnhal.conformance.draw import Call, cells, draw
+from nnhal.conformance.draw import Call, cells, contents, draw
 from nnhal.conformance.validate.place import place_of
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, verdicts_by, where_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
@@ -20,6 +21,7 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import I32
 from nnhal.runtime import discovery
 
+MORE = 3  # times as many calls of what is taken, for checks of values
 SAMPLES = 3  # calls of an operation that all checks but those of values look at
 PLAIN = Hints(threads=1)
 MakeRequest = Callable[[Signature, Sequence[Array]], Request]
@@ -56,11 +58,18 @@ class Drawing:
             for _ in range(draws):
                 call = draw(cell, rng, open=bool(rng.random() < OPEN))
                 self.calls.append((call, model_of(call)))
-        self.rng = rng
+        self._rng, self._draws = rng, draws
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
         self.samples: list[tuple[Call, Model]] | None = None
         self.kept: list[Prepared] = []  # for a later check to close
+
+    def more(self) -> Iterator[tuple[Call, Model]]:
+        """Further calls of the cells of which any was taken."""
+        for cell in {str(call.cell): call.cell for call, _ in self.taken or ()}.values():
+            for _ in range(MORE * self._draws):
+                call = draw(cell, self._rng, open=bool(self._rng.random() < OPEN))
+                yield call, model_of(call)
 
 
 class Trial:
@@ -105,6 +114,13 @@ class Trial:
             raise NotTaken(drawing.refused[0] if drawing.refused else "has no calls to be drawn")
         return drawing.taken
 
+    def many(self) -> Iterator[tuple[Call, Model]]:
+        """The calls that it takes, and more of their kinds."""
+        yield from self.taken()
+        for call, model in self.drawing.more():
+            if self.verdict(model).ok:
+                yield call, model
+
     def samples(self) -> list[tuple[Call, Model]]:
         """A few of them, of different types, with something to write and much to read, which the reference can run.
 
@@ -141,6 +157,19 @@ class Trial:
             call = again(call, self.rng)
             yield call
 
+    def of_other_constants(self, call: Call) -> Call:
+        """The same call with other constants; those whose elements may not be anything have them in another order."""
+        arguments, inputs = call.bound.form.each(len(call.inputs)), list(call.inputs)
+        for place, (argument, value) in enumerate(zip(arguments, call.inputs, strict=True)):
+            if value is None or place in call.given or argument.scalar or value.array.dtype == np.int32:
+                continue
+            free = argument.drawn is None
+            data = (
+                contents(self.rng, value.type, value.known, call.cell.values) if free else np.flip(value.array).copy()
+            )
+            inputs[place] = replace(value, data=data)
+        return replace(call, inputs=tuple(inputs))
+
     def fixed(self) -> None:
         """NotAsked where the results are drawn at random."""
         if self.random:
@@ -169,6 +198,11 @@ class Trial:
         """What the driver says of the one operation."""
         with self.asking("supports"):
             return verdicts_by(self.device, model)[0]
+
+    def verdicts(self, model: Model) -> list[bool]:
+        """Whether the driver says yes to each operation."""
+        with self.asking("supports"):
+            return [verdict.ok for verdict in verdicts_by(self.device, model)]
 
     def prepare(self, model: Model, hints: Hints = PLAIN) -> Prepared:
         """Prepare; closed with the trial where the check does not."""
