@@ -18,6 +18,7 @@ import pytest
 from nnhal.base.errors import Cancelled, DriverFailed, NnhalError, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
+from nnhal.hal.claims import verdicts_by
 from nnhal.hal.device import (
     Hints,
     Prepared,
@@ -29,7 +30,6 @@ from nnhal.hal.device import (
     info_by,
     prepared_by,
     status_by,
-    verdicts_by,
 )
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole

@@ -24,6 +24,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.log import logger
 from nnhal.base.time import by
+from nnhal.hal.claims import Claims, considered_by
 from nnhal.hal.device import (
     Capabilities,
     Device,
@@ -33,7 +34,6 @@ from nnhal.hal.device import (
     capabilities_by,
     identity_of,
     prepared_by,
-    verdicts_by,
 )
 from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client.device import RemoteDevice
@@ -126,6 +126,7 @@ class _Candidate:
     device: Device
     key: DeviceKey
     offer: Offer
+    claims: Claims
     failed: NnhalError | None = None
 
 
@@ -146,7 +147,15 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     """
     validate(model)
     events: list[str] = []
-    candidates = _candidates(model, wishes, events)
+    with ExitStack() as kept:
+        candidates = _candidates(model, wishes, events, kept)
+        return _compiled(model, wishes, candidates, events, undo)
+
+
+def _compiled(
+    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], undo: ExitStack
+) -> Plan:
+    """Partition and prepare, elsewhere where that fails."""
     offers = [c.offer for c in candidates]
     try:
         plan = _attempt(model, wishes, candidates, offers, events, undo)
@@ -182,40 +191,49 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str]) -> list[_Candidate]:
-    """The devices chosen, and the CPU where it may take over, each asked."""
+def _candidates(model: Model, wishes: Wishes, events: list[str], kept: ExitStack) -> list[_Candidate]:
+    """The devices chosen, and the CPU where it may take over, each asked. kept: lets go of what they worked out."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
     if wishes.fallback != "forbid" and not chosen:
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
-    found = [_asked(*each, model, wishes, events) for each in zip(devices, keys, labels(keys), strict=True)]
+    found = [_asked(*each, model, wishes, events, kept) for each in zip(devices, keys, labels(keys), strict=True)]
     if devices[-1] is cpu and not chosen:
         found[-1] = replace(found[-1], offer=_taking_over(model, found[-1].offer))
     return found
 
 
-def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wishes, events: list[str]) -> _Candidate:
+def _asked(
+    device: Device, key: DeviceKey, label: str, model: Model, wishes: Wishes, events: list[str], kept: ExitStack
+) -> _Candidate:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
 
-    def ask() -> tuple[Capabilities, list[Verdict]]:
-        return capabilities_by(device), verdicts_by(device, model)
+    stated: Capabilities | None = None
+
+    def ask() -> Claims:
+        nonlocal stated
+        stated = capabilities_by(device)
+        claims = considered_by(device, model, wishes.hints(device))
+        kept.callback(claims.let_go)
+        return claims
 
     failed = None
     try:
-        stated, verdicts = by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
+        what = f"compilation: device {label}: what it supports"
+        claims = by(wishes.deadline, what, ask, late=Claims.let_go)
     except Exception as error:
-        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+        if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_callers(error)):
             raise
         failed = as_error(error, f"device {key.name}")
         gone = isinstance(error, DeviceUnavailable | DeadObject)
         why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
-        stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
+        stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
-    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step)
-    return _Candidate(device, key, offer, failed)
+    offer = Offer(label, own.level, stated or Capabilities(), claims.verdicts, own.extensions, step=step)
+    return _Candidate(device, key, offer, claims, failed)
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:
@@ -248,9 +266,10 @@ def _attempt(
     by_label = {c.offer.device: c for c in candidates}
     steps: list[Step] = []
     for planned in found.steps:
-        part = cut(model, planned.operations)
+        part, candidate = cut(model, planned.operations), by_label[planned.device]
+        hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
-            steps.append(prepare(by_label[planned.device].device, part, wishes, planned.device, undo))
+            steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints))
         except MissedDeadline:
             raise
         except Exception as error:
@@ -271,14 +290,22 @@ def is_callers(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
-def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: ExitStack | None = None) -> Step:
+def prepare(
+    device: Device,
+    part: Part,
+    wishes: Wishes,
+    label: str = "",
+    undo: ExitStack | None = None,
+    hints: Hints | None = None,
+) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
-    label: the device's name, made to differ where several have the same. undo: closes it.
+    label: the device's name, made to differ where several have the same. undo: closes it. hints: those of the wishes by
+    default.
     """
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
-    hints = wishes.hints(device)
+    given = hints or wishes.hints(device)
     start = time.monotonic_ns()
     if wishes.deadline is not None and start > wishes.deadline:
         raise MissedDeadline(f"{what}: the deadline passed before")
@@ -288,7 +315,7 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
         undo.callback(lane.close)
 
     def work() -> None:
-        lane.prepared = prepared_by(device, part.model, hints)
+        lane.prepared = prepared_by(device, part.model, given)
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())

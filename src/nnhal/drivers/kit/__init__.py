@@ -2,15 +2,15 @@
 
 | file | what it has |
 | --- | --- |
-| `lowering.py` | a table of entries that lower operations; verdicts and preparation run the same ones |
+| `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `team.py` | instances of an engine that runs one execution at a time |
 
-    from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape
+    from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph
 """
 
-from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, Refused
+from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, Refused, kept_graph
 from nnhal.drivers.kit.shapes import for_each_shape
 from nnhal.drivers.kit.team import Member, Team
 
-__all__ = ["LoweringTable", "LoweringTask", "Member", "Refused", "Team", "for_each_shape"]
+__all__ = ["LoweringTable", "LoweringTask", "Member", "Refused", "Team", "for_each_shape", "kept_graph"]

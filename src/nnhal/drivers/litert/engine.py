@@ -190,8 +190,9 @@ def _team(recipe: Recipe) -> Interpreters:
 class LitertModel(Prepared):
     """A model whose input shapes are known, prepared with LiteRT."""
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        self._team: Interpreters | None = _team(_recipe(model, settings))
+    def __init__(self, model: Model, settings: Settings, lowered: Lowered | None = None) -> None:
+        """lowered: the model as TFLite, where that was made before."""
+        self._team: Interpreters | None = _team(_recipe(model, settings, lowered))
 
     def run(self, request: Request, control: Control) -> Timing | None:
         measure = control.measure
@@ -212,10 +213,10 @@ class LitertModel(Prepared):
         self._team = None
 
 
-def _recipe(model: Model, settings: Settings) -> Recipe:
-    """Lower a model whose input shapes are all known."""
+def _recipe(model: Model, settings: Settings, lowered: Lowered | None) -> Recipe:
+    """Lower a model whose input shapes are all known, unless it was."""
     try:
-        lowered = lower(model, dynamic_range=settings.dynamic_range)
+        lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
     except Refused as error:
         raise UnsupportedModel(f"litert: {error}") from error
     outputs = []

@@ -17,6 +17,7 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.base.operands import dtype_of
 from nnhal.hal.binding import Place, bind_request
+from nnhal.hal.claims import verdicts_by
 from nnhal.hal.device import (
     MOST_THREADS,
     Device,
@@ -28,7 +29,6 @@ from nnhal.hal.device import (
     info_by,
     prepared_by,
     status_by,
-    verdicts_by,
     where_of,
 )
 from nnhal.hal.fence import Fence
