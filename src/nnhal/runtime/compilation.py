@@ -232,7 +232,8 @@ def _asked(
         stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
-    offer = Offer(label, own.level, stated or Capabilities(), claims.verdicts, own.extensions, step=step)
+    told_of = stated or Capabilities()
+    offer = Offer(label, own.level, told_of, claims.verdicts, own.extensions, step=step, groups=claims.groups)
     return _Candidate(device, key, offer, claims, failed)
 
 
