@@ -34,7 +34,7 @@ F_ADD_SEALS, SEAL_SHRINK = 1033, 2
 TWICE = (X + X).tobytes()
 OBJECTS = {
     name: 7_000_000_000 + n
-    for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution", "lane"))
+    for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution", "lane", "considered"))
 }
 NEW = 6_000_000_000  # in the place of a number that was not used before
 NEVER = 10**15  # a number that nobody was given
@@ -78,6 +78,8 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.GetUsage(), ()),
     (wire.GetSupportedOperations(V1_3, _MODEL), ("a memory",)),
     (wire.PrepareModel(NEW, V1_3, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
+    (wire.Consider(NEW, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
+    (wire.PrepareConsidered(NEW, OBJECTS["considered"], (0,)), ()),
     (
         wire.Bind(
             NEW,
@@ -128,6 +130,8 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.GetUsage: wire.Usage,
     wire.GetSupportedOperations: wire.Verdicts,
     wire.PrepareModel: wire.Acknowledged,
+    wire.Consider: wire.Claimed,
+    wire.PrepareConsidered: wire.Acknowledged,
     wire.Bind: wire.Acknowledged,
     wire.Execute: wire.Acknowledged,
     wire.ExecuteSynchronously: wire.Acknowledged,
@@ -297,7 +301,10 @@ RELEASED = 9_000_000_000
 
 
 OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
-OF_OBJECTS = wire.Hold, wire.PrepareModel, wire.Bind, wire.ExecuteFenced, wire.ConfigureExecutionBurst, wire.Allocate
+OF_OBJECTS = (
+    wire.Hold, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
+    wire.ConfigureExecutionBurst, wire.Allocate,
+)  # fmt: skip
 
 
 def _refused(call: wire.ClientCall, number: int) -> tuple[str, ...]:
@@ -412,7 +419,9 @@ class World:
             burst = self.make(wire.ConfigureExecutionBurst, model, fds=(queues,))
             os.close(queues)
             execution = self.make(wire.ExecuteFenced, binding, 0)
-            self.objects = dict(zip(OBJECTS, (model, binding, held, burst, buffer, execution, lane), strict=True))
+            considered = self._considered()
+            numbers = model, binding, held, burst, buffer, execution, lane, considered
+            self.objects = dict(zip(OBJECTS, numbers, strict=True))
             self.numbers = {OBJECTS[what]: number for what, number in self.objects.items()} | {RELEASED: released}
             assert isinstance(self.info(execution), wire.Info)
         except BaseException:
@@ -422,6 +431,11 @@ class World:
     def slow(self) -> int:
         """A binding whose executions take their time."""
         return self._bound(self.client.prepare(sleep=SLOW))
+
+    def _considered(self) -> int:
+        reply = self.client.make(wire.Consider, _MODEL, 1, 1, 0, 2, b"{}", fds=(self.memory,))
+        assert isinstance(reply, wire.Claimed) and reply.kept, reply
+        return self.client.made
 
     def _bound(self, model: int) -> int:
         request = wire.WireRequest((_AT,), (_INTO,), (wire.MemoryPool(pool()),))
@@ -463,8 +477,8 @@ class World:
     def follow(self, call: wire.ClientCall, reply: Any, sent: list[int], *, right: bool) -> None:
         """See what comes after a call that was taken: exactly what it asked for. right: nothing of it was broken."""
         kind, after = type(call), reply
-        if kind in (wire.PrepareModel, wire.Execute):
-            after = self.notification(wire.NotifyPrepared if kind is wire.PrepareModel else wire.NotifyExecuted)
+        if kind in (wire.PrepareModel, wire.PrepareConsidered, wire.Execute):
+            after = self.notification(wire.NotifyExecuted if kind is wire.Execute else wire.NotifyPrepared)
         elif kind is wire.ExecuteFenced:
             after = self.info(self.made)
         if isinstance(after, wire.Failed):
@@ -478,7 +492,7 @@ class World:
             assert os.pread(sent[0], 256, 256) == TWICE
         elif kind in (wire.Execute, wire.ExecuteSynchronously, wire.ExecuteFenced):
             assert os.pread(self.memory, 256, 256) == TWICE
-        elif kind is wire.PrepareModel:
+        elif kind in (wire.PrepareModel, wire.PrepareConsidered):
             assert isinstance(after, wire.Acknowledged), after
             assert self._bound(self.made)
         elif kind is wire.Allocate:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType
@@ -13,7 +14,14 @@ from nnhal.base.errors import (
     UnsupportedModel,
 )
 from nnhal.base.levels import V1_2, V1_3, Level
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import (
+    Capabilities,
+    Considered,
+    Device,
+    Hints,
+    Prepared,
+    Verdict,
+)
 from nnhal.hal.lowering import ask_about, lowered
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc.client.buffer import RemoteBuffer
@@ -21,10 +29,26 @@ from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire
+from nnhal.ipc.protocol.convert import capabilities_from_wire, claims_from_wire, model_to_wire
 from nnhal.model.graph import Model
 
 QUERY_NS = 30_000_000_000  # a driver that has not answered a query by then hangs
+
+
+class KeptElsewhere:
+    """What a driver's process keeps of a model that its driver considered under some hints, by a number; let go of with the
+    last reference.
+    """
+
+    __slots__ = ("hints", "number", "session")
+
+    def __init__(self, session: Session, hints: Hints) -> None:
+        self.session, self.hints = session, hints
+        self.number = session.number()
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            self.session.release(self.number)
 
 
 class RemoteDevice(Device):
@@ -88,32 +112,72 @@ class RemoteDevice(Device):
 
         return ask_about(model, self.level, ask) if self.level < V1_3 else ask(model)
 
-    def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile in the driver's process; the wait ends at the hints' deadline."""
-        form = self._form(wire.PrepareModel)
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """What the driver says; its process keeps the model and what the driver works out of it. Below 1.3 verdicts only."""
+        if self.session.methods < V1_3:
+            return super().consider(model, hints)
+        if any(not pool.mappable for pool in model.pools):
+            return Considered(self.supports(model))
+        kept = KeptElsewhere(self.session, hints)
+        with self.session.carrying(model.pools) as packing:
+            message = wire.Consider(
+                kept.number,
+                model_to_wire(model, packing.pool),
+                int(hints.preference),
+                int(hints.priority),
+                hints.deadline or 0,
+                hints.threads,
+                self._options(hints),
+            )
+            said = self._query(message, wire.Claimed, packing)
+        return claims_from_wire(said, kept)
+
+    def _options(self, hints: Hints) -> bytes:
         try:
-            options = json.dumps(dict(hints.options)).encode() if hints.options else b""
+            return json.dumps(dict(hints.options)).encode() if hints.options else b""
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"driver_options of {self.name}: {error}; must be what JSON can hold") from None
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
+        prepared = RemotePrepared(self.session, model)
+        number = self._considered(hints)
+        if number:
+            places = () if hints.worked_out is None or hints.worked_out.whole else hints.worked_out.operations
+            self._await(wire.PrepareConsidered(prepared.number, number, places), None, hints)
+            return prepared
+        low = lowered(model, self.level)
+        with self.session.carrying(low.pools) as packing:
+            self._await(self._preparation(prepared.number, low, packing, hints), packing, hints)
+        return prepared
+
+    def _considered(self, hints: Hints) -> int:
+        """The number of what the driver's process keeps for these hints; 0 for nothing."""
+        kept = None if hints.worked_out is None else hints.worked_out.given
+        if not isinstance(kept, KeptElsewhere) or kept.session is not self.session:
+            return 0
+        return kept.number if kept.hints == replace(hints, worked_out=None) else 0
+
+    def _preparation(self, number: int, model: Model, packing: Packing, hints: Hints) -> wire.PrepareModel:
+        form = self._form(wire.PrepareModel)
         newest = form >= V1_3
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
+        whole, options = model_to_wire(model, packing.pool), self._options(hints)
+        return wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
 
-        low = lowered(model, self.level)
-        prepared = RemotePrepared(self.session, model)
-        with self.session.carrying(low.pools) as packing:
-            whole = model_to_wire(low, packing.pool)
-            number = prepared.number
-            message = wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
-            pending = None
-            try:
-                pending = self.session.notified(message, packing, hints.deadline)
-                self.session.outcome(pending, hints.deadline)
-            except MissedDeadline:
-                if pending is not None and pending.came:  # an answer
-                    raise
-                raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
-        return prepared
+    def _await(
+        self, message: wire.PrepareModel | wire.PrepareConsidered, packing: Packing | None, hints: Hints
+    ) -> None:
+        """Send, and wait for the end of the preparation."""
+        pending = None
+        try:
+            pending = self.session.notified(message, packing, hints.deadline)
+            self.session.outcome(pending, hints.deadline)
+        except MissedDeadline:
+            if pending is not None and pending.came:  # an answer
+                raise
+            raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process."""
