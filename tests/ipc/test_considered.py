@@ -173,6 +173,27 @@ def test_in_process_and_isolated_an_option_is_a_verdict_and_a_group_stands_alike
         assert compiled(X).tolist() == [0, 0, 2, 3]
 
 
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_a_driver_that_fuses_gets_what_it_fuses_and_nothing_of_it_alone(monkeypatch, isolation):
+    monkeypatch.setattr(discovery, "_registered", {})
+    nnhal.load_driver(DRIVER.with_name("fusing.py"))
+    b = Builder()
+    x = b.input((1, 64, 64, 8))
+    y = x
+    for at in range(3):
+        weights = np.random.default_rng(at).standard_normal((8, 3, 3, 8), np.float32)
+        y = b.conv_2d(y, weights, np.zeros(8, np.float32), padding="same", stride=1)
+        y = b.relu(y) if at else b.tanh(y)
+    model = b.finish([x], [b.relu(y)])
+    given = np.random.default_rng(9).standard_normal((1, 64, 64, 8), np.float32)
+    with nnhal.compile(model, devices=["fusing", "reference"], isolation=isolation) as compiled:
+        where = [c.device.split(" ")[0] for c in compiled.placement]
+        assert where == ["fusing", "reference", *["fusing"] * 4, "reference"]
+        assert [c.together for c in compiled.placement] == [(), (), (2, 3), (2, 3), (4, 5), (4, 5), ()]
+        assert compiled.placement.choices[3].reason == "one of 2 that fusing runs as one, at 0.05 of the CPU's time"
+        assert np.array_equal(compiled(given), nnhal.compile(model, devices="reference")(given))
+
+
 def test_options_that_do_not_travel_are_the_applications_error(named):
     with pytest.raises(InvalidArgument, match="must be what JSON can hold"):
         nnhal.compile(

@@ -179,15 +179,10 @@ class CallHandler:
         return claims_to_wire(claims.verdicts, claims.groups, kept=kept), ()
 
     def _kept(self, number: int, considered: ConsideredModel) -> bool:
-        """Keep it under a number; where there is no room for it, it is let go of, and whoever prepares begins anew."""
-        end = considered.claims.let_go
+        """Keep it under a number; where there is no room for it, it goes, and whoever prepares begins anew."""
         try:
             claim = self._share.take(considered=1, memory=considered.memory)
-        except ResourceExhausted:
-            end()
-            return False
-        try:
-            self._exports.add(number, considered, end, claim)
+            self._exports.add(number, considered, considered.claims.let_go, claim)
         except ResourceExhausted:
             return False
         return True
