@@ -42,9 +42,9 @@ KINDS = ("all", "private", "anonymous")
 Run = Callable[[], object]
 
 
-def dense() -> Model:
-    """Six FULLY_CONNECTED of 2048 x 2048 float32."""
-    b, units = nnhal.Builder(), 2048
+def dense(units: int = 2048) -> Model:
+    """Six FULLY_CONNECTED of 2048 x 2048 float32, or of fewer."""
+    b = nnhal.Builder()
     weights = np.random.default_rng(0).standard_normal((units, units), np.float32)
     x = y = b.input((1, units))
     for number in range(6):
@@ -66,7 +66,7 @@ def convolutions() -> Model:
     return b.finish([x], [y])
 
 
-MODELS = {"dense_float": dense, "conv_int8": convolutions}
+MODELS: dict[str, Callable[[], Model]] = {"dense_float": dense, "conv_int8": convolutions}
 REAL = "mobilenet_v1"  # a file of the model maker, 17 MB
 
 

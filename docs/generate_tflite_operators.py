@@ -29,6 +29,10 @@ file, it is dequantised, computed in float32 and quantised. **Places**: of a typ
 not take, the elements are moved by GATHER, up to 1,048,576 of them. **Any rank**: dimensions that broadcast alike are seen
 as one, as NNAPI's have four at most.
 
+**Custom operators** are those of well-known files (Convolution2DTransposeBias, TFLite_Detection_PostProcess), and any
+of which somebody has said what it is made of, by `nnhal.register_custom_operator`
+([writing an extension](writing-an-extension.md)).
+
 Where NNAPI and TFLite differ:
 
 - Integer weights beside float inputs (dynamic-range quantisation) stay integers in the model, behind DEQUANTIZE, so that
@@ -46,6 +50,11 @@ Where NNAPI and TFLite differ:
 - FLOOR_MOD of floats is exact for quotients below 2**24 and divisors below 1e34.
 - CONCATENATION of integers wants shapes that are known, as NNAPI's takes none and their elements are moved.
 - NON_MAX_SUPPRESSION_V4 and V5 choose a box without area again and again, as LiteRT does.
+- LSTM and its sequences with fused activation NONE are computed as defined: LiteRT's kernel gives out the cell's input in
+  place of the cell's state.
+- A fused TANH is computed. Of LiteRT's kernels only some do, such as FULLY_CONNECTED's; those of ADD, SUB, MUL, DIV, of
+  convolutions and of pooling leave it out without a word. No converter is known to write it there.
+- MEAN of int32 is exact, over 46,340 elements at most.
 - ATAN2 gives 0 no sign. GELU's erf and ATAN2 are polynomials with relative errors below 5e-7.
 - NNAPI has no complex numbers: RFFT2D is imported where REAL, IMAG, COMPLEX_ABS or CAST read it, or where moves
   (RESHAPE, SQUEEZE, TRANSPOSE and the like) stand before one of them: each part is moved.

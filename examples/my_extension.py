@@ -1,6 +1,7 @@
 """A vendor extension with its driver: `com.example.fourier` has a complex type, FFT and ABSOLUTE.
 
-Try it: python examples/my_extension.py
+Try it: python examples/my_extension.py. `.tflite` files may have an operator `Spectrum` that is made of both:
+nnhal run model.tflite --driver examples/my_extension.py
 """
 
 import numpy as np
@@ -36,6 +37,17 @@ register(
         doc="Magnitudes.",
     ),
 )
+
+
+def spectrum(t):
+    """`Spectrum`: magnitudes, multiplied by the option `scale` of its flexbuffer."""
+    scale = t.flexbuffer().get("scale", 1.0)
+    t.require(isinstance(scale, int | float), f"scale is {scale!r}, must be a number")
+    magnitudes = t.make(f"{NAME}.ABSOLUTE", t.make(f"{NAME}.FFT", t.x(0), like=COMPLEX), like=F32)
+    t.give("MUL", magnitudes, t.scalar(scale, magnitudes), activation=0)
+
+
+nnhal.register_custom_operator("Spectrum", spectrum)
 
 KERNELS = {FOURIER.operation("FFT"): np.fft.fft, FOURIER.operation("ABSOLUTE"): np.abs}
 

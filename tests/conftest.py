@@ -2,11 +2,13 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.runtime import discovery
 from tests.interrupts import Interrupts
 
@@ -36,11 +38,25 @@ def devices_end_with_their_test() -> Iterator[None]:
     registered.update(before)
 
 
+@pytest.fixture(autouse=True)
+def custom_operators_end_with_their_test() -> Iterator[None]:
+    """What a test says of an operator holds for no other."""
+    before = dict(CUSTOM_OPERATORS)
+    yield
+    CUSTOM_OPERATORS.clear()
+    CUSTOM_OPERATORS.update(before)
+
+
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
     """Strikes for one test."""
     with Interrupts() as made:
         yield made
+
+
+def pytest_configure() -> None:
+    """Ctrl-C is heard, by commands that tests start too: a shell has what it runs in the background ignore it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

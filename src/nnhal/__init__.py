@@ -17,6 +17,8 @@ _EXPORTS = {
     "compile": "nnhal.api",
     "devices": "nnhal.api",
     "load_driver": "nnhal.runtime.discovery",
+    "load_extension": "nnhal.runtime.discovery",
+    "register_custom_operator": "nnhal.base.custom_operators",
     "allocate": "nnhal.runtime.allocate",
     "Allocation": "nnhal.runtime.allocation",
     "level_of": "nnhal.model.validate",
@@ -69,6 +71,7 @@ _EXPORTS = {
 if TYPE_CHECKING:
     from nnhal.api import compile, devices, load
     from nnhal.base.codes import ErrorStatus, Preference, Priority
+    from nnhal.base.custom_operators import register_custom_operator
     from nnhal.base.errors import (
         BadFile,
         BadState,
@@ -103,7 +106,7 @@ if TYPE_CHECKING:
     from nnhal.runtime.bursts import CompiledBurst
     from nnhal.runtime.compilation import FallbackWarning
     from nnhal.runtime.compiled import Compiled
-    from nnhal.runtime.discovery import load_driver
+    from nnhal.runtime.discovery import load_driver, load_extension
     from nnhal.runtime.fenced import Fenced
     from nnhal.runtime.inflight import Execution
     from nnhal.runtime.job import Report
@@ -156,6 +159,8 @@ __all__ = [  # written out for type checkers
     "level_of",
     "load",
     "load_driver",
+    "load_extension",
+    "register_custom_operator",
     "validate",
 ]
 

@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve; the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is how a service ends
     faulthandler.enable(all_threads=False)  # whose thread crashed is in the last words
+    faulthandler.register(signal.SIGUSR2)  # `base.stacks.TELL`: where it hangs
     parser = argparse.ArgumentParser("nnhal.serve", description="Serve a driver to other processes.")
     parser.add_argument("driver", help="name of a driver, or a Python file or package that defines device()")
     parser.add_argument("--fd", type=int, help="serve the one client on this socket")

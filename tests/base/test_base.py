@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import weakref
 
 import numpy as np
@@ -139,6 +140,23 @@ for device in ("reference", "litert"):
     for tag in (*told, "memory "):
         assert f"nnhal.{tag}" in done.stderr, tag
     assert "nnhal.driver litert: an interpreter" in done.stderr
+
+
+def test_a_logger_is_of_a_tag_that_there_is():
+    assert log.logger("model").name == "nnhal.model"
+    with pytest.raises(ValueError, match=r"log tag is 'modle', must be one of model, compilation, "):
+        log.logger("modle")
+
+
+def test_what_is_logged_says_when_and_by_whom(monkeypatch, capsys):
+    root = logging.getLogger("nnhal")
+    monkeypatch.setattr(root, "handlers", [])
+    log.enable("model")
+    (handler,) = root.handlers
+    line = handler.format(logging.LogRecord("nnhal.model", 10, "", 0, "told %d", (7,), None))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:,]+ nnhal\.model told 7", line)
+    log.enable("driver")
+    assert root.handlers == [handler]
 
 
 def test_an_unknown_log_tag_is_warned_of(caplog):

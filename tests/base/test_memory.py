@@ -2,6 +2,7 @@
 
 import fcntl
 import gc
+import io
 import mmap
 import os
 import socket
@@ -16,7 +17,7 @@ import pytest
 
 from nnhal.base import memory as subject
 from nnhal.base.codes import ErrorStatus
-from nnhal.base.errors import Closed, InvalidArgument, Unmappable
+from nnhal.base.errors import BadFile, Closed, InvalidArgument, OutOfMemory, Unmappable
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.sealed import Store
 from tests.interrupts import Interrupts
@@ -102,6 +103,7 @@ def test_what_is_written_through_a_writable_file_is_in_the_file(file: Path) -> N
     memory.writable()[:] = 9
     assert file.read_bytes()[8:16] == bytes([8, 9, 9, 9, 9, 9, 14, 15])
     assert memory.kind == "mmap_fd" and not memory.readonly
+    assert Memory.from_fd(memory.fd, 1).bytes().tolist() == [0]
 
 
 def test_a_refused_descriptor_leaves_none_open(file: Path) -> None:
@@ -148,6 +150,8 @@ def test_memories_copy_to_memories_of_their_size(file: Path) -> None:
         target.copy_to(Memory.allocate(63))
     with pytest.raises(InvalidArgument, match="reading only"):
         target.copy_to(Memory.from_file(file))
+    with pytest.raises(InvalidArgument, match=r"(?s)copied to array\(.*, must be to a memory"):
+        target.copy_to(np.zeros(64, np.uint8))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (), (0,), (3, 0)])
@@ -155,6 +159,81 @@ def test_any_shape_becomes_a_pool(shape: tuple[int, ...]) -> None:
     array = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
     memory = Memory.from_array(array)
     assert memory.view(0, array.nbytes, np.float32, shape).tolist() == array.tolist()
+
+
+def test_a_memory_says_whether_it_is_written_by_this_process_alone() -> None:
+    assert not Memory.allocate(8).one_way
+    mine = Memory.allocate(8, one_way=True)
+    mine.writable()[:] = 3
+    assert mine.one_way
+    with pytest.raises(PermissionError):
+        os.pwrite(mine.fd, b"x", 0)
+
+
+def test_an_array_of_ones_own_is_wrapped_where_it_lies_and_only_without_gaps() -> None:
+    own, fixed = np.arange(6, dtype=np.int16), np.arange(6, dtype=np.int16)
+    fixed.flags.writeable = False
+    memory = Memory.wrap(own)
+    memory.writable()[0] = 7
+    assert own[0] == 7 and (memory.kind, memory.size, memory.offset, memory.fd) == ("host", 12, 0, -1)
+    with pytest.raises(InvalidArgument, match="is for reading only"):
+        Memory.wrap(fixed).writable()
+    for other in ([1, 2], own[::2], own.reshape(2, 3).T):
+        with pytest.raises(InvalidArgument, match="must be an array, row-major without gaps"):
+            Memory.wrap(other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_there_is_no_memory_of_no_bytes(size: int) -> None:
+    for make in (
+        Memory.allocate,
+        Memory.hardware_buffer_blob,
+        lambda n: Memory.hardware_buffer(n, Layout(4, 3, 1, RGBA)),
+    ):
+        with pytest.raises(InvalidArgument, match=f"size is {size}, must be at least 1 byte"):
+            make(size)
+    assert Memory.allocate(1).bytes().tolist() == Memory.hardware_buffer_blob(1).bytes().tolist() == [0]
+    assert Memory.hardware_buffer(1, Layout(1, 1, 1, RGBA)).size == 1
+
+
+def test_what_cannot_be_allocated_leaves_no_descriptor_while_the_error_is_held() -> None:
+    before = descriptors()
+    with pytest.raises(OutOfMemory, match="could not be allocated") as caught:
+        Memory.allocate(1 << 62)
+    assert descriptors() == before and caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("path", [3, None, 1.5])
+def test_the_path_of_a_file_is_a_path(path: object) -> None:
+    with pytest.raises(InvalidArgument, match=r"memory: path is .*, must be that of a file"):
+        Memory.from_file(path)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none", "a\0b"):
+        with pytest.raises(BadFile, match=r"cannot be read: .*; must be a file"):
+            Memory.from_file(path)
+
+
+def test_what_was_had_before_the_end_is_refused_after_it() -> None:
+    memory = Memory.allocate(8)
+    kept = memory.bytes()
+    assert memory.bytes() is kept
+    memory.close()
+    for use in (memory.bytes, memory.writable, memory.owner, lambda: memory.view(0, 1)):
+        with pytest.raises(Closed):
+            use()  # type: ignore[operator]
+    assert kept.tolist() == [0] * 8 and not memory.mappable
+
+
+def test_the_first_bytes_are_all_read_where_the_kernel_gives_them_in_pieces(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd, pread = os.open(file, os.O_RDONLY), os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, length, offset: pread(fd, min(length, 5), offset))
+    assert subject.first_bytes(fd, 12) == bytes(range(12))
+    assert subject.first_bytes(fd, 100) == bytes(range(64))
+    os.close(fd)
 
 
 # --------------------------------------------------------------------------------------------------- hardware buffers
@@ -179,6 +258,31 @@ def test_a_blob_has_a_dma_buf_over_the_same_bytes_where_the_kernel_gives_one() -
 def test_a_device_that_makes_no_dma_buf_leaves_a_plain_blob(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "_UDMABUF", "/dev/null")
     assert Memory.hardware_buffer_blob(8).dma_buf == -1
+
+
+def test_a_dma_buf_is_asked_for_over_all_pages_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def ioctl(fd: int, request: int, argument: bytearray) -> int:
+        asked.append((request, *struct.unpack("IIQQ", argument)))
+        return os.dup(asked[-1][1])
+
+    monkeypatch.setattr(subject, "_UDMABUF", "/dev/null")
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    blob = Memory.hardware_buffer_blob(mmap.PAGESIZE + 1)
+    assert asked == [(subject._UDMABUF_CREATE, blob.fd, 1, 0, 2 * mmap.PAGESIZE)]
+    assert blob.dma_buf >= 0 and os.path.sameopenfile(blob.dma_buf, blob.fd)
+
+
+def test_a_process_that_may_read_no_links_knows_a_dma_buf_by_its_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> str:
+        raise PermissionError(path)
+
+    assert not subject._is_dma_buf(0)
+    monkeypatch.setattr(os, "readlink", refuse)
+    for text, expected in ((b"pos:\t0\nexp_name:\tsystem\n", True), (b"pos:\t0\n", False)):
+        monkeypatch.setattr(subject, "open", lambda path, mode, text=text: io.BytesIO(text), raising=False)
+        assert subject._is_dma_buf(0) is expected
 
 
 def test_the_request_for_a_dma_buf_is_the_kernels() -> None:

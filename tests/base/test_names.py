@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from nnhal.base.errors import InvalidModel
-from nnhal.base.names import LONGEST, member_names, printable, unique
+from nnhal.base.names import LONGEST, is_path, meant, member_names, name_of, printable, short, unique
 
 CONTROLS = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
 
@@ -70,3 +70,22 @@ def test_an_ordinary_name_stays_what_it_is():
 def test_names_that_are_all_alike_are_numbered_at_once():
     names = unique(["o"] * 20_000)
     assert len(set(names)) == 20_000 and names[:3] == ["o", "o_2", "o_3"]
+
+
+def test_a_name_like_one_that_is_there_is_asked_about() -> None:
+    known = ["reference", "litert", "null"]
+    assert meant("litert2", known) == "; did you mean litert?" and meant("zzz", known) == ""
+    assert meant("add", ["add1", "add2", "add3"]).count(" or ") == 1
+
+
+def test_a_text_is_shown_to_200_characters() -> None:
+    assert short("x" * 200) == "x" * 200 and short("x" * 201) == "x" * 200 + " ..."
+    assert short("\x1b") == "\\x1b" and printable("a\nb\r", keep="\n") == "a\nb\\r"
+
+
+@pytest.mark.parametrize(
+    ("driver", "path", "name"),
+    [("mine.py", True, "mine"), ("folder/pack", True, "pack"), ("litert", False, "litert"), ("a.b", False, "a.b")],
+)
+def test_a_driver_is_named_or_given_by_its_path(driver: str, path: bool, name: str) -> None:
+    assert is_path(driver) is path and name_of(driver) == name

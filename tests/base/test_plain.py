@@ -84,6 +84,12 @@ def test_a_gate_that_is_not_opened_is_waited_for_no_longer_than_asked(gate):
     assert 0.05 <= time.monotonic() - start < 2
 
 
+def test_a_wait_without_a_limit_goes_on_until_the_gate_is_opened(gate):
+    g = gate()
+    threading.Timer(1.1, g.open).start()
+    assert g.wait()
+
+
 def test_a_wait_opens_the_other_gate_first(gate):
     mine, theirs = gate(), gate()
     threading.Thread(target=lambda: mine.open() if theirs.wait(10) else None).start()
@@ -107,6 +113,7 @@ def test_a_mapping_is_of_the_bytes_themselves_and_outlives_its_own_name(mapping,
         file.seek(4096)
         assert file.read(4) == b"\x01\x02\x03\x00"
         assert memoryview(mapping(file.fileno(), 4096, 0, False)).readonly
+        assert len(mapping(file.fileno(), 1, 0, False)) == 1
         for size, offset in ((0, 0), (1, -1)):
             with pytest.raises(ValueError, match="must be at least 1 at 0 or more"):
                 mapping(file.fileno(), size, offset, False)

@@ -11,7 +11,7 @@ import pytest
 
 from nnhal.base.errors import BadFile
 from nnhal.base.memory import Memory
-from nnhal.base.sealed import Store
+from nnhal.base.sealed import Store, sealed
 
 WRITTEN = np.arange(100, dtype=np.int16)
 
@@ -79,6 +79,44 @@ def test_a_file_is_copied_as_it_is(tmp_path: Path) -> None:
     store.add_file(path)
     path.write_bytes(b"other")
     assert store.seal().bytes().tobytes() == WRITTEN.tobytes()
+
+
+def test_a_file_that_the_kernel_gives_in_pieces_is_whole_and_begins_where_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sendfile = tmp_path / "f", os.sendfile
+    path.write_bytes(bytes(range(100)))
+    monkeypatch.setattr(os, "sendfile", lambda to, fd, at, count: sendfile(to, fd, at, min(count, 30)))
+    store = Store("test")
+    store.add(WRITTEN)
+    with open(path, "rb") as file:
+        file.seek(50)
+        store.add_file(path, file.fileno(), 7)
+        assert file.tell() == 50
+    assert store.seal().bytes()[200:].tolist() == list(range(7, 100))
+
+
+def test_a_stream_is_read_to_its_end_whatever_pieces_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pieces:
+        left = [b"ab", b"c" * 10, bytearray(b"d"), b""]
+
+        def read(self, size: int) -> bytes:
+            return self.left.pop(0)
+
+    store = Store("test")
+    store.add(np.uint8([1]))
+    pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, data[:3], at))
+    store.add_stream(Pieces())
+    assert store.seal().bytes().tobytes() == b"\1ab" + b"c" * 10 + b"d"
+    with pytest.raises(TypeError):
+        Store("test").add_stream(type("Text", (), {"read": lambda self, size: "text"})())
+
+
+def test_bytes_are_sealed_as_they_are() -> None:
+    memory = sealed(b"abc")
+    assert (memory.bytes().tobytes(), memory.sealed, memory.readonly, memory.kind) == (b"abc", True, True, "ashmem")
+    assert sealed(b"").size == 0 and sealed(WRITTEN).bytes().tobytes() == WRITTEN.tobytes()
 
 
 def test_an_empty_file_is_a_memory_of_no_bytes(tmp_path: Path) -> None:

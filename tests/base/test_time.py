@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nnhal.base.errors import InvalidArgument, MissedDeadline
-from nnhal.base.time import at_once, by, nanoseconds, point_in_time, seconds_until
+from nnhal.base.errors import InvalidArgument, MissedDeadline, ResourceExhausted
+from nnhal.base.time import SLICE, at_once, by, limit, nanoseconds, patience, point_in_time, seconds_until
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 
@@ -42,6 +42,36 @@ def test_a_duration_below_zero_or_nan_is_refused(seconds):
 def test_a_duration_that_is_no_number_is_refused(seconds):
     with pytest.raises(InvalidArgument, match=r"deadline is .*, must be a number of seconds, or None for no limit"):
         point_in_time(seconds)
+
+
+def test_136_years_are_no_limit_and_less_is_one() -> None:
+    assert nanoseconds(2**32, "deadline") is None
+    assert nanoseconds(2**32 - 1, "deadline") == (2**32 - 1) * 10**9
+
+
+def test_a_wait_of_less_than_nothing_is_none_at_all() -> None:
+    assert [limit(s, "timeout") for s in (None, -1, 0, 0.5, 2**32)] == [None, 0, 0, 0.5, None]
+    for wrong in (float("nan"), "1", True):
+        with pytest.raises(InvalidArgument, match="timeout is "):
+            limit(wrong, "timeout")
+
+
+def test_patience_ends_at_the_deadline_and_sooner_where_it_may_be_cancelled() -> None:
+    far, near = point_in_time(LIMIT), point_in_time(SLICE / 4)
+    assert patience(None) is None and patience(None, cancellable=True) == SLICE
+    assert LIMIT - 1 < patience(far) <= LIMIT and patience(far, cancellable=True) == SLICE
+    assert 0 <= patience(near) <= SLICE / 4 and 0 <= patience(near, cancellable=True) <= SLICE / 4
+    assert patience(1) == patience(1, cancellable=True) == 0
+
+
+def test_where_no_thread_can_be_had_it_says_for_what(monkeypatch) -> None:
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for call in (lambda: by(point_in_time(LIMIT), "work", int), lambda: at_once("work", int, [1, 2])):
+        with pytest.raises(ResourceExhausted, match="work: no thread for it: can't start new thread"):
+            call()
 
 
 def test_a_point_in_time_is_so_far_from_now():

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.errors import InvalidArgument, InvalidRequest
-from nnhal.base.values import exact, whole
+from nnhal.base.levels import V1_2
+from nnhal.base.values import dimensions, exact, parsed_level, whole
+from nnhal.base.values import given as taken
 from tests.properties import STABLE
 
 DTYPES = sorted({facts.dtype for facts in TYPE_FACTS.values() if facts.dtype is not None}, key=str)
@@ -139,3 +141,70 @@ def test_only_integers_are_whole(value: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"size is .*, must be an integer"):
         whole(value, "size")
     assert type(whole(np.uint8(200), "size")) is int
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [([1, 2], (1, 2)), ((), ()), (np.array([3, 0]), (3, 0)), ([2**32 - 1], (2**32 - 1,)), (range(2), (0, 1))],
+)
+def test_dimensions_are_integers_of_32_bits(value: Any, found: tuple[int, ...]) -> None:
+    assert dimensions(value, "shape") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "rule"),
+    [
+        ([2**32], 0, "must be of integers from 0 to"),
+        ([-1], 0, "must be of integers from 0 to"),
+        ([1, 0], 1, "must be of integers from 1 to"),
+        ([1, 2.0], 0, "dimension 1 is 2.0, must be an integer"),
+        ([True], 0, "dimension 0 is True, must be an integer"),
+        (3, 0, "must be a sequence of integers"),
+        ("12", 0, "must be a sequence of integers"),
+        (b"12", 0, "must be a sequence of integers"),
+        (np.zeros((2, 2), int), 0, "must be a sequence of integers"),
+        ({1, 2}, 0, "must be a sequence of integers"),
+    ],
+)
+def test_what_are_no_dimensions_is_refused_by_rule(value: Any, least: int, rule: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"(?s)shape.*{rule}"):
+        dimensions(value, "shape", least)
+
+
+def test_given_arrays_keep_their_memory_and_have_the_type_already() -> None:
+    array = np.arange(3, dtype=np.float32)
+    assert taken(array, np.float32, "x") is array
+    records = array.view(np.recarray)
+    plain = taken(records, np.float32, "x")
+    assert type(plain) is np.ndarray and np.shares_memory(plain, array)
+    assert taken([1, 2], np.float32, "x").dtype == np.float32
+    with pytest.raises(InvalidArgument, match="x is int64, must be float32"):
+        taken(np.arange(3), np.float32, "x")
+    masked = np.ma.array(array, mask=[0, 1, 0])
+    with pytest.raises(InvalidArgument, match="x has masked elements, must have none"):
+        taken(masked, np.float32, "x")
+    assert type(taken(np.ma.array(array), np.float32, "x")) is np.ndarray
+
+
+def test_no_element_of_an_empty_array_can_be_wrong() -> None:
+    assert exact(np.zeros((0, 2)), np.int32, "x").dtype == np.int32
+    assert exact(np.zeros(0, "U3"), np.float32, "x").shape == (0,)
+
+
+def test_an_integer_of_128_bits_is_shown_and_a_longer_one_counted() -> None:
+    with pytest.raises(InvalidArgument, match=rf"is -?{2**128 - 1}, must be"):
+        exact(2**128 - 1, np.int8, "x")
+    with pytest.raises(InvalidArgument, match="is an integer of 129 bits, must be"):
+        exact(2**128, np.int8, "x")
+
+
+def test_the_ends_of_a_range_are_in_it() -> None:
+    for value, place in (([127, -128, 128], 2), ([-128, 127, -129], 2), (np.array([127, -129]), 1)):
+        with pytest.raises(InvalidArgument, match=rf"element \[{place}\] is "):
+            exact(value, np.int8, "x")
+
+
+def test_a_level_is_read_or_refused_by_rule() -> None:
+    assert parsed_level("1.2") == V1_2
+    with pytest.raises(InvalidArgument, match=r"level is '1\.4', must be one of"):
+        parsed_level("1.4")

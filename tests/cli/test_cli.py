@@ -296,6 +296,17 @@ def test_bench_runs_as_often_and_as_many_at_once_as_asked(tiny):
     assert "--streams with --vs" in nnhal("bench", tiny, "--streams", "2", "--vs", "litert", code=2)
 
 
+def test_bench_shows_what_drivers_hold_beside_what_is_measured(tiny):
+    options = "--iterations", "3", "--isolate", "-d", "reference"
+    memory = json.loads(nnhal("bench", tiny, *options, "--json"))["memory"]
+    assert memory["steps"][0]["weights_copied"] == 0 < memory["steps"][0]["weights_in_place"]
+    assert memory["drivers_private_bytes"]["reference"] > 1 << 20
+    text = nnhal("bench", tiny, *options)
+    assert "weights copied" in text and "in the process of reference" in text
+    alone = json.loads(nnhal("bench", tiny, "--iterations", "3", "-d", "null", "--vs", "litert", "--json"))["memory"]
+    assert alone["private_bytes"] is None and alone["drivers_private_bytes"] == {}
+
+
 def test_bench_shows_each_operation_of_engines_that_tell(tiny):
     options = ("--each", "--iterations", "3")
     document = json.loads(nnhal("bench", tiny, *options, "-d", "reference", "--json"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
-from nnhal.conformance.parallel import run_all
+from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
@@ -59,7 +59,7 @@ def isolated(path: Path, *, jobs: int = 1, **named: Any) -> Run:
     """Run a selection on the reference in a process of its own."""
     outcomes: list[Outcome] = []
     calls: Counter[str] = Counter()
-    for done, _, _ in run_all(Selection(path, "reference", isolate=True, **{"rerun": False} | named), jobs):
+    for done, _, _ in run_vectors(Selection(path, device="reference", isolate=True, **{"rerun": False} | named), jobs):
         outcomes += done.outcomes
         calls += done.calls
     entries = index(path)
@@ -160,7 +160,7 @@ def test_a_device_that_is_not_there_is_said_not_to_be_by_however_many_processes(
     jobs: int, isolate: bool, vectors: Path
 ) -> None:
     with pytest.raises(DeviceUnavailable, match="nosuch"):
-        list(run_all(Selection(vectors, "nosuch", isolate=isolate), jobs))
+        list(run_vectors(Selection(vectors, device="nosuch", isolate=isolate), jobs))
 
 
 @pytest.mark.parametrize(("named", "rule"), [
@@ -169,4 +169,4 @@ def test_a_device_that_is_not_there_is_said_not_to_be_by_however_many_processes(
 ])  # fmt: skip
 def test_what_selects_no_vectors_by_a_mistake_is_refused_before_anything_runs(named: dict[str, Any], rule: str) -> None:
     with pytest.raises(InvalidArgument, match=rule):
-        Selection(Path("anywhere"), "reference", **named)
+        Selection(Path("anywhere"), device="reference", **named)

@@ -79,12 +79,19 @@ def test_groups_are_of_one_operation_verdict_reason_and_hint_and_leave_nothing_o
 
 def test_the_command_that_repeats_a_vector_selects_it_as_it_ran() -> None:
     selection = Selection(
-        Path("a folder"), "x", ("a.py", "b.py"), pattern="z", way="burst", isolate=True, level="1.2", share=0.1
+        Path("a folder"),
+        device="x",
+        drivers=("a.py", "b.py"),
+        pattern="z",
+        way="burst",
+        isolate=True,
+        level="1.2",
+        share=0.1,
     )
     words = shlex.split(repeats(selection, Outcome("V1_0/a/a.b", "failed", variant="dynamic")))
     assert words == [
         *("nnhal", "conformance", "a folder", "--driver", "a.py", "--driver", "b.py", "--device", "x"),
-        *("--level", "1.2", "--way", "burst", "--isolate", "--filter", r"^V1_0/a/a\.b$"),
+        *("--way", "burst", "--level", "1.2", "--isolate", "--filter", r"^V1_0/a/a\.b$"),
     ]
     assert "--published-only" in repeats(selection, Outcome("V1_0/a/a.b", "failed"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable
-from nnhal.conformance.parallel import run_all
+from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
@@ -114,7 +114,7 @@ def one_of_each(vectors: Path) -> str:
 
 
 def run(selection: Selection, jobs: int = 2) -> list[Outcome]:
-    return [outcome for some, _, _ in run_all(selection, jobs) for outcome in some.outcomes]
+    return [outcome for some, _, _ in run_vectors(selection, jobs) for outcome in some.outcomes]
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["in process", "isolated"])
@@ -169,6 +169,29 @@ def device():
         name: "crashed" if name.endswith("_2_2") or "internal_2" in name else "passed" for name in verdicts
     }
     assert set(verdicts.values()) == {"passed", "crashed"}
+
+
+def test_a_driver_that_forks_has_each_vector_counted_once(vectors: Path, tmp_path: Path) -> None:
+    driver = tmp_path / "forks.py"
+    driver.write_text(
+        """
+import os
+from nnhal.drivers.reference import Reference
+
+class Forks(Reference):
+    name = "forks"
+    def prepare(self, model, hints):
+        os.fork()
+        return super().prepare(model, hints)
+
+def device():
+    return Forks()
+"""
+    )
+    found = run(Selection(vectors, drivers=(str(driver),), pattern="^V1_0/add", rerun=False), 1)
+    ids = [outcome.id for outcome in found]
+    assert len(ids) == len(set(ids)) > 1
+    assert {outcome.verdict for outcome in found} == {"passed"}
 
 
 def test_a_driver_that_dies_or_fails_as_it_loads_is_an_error_that_says_how(vectors: Path, tmp_path: Path) -> None:

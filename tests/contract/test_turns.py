@@ -16,7 +16,7 @@ import nnhal
 from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control
-from nnhal.hal.turns import Turns
+from nnhal.hal.turns import Ticket, Turns
 from nnhal.ipc import names
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
@@ -208,8 +208,8 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
 
 def test_whoever_is_lost_with_a_ticket_is_passed_over():
     turns, lost = Turns(), []
-    ticket = type("Lost", (), {"called": threading.Event()})()
-    turns._queue.append(weakref.ref(ticket))
+    ticket = Ticket(alone=True)
+    turns.queue(ticket)
     thread = threading.Thread(target=lambda: turns.one_at_a_time(lambda control: lost.append(1))(Control()))
     thread.start()
     time.sleep(0.05)

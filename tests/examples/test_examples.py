@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import nnhal
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -64,3 +67,23 @@ def test_a_page_that_is_not_true_any_more_is_told_line_by_line(tmp_path, before,
     page.write_text(PAGE.replace(before, after))
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and told in done.stdout
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_the_packing_driver_packs_tells_and_changes_its_gain(isolation):
+    device = nnhal.load_driver(EXAMPLES / "my_packing_driver.py")
+    b, generator = nnhal.Builder(), np.random.default_rng(0)
+    x = y = b.input((2, 32))
+    for units in (64, 16):
+        weights = generator.normal(size=(units, y.shape[-1])).astype(np.float32)
+        y = b.fully_connected(y, weights, np.ones(units, np.float32), activation="relu")
+    model, given = b.finish([x], [y]), generator.normal(size=(2, 32)).astype(np.float32)
+    expected = nnhal.compile(model, devices="reference")(given)
+    compiled = nnhal.compile(model, devices=device.name, isolation=isolation, driver_options={"packing": {"gain": 2}})
+    assert np.allclose(compiled(given), 2 * expected, atol=1e-4)
+    compiled.configure("packing", {"gain": 0.5})
+    assert np.allclose(compiled(given), expected / 2, atol=1e-4)
+    assert compiled.memory.total.weights_copied == 4 * (32 * 64 + 64 + 64 * 16 + 16)
+    with pytest.raises(nnhal.InvalidArgument, match="option gain is 'much', must be a number"):
+        compiled.configure("packing", {"gain": "much"})
+    assert np.allclose(compiled(given), expected / 2, atol=1e-4)

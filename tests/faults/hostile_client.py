@@ -113,6 +113,8 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.CopyTo(OBJECTS["buffer"], pool(256)), ("a memory",)),
     (wire.CopyFrom(OBJECTS["buffer"], pool(256), (64,)), ("a memory",)),
     (wire.GetShape(OBJECTS["buffer"]), ()),
+    (wire.GetMemoryUse(OBJECTS["model"]), ()),
+    (wire.Reconfigure(OBJECTS["model"], b"{}"), ()),
 ]  # fmt: skip
 
 RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
@@ -142,6 +144,8 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.CopyTo: wire.Shape,
     wire.CopyFrom: wire.Acknowledged,
     wire.GetShape: wire.Shape,
+    wire.GetMemoryUse: wire.WireMemoryUse,
+    wire.Reconfigure: wire.Acknowledged,
 }
 # Errors that say that the client is at fault, and those of a call that was right but cannot be.
 BLAMED = {"InvalidArgument", "InvalidRequest", "InvalidModel", "UnsupportedModel", "Unmappable", "ResourceExhausted"}
@@ -493,7 +497,7 @@ class World:
         elif kind in (wire.Execute, wire.ExecuteSynchronously, wire.ExecuteFenced):
             assert os.pread(self.memory, 256, 256) == TWICE
         elif kind in (wire.PrepareModel, wire.PrepareConsidered):
-            assert isinstance(after, wire.Acknowledged), after
+            assert isinstance(after, wire.PreparedTraits), after
             assert self._bound(self.made)
         elif kind is wire.Allocate:
             assert self.client.call(wire.GetShape(self.made)) == wire.Shape(None)
@@ -710,7 +714,7 @@ def as_its_number_is_released(m: Moment) -> None:
         assert hear(world.client.channel) == (1, wire.Acknowledged())
         if isinstance(m.call, wire.PrepareModel | wire.PrepareConsidered):
             result = world.notification(wire.NotifyPrepared)
-            assert result == wire.Acknowledged() or result.kind in ("Cancelled", "Closed"), result
+            assert isinstance(result, wire.PreparedTraits) or result.kind in ("Cancelled", "Closed"), result
         elif isinstance(m.call, wire.Execute):
             assert isinstance(world.notification(wire.NotifyExecuted), wire.Executed)
 

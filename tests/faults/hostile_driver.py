@@ -92,6 +92,8 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
     "CopyTo": (wire.CopyTo, wire.Shape((64,)), False),
     "CopyFrom": (wire.CopyFrom, wire.Acknowledged(), False),
     "GetShape": (wire.GetShape, wire.Shape((64,)), False),
+    "GetMemoryUse": (wire.GetMemoryUse, wire.WireMemoryUse(1, 2, 3, 4), False),
+    "Reconfigure": (wire.Reconfigure, wire.Acknowledged(), False),
     "AttachLane": (wire.AttachLane, None, False),  # which nobody waits to have answered
     FOR_CALLS: (wire.AttachLane, None, False),
     "Release": (wire.Release, None, False),
@@ -133,6 +135,8 @@ def fields() -> Iterator[Case]:
             fits = type(other) is type(right) and isinstance(
                 getattr(other, "result", None), type(getattr(right, "result", None))
             )
+            answers = wire.Acknowledged | wire.PreparedTraits
+            fits = fits or (answer == "NotifyPrepared" and isinstance(getattr(other, "result", None), answers))
             executes = answer.startswith(("ExecuteS", "PACKET")) and isinstance(
                 other, wire.Executed | wire.Acknowledged
             )

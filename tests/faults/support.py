@@ -262,7 +262,8 @@ class Hostile:
         self.send(wire.Release((self.made,)))  # see `used`; asked for, an answer waits for whatever is being closed
         taken(self.make(wire.PrepareModel, V1_3, whole, None, None, 0, 0, json.dumps(options).encode()))
         note = self.notification()
-        assert note == wire.NotifyPrepared(self.made, wire.DONE), note
+        assert isinstance(note, wire.NotifyPrepared) and note.object == self.made, note
+        assert not isinstance(note.result, wire.Failed), note
         return self.made
 
     def notification(self) -> Any:

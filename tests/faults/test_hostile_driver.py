@@ -29,6 +29,7 @@ from nnhal.hal.device import (
     fenced_by,
     identity_of,
     info_by,
+    memory_by,
     prepared_by,
     status_by,
 )
@@ -36,7 +37,7 @@ from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request
 from nnhal.hal.wrappers import Wrapper
-from nnhal.ipc.client import device as client_device
+from nnhal.ipc.client import query as client_query
 from nnhal.ipc.client import session as client_session
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import start
@@ -205,6 +206,18 @@ def copies(device: RemoteDevice, control: Control) -> bool:
         buffer.close()
 
 
+def tells_memory(device: RemoteDevice, control: Control) -> bool:
+    model = prepared(device, control)
+    use = memory_by(model, "peer")
+    return all(size is None or 0 <= size < 2**63 for size in use) and right(model)
+
+
+def reconfigures(device: RemoteDevice, control: Control) -> bool:
+    model = prepared(device, control)
+    model.reconfigure({"gain": 1})
+    return right(model)
+
+
 OPERATIONS: dict[str, Operation] = {
     "Hold": holds,
     "GetStatus": asks,
@@ -227,6 +240,8 @@ OPERATIONS: dict[str, Operation] = {
     "CopyTo": copies,
     "CopyFrom": copies,
     "GetShape": copies,
+    "GetMemoryUse": tells_memory,
+    "Reconfigure": reconfigures,
 }
 
 
@@ -277,7 +292,7 @@ class Drivers:
             late = case.how == NEVER
             with pytest.MonkeyPatch.context() as patch:
                 if late:
-                    patch.setattr(client_device, "QUERY_NS", 4 * PATIENCE_NS)
+                    patch.setattr(client_query, "QUERY_NS", 4 * PATIENCE_NS)
                     patch.setattr(client_session, "GREETING_NS", 4 * PATIENCE_NS)
                 control = Control(time.monotonic_ns() + 4 * PATIENCE_NS) if late else Control()
                 result = self._operated(case, ours, control)

@@ -358,6 +358,9 @@ def test_positions_in_64_bits_are_used_as_32_bits():
 # --------------------------------------------------------------------------------------------------------- what is refused
 
 
+UNKNOWN = ": is not known, nnhal.register_custom_operator('MyOwnThing', ...) says what it is made of"
+
+
 def test_everything_that_nnapi_lacks_is_listed_at_once():
     w = Writer()
     a, b, c, d, e = (w.tensor([1, 4]) for _ in range(5))
@@ -367,7 +370,8 @@ def test_everything_that_nnapi_lacks_is_listed_at_once():
     w.operator("ADD", [d, d], [e], "Add", fusedActivationFunction=5)
     w.ends([a], [e])
     assert refused(w.bytes()) == (
-        "model: cannot be expressed in NNAPI: custom operation MyOwnThing #0, #2; "
+        "model: cannot be expressed in NNAPI: custom operation MyOwnThing #0, #2"
+        f"{UNKNOWN}; "
         "BITCAST #1: reads the bits of a number as another type, which no operation of NNAPI does; "
         "ADD #3: activation is SIGN_BIT, which NNAPI does not have"
     )
@@ -379,7 +383,7 @@ def test_what_only_follows_from_a_refusal_is_not_listed():
     w.operator("MyOwnThing", [a], [text])
     w.operator("ABS", [text], [y], "Abs")
     w.ends([a], [y])
-    assert refused(w.bytes()).endswith("NNAPI: custom operation MyOwnThing #0")
+    assert refused(w.bytes()).endswith("NNAPI: custom operation MyOwnThing #0" + UNKNOWN)
 
 
 def test_sizes_that_only_stand_in_for_open_ones_are_nobodys_fault():
@@ -391,7 +395,7 @@ def test_sizes_that_only_stand_in_for_open_ones_are_nobodys_fault():
     w.operator("AVERAGE_POOL_2D", [y], [z], "Pool2D", padding=1, strideW=1, strideH=1, filterWidth=2, filterHeight=2)
     w.operator("SQUEEZE", [z], [flat], "Squeeze")
     w.ends([x], [flat])
-    assert refused(w.bytes()).endswith("NNAPI: custom operation MyOwnThing #0")
+    assert refused(w.bytes()).endswith("NNAPI: custom operation MyOwnThing #0" + UNKNOWN)
 
 
 @pytest.mark.parametrize("kind", ["f8", "string"])

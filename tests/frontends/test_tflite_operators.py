@@ -7,6 +7,8 @@ import nnhal
 from tests.frontends.cases import Case, X, b, c, channels, check, const, f, i, out, q
 from tests.frontends.flat import Writer, litert
 
+BEYOND_BYTES = np.array([0, 255, 256, -1, -129, 70_000, 2**31 - 1, -(2**31)], np.int32)
+SUMS_BEYOND_INT32 = np.array([[2**31 - 1] * 3, [-(2**31), -(2**31), 5], [-7, -8, 2], [2**30, 2**30, -1]], np.int32)
 STRIDED = [f(4, 5, 6), c([1, 0, -1]), c([3, 5, -6]), c([1, 2, -2])]
 
 ELEMENTS: list[Case] = [
@@ -48,6 +50,8 @@ ELEMENTS: list[Case] = [
     ("CAST", [f(2, 3, low=-9, high=9)], [out(2, 3, kind="i4")], "Cast", {"inDataType": 0, "outDataType": 2}),
     ("CAST", [i(2, 3)], [out(2, 3)], "Cast", {"inDataType": 2, "outDataType": 0}),
     ("CAST", [i(2, 3, low=0, high=2)], [out(2, 3, kind="b1")], "Cast", {"inDataType": 2, "outDataType": 6}),
+    ("CAST", [X(BEYOND_BYTES, "i4")], [out(8, kind="u1")], "Cast", {"inDataType": 2, "outDataType": 3}),
+    ("CAST", [X(BEYOND_BYTES.astype("i8"), "i8")], [out(8, kind="u1")], "Cast", {"inDataType": 4, "outDataType": 3}),
     ("CAST", [b(2, 3)], [out(2, 3)], "Cast", {"inDataType": 6, "outDataType": 0}),
     ("CAST", [X(np.arange(6, dtype="u1"), "u1")], [out(6)], "Cast", {"inDataType": 3, "outDataType": 0}),
     ("CAST", [X(np.arange(-3, 3, dtype="i1"), "i1")], [out(6)], "Cast", {"inDataType": 9, "outDataType": 0}),
@@ -153,6 +157,12 @@ MOVES: list[Case] = [
     ],
     ("SUM", [f(2, 3), c([0, 1])], [out()], "Reducer"),
     ("MEAN", [f(2, 3, 4), c(1)], [out(2, 1, 4)], "Reducer", {"keepDims": True}),
+    *[
+        (n, [q(2, 3), c(np.zeros(0, "i4"))], [out(2, 3, kind="i1", scale=0.05, zero=3)], "Reducer")
+        for n in ("SUM", "MEAN", "REDUCE_MAX")
+    ],
+    ("MEAN", [X(SUMS_BEYOND_INT32, "i4"), c([1])], [out(4, kind="i4")], "Reducer"),
+    ("MEAN", [X(SUMS_BEYOND_INT32.reshape(2, 2, 1, 1, 3), "i4"), c([1, 4])], [out(2, 1, 1, kind="i4")], "Reducer"),
     ("MEAN", [q(2, 30), c([1])], [out(2, kind="i1", scale=0.01, zero=0)], "Reducer"),
     ("SUM", [q(2, 5), c([1])], [out(2, kind="i1", scale=0.2, zero=0)], "Reducer"),
     ("REDUCE_ANY", [b(2, 3), c([1])], [out(2, kind="b1")], "Reducer"),

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperationType
 from nnhal.base.errors import ContractBroken, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.drivers.reference import Reference
 from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
     YES,
+    Capabilities,
     Considered,
     Device,
     Hints,
@@ -241,7 +243,8 @@ def test_what_was_worked_out_of_the_whole_model_comes_with_the_very_model():
     compiled = nnhal.compile(model, devices=device)
     ((prepared, worked_out),) = device.prepared
     assert device.given == ["Made"] and worked_out is not None
-    assert worked_out.whole and worked_out.model is model is prepared and worked_out.operations == (0, 1, 2)
+    assert worked_out.whole and worked_out.model is model and worked_out.operations == (0, 1, 2)
+    assert prepared.main is model.main
     assert worked_out.given is None and not living
     assert np.array_equal(compiled(np.ones(4, np.float32)), np.ones(4, np.float32))
 
@@ -325,3 +328,53 @@ def test_the_default_asks_supports():
             return discovery.cpu().prepare(model, hints)
 
     assert verdicts_by(Plain(), chain(2)) == [YES, Verdict(False)]
+
+
+# ------------------------------------------------------------------------------------------------ another layout
+
+
+class Nchw(Saying):
+    """Prefers another layout than the model's."""
+
+    preferred_layout = "nchw"
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(0.01)
+
+
+def pools(count: int) -> Model:
+    b = nnhal.Builder()
+    x = y = b.input((1, 8, 8, 3))
+    for _ in range(count):
+        y = b.max_pool_2d(y, padding="same", filter_size=2)
+    return b.finish([x], [y])
+
+
+def test_groups_and_what_was_worked_out_of_a_model_that_was_laid_out_are_about_the_original():
+    asked: list[Model] = []
+
+    def say(model: Model) -> Considered:
+        asked.append(model)
+        return yes(model, group(*range(len(model.main.operations)), at_least=2), worked_out=Made())
+
+    device, model = Nchw(say), pools(2)
+    compiled = nnhal.compile(model, devices=device)
+    (laid,) = asked
+    assert len(laid.main.operations) == 4  # with a TRANSPOSE before and behind
+    assert [c.together for c in compiled.placement] == [(0, 1), (0, 1)]
+    ((prepared, worked_out),) = device.prepared
+    assert worked_out is not None and worked_out.whole and worked_out.model is laid and prepared.main is laid.main
+    x = np.random.default_rng(1).standard_normal((1, 8, 8, 3), np.float32)
+    assert np.array_equal(compiled(x), nnhal.compile(model, devices="reference")(x))
+
+
+def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):
+    for_nothing(monkeypatch)
+    device = Nchw(lambda m: yes(m, worked_out=Made()))
+    limited = Limited(device, lambda m, n: m.main.operations[n].type != OperationType.TANH)
+    b = nnhal.Builder()
+    x = b.input((1, 64, 64, 3))
+    y = b.max_pool_2d(b.max_pool_2d(b.tanh(x), padding="same", filter_size=2), padding="same", filter_size=2)
+    compiled = nnhal.compile(b.finish([x], [y]), devices=[limited, "reference"])
+    assert [c.device for c in compiled.placement] == ["reference", "saying", "saying"]
+    assert device.given == [None]

@@ -61,11 +61,13 @@ CALLS: list[tuple[Any, str]] = [
     (wire.CopyFrom(3, _POOL, (4,)), f"94 20 03 {_POOL_HEX} 91 04"),
     (wire.GetShape(3), "92 21 03"),
     (wire.GetUsage(), "91 23"),
+    (wire.GetMemoryUse(2), "92 24 02"),
+    (wire.Reconfigure(2, b"{}"), "93 25 02 c4 02 7b7d"),
     (
         wire.Consider(9, _MODEL, 1, 100, 2**40, 2, b"{}"),
-        f"98 24 09 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d",
+        f"98 26 09 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d",
     ),
-    (wire.PrepareConsidered(9, 8, (0, 2)), "94 25 09 08 92 00 02"),
+    (wire.PrepareConsidered(9, 8, (0, 2)), "94 27 09 08 92 00 02"),
 ]
 
 _FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True, "at")
@@ -75,8 +77,8 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Acknowledged(), "91 00"),
     (_FAILED, _FAILED_HEX),
     (
-        wire.Welcome(2, 8, "reference", 300, 3, False, {"seccomp": "applied"}),
-        "98 02 02 08 a9 7265666572656e6365 cd 012c 03 c2 81 a7 736563636f6d70 a7 6170706c696564",
+        wire.Welcome(2, 8, "reference", 300, 3, False, {"seccomp": "applied"}, "nchw"),
+        "99 02 02 08 a9 7265666572656e6365 cd 012c 03 c2 81 a7 736563636f6d70 a7 6170706c696564 a4 6e636877",
     ),
     (
         wire.Stated({3: wire.WirePerformance(0.5, 1.0)}, (wire.WirePerformance(1.0, 2.0),)),
@@ -96,17 +98,19 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Shape(None), "92 0c c0"),
     (
         wire.Claimed(((True, ""),), (wire.WireGroup((0, 2), wire.WirePerformance(0.5, 1.0), 1),), True),
-        f"94 0e 91 92 c3 a0 91 93 92 00 02 92 {HALF} {ONE} 01 c3",
+        f"94 10 91 92 c3 a0 91 93 92 00 02 92 {HALF} {ONE} 01 c3",
     ),
     (
         wire.Usage(64, (wire.Quota("lanes", 3), wire.Quota("memory", 4096, 2, 1)), (wire.Usages(300, (1, 5)),)),
         "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",
     ),
+    (wire.WireMemoryUse(7, None, 300, 0), "95 0e 07 c0 cd 012c 00"),
 ]
 
 CALLBACKS: list[tuple[Any, str]] = [
     (wire.NotifyPrepared(9, wire.Acknowledged()), "93 00 09 91 00"),
     (wire.NotifyPrepared(9, _FAILED), f"93 00 09 {_FAILED_HEX}"),
+    (wire.NotifyPrepared(9, wire.PreparedTraits(False, ("g",))), "93 00 09 93 0f c2 91 a1 67"),
     (wire.NotifyExecuted(1, _FAILED), f"93 01 01 {_FAILED_HEX}"),
     (
         wire.NotifyExecuted(1, wire.Executed()),

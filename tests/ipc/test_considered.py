@@ -13,7 +13,7 @@ import pytest
 import nnhal
 from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.frontends.python import Builder
-from nnhal.hal.claims import Claims, considered_by, verdicts_by
+from nnhal.hal.claims import Claims, considered_by
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Resilient, start
@@ -54,7 +54,7 @@ def named(monkeypatch) -> str:
 
 
 def told(device: Any) -> dict[str, Any]:
-    (verdict,) = verdicts_by(device, chain(1), Hints(options={"tell": True}))
+    (verdict,) = considered_by(device, chain(1), Hints(options={"tell": True})).verdicts
     return dict(json.loads(verdict.reason))
 
 
@@ -207,7 +207,7 @@ def test_a_driver_that_dies_meanwhile_begins_anew_in_its_next_process():
         model = chain(2)
         claims = considered_by(device, model, Hints())
         with pytest.raises(DeadObject):
-            verdicts_by(device, model, Hints(options={"die": True}))
+            considered_by(device, model, Hints(options={"die": True}))
         prepared = prepared_by(device, model, claims.hints(Hints()))
         assert told(device) == {"made": 0, "gone": 0, "came": [None]}
         assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
@@ -226,7 +226,7 @@ def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_c
         prepared = prepared_by(device, chain(1), claims.hints(Hints()))
         claims.let_go()
         with contextlib.suppress(DeadObject):
-            verdicts_by(device, chain(1), Hints(options={"die": True}))
+            considered_by(device, chain(1), Hints(options={"die": True}))
         assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
         assert told(device)["came"] == [None] and prepared._hints.worked_out is None
     finally:

@@ -234,7 +234,10 @@ LATER_FIELDS: dict[str, dict[str, Level]] = {
     "executeSynchronously": {"deadline": V1_3, "loop_timeout": V1_3},
 }
 VERSIONED = {type(m): m for m, _ in CALLS if m.method}
-OWN = {"Hello", "AttachLane", "Release", "Cancel", "GetUsage", "Hold", "Bind", "GetShape", "GetRelaxations"}
+OWN = {
+    "Hello", "AttachLane", "Release", "Cancel", "GetUsage", "Hold", "Bind", "GetShape", "GetRelaxations", "GetMemoryUse",
+    "Reconfigure",
+}  # fmt: skip
 
 
 def in_form(call: wire.ClientCall, form: Level) -> wire.ClientCall:

@@ -111,3 +111,20 @@ def test_names_are_reversed_domains(name):
 
 def test_the_driver_file_loads():
     assert discovery.load_driver(EXAMPLE).extensions == ("com.example.fourier",)
+
+
+def test_an_extension_that_only_a_subgraph_uses_is_carried(example):
+    b = nnhal.Builder()
+    x, yes = b.input((1, 8)), b.input((1,), "TENSOR_BOOL8")
+    branches = []
+    for transformed in (True, False):
+        s = b.subgraph()
+        given = s.input((1, 8))
+        name = "com.example.fourier"
+        y = s.operation(f"{name}.ABSOLUTE", s.operation(f"{name}.FFT", given)) if transformed else s.neg(given)
+        branches.append(s.finish_subgraph([given], [y]))
+    model = b.finish([yes, x], [b.if_(yes, *branches, [x], out_type="TENSOR_FLOAT32")])
+    assert [name for name, _ in model.extensions] == ["com.example.fourier"]
+    compiled = nnhal.compile(model, devices="reference")
+    for condition, expected in ((True, np.abs(np.fft.fft(X))), (False, -X)):
+        assert np.allclose(compiled(np.array([condition]), X), expected, atol=1e-5)

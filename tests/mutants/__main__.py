@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
 from xml.etree import ElementTree
@@ -53,24 +55,33 @@ PYTEST = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m"
 
 @dataclass(frozen=True)
 class Coverage:
-    """What test runs which line. lines: tests by file and line; files: by file; seconds: how long each test took."""
+    """What test runs which line. lines: tests by file and line; seconds: how long each of the room's tests took."""
 
     lines: Mapping[tuple[str, int], frozenset[str]]
-    files: Mapping[str, frozenset[str]]
     seconds: Mapping[str, float]
 
     def tests_for(self, site: Site) -> list[str]:
-        """The tests that run a site, the quickest first; those of its file where that is run at import, or by none."""
-        name = str(site.path)
-        there = self.lines.get((name, site.line)) or self.files.get(name, frozenset())
+        """The tests that run a site, the quickest first; where that is run at import, or by none, all of the room, those
+        whose file names the module before the others.
+        """
+        there = self.lines.get((str(site.path), site.line)) or frozenset(self.seconds)
+        naming = {test for test in there if _names(test.partition("::")[0], site.path)}
         chosen: list[str] = []
         spent = 0.0
-        for test in sorted(there, key=lambda test: (self.seconds.get(test, 0.0), test)):
+        for test in sorted(there, key=lambda test: (test not in naming, self.seconds.get(test, 0.0), test)):
             spent += self.seconds.get(test, 0.0)
             if spent > BUDGET and chosen:
                 break
             chosen.append(test)
         return chosen
+
+
+@cache
+def _names(test: str, path: Path) -> bool:
+    """Whether a file of tests imports the module."""
+    package, module = ".".join(path.parent.parts[1:]), path.stem
+    text = (ROOT / test).read_text()
+    return re.search(rf"\b{re.escape(package)}(\.{module}| import ([\w, (]|\n)*\b{module})\b", text) is not None
 
 
 def copied(into: Path) -> Path:
@@ -121,7 +132,6 @@ def measured(room: str, tree: Path) -> Coverage:
         path = (case.get("classname") or "").replace(".", "/") + ".py"
         seconds[f"{path}::{case.get('name')}"] = float(case.get("time") or 0)
     lines: dict[tuple[str, int], set[str]] = defaultdict(set)
-    files: dict[str, set[str]] = defaultdict(set)
     with sqlite3.connect(tree / ".coverage") as found:
         query = (
             "select file.path, context.context, line_bits.numbits from line_bits join file on file.id = file_id "
@@ -129,14 +139,9 @@ def measured(room: str, tree: Path) -> Coverage:
         )
         for path, context, bits in found.execute(query):
             name, test = str(Path(path).relative_to(tree)), context.split("|")[0]
-            files[name].add(test)
             for line in numbits_to_nums(bits):
                 lines[name, line].add(test)
-    return Coverage(
-        {key: frozenset(tests) for key, tests in lines.items()},
-        {key: frozenset(tests) for key, tests in files.items()},
-        seconds,
-    )
+    return Coverage({key: frozenset(tests) for key, tests in lines.items()}, seconds)
 
 
 def killed(site: Site, tree: Path, coverage: Coverage) -> bool | None:

@@ -57,10 +57,12 @@ def test_every_change_of_the_project_is_python():
 
 
 def test_the_tests_of_a_line_come_first_and_the_quickest_before_the_others():
-    found = Coverage({("f.py", 7): frozenset("ab")}, {"f.py": frozenset("abc")}, {"a": 2.0, "b": 1.0, "c": 0.5})
-    by_text = {site.text: site for site in sites(Path("f.py"), SOURCE)}
-    assert found.tests_for(by_text["and"]) == ["b", "a"]  # of line 7
-    assert found.tests_for(by_text["continue"]) == ["c", "b", "a"]  # a line that no test runs: all of the file
+    names, sees = "tests/base/test_codes.py::a", "tests/base/test_names.py::b"
+    quick, path = "tests/base/test_names.py::c", Path("src/nnhal/base/codes.py")
+    found = Coverage({(str(path), 7): frozenset([names, quick])}, {names: 2.0, sees: 1.0, quick: 0.5})
+    by_text = {site.text: site for site in sites(path, SOURCE)}
+    assert found.tests_for(by_text["and"]) == [names, quick]  # of line 7; the first imports the module
+    assert found.tests_for(by_text["continue"]) == [names, quick, sees]  # a line that no test runs: all of the room
 
 
 def test_what_is_called_equivalent_is_still_there():

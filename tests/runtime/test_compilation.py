@@ -212,7 +212,8 @@ def test_a_prepared_model_that_was_given_before_is_refused_and_stays_what_it_was
         OperationFailed, match=r"fake: prepare\(\) gave a Prepared that it gave before, must give a new one"
     ):
         nnhal.compile(sums(2), devices=device)
-    assert first._caller.plan.steps[0].prepared.model is first._caller.plan.model
+    (step,) = first._caller.plan.steps
+    assert step.prepared.model is step.part.model
     assert not device.prepared[0].closed and (first(X) == 2 * X).all()
 
 

@@ -280,6 +280,8 @@ def test_labels_are_names_made_to_differ(devices, expected):
         ("extensions", None, "device fake: extensions is None, must be several str"),
         ("extensions", "com.example", "extensions is 'com.example', must be several str"),
         ("relaxations", [1], "device fake: relaxations is .1., must be several str"),
+        ("preferred_layout", "NCHW", "device fake: preferred_layout is 'NCHW', must be None or one of nhwc, nchw"),
+        ("preferred_layout", 1, "device fake: preferred_layout is 1, must be None or one of nhwc, nchw"),
     ],
 )
 def test_a_device_whose_attributes_cannot_be_is_refused_by_name(attribute, value, message, install):
@@ -312,6 +314,7 @@ class Started:
     confinement = {"seccomp": "applied"}
     version, type, level = Fake.version, Fake.type, Fake.level
     extensions = relaxations = ()
+    preferred_layout = None
 
     def __init__(self, name: str, *_: object) -> None:
         self.name = name

@@ -6,6 +6,9 @@ is a note of the error there.
 
 import linecache
 import os
+import re
+import signal
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import clear_frames
@@ -20,6 +23,7 @@ LONGEST = 8000  # characters of all
 _LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BETWEEN = str(Path(__file__).parents[1] / "runtime" / "sources.py"), "<frozen importlib._bootstrap"
+_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _log = logger("driver")
 
 
@@ -85,7 +89,7 @@ def _frames(traceback: object) -> Iterator[str]:
         if not isinstance(traceback, TracebackType):
             break
         code = traceback.tb_frame.f_code
-        if (frames or not _own(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
+        if (frames or is_authors(code.co_filename)) and not code.co_filename.startswith(_BETWEEN):
             frames.append((code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     left_out = len(frames) - _FIRST - _LAST
@@ -100,10 +104,34 @@ def _frames(traceback: object) -> Iterator[str]:
             yield _line(f"    {text}")
 
 
-def _own(file: str) -> bool:
-    """Whether code is nnhal's, and no driver's."""
-    return file.startswith(_PACKAGE) and not file.startswith(_PACKAGE + "drivers" + os.sep)
+def is_authors(file: str) -> bool:
+    """Whether code is a driver's, or whatever is not nnhal's."""
+    return not file.startswith(_PACKAGE) or file.startswith(_PACKAGE + "drivers" + os.sep)
 
 
 def _line(text: str) -> str:
     return printable(clipped(text, _LINE))
+
+
+# ----------------------------------------------------------------------------------------- what a process says of itself
+
+TELL = signal.SIGUSR2  # a process that runs drivers writes the stacks of its threads when it gets this
+DUMPED = "most recent call first"  # faulthandler, before the frames of a thread
+_MOST_DUMPED = 6
+_FRAME = re.compile(r'File "([^"]*)", line (\d+) in ([^ |\n]+)')
+
+
+def dumped(words: str) -> str:
+    """The driver's own frames in what `faulthandler` wrote before a process ended, in one line, the innermost first.
+
+    Of the thread that has any; "" where none has. words: with lines as they are, or separated by `|`.
+    """
+    for thread in re.split(DUMPED, words)[1:]:
+        frames = [
+            f'File "{file}", line {line}, in {name}'
+            for file, line, name in _FRAME.findall(thread)
+            if is_authors(file) and not file.startswith(_LIBRARY) and "frozen" not in file
+        ]
+        if frames:
+            return printable(" < ".join(frames[:_MOST_DUMPED]))
+    return ""

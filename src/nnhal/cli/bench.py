@@ -9,11 +9,13 @@ import click
 
 from nnhal import api
 from nnhal.bench.each import TimeSpent, each_operation
+from nnhal.bench.held import of_drivers, private_bytes
 from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
 from nnhal.bench.peers import PEERS, peer
 from nnhal.cli import common
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.cli.placement import placement_lines
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.model.graph import Model
 from nnhal.runtime.compiled import Compiled
 
@@ -65,6 +67,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
 
     opened = common.open_model(model, options["shapes"], options["signature"])
     prepared(opened).close()  # what is imported at the first use is no part of it
+    before = private_bytes()
     start = time.perf_counter_ns()
     graph = loaded()
     load = time.perf_counter_ns() - start
@@ -85,9 +88,16 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         compared = None
     else:
         latencies, compared = _compare(peer_name, path, inputs, run, (load, spent), options)
+        before = None  # the peer's memory is not told from ours
+    after = private_bytes()
+    memory = {
+        **compiled.memory.to_dict(),
+        "private_bytes": None if before is None or after is None else after - before,
+        "drivers_private_bytes": of_drivers(compiled),
+    }
     shares = each_operation(compiled, inputs, options["iterations"] or EACH_RUNS) if options["each"] else None
     if options["as_json"]:
-        document = _document(model, threads, streams, latencies, compared, peer_name)
+        document = _document(model, threads, streams, latencies, compared, peer_name) | {"memory": memory}
         if shares is not None:
             document["each"] = [
                 {"operations": s.operations, "label": s.label, "device": s.device, "p50_ns": round(s.spent)}
@@ -98,6 +108,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     for line in placement_lines(compiled.placement):
         common.console.print(line, markup=False)
     _print(latencies, compared, peer_name, threads)
+    _print_memory(memory)
     if shares is not None:
         _print_each(shares)
 
@@ -171,6 +182,27 @@ def _print(latencies: dict[str, Latency], compared: Ratio | None, name: str | No
     common.table(columns, rows, title=f"{threads} engine threads")
     if compared is not None:
         common.console.print(f"nnhal / {name}, median of paired ratios with 95 % interval: {compared}", markup=False)
+
+
+def _print_memory(memory: Mapping[str, Any]) -> None:
+    """What drivers say that they hold, and what was measured; "?" for what nobody knows."""
+
+    def size(count: int | None) -> str:
+        return "?" if count is None else f"-{common.size(-count)}" if count < 0 else common.size(count)
+
+    rows = [
+        [f"{step['step']} on {step['device']}" if step["step"] >= 0 else f"all on {step['device']}"]
+        + [size(step[figure]) for figure in MemoryUse._fields]
+        for step in memory["steps"]
+    ]
+    if memory["between"]:
+        rows.append(["between steps", "", "", size(memory["between"]), ""])
+    common.table(["step", ">weights copied", ">in place", ">working", ">per execution"], rows, title="memory, as told")
+    measured = {"more in this process": memory["private_bytes"]}
+    measured |= {f"in the process of {name}": held for name, held in memory["drivers_private_bytes"].items()}
+    known = [f"{size(held)} {where}" for where, held in measured.items() if held is not None]
+    if known:
+        common.console.print(f"measured, private: {', '.join(known)}")
 
 
 def _print_each(shares: Sequence[TimeSpent]) -> None:

@@ -68,9 +68,19 @@ shape_option = click.option(
 signature_option = click.option("--signature", help="Which entry point of a model with several.")
 
 
+extension_option = click.option(
+    "--extension",
+    multiple=True,
+    type=click.Path(),
+    expose_value=False,
+    callback=lambda _, __, paths: load_extensions(paths),
+    help="Load an extension: a Python file that says what custom operators of the model are.",
+)
+
+
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """MODEL, --shape and --signature."""
-    return click.argument("model")(shape_option(signature_option(command)))
+    """MODEL, --shape, --signature and --extension."""
+    return click.argument("model")(shape_option(signature_option(extension_option(command))))
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,6 +166,12 @@ def parse_shapes(texts: Sequence[str]) -> Mapping[str, Sequence[int]] | Sequence
     if named and listed:
         raise click.BadParameter("some have names, some not: must be all or none", param_hint="--shape")
     return named or listed or None
+
+
+def load_extensions(paths: Sequence[str]) -> None:
+    """Load extensions, before the model that they are for."""
+    for path in paths:
+        discovery.load_extension(path)
 
 
 def load_drivers(paths: Sequence[str], devices: Sequence[str]) -> list[str] | None:

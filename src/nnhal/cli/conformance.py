@@ -14,10 +14,11 @@ from nnhal.base.log import logger
 from nnhal.base.names import meant
 from nnhal.cli import common
 from nnhal.cli.main import ANSWER_NO
-from nnhal.conformance.parallel import run_all
+from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.report import Group, grouped, repeats
 from nnhal.conformance.repro import write as write_repro
-from nnhal.conformance.selection import ANY, TIMEOUT, Selection
+from nnhal.conformance.selection import Selection
+from nnhal.conformance.subject import ANY, TIMEOUT
 from nnhal.conformance.suite import BAD, VERDICTS, Outcome
 from nnhal.conformance.vectors import index
 from nnhal.conformance.ways import WAYS
@@ -105,7 +106,7 @@ def _run(selection: Selection, jobs: int, quiet: bool) -> tuple[list[Outcome], C
     device = selection.device
     if logger("driver").level == NOTSET:  # what a driver says before it crashes is in the reason
         logger("driver").setLevel(CRITICAL)
-    with closing(run_all(selection, jobs)) as results, common.progress(quiet) as bar:
+    with closing(run_vectors(selection, jobs)) as results, common.progress(quiet) as bar:
         task = bar.add_task("vectors", total=None)
         for some, done, total in results:
             outcomes += some.outcomes

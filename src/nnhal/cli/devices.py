@@ -8,7 +8,7 @@ from nnhal import api
 from nnhal.base.codes import OperandType
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
-from nnhal.hal.device import RELAXATIONS, Device, capabilities_by, identity_of
+from nnhal.hal.device import RELAXATIONS, Device, capabilities_by, identity_of, layout_of
 from nnhal.ipc.names import running
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined, confinement
@@ -53,6 +53,8 @@ def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -
     for entry in found:
         for relaxation in identity_of(entry.device).relaxations if entry.device is not None else ():
             common.console.print(f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}", markup=False)
+        if entry.device is not None and (layout := layout_of(entry.device)):
+            common.console.print(f"{entry.name}: is given models in {layout}", markup=False)
     alike: dict[str, list[str]] = {}
     for name, report in confined.items():
         alike.setdefault(_isolation(report), []).append(name)
@@ -102,6 +104,7 @@ def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
         "level": str(own.level),
         "extensions": list(own.extensions),
         "relaxations": list(own.relaxations),
+        "preferred_layout": layout_of(device),
         "operations": {name: {"ok": v.ok, "reason": v.reason} for name, v in probe(device).items()},
         "performance": performance,
         "isolation": None if report is None else report.problem or dict(report.applied),

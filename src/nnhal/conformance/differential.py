@@ -49,7 +49,7 @@ def model_of(call: Call) -> Model:
     shapes = [() if v.shape is None else [0 if call.open else d or 0 for d in v.shape] for v in call.outputs]
     outputs = [b.operand(v.type, s, v.scale, v.zero_point) for v, s in zip(call.outputs, shapes, strict=True)]
     b.operation(call.cell.op.code, indices, outputs)
-    return b.finish(inputs, outputs)
+    return b.finish(inputs, outputs, extensions=b.extensions())
 
 
 def arrays_of(call: Call) -> list[Array]:
@@ -145,9 +145,13 @@ def compare(call: Call, wanted: Sequence[Array | None], actual: Sequence[Array |
             bad &= ~np.asarray(open_masks(call, len(wanted))[number], bool)
         if bad.any():
             at = tuple(int(i) for i in np.argwhere(bad)[0])
-            first = f"the first at {list(at)}: {g[at]:g}, must be {w[at]:g}"
+            first = f"the first at {list(at)}: {_number(g[at])}, must be {_number(w[at])}"
             return f"{label} differs in {int(bad.sum())} of {bad.size}, {first}"
     return ""
+
+
+def _number(x: Any) -> str:
+    return f"{x:g}" if np.asarray(x).dtype.kind != "c" else f"{x.real:g}{x.imag:+g}j"
 
 
 def open_masks(call: Call, count: int) -> list[Any]:
@@ -166,10 +170,11 @@ def agreeing(call: Call, number: int, wanted: Array, actual: Array) -> Array:
     """Which elements of an output are within the tolerance."""
     value = call.outputs[number]
     half = any(v is not None and v.type in (F16, OperandType.FLOAT16) for v in call.inputs)
-    atol, rtol = tolerance(OperandType(value.type), half)
-    a, e = actual.astype(np.float64), wanted.astype(np.float64)
-    if not quantised(value.type) and value.type not in (F32, F16):
-        return np.asarray(a == e)
+    atol, rtol = tolerance(value.type, half)
+    wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
+    a, e = actual.astype(wide), wanted.astype(wide)
+    if not quantised(value.type) and wanted.dtype.kind not in "fc":
+        return np.asarray(actual == wanted)
     room: Any = atol + rtol * np.where(np.isfinite(e), np.abs(e), 0)
     if call.cell.op.sums and value.type in (F32, F16):
         total = kernel_outputs(call, magnitudes=True)[number]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import TYPE_FACTS, OperandType
+from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of, quantised
 from nnhal.ops import OPS
@@ -68,15 +68,15 @@ class Cell:
     values: str
 
     def __str__(self) -> str:
-        return f"{self.op.name}/{self.form}/{OperandType(self.kind).name.removeprefix('TENSOR_')}/{self.values}"
+        return f"{self.op.name}/{self.form}/{type_name(self.kind).removeprefix('TENSOR_')}/{self.values}"
 
 
 def cells(names: Sequence[str] = ()) -> Iterator[Cell]:
-    """All of them; control flow, which has no values of its own, left out."""
+    """All of them; control flow, which has no values of its own, left out, and operations of extensions where not named."""
     for name, record in OPS.items():
         if (names and name not in names) or any(SUBGRAPH in _allowed(a) for a in record.forms[0]):
             continue
-        if record.code >> 16:  # an extension's
+        if record.code >> EXTENSION_SHIFT and not names:
             continue
         for number, form in enumerate(record.forms):
             for kind in record.types or _own(form):
@@ -342,6 +342,9 @@ def contents(rng: np.random.Generator, kind: int, shape: Sequence[int], values: 
     dtype = dtype_of(kind)
     if kind == B8:
         return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind == "c":
+        parts = np.dtype(f"f{dtype.itemsize // 2}")
+        return (_near(rng, shape).astype(parts) + 1j * _near(rng, shape).astype(parts)).astype(dtype)
     if dtype.kind == "f":
         return np.where(rng.random(shape) < SHARE, _special(rng, dtype, shape, values), _near(rng, shape)).astype(dtype)
     limits = np.iinfo(dtype)

@@ -4,9 +4,8 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from nnhal.conformance.selection import ANY, Selection
+from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import BAD, Outcome
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!output )-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w.])")
@@ -45,20 +44,13 @@ def kind_of(reason: str) -> str:
     return _SEVERAL.sub(r"\1#\2", _NUMBER.sub("#", reason.split(_WORDS, maxsplit=1)[0]))
 
 
-def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def repeats(selection: Selection, outcome: Outcome) -> str:
     """The command that runs a vector again as it ran."""
     words = ["nnhal", "conformance", str(selection.path)]
     for driver in selection.drivers:
         words += ["--driver", driver]
-    given = {"--device": selection.device, "--level": selection.level, "--way": selection.way}
-    defaults = {"--device": "", "--level": "", "--way": "plain"}
+    given = {"--device": selection.device, "--way": selection.way}
+    defaults = {"--device": "", "--way": "plain"}
     words += [word for name, value in given.items() if value != defaults[name] for word in (name, value)]
-    for device, options in selection.options.items():
-        where = "" if device == ANY else f"{device}:"
-        words += [word for key, value in options.items() for word in ("--option", f"{where}{key}={_written(value)}")]
-    words += ["--isolate"] * selection.isolate + ["--published-only"] * (not outcome.variant)
+    words += selection.asked_for() + ["--published-only"] * (not outcome.variant)
     return shlex.join([*words, "--filter", f"^{re.escape(outcome.id)}$"])

@@ -3,56 +3,42 @@
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.values import parsed_level
+from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import variants
 from nnhal.conformance.vectors import index, members
 
-ANY = "*"  # instead of the name of the device
-TIMEOUT = 10.0  # seconds; the slowest published vector takes a fraction of one
-
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Subject):
     """Which vectors to run, and on what. rerun: also the further ways that the index flags.
 
-    device: "" for that of the first driver, or the CPU where there is none. way: one of `WAYS`. isolate: the device in a
-    process of its own. level: the device at this lower level, such as "1.0". share: the part of all vectors that runs,
-    chosen by a hash of the id. flag: only vectors with this flag in the index. timeout: seconds until one has hung.
-    options: of drivers by device, `ANY` for whichever it is. outputs: those of failed vectors are wanted.
+    way: one of `WAYS`. share: the part of all vectors that runs, chosen by a hash of the id. flag: only vectors with this
+    flag in the index. outputs: those of failed vectors are wanted.
     """
 
     path: Path
-    device: str = ""
-    drivers: tuple[str, ...] = ()
     pattern: str = ""
     operations: frozenset[str] = frozenset()
     rerun: bool = True
     way: str = "plain"
-    isolate: bool = False
-    level: str = ""
     share: float = 1.0
     flag: str = ""
-    timeout: float = TIMEOUT
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     outputs: bool = False
 
     def __post_init__(self) -> None:
         """InvalidArgument where it selects by what is no expression, no share, no level or no time."""
+        super().__post_init__()
         try:
             re.compile(self.pattern)
         except re.error as error:
             raise InvalidArgument(f"filter is {self.pattern!r}, must be a regular expression: {error}") from None
         if not 0 < self.share <= 1:
             raise InvalidArgument(f"share is {self.share}, must be above 0 and at most 1")
-        if not 0 < self.timeout < float("inf"):
-            raise InvalidArgument(f"timeout is {self.timeout} s, must be above 0 and finite")
-        if self.level:
-            parsed_level(self.level)
 
     def takes(self, vector: str) -> bool:
         """Whether the vector is of the share; the same ones always."""
@@ -68,16 +54,11 @@ class Item(NamedTuple):
     primary: str
 
 
-class Batch(NamedTuple):
-    """Items of one specification, in its order."""
+def planned(selection: Selection) -> list[Bundle]:
+    """What runs, by the index: the items of each specification, with its archive and member.
 
-    archive: Path
-    member: str
-    items: tuple[Item, ...]
-
-
-def planned(selection: Selection) -> list[Batch]:
-    """What runs, by the index. InvalidArgument where that and the zips do not have the same specifications."""
+    InvalidArgument where index and zips do not have the same specifications.
+    """
     by_specification: dict[tuple[str, str], list[Item]] = {}
     for id, entry in index(selection.path).items():
         version, specification, _ = id.split("/", 2)
@@ -85,7 +66,7 @@ def planned(selection: Selection) -> list[Batch]:
     there = {(archive.stem, name.removesuffix(".json")): (archive, name) for archive, name in members(selection.path)}
     for version, specification in there.keys() ^ by_specification.keys():
         raise InvalidArgument(f"vectors: {version}/{specification} must be both in index.json and in {version}.zip")
-    return [Batch(*there[key], tuple(items)) for key, items in by_specification.items() if items]
+    return [Bundle(there[key], tuple(items)) for key, items in by_specification.items() if items]
 
 
 def _items(selection: Selection, id: str, entry: Mapping[str, Any]) -> Iterator[Item]:

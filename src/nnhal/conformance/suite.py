@@ -82,7 +82,7 @@ def run_vector(
         ran = _run(vector, device, variant, way, reached)
     except DeadObject as error:
         raised = next(stage for stage in reversed(stages) if stage != "close" or isinstance(device, Resilient))
-        return outcome("crashed", ended_in(where_of(device), raised, _fate(str(error))))
+        return outcome("crashed", ended_in(where_of(device), raised, fate_of(str(error))))
     except NO_ANSWERS as error:
         return outcome("failed", f"{type(error).__name__}: {error}")
     except NnhalError as error:
@@ -111,7 +111,7 @@ def ended_in(where: str, stage: str, why: str) -> str:
     return f"{where}: {stage}(): {why}"
 
 
-def _fate(text: str) -> str:
+def fate_of(text: str) -> str:
     """What a DeadObject says of the process, as it is said of one of the suite's own."""
     return text[max(0, text.find("the driver process")) :].removesuffix(
         ": driver process: it died or closed the connection"

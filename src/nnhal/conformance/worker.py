@@ -1,7 +1,7 @@
-"""A process that runs vectors on a device: what the driver under test does to it costs one vector.
+"""A process that runs items on a device: what the driver under test does to it costs one item.
 
-Its arguments are two descriptors and a process: a socket, to which `parallel` writes a `Selection` and then `Batch`s, and
-from which it reads `Ready` and lists of an `Answer` for each item; a `Board` that both see; its parent.
+Its arguments are two descriptors and a process: a socket, to which `pool` writes a `Subject` and then `Bundle`s, and from
+which it reads `Ready` and lists of an `Answer` for each item; a `Board` that both see; its parent.
 """
 
 import ctypes
@@ -13,16 +13,19 @@ import struct
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nnhal.base import errors
 from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, told
-from nnhal.conformance.selection import ANY, Batch, Selection
-from nnhal.conformance.suite import STAGES, Outcome, run_vector
+from nnhal.base.stacks import TELL
+from nnhal.conformance.selection import Item
+from nnhal.conformance.subject import ANY, Bundle
+from nnhal.conformance.suite import Outcome, run_vector
 from nnhal.conformance.vectors import read_member
 from nnhal.hal.device import Device, identity_of
 from nnhal.hal.wrappers import WithOptions
@@ -43,42 +46,61 @@ class Ready(NamedTuple):
 class Answer(NamedTuple):
     """One item's outcome, and how often an isolated driver's methods were called since the one before."""
 
-    outcome: Outcome
+    outcome: Any
     calls: Counter[str]
 
 
 class Board:
-    """A shared memory with the item in hand, by its place in the task, and what the driver is asked for it."""
+    """A shared memory with the item in hand, by its place in the task, what the driver is asked for it, and since when."""
 
-    FORM = struct.Struct("@QQ")
+    FORM = struct.Struct("@QQ32s")
 
     def __init__(self, fd: int) -> None:
         self._bytes = mmap.mmap(fd, self.FORM.size)
 
     def write(self, item: int, stage: str) -> None:
         """Take an item in hand, or go on with it."""
-        self.FORM.pack_into(self._bytes, 0, item, STAGES.index(stage))
+        self.FORM.pack_into(self._bytes, 0, item, time.monotonic_ns(), stage.encode())
 
     def read(self) -> tuple[int, str]:
         """The item, and the stage: "" for none in hand."""
-        item, stage = self.FORM.unpack_from(self._bytes)
-        return item, STAGES[min(stage, len(STAGES) - 1)]
+        item, _, stage = self.FORM.unpack_from(self._bytes)
+        return item, stage.rstrip(b"\0").decode("ascii", "replace")
+
+    @property
+    def asked_ns(self) -> int:
+        """When it was written, on the monotonic clock."""
+        asked: int = self.FORM.unpack_from(self._bytes)[1]
+        return asked
 
 
-class Worker:
-    """Runs what it is told."""
+class Worker(ABC):
+    """Runs what it is told, on the device of its `subject`."""
 
     def __init__(self, connection: Connection, board: Board) -> None:
         self._connection, self._board = connection, board
         self._socket = _file_of(connection)
-        self._selection: Selection = connection.recv()
-        loaded = [discovery.load_driver(driver).name for driver in self._selection.drivers]
-        self._name = self._selection.device or (loaded[0] if loaded else discovery.CPU)
-        self._device = self._made()
+        self.subject: Any = connection.recv()
+        self.begin()
+        loaded = [discovery.load_driver(driver).name for driver in self.subject.drivers]
+        self._name = self.subject.device or (loaded[0] if loaded else discovery.CPU)
+        self.device = self._made()
+        self._process = os.getpid()
+
+    def begin(self) -> None:
+        """Before the driver loads."""
+
+    @abstractmethod
+    def run(self, of: Any, items: Sequence[Any]) -> Iterator[Any]:
+        """Outcomes of the items of a bundle, in order; `at` is told before each thing that the driver is asked."""
+
+    def at(self, stage: str) -> None:
+        """What the driver is asked now, for the item in hand."""
+        self._board.write(self._place, stage)
 
     def _made(self) -> Device:
         """The device under test; one in a process of its own is a fresh one, which knows of no deaths."""
-        chosen = self._selection
+        chosen = self.subject
         options = {**chosen.options.get(ANY, {}), **chosen.options.get(self._name, {})}
         device = isolation.at_level(self._name, chosen.level, own_process=chosen.isolate, options=options)
         self._calls = _calls(device)
@@ -86,47 +108,41 @@ class Worker:
 
     def serve(self) -> None:
         """Until there is nothing more to do."""
-        self._connection.send(Ready(identity_of(self._device).name))
+        self._connection.send(Ready(identity_of(self.device).name))
         while True:
             try:
-                task: Batch = self._connection.recv()
+                task: Bundle = self._connection.recv()
             except EOFError:
                 return
             self._run(task)
 
-    def _run(self, task: Batch) -> None:
-        wanted = {item.id for item in task.items}
-        there = {vector.id: vector for vector in read_member(task.archive, task.member) if vector.id in wanted}
+    def _run(self, task: Bundle) -> None:
         answers: list[Answer] = []
         sent = time.monotonic_ns()
-        for place, item in enumerate(task.items):
-            if item.id not in there:
-                raise InvalidArgument(f"vectors: {item.id} is in index.json, must be in {task.archive.name} too")
-            start = time.monotonic_ns()
-            if answers and start - sent > TOGETHER_NS:
-                self._connection.send(answers)
-                answers, sent = [], start
-            at = partial(self._board.write, place)
-            outcome = run_vector(there[item.id], self._device, item.variant, self._selection.way, at)
+        self._place = 0
+        for place, outcome in enumerate(self.run(task.of, task.items)):
+            if os.getpid() != self._process:
+                os._exit(0)  # a copy that the driver forked: the items and the connection are its parent's
             if _file_of(self._connection) != self._socket:
                 sys.stderr.write("the driver closed a descriptor that is the suite's own: the one to its results\n")
                 sys.stderr.flush()
-                os._exit(1)  # with the vector in hand, which it costs
-            at("")
-            outcome = replace(outcome, primary=item.primary, nanoseconds=time.monotonic_ns() - start)
-            if not self._selection.outputs and outcome.outputs:
-                outcome = replace(outcome, outputs=())
+                os._exit(1)  # with the item in hand, which it costs
+            self.at("")
+            self._place = place + 1
             answers.append(Answer(outcome, self._called()))
-            process = _process_of(self._device)
-            if process is not None and (outcome.verdict == "crashed" or process.health.total):
+            process = process_of(self.device)
+            died = process is not None and (outcome.verdict == "crashed" or process.health.total > 0)
+            if died or time.monotonic_ns() - sent > TOGETHER_NS:
                 self._connection.send(answers)
-                answers = []
-                self._device.close()
-                self._device = self._made()
-        self._connection.send(answers)
+                answers, sent = [], time.monotonic_ns()
+            if died:
+                self.device.close()
+                self.device = self._made()
+        if answers:
+            self._connection.send(answers)
 
     def _called(self) -> Counter[str]:
-        now = _calls(self._device)
+        now = _calls(self.device)
         new, self._calls = now - self._calls, now
         return new
 
@@ -139,20 +155,42 @@ def _file_of(connection: Connection) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _process_of(device: Device) -> Resilient | None:
+def process_of(device: Device) -> Resilient | None:
     """The device in a process of its own, None for any other."""
     inner = device.inner if isinstance(device, WithOptions) else device
     return inner if isinstance(inner, Resilient) else None
 
 
 def _calls(device: Device) -> Counter[str]:
-    process = _process_of(device)
+    process = process_of(device)
     return Counter() if process is None else Counter(process.calls)
 
 
+class _Vectors(Worker):
+    """Runs published vectors."""
+
+    def run(self, of: Any, items: Sequence[Item]) -> Iterator[Outcome]:
+        archive, member = of
+        wanted = {item.id for item in items}
+        there = {vector.id: vector for vector in read_member(archive, member) if vector.id in wanted}
+        for item in items:
+            if item.id not in there:
+                raise InvalidArgument(f"vectors: {item.id} is in index.json, must be in {archive.name} too")
+            start = time.monotonic_ns()
+            outcome = run_vector(there[item.id], self.device, item.variant, self.subject.way, self.at)
+            outcome = replace(outcome, primary=item.primary, nanoseconds=time.monotonic_ns() - start)
+            yield replace(outcome, outputs=()) if outcome.outputs and not self.subject.outputs else outcome
+
+
 def main() -> None:
-    """Serve; vectors run on a thread of their own, where an exit that a driver asks for is not that of the process."""
+    """Run vectors."""
+    serve_with(_Vectors)
+
+
+def serve_with(kind: type[Worker]) -> None:
+    """Serve; items run on a thread of their own, where an exit that a driver asks for is not that of the process."""
     faulthandler.enable()
+    faulthandler.register(TELL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever the driver does then
     if os.getppid() != int(sys.argv[3]):  # it had ended before
         os._exit(1)
@@ -167,11 +205,11 @@ def main() -> None:
             connection.send(_told(error))
 
     try:
-        worker = Worker(connection, board)
+        worker = kind(connection, board)
     except Exception as error:
         connection.send(_told(error))
         return
-    thread = threading.Thread(target=serve, name="nnhal-vectors", daemon=True)
+    thread = threading.Thread(target=serve, name="nnhal-items", daemon=True)
     thread.start()
     thread.join()
     sys.stdout.flush()

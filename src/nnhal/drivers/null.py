@@ -3,6 +3,7 @@
 import numpy as np
 
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Signature, Timing
 from nnhal.model.graph import Model
 
@@ -34,6 +35,10 @@ class Nothing(Prepared):
         for index, zeros in enumerate(self._zeros):
             request.write(index, zeros)
         return None
+
+    def memory(self) -> MemoryUse:
+        """The zeros."""
+        return MemoryUse(0, 0, sum(zeros.nbytes for zeros in self._zeros), 0)
 
 
 def device() -> Device:

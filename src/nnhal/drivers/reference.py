@@ -1,7 +1,8 @@
 """The reference device: runs every operation of `ops` with its reference kernel, in numpy. Always there."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from logging import DEBUG
 from typing import Any
@@ -13,10 +14,11 @@ from nnhal.base.codes import DeviceType, operation_name
 from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed, OutOfMemory
 from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
-from nnhal.base.operands import Array, Unknown, Value
+from nnhal.base.operands import Array, Unknown, Value, fixed
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
-from nnhal.model.graph import CONSTANTS, Model, Operation
+from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph
 from nnhal.model.validate import Facts, validate
 from nnhal.ops.schema import Bound, agree, bind, show
 
@@ -107,6 +109,28 @@ class Interpreter(Prepared):
         spent = time.monotonic_ns() - start
         return Timing(spent, spent) if control.measure else None
 
+    def memory(self) -> MemoryUse:
+        """Constants are read where they lie; intermediates are known where all shapes are, and no subgraph is called."""
+        constants = {(o.lifetime, o.location): o.location.length for g in self.model.subgraphs for o in constants_of(g)}
+        return MemoryUse(0, sum(constants.values()), 0, self._intermediates())
+
+    def _intermediates(self) -> int | None:
+        """The most bytes of results that are there at once in an execution; None where that is not known before."""
+        values, held, most = self.facts.subgraphs[0].values, dict[int, int](), 0
+        if self.model.referenced:
+            return None
+        for step in self.steps[0]:
+            for index in step.outputs:
+                value = values[index]
+                shape = None if value is None else fixed(value.shape)
+                if value is None or shape is None:
+                    return None
+                held[index] = math.prod(shape) * value.dtype.itemsize
+            most = max(most, sum(held.values()))
+            for index in step.last:
+                held.pop(index, None)
+        return most
+
     def call(self, number: int, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         """Run subgraph `number`. Results may share memory with inputs and constants."""
         subgraph, values = self.model.subgraphs[number], self.facts.subgraphs[number].values
@@ -134,6 +158,11 @@ class Interpreter(Prepared):
             if profile is not None:
                 profile(place, begin, time.monotonic_ns())
         return [arrays[i] for i in subgraph.outputs]
+
+
+def constants_of(subgraph: Subgraph) -> Iterator[Operand]:
+    """The constant operands of a subgraph."""
+    return (operand for operand in subgraph.operands if operand.lifetime in CONSTANTS)
 
 
 def _rebind(step: ReadyOperation, values: Sequence[Value | None], given: Sequence[Array | None]) -> Bound:

@@ -18,7 +18,6 @@ import numpy as np
 from nnhal.base.answers import shown
 from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
-from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.names import meant
 from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype_of, is_tensor
 from nnhal.base.uncopied import Uncopied
@@ -120,10 +119,9 @@ class Builder(Operations, Uncopied, instead="another process gets the model that
 
     def finish(self, inputs: Tensors, outputs: Tensors, *, relaxed: bool = False) -> Model:
         """Freeze and validate the model. inputs, outputs: tensors in order; a single one may stand for itself."""
-        named = [(e.name, e.prefix) for e in EXTENSIONS.values() if e.prefix in self._model.prefixes()]
         given, made = self._ends(inputs, "inputs"), self._ends(outputs, "outputs")
         indices = [t.index for t in given], [t.index for t in made]
-        model = self._model.finish(*indices, relaxed=relaxed, extensions=named)
+        model = self._model.finish(*indices, relaxed=relaxed, extensions=self._model.extensions())
         validate(model)
         return model
 

@@ -132,7 +132,9 @@ def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: 
 
 
 def _constants(model: Model, pools: Sequence[Place]) -> list[tuple[int, int, int, str]]:
-    """Where constants of the model lie in memories of the request, which may not be written."""
+    """Where constants of the model lie in memories of the request, which may not be written as long as they are read."""
+    if model.emptied:
+        return []
     shared = {place for place, memory in enumerate(model.pools) if any(memory is other for other in pools)}
     return [
         (id(model.pools[at.pool]), at.offset, at.offset + at.length, "")

@@ -8,6 +8,7 @@ from typing import Any
 from nnhal.base.answers import answering, shown
 from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
 from nnhal.hal.device import (
+    YES,
     Considered,
     Device,
     Hints,
@@ -15,10 +16,12 @@ from nnhal.hal.device import (
     Verdict,
     WorkedOut,
     checked_performance,
+    layout_of,
     where_of,
     within_the_machine,
 )
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut, laid_out
 
 
 class Claims:
@@ -29,6 +32,22 @@ class Claims:
     ) -> None:
         self.model, self.verdicts, self.groups = model, list(verdicts), tuple(groups)
         self._kept = [] if worked_out is None else [worked_out]
+        self._laid = False  # whether `model` is not the one that the rest is about, but that one laid out
+
+    def of_original(self, laid: LaidOut, count: int) -> "Claims":
+        """Claims about a model that was laid out, as those about the original, of so many operations.
+
+        An inserted TRANSPOSE counts for those that it serves. What was worked out is for the whole model only: a part of it
+        is laid out by itself.
+        """
+        groups = []
+        for group in self.groups:
+            places = sorted({laid.serves[n] for n in group.operations if n not in laid.inserted})
+            if places:
+                groups.append(replace(group, operations=tuple(places), at_least=min(group.at_least, len(places))))
+        found = Claims(self.model, _of_original(laid, self.verdicts, count), groups)
+        found._kept, found._laid = self._kept, True
+        return found
 
     def refused(self) -> dict[int, str]:
         """Why the device does not take the model whole: reasons by the places of operations that no group has either."""
@@ -37,9 +56,10 @@ class Claims:
 
     def hints(self, hints: Hints, operations: Sequence[int] | None = None) -> Hints:
         """The hints for preparing the part of the model that is `cut` to these operations, None for the model itself."""
-        if not self._kept:
+        if not self._kept or (self._laid and operations is not None and len(operations) < len(self.verdicts)):
             return hints
-        places = range(len(self.model.main.operations)) if operations is None else operations
+        whole = operations is None or self._laid
+        places = range(len(self.model.main.operations)) if whole or operations is None else operations
         return replace(hints, worked_out=WorkedOut(self.model, tuple(places), self._kept))
 
     def let_go(self) -> None:
@@ -47,18 +67,21 @@ class Claims:
         self._kept.clear()
 
 
-def considered_by(device: Device, model: Model, hints: Hints) -> Claims:
+def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Claims:
     """What the device says of the model; ContractBroken where it is anything else than `Considered` can be.
 
-    The device is told of no more threads than can run at once.
+    The device is told of no more threads than can run at once, and asked about the model in the layout that it prefers,
+    unless that is done (`as_is`).
     """
-    query = _query(device)
+    laid = laid_out(model, None if as_is else layout_of(device))
+    query, count = _query(device), len(laid.model.main.operations)
     with answering(where_of(device), query):
-        given = device.consider(model, within_the_machine(hints))
+        given = device.consider(laid.model, within_the_machine(hints))
         if not isinstance(given, Considered):
             raise ContractBroken(f"{query} gave {shown(given)}, must be Considered")
-        verdicts = _verdicts(given.verdicts, len(model.main.operations), query)
-        return Claims(model, verdicts, _groups(given.groups, len(verdicts), query), given.worked_out)
+        verdicts = _verdicts(given.verdicts, count, query)
+        claims = Claims(laid.model, verdicts, _groups(given.groups, count, query), given.worked_out)
+    return claims if laid.model is model else claims.of_original(laid, len(model.main.operations))
 
 
 def _query(device: Device) -> str:
@@ -70,9 +93,23 @@ def _query(device: Device) -> str:
     raise AssertionError("Device has both")
 
 
-def verdicts_by(device: Device, model: Model, hints: Hints | None = None) -> list[Verdict]:
+def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
     """What the device says of each operation by itself; as `considered_by`."""
-    return considered_by(device, model, hints or Hints()).verdicts
+    return considered_by(device, model, Hints(), as_is=as_is).verdicts
+
+
+def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
+    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
+    found = [YES] * count
+    for verdict, n in zip(verdicts, laid.serves, strict=True):
+        if not verdict.ok or found[n] is YES:
+            found[n] = verdict
+    for place in laid.inserted:
+        if not verdicts[place].ok:
+            why = verdicts[place].reason or "is not supported"
+            for n in laid.served(place):
+                found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
+    return found
 
 
 def _verdicts(given: Any, count: int, query: str) -> list[Verdict]:

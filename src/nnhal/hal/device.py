@@ -15,7 +15,7 @@ from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel
 from nnhal.base.extensions import EXTENSIONS
-from nnhal.base.levels import FL8, Level
+from nnhal.base.levels import FL8, V1_2, Level
 from nnhal.base.operands import Array
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
@@ -23,9 +23,14 @@ from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
-from nnhal.hal.request import Control, Request, Signature, Timing, plausible
+from nnhal.hal.memory_use import MOST as MOST_BYTES
+from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
 from nnhal.model.graph import Model, Operation
+from nnhal.model.layouts import LAYOUTS, laid_out
+from nnhal.model.orders import Layout
+from nnhal.model.validate import let_constants_go
 
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
@@ -142,7 +147,7 @@ class WorkedOut:
 
     @property
     def whole(self) -> bool:
-        """Whether the model that is to be prepared is the very one that was considered."""
+        """Whether the model that is to be prepared is the one that was considered, not a part of it."""
         return len(self.operations) == len(self.model.main.operations)
 
 
@@ -152,12 +157,16 @@ class Prepared(ABC):
     model: what was prepared; set by `prepared_by`. timely: whether `run` returns at its deadline whatever the engine does,
     as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
+    weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may
+    let them go: asking is ContractBroken then. changeable: the options of its device's that `reconfigure` can change.
     All methods but `run` have defaults that any driver can keep.
     """
 
     model: Model
     timely = False
     one_at_a_time: bool = False
+    weights_consumed: bool = False
+    changeable: Collection[str] = ()
 
     @abstractmethod
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -204,6 +213,18 @@ class Prepared(ABC):
     def burst_closed(self) -> None:
         """A burst ended."""
 
+    def memory(self) -> MemoryUse:
+        """What it holds by now, as far as it knows. May be asked at any time, also while executions run."""
+        return MemoryUse()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """From now on these are the options, all of them, as in `Hints.options`; one that is missing has its default.
+
+        Called while no execution runs, with changes of what `changeable` names only. Raises an NnhalError where that
+        fails, InvalidArgument for a value that cannot be; then all is as before.
+        """
+        raise ContractBroken("reconfigure() is missing, must be there where `changeable` names options")
+
     def close(self) -> None:
         """Give resources back. Called once, after the last run has ended."""
 
@@ -211,7 +232,8 @@ class Prepared(ABC):
 class Device(ABC):
     """A device and its driver. Answers to queries may not change while it lives.
 
-    one_at_a_time: as of `Prepared`, for all models that it has prepared together.
+    one_at_a_time: as of `Prepared`, for all models that it has prepared together. preferred_layout: "nhwc" or "nchw" where
+    operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     """
 
     name: str = "unnamed"
@@ -221,6 +243,7 @@ class Device(ABC):
     extensions: Sequence[str] = ()
     relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
     one_at_a_time: bool = False
+    preferred_layout: Layout | None = None
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -284,6 +307,7 @@ class Identity(NamedTuple):
     level: Level
     extensions: tuple[str, ...]
     relaxations: tuple[str, ...]
+    preferred_layout: Layout | None
 
 
 def identity_of(device: Device) -> Identity:
@@ -304,6 +328,7 @@ def identity_of(device: Device) -> Identity:
             _attribute(device, "level", where, partial(_member, Level)),
             _attribute(device, "extensions", where, _texts),
             _attribute(device, "relaxations", where, _texts),
+            _attribute(device, "preferred_layout", where, _layout),
         )
         vars(device)["_identity"] = registered, found
     return found
@@ -325,6 +350,13 @@ def _member(kind: type[T], value: Any, what: str) -> T:
     return value
 
 
+def _layout(value: Any, what: str) -> Layout | None:
+    text = str.__str__(value) if isinstance(value, str) else ""
+    if value is not None and text not in LAYOUTS:
+        raise InvalidArgument(f"{what} is {shown(value)}, must be None or one of {', '.join(LAYOUTS)}")
+    return next((layout for layout in LAYOUTS if layout == text), None)
+
+
 def _text(value: Any, what: str) -> str:
     """A name as a plain str; it is shown in one line, and travels."""
     text = str.__str__(value) if isinstance(value, str) else ""
@@ -339,6 +371,12 @@ def _texts(values: Any, what: str) -> tuple[str, ...]:
     if texts is None or len(texts) > MOST or not all(isinstance(text, str) for text in texts):
         raise InvalidArgument(f"{what} is {shown(values)}, must be several str, at most {MOST}")
     return tuple(_text(text, f"{what}[{n}]") for n, text in enumerate(texts))
+
+
+def layout_of(device: Device) -> Layout | None:
+    """The layout that models for the device get: operations can say theirs since 1.2."""
+    own = identity_of(device)
+    return own.preferred_layout if own.level >= V1_2 else None
 
 
 def capabilities_by(device: Device) -> Capabilities:
@@ -389,17 +427,25 @@ def status_by(device: Device) -> DeviceStatus:
         return status
 
 
-def prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
-    """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before."""
+def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Prepared:
+    """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
+
+    It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
+    """
+    model = laid_out(model, None if as_is else layout_of(device)).model
     with answering(where_of(device), "prepare()"):
         prepared = device.prepare(model, within_the_machine(hints))
         if not isinstance(prepared, Prepared):
             raise ContractBroken(f"prepare() gave {shown(prepared)}, must give a Prepared")
         _given_once(prepared, "prepare() gave a Prepared")
         prepared.model = model
-        turns = _turns_of(device, prepared)
-        if turns is not None:
-            vars(prepared).update(_turns=turns, run=turns.one_at_a_time(prepared.run))
+        traits = vars(prepared)["_traits"] = _traits(prepared)
+        alone = _turns_of(device, prepared)
+        if alone is not None:
+            _queue(prepared, alone, alone.one_at_a_time)
+        elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
+            turns = Turns()
+            _queue(prepared, turns, turns.side_by_side)
         return prepared
 
 
@@ -410,6 +456,69 @@ def _turns_of(device: Device, prepared: Prepared) -> Turns | None:
             turns: Turns = vars(owner).setdefault("_turns", Turns())
             return turns
     return None
+
+
+def _queue(prepared: Prepared, turns: Turns, queued: Callable[[Any], Any]) -> None:
+    """Have executions of a prepared model take their turns."""
+    vars(prepared).update(_turns=turns, _queued=queued, run=queued(prepared.run))
+
+
+class Traits(NamedTuple):
+    """What a prepared model says of itself, asked once. As of `Prepared`."""
+
+    weights_consumed: bool = False
+    changeable: tuple[str, ...] = ()
+
+
+def _traits(prepared: Prepared) -> Traits:
+    try:
+        consumed = _member(bool, prepared.weights_consumed, "weights_consumed of a Prepared")
+        return Traits(consumed, _texts(prepared.changeable, "changeable of a Prepared"))
+    except InvalidArgument as error:  # none of the application's
+        raise ContractBroken(str(error)) from None
+
+
+def traits_of(prepared: Prepared) -> Traits:
+    """What a model that `prepared_by` gave said of itself then."""
+    traits: Traits = vars(prepared)["_traits"]
+    return traits
+
+
+def let_weights_go(prepared: Prepared, model: Model, where: str) -> bool:
+    """Empty the caller's own copy of what the device `where` has prepared of its constants, if it needs them no more."""
+    if not traits_of(prepared).weights_consumed:
+        return False
+    why = f"{where}: asked for constants of a model that it had prepared, must not: it said weights_consumed"
+    let_constants_go(model, why)
+    return True
+
+
+def memory_by(prepared: Prepared, where: str) -> MemoryUse:
+    """What a prepared model of the device `where` holds; ContractBroken for figures that cannot be."""
+    with answering(where, "memory()"):
+        use = prepared.memory()
+        if not isinstance(use, MemoryUse):
+            raise ContractBroken(f"memory() gave {shown(use)}, must give a MemoryUse")
+        for what, size in zip(use._fields, use, strict=True):
+            if size is not None and (type(size) is not int or not 0 <= size <= MOST_BYTES):
+                raise ContractBroken(f"memory() gave {what} = {shown(size)}, must be bytes as an int, or None")
+        return use
+
+
+def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
+    """Have a prepared model of the device `where` take other options, once no execution of it runs and before the next does.
+
+    options: all that are to be in force. control: of the wait for executions.
+    """
+
+    def change(options: Mapping[str, Any], _: Control) -> None:
+        prepared.reconfigure(options)
+
+    with answering(where, "reconfigure()"):
+        if not traits_of(prepared).changeable:
+            raise InvalidArgument("no option of it may change between executions")
+        turns: Turns | None = vars(prepared).get("_turns")
+        (change if turns is None else turns.one_at_a_time(change))(dict(options), control)
 
 
 def within_the_machine(hints: Hints) -> Hints:
@@ -447,9 +556,9 @@ def executor_by(prepared: Prepared, where: str) -> BurstExecutor | None:
         executor = prepared.burst_executor()
         if not isinstance(executor, BurstExecutor | None):
             raise ContractBroken(f"burst_executor() gave {shown(executor)}, must give a BurstExecutor or None")
-        turns: Turns | None = vars(prepared).get("_turns")
-        if executor is not None and turns is not None:
-            vars(executor)["execute"] = turns.one_at_a_time(executor.execute)
+        queued = vars(prepared).get("_queued")
+        if executor is not None and queued is not None:
+            vars(executor)["execute"] = queued(executor.execute)
         return executor
 
 

@@ -44,10 +44,10 @@ class Timing(NamedTuple):
     in_driver: int | None = None
 
 
-def summed(times: Iterable[int | None]) -> int | None:
-    """Durations together; None where any was not measured."""
-    known = list(times)
-    return None if None in known else sum(t for t in known if t is not None)
+def summed(figures: Iterable[int | None]) -> int | None:
+    """Durations or sizes together; None where any is not known."""
+    known = list(figures)
+    return None if None in known else sum(n for n in known if n is not None)
 
 
 def plausible(timing: Any, where: str) -> Timing | None:

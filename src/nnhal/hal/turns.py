@@ -1,4 +1,4 @@
-"""Executions one at a time, for drivers that say so: the runtime queues, so that a driver need not be concurrent."""
+"""Who may run beside whom: executions one at a time, for drivers that say so, and changes that no execution sees half of."""
 
 import threading
 import weakref
@@ -13,47 +13,60 @@ T = TypeVar("T")
 _LOOK = 0.25  # seconds between looks whether whoever has the turn, or waits before, still exists
 
 
-class _Ticket:
-    """A place in the queue. called: set when it is its turn."""
+class Ticket:
+    """A place in the queue. alone: nobody else is called with it. called: set when it is its turn."""
 
-    __slots__ = ("__weakref__", "called")
+    __slots__ = ("__weakref__", "alone", "called")
 
-    def __init__(self) -> None:
-        self.called = threading.Event()
+    def __init__(self, alone: bool) -> None:
+        self.alone, self.called = alone, threading.Event()
 
 
 class Turns:
-    """A queue in order of arrival. Who waits is told by its control when it is time to give up, and leaves the queue.
+    """A queue in order of arrival: those in front who do not want to be alone have the turn together, else the first.
 
-    Tickets are held weakly: an interrupt may come after any call, and what it leaves behind is passed over.
+    Who waits is told by its control when it is time to give up, and leaves the queue. Tickets are held weakly: an interrupt
+    may come after any call, and what it leaves behind is passed over.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._queue: deque[weakref.ref[_Ticket]] = deque()  # the first has the turn
+        self._queue: deque[weakref.ref[Ticket]] = deque()
 
     def one_at_a_time(self, run: Callable[..., T]) -> Callable[..., T]:
         """The same function, of a request or more and a control at the end, for one caller at a time.
 
         A method is held weakly: what comes of it becomes an attribute of its own object.
         """
+        return self._queued(run, True)
+
+    def side_by_side(self, run: Callable[..., T]) -> Callable[..., T]:
+        """As `one_at_a_time`, for any number of callers at once, but beside nobody who is alone."""
+        return self._queued(run, False)
+
+    def _queued(self, run: Callable[..., T], alone: bool) -> Callable[..., T]:
         held = weakref.WeakMethod(run) if ismethod(run) else lambda: run
 
         def queued(*arguments: Any) -> T:
-            call, ticket = held(), _Ticket()
+            call, ticket = held(), Ticket(alone)
             assert call is not None  # its owner is who calls
             try:
-                self._wait(ticket, arguments[-1])
+                self.queue(ticket)
+                self.wait(ticket, arguments[-1])
                 return call(*arguments)
             finally:
-                self._leave(ticket)
+                self.leave(ticket)
 
         return queued
 
-    def _wait(self, ticket: _Ticket, control: Control) -> None:
+    def queue(self, ticket: Ticket) -> None:
+        """Take a place at the end. To be left, whatever comes; it is left too where the ticket goes."""
         with self._lock:
             self._queue.append(weakref.ref(ticket))
             self._call()
+
+    def wait(self, ticket: Ticket, control: Control) -> None:
+        """Until it is the ticket's turn; raises what `control.check` does when it is time to give up."""
         while not ticket.called.is_set():
             patience = control.patience()
             ticket.called.wait(_LOOK if patience is None else min(patience, _LOOK))
@@ -61,7 +74,8 @@ class Turns:
             with self._lock:
                 self._call()
 
-    def _leave(self, ticket: _Ticket) -> None:
+    def leave(self, ticket: Ticket) -> None:
+        """Leave the queue, from wherever in it; nothing happens where the ticket is in none."""
         with self._lock:
             for place in self._queue:
                 if place() is ticket:
@@ -70,10 +84,17 @@ class Turns:
             self._call()
 
     def _call(self) -> None:
-        """Call the first that is still there."""
-        while self._queue:
-            first = self._queue[0]()
-            if first is not None:
-                first.called.set()
-                return
+        """Call those whose turn it is of those that are still there."""
+        while self._queue and self._queue[0]() is None:
             self._queue.popleft()
+        beside = False
+        for place in self._queue:
+            ticket = place()
+            if ticket is None:
+                continue
+            if ticket.alone:
+                if not beside:
+                    ticket.called.set()
+                return
+            ticket.called.set()
+            beside = True

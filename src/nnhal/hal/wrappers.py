@@ -13,6 +13,7 @@ from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, 
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Of, Request, Timing
 from nnhal.model.graph import Model
 
@@ -22,7 +23,8 @@ class Wrapper(Device):
 
     def __init__(self, inner: Device) -> None:
         self.inner = inner
-        self.name, self.version, self.type, self.level, self.extensions, self.relaxations = identity_of(inner)
+        own = identity_of(inner)
+        self.name, self.version, self.type, self.level, self.extensions, self.relaxations, self.preferred_layout = own
         self.one_at_a_time = inner.one_at_a_time
 
     def capabilities(self) -> Capabilities:
@@ -66,6 +68,7 @@ class PreparedWrapper(Prepared):
     def __init__(self, inner: Prepared, model: Model) -> None:
         self.inner, self.model, self.timely = inner, model, inner.timely
         self.one_at_a_time = inner.one_at_a_time
+        self.weights_consumed, self.changeable = inner.weights_consumed, inner.changeable
         inner.model = model
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -97,6 +100,14 @@ class PreparedWrapper(Prepared):
     def burst_closed(self) -> None:
         """Passed on."""
         self.inner.burst_closed()
+
+    def memory(self) -> MemoryUse:
+        """What the prepared model says."""
+        return self.inner.memory()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """As the prepared model does."""
+        self.inner.reconfigure(options)
 
     def close(self) -> None:
         """Close the prepared model itself."""
@@ -138,10 +149,23 @@ class WithOptions(Wrapper):
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """With the options."""
-        return self.inner.prepare(model, self._with(hints))
+        prepared = self.inner.prepare(model, self._with(hints))
+        return PreparedWithOptions(prepared, model, self.options) if prepared.changeable else prepared
 
     def _with(self, hints: Hints) -> Hints:
         return replace(hints, options={**hints.options, **self.options})
+
+
+class PreparedWithOptions(PreparedWrapper):
+    """A prepared model whose device has options of its own beside those that it is given."""
+
+    def __init__(self, inner: Prepared, model: Model, options: Mapping[str, Any]) -> None:
+        super().__init__(inner, model)
+        self.options = dict(options)
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """With the options."""
+        self.inner.reconfigure({**options, **self.options})
 
 
 # ---------------------------------------------------------------------------------------------------------- at a level
@@ -312,6 +336,16 @@ class RecordedPrepared(PreparedWrapper):
         """Noted, and passed on."""
         self.calls.append("burst")
         return super().burst()
+
+    def memory(self) -> MemoryUse:
+        """Noted, and passed on."""
+        self.calls.append("memory")
+        return super().memory()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """Noted, and passed on."""
+        self.calls.append("reconfigure")
+        super().reconfigure(options)
 
     def close(self) -> None:
         """Noted, and passed on."""

@@ -9,6 +9,7 @@ import numpy as np
 from nnhal.base.brief import brief, counted, named
 from nnhal.base.codes import EXTENSION_SHIFT, MAX_COPIED_CONSTANT, Lifetime, OperationType
 from nnhal.base.errors import BadState, InvalidModel
+from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.sealed import Store
@@ -129,10 +130,12 @@ class ModelBuilder:
         """Make a memory a pool of the model; returns its number."""
         return self._shared.add(memory)
 
-    def prefixes(self) -> set[int]:
-        """Prefixes of the extensions whose types or operations were added so far."""
-        codes = [o.type for o in self._operands] + [o.type for o in self._operations]
-        return {code >> EXTENSION_SHIFT for code in codes} - {0}
+    def extensions(self) -> list[tuple[str, int]]:
+        """Names and prefixes of the registered extensions whose types or operations were added so far."""
+        graphs: list[Any] = [(self._operands, self._operations)]
+        graphs += [(graph.operands, graph.operations) for graph in self._shared.referenced]
+        used = {each.type >> EXTENSION_SHIFT for graph in graphs for kind in graph for each in kind}
+        return [(each.name, each.prefix) for each in EXTENSIONS.values() if each.prefix in used]
 
     def subgraph(self) -> "ModelBuilder":
         """A builder for a referenced subgraph that shares this one's constants; end it with `finish_subgraph`."""

@@ -1,14 +1,14 @@
 """The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NoReturn
 
 import numpy as np
 
 from nnhal.base.brief import brief, counted, named, tensor
 from nnhal.base.codes import Lifetime, operation_name, type_name
-from nnhal.base.errors import InvalidRequest
+from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.extensions import canonical
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
@@ -102,6 +102,25 @@ class EdgeForm:
         return array.reshape(()) if self.scalar else array
 
 
+class Gone(tuple[Any, ...]):
+    """Stands for what a model had and was let go of: whoever asks for any of it gets ContractBroken. why: its message."""
+
+    why: str
+
+    def refuse(self, *_: object) -> NoReturn:
+        """Raise it."""
+        raise ContractBroken(self.why)
+
+    __getitem__ = __iter__ = __len__ = refuse
+
+
+def gone(why: str) -> Gone:
+    """Nothing, and why there is nothing any more."""
+    made = Gone()
+    made.why = why
+    return made
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A whole model: the main subgraph, the ones it refers to, and where constants lie.
@@ -125,6 +144,12 @@ class Model:
     metadata: Metadata | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+
+    def again(self) -> "Model":
+        """The same model as an object of its own, with what is known of it."""
+        other = replace(self)
+        other._memo.update(self._memo)
+        return other
 
     def __deepcopy__(self, _: object) -> "Model":
         return self  # nobody changes it
@@ -157,6 +182,11 @@ class Model:
         """The main subgraph, then the referenced ones."""
         return self.main, *self.referenced
 
+    @property
+    def emptied(self) -> bool:
+        """Whether its constants were let go of; who asks for one gets ContractBroken."""
+        return isinstance(self.pools, Gone)
+
     def readable(self, operand: Operand) -> bool:
         """Whether the value of a constant operand can be read here: not where it lies in a device's opaque memory."""
         return operand.lifetime != Lifetime.CONSTANT_REFERENCE or self.pools[operand.location.pool].mappable
@@ -164,6 +194,8 @@ class Model:
     def constant(self, operand: Operand) -> Array:
         """The value of a constant operand: an array over the bytes where they lie, which nobody can make writable."""
         at = operand.location
+        if isinstance(self.pools, Gone):
+            self.pools.refuse()
         if operand.lifetime == Lifetime.CONSTANT_COPY:
             data = np.frombuffer(self.values, np.uint8, at.length, at.offset)
         else:

@@ -122,7 +122,7 @@ def outline(model: Model) -> Outline:
     main, binding = model.main, facts.subgraphs[0]
     tensors = {}
     for index, (operand, value) in enumerate(zip(main.operands, binding.values, strict=True)):
-        facts_of_type = TYPE_FACTS.get(OperandType(operand.type)) if operand.type in TYPE_FACTS else None
+        facts_of_type = TYPE_FACTS.get(operand.type)
         if value is not None and (facts_of_type is None or facts_of_type.tensor):
             tensors[index] = ShownTensor(
                 operand.name,

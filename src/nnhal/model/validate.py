@@ -30,7 +30,7 @@ from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import address
 from nnhal.base.operands import Shape, SubgraphFacts, Value
-from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, operation_label
+from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, gone, operation_label
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
 
@@ -74,6 +74,22 @@ def validate(model: Model) -> Facts:
 def level_of(model: Model) -> Level:
     """The least level whose drivers can be given this model."""
     return validate(model).level
+
+
+def let_constants_go(model: Model, why: str) -> None:
+    """Take a model's constants away, in place: who asks for one, or for a bound operation, gets ContractBroken with `why`.
+
+    Shapes, types and level stay. Arrays that somebody has over a constant stay valid: its memory goes with the last of them.
+    """
+    facts, nothing = validate(model), gone(why)
+    bindings = [
+        SubgraphBinding(nothing, tuple(None if v is None else replace(v, data=None) for v in each.values))
+        for each in facts.subgraphs
+    ]
+    model._memo.pop("bounds", None)
+    model._memo["facts"] = Facts(tuple(bindings), facts.level, facts.reasons)
+    for what in ("values", "pools"):
+        object.__setattr__(model, what, nothing)  # it is the caller's own: see `Model.again`
 
 
 def _validate(model: Model) -> Facts:

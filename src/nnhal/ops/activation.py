@@ -8,6 +8,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import ACTIVATION_RANGE, elementwise, real
+from nnhal.ops.order import each_element
 from nnhal.ops.ranges import among
 from nnhal.ops.schema import (
     F16,
@@ -53,7 +54,7 @@ def hard_swish(x: Array) -> Array:
     return x * (np.clip(x + 3, 0, 6) / 6)
 
 
-limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),))
+limited = partial(Op, types=FLOAT | QUANT, forms=ONE, outputs=(out("output", T, quant=SAME),), reorder=each_element)
 
 register(
     limited(
@@ -80,6 +81,7 @@ register(
         ONE,
         (out("output", T, quant=fixed({Q8: (1 / 128, 128), Q8S: (1 / 128, 0)})),),
         elementwise(np.tanh),
+        reorder=each_element,
         doc="Hyperbolic tangent.",
         example=example([0, 0.5, 1], input=[0, 0.549306, 20]),
     ),
@@ -89,6 +91,7 @@ register(
         ONE,
         (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
         elementwise(logistic),
+        reorder=each_element,
         doc="Sigmoid: 1 / (1 + exp(-x)).",
         example=example([0.5, 0.75], input=[0, 1.098612]),
     ),
@@ -98,6 +101,7 @@ register(
         (Form(arg("input", T), arg("alpha", per({F32: FLOAT32, F16: FLOAT16}), drawn=among(1, 0, 0.5, 2))),),
         (out("output", T),),
         real(elu),
+        reorder=each_element,
         doc="max(0, x) + min(0, alpha * (exp(x) - 1)).",
         example=example([-1, 3], input=[-0.693147, 3], alpha=2),
     ),
@@ -107,6 +111,7 @@ register(
         (Form(arg("input", T)),),
         (out("output", T),),
         elementwise(hard_swish),
+        reorder=each_element,
         doc="x * max(0, min(6, x + 3)) / 6.",
         example=example([0, 0, 1.125, 4], input=[-4, 0, 1.5, 4]),
     ),

@@ -9,6 +9,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import broadcast_shape, elementwise, real, single
+from nnhal.ops.order import each_element
 from nnhal.ops.ranges import Draw
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, args, example, out, register
 
@@ -65,7 +66,7 @@ def above_product(d: Draw) -> tuple[float, int]:
     return float(np.float32(np.clip(max(product * 1.001, scale * product ** d.pick(0, 1)), 1e-44, 3e38))), zero
 
 
-binary = partial(Op, outputs=(out("output", T),), infer=broadcast_shape)
+binary = partial(Op, outputs=(out("output", T),), infer=broadcast_shape, reorder=each_element)
 fused = partial(binary, forms=WITH_ACTIVATION, checks=(integers_keep_their_range,))
 
 register(

@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, padded_with_zero
+from nnhal.ops.order import by_axis
 from nnhal.ops.ranges import Draw, Range, among, an_axis, array, parts_of_axis
 from nnhal.ops.schema import BOOL, F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, example, out, register
 
@@ -184,6 +185,7 @@ register(
         (out("output", T, quant=SAME),),
         shuffled,
         (grouped,),
+        reorder=by_axis("axis"),
         doc="Channels of the same place in each group brought together.",
         example=example([1, 3, 2, 4], input=[1, 2, 3, 4], groups=2, axis=0),
     ),

@@ -105,16 +105,19 @@ def lowest(x: Array) -> Any:
 
 
 def nhwc(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A kernel written for NHWC: arguments and outputs marked `layout` are permuted where `nchw` is true."""
+    """A kernel written for NHWC: arguments and outputs marked `layout` are permuted where `nchw` is true.
+
+    It gets them without gaps: numpy adds up in the order of memory, and results must not depend on what made a tensor.
+    """
 
     @wraps(function)
     def kernel(a: Bound, *tensors: Any) -> Any:
-        if not a.nchw:
-            return function(a, *tensors)
-        marked = [argument.layout for argument, _ in a.inputs]
-        moved = [np.moveaxis(x, 1, -1) if m and x is not None else x for m, x in zip(marked, tensors, strict=True)]
+        moved = [
+            np.ascontiguousarray(np.moveaxis(x, 1, -1) if a.nchw else x) if argument.layout and x is not None else x
+            for (argument, _), x in zip(a.inputs, tensors, strict=True)
+        ]
         result = function(a, *moved)
-        return np.moveaxis(result, -1, 1) if a.op.outputs[0].layout else result
+        return np.moveaxis(result, -1, 1) if a.nchw and a.op.outputs[0].layout else result
 
     return kernel
 

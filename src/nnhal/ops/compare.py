@@ -7,6 +7,7 @@ import numpy as np
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Shape, Value
 from nnhal.ops.common import broadcast_shape, elementwise
+from nnhal.ops.order import each_element
 from nnhal.ops.ranges import Draw, like
 from nnhal.ops.schema import (
     B8,
@@ -49,8 +50,8 @@ def condition(d: Draw) -> Value:
     return d.tensor(B8, d["input1"].known)
 
 
-compare = partial(Op, types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=broadcast_shape)
-logical = partial(Op, types=TRUTH, outputs=OUTPUT, infer=broadcast_shape)
+compare = partial(Op, types=NUMBERS | TRUTH, forms=PAIR, outputs=OUTPUT, infer=broadcast_shape, reorder=each_element)
+logical = partial(Op, types=TRUTH, outputs=OUTPUT, infer=broadcast_shape, reorder=each_element)
 
 register(
     compare(

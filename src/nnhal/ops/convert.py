@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import elementwise, real, type_range
+from nnhal.ops.order import each_element
 from nnhal.ops.schema import (
     B8,
     F16,
@@ -60,6 +61,7 @@ register(
         (Form(arg("input", T)),),
         (out("output", per(dict.fromkeys(NUMBERS, NUMBERS) | {t: {t: since} for t, since in OTHERS.items()})),),
         cast,
+        reorder=each_element,
         doc="The stored values in another type; scales and zero points do not count. To integers: truncated towards 0 and "
         "saturated, NaN as 0.",
         example=example([1, -1], input=[1.7, -1.7], out_type="TENSOR_INT32"),
@@ -70,6 +72,7 @@ register(
         (Form(arg("input", T)),),
         (out("output", {Q8: V1_2, Q8S: V1_3}),),
         elementwise(quantized),
+        reorder=each_element,
         leaves_open=no_number,
         doc="Real values as quantised ones, rounded and saturated.",
         example=example(
@@ -82,6 +85,7 @@ register(
         (Form(arg("input", T, rank=(1, 4))),),
         (out("output", {F32: V1_0, F16: V1_2}),),
         real(convert),
+        reorder=each_element,
         doc="The real values that quantised ones stand for.",
         example=example([-1, 0, 1.5], input=Stored([126, 128, 131], Q8, 0.5, 128)),
     ),

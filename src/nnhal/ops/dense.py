@@ -82,6 +82,7 @@ register(
         weighted(fully_connected),
         (nonzero("num_units input_size"), bias_scale, output_scale),
         where={"batch_size": batch_size},
+        flat=True,
         sized={"input_size": lambda d: d.pick(*divisors(math.prod(d["input"].known)))},
         sums="products",
         doc="Each row of input_size elements times the weights, transposed.",

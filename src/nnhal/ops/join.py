@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.levels import FL6, V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape, Value
 from nnhal.ops.common import axis_of, decode, encode
+from nnhal.ops.order import by_axis
 from nnhal.ops.ranges import Draw, an_axis, parts_of_axis
 from nnhal.ops.schema import (
     F16,
@@ -138,6 +139,7 @@ register(
         (same_scales,),
         infer=joined,
         scaled={"output": of_parts},
+        reorder=by_axis("axis", "parts"),
         doc="Tensors one behind the other along an axis.",
         example=example([1, 2, 3], parts=[[1], [2, 3]], axis=0),
     ),
@@ -171,6 +173,7 @@ register(
         lambda a, x: tuple(np.split(x, a.pieces, a.axis)),
         infer=cut_shapes,
         counted=lambda d: d["pieces"],
+        reorder=by_axis("axis"),
         doc="A tensor cut into equal pieces along an axis.",
         example=example(([1, 2], [3, 4]), input=[1, 2, 3, 4], axis=0, pieces=2, outputs=2),
     ),

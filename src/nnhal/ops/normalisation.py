@@ -9,6 +9,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import axis_of, nhwc, real
+from nnhal.ops.order import by_axis
 from nnhal.ops.ranges import among, an_axis, between
 from nnhal.ops.schema import (
     BOOL,
@@ -114,6 +115,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 256, 0), Q8S: (1 / 256, -128)})),),
         real(softmax),
         (axis_exists, positive_beta, first_ranks(2, 4)),
+        reorder=by_axis("axis"),
         leaves_open=endless,
         doc="exp(beta * x), divided by the sum of these along an axis.",
         example=example([[0.25, 0.75]], input=[[0, 1.098612]], beta=1),
@@ -125,6 +127,7 @@ register(
         (out("output", T),),
         real(log_softmax),
         (axis_exists, positive_beta),
+        reorder=by_axis("axis"),
         leaves_open=endless,
         doc="Logarithm of the softmax.",
         example=example([[-0.693147, -0.693147]], input=[[5, 5]], beta=1, axis=1),
@@ -136,6 +139,7 @@ register(
         (out("output", T, quant=fixed({Q8: (1 / 128, 128), Q8S: (1 / 128, 0)})),),
         real(l2_normalization),
         (axis_exists, first_ranks(4)),
+        reorder=by_axis("axis"),
         doc="The element, divided by the length of the vector along an axis.",
         example=example([[0.6, 0.8]], input=[[3, 4]]),
     ),
@@ -153,6 +157,7 @@ register(
         (out("output", T),),
         real(local_response_normalization),
         (axis_exists, bias_not_zero, first_ranks(4)),
+        reorder=by_axis("axis"),
         doc="x / (bias + alpha * s) ** beta, where s sums the squares up to radius away along an axis.",
         example=example([[0.1, 0.2]], input=[[1, 2]], radius=1, bias=5, alpha=1, beta=1),
     ),

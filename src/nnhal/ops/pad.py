@@ -8,6 +8,7 @@ from nnhal.base.codes import MirrorPad
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import padded_with_zero
+from nnhal.ops.order import each_dimension
 from nnhal.ops.ranges import Draw, element, leading
 from nnhal.ops.schema import (
     F16,
@@ -97,6 +98,7 @@ register(
         pad,
         (row_a_dimension, padded_with_zero),
         infer=padded,
+        reorder=each_dimension("paddings"),
         doc="Zeros around a tensor.",
         example=example([0, 1, 2, 0, 0], input=[1, 2], paddings=[[1, 2]]),
     ),
@@ -108,6 +110,7 @@ register(
         pad_value,
         (row_a_dimension, fits),
         infer=padded,
+        reorder=each_dimension("paddings"),
         doc="A value around a tensor.",
         example=example([9, 1, 2], input=[1, 2], paddings=[[1, 0]], value=9),
     ),
@@ -119,6 +122,7 @@ register(
         mirror,
         (row_a_dimension, mirrored),
         infer=padded,
+        reorder=each_dimension("paddings"),
         doc="The tensor's mirror image around it.",
         example=example([3, 2, 1, 2, 3], input=[1, 2, 3], paddings=[[2, 0]], mode="reflect"),
     ),

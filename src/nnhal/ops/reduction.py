@@ -8,6 +8,7 @@ import numpy as np
 from nnhal.base.levels import V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import axis_of, real
+from nnhal.ops.order import by_axes
 from nnhal.ops.ranges import among, an_axis, some_axes
 from nnhal.ops.schema import (
     B8,
@@ -117,7 +118,12 @@ def position(function: Kernel, nan: float) -> Kernel:
 
 
 reduction = partial(
-    Op, forms=(Form(*OVER, arg("keep_dims", BOOL)),), outputs=OUTPUT, checks=(axes_exist,), infer=reduced_shape
+    Op,
+    forms=(Form(*OVER, arg("keep_dims", BOOL)),),
+    outputs=OUTPUT,
+    checks=(axes_exist,),
+    infer=reduced_shape,
+    reorder=by_axes("axes"),
 )
 arg_of = partial(
     Op,
@@ -126,6 +132,7 @@ arg_of = partial(
     outputs=(out("output", I32),),
     checks=(not_empty,),
     infer=without_axis,
+    reorder=by_axes("axis"),
 )
 
 register(
@@ -182,6 +189,7 @@ register(
         along(np.mean, dtype=np.float64),
         (axes_exist, something_to_average),
         reduced_shape,
+        reorder=by_axes("axes"),
         sums="terms",
         leaves_open=sums_overflow,
         doc="The mean of the elements.",

@@ -8,6 +8,7 @@ from nnhal.base.codes import LIMIT_RANK
 from nnhal.base.levels import FL6, FL8, V1_0, V1_1, V1_2, V1_3
 from nnhal.base.operands import TENSOR_TYPES, Array, Shape
 from nnhal.ops.common import axis_of
+from nnhal.ops.order import in_shape, vanishing
 from nnhal.ops.ranges import Draw, an_axis, factors, sometimes
 from nnhal.ops.schema import (
     F16,
@@ -133,6 +134,8 @@ register(
         shaped,
         (few_dimensions,),
         infer=reshaped,
+        reorder=in_shape("shape"),
+        flat=True,
         doc="The same elements in another shape.",
         example=example([[1, 2], [3, 4]], input=[1, 2, 3, 4], shape=[2, -1]),
     ),
@@ -143,6 +146,7 @@ register(
         OUT,
         shaped,
         infer=squeezed,
+        reorder=vanishing(squeezed_axes),
         doc="Dimensions of size 1 are dropped.",
         example=example([1, 2], input=[[[1], [2]]], axes=[0, 2]),
     ),

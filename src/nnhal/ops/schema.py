@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property, partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,8 @@ Q16S, Q16A = OperandType.TENSOR_QUANT16_SYMM, OperandType.TENSOR_QUANT16_ASYMM
 Allowed: TypeAlias = Mapping[Any, Level]  # an OperandType, or the code of an extension's type
 Kernel = Callable[..., Any]
 Check = Callable[["Bound"], None]
+Permutation: TypeAlias = tuple[int, ...]  # dimension k of the reordered tensor is dimension `order[k]` of the tensor
+Reorder = Callable[["Bound", Permutation], "Reordered"]
 Slot: TypeAlias = tuple["Arg", int, int]  # an argument, and the half-open range of inputs that it takes
 
 
@@ -93,6 +95,7 @@ class Arg:
     dims: tuple[str, ...] | None = None  # one name a dimension; equal names must have equal sizes; "_" is any size
     rank: tuple[int, int] | None = None  # least and most
     layout: bool = False  # `dims` is written for NHWC and permuted where the argument `nchw` is true
+    by_layout: bool = False  # holds a number for each dimension, in the order of the layout
     optional: bool = False  # may be omitted (lifetime NO_VALUE, or an input without a value)
     since: Level = V1_0  # a trailing argument that earlier levels do not have
     default: Any = REQUIRED  # value of a trailing argument that is not there
@@ -254,6 +257,19 @@ def example(outputs: Any, /, **arguments: Any) -> Example:
     return Example(arguments, outputs)
 
 
+class Reordered(NamedTuple):
+    """An operation whose tensors stand in another order.
+
+    inputs: the orders of tensor arguments, by name; as they are where not named. A constant may have fewer dimensions: it is
+    taken to have dimensions of 1 before its own. outputs: the orders of the outputs, () for as it is.
+    arguments: those that have another value, by name.
+    """
+
+    inputs: Mapping[str, Permutation]
+    outputs: Sequence[Permutation]
+    arguments: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Op:
     """The record of one operation.
@@ -268,6 +284,10 @@ class Op:
         a mask for the first output, or one for each; its documentation says it in words.
     sized, counted, scaled: what generated calls have for a named dimension, for the number of outputs, and for the scale
         and zero point of a tensor (see `ops.ranges`).
+    reorder: where tensors may as well stand in another order, the operation in that order, by a rule of `ops.order`; Unknown
+        where it cannot be said so. Layouts need none: they are marked in the arguments.
+    flat: the first input counts by its elements in row-major order, whatever its shape; `reorder` is then by the order of
+        the output.
     kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
         output array or a tuple of them. A control-flow or random kernel (`context=True`) gets the execution context too.
     """
@@ -287,6 +307,8 @@ class Op:
     sized: Mapping[str, Callable[[Any], int]] = field(default_factory=dict)
     counted: Callable[[Any], int] | None = None
     scaled: Mapping[str, Callable[[Any], tuple[float, int]]] = field(default_factory=dict)
+    reorder: Reorder | None = None
+    flat: bool = False
     doc: str = ""
     example: Example | None = None
 

@@ -5,6 +5,7 @@ import numpy as np
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
 from nnhal.ops.common import axis_of, indices_within
+from nnhal.ops.order import by_axis, each_dimension
 from nnhal.ops.ranges import Draw, an_axis
 from nnhal.ops.schema import F16, F32, I32, INT32, Q8, Q8S, SAME, Bound, Form, Op, T, arg, args, example, out, register
 
@@ -153,6 +154,7 @@ register(
         OUT,
         block,
         infer=sliced,
+        reorder=each_dimension("begin", "size"),
         doc="A block of a tensor.",
         example=example([2, 3], input=[1, 2, 3], begin=[1], size=[-1]),
     ),
@@ -170,6 +172,9 @@ register(
         OUT,
         stepped,
         infer=strided_shape,
+        reorder=each_dimension(
+            "begin", "end", "strides", masks=("begin_mask", "end_mask", "shrink_mask"), shrinking="shrink_mask"
+        ),
         doc="A block of a tensor in steps; bits of the masks say which begins and ends are ignored and which axes vanish.",
         example=example(
             [3, 1], input=[1, 2, 3], begin=[-1], end=[0], strides=[-2], begin_mask=0, end_mask=1, shrink_mask=0
@@ -193,6 +198,7 @@ register(
         OUT,
         lambda a, x, m: np.tile(x, m),
         infer=tiled,
+        reorder=each_dimension("multiples"),
         doc="A tensor repeated along its axes.",
         example=example([1, 2, 1, 2], input=[1, 2], multiples=[2]),
     ),
@@ -203,6 +209,7 @@ register(
         OUT,
         lambda a, x, axis: np.flip(x, int(axis[0])),
         (axis_to_reverse,),
+        reorder=by_axis("axis"),
         doc="The order along an axis turned round.",
         example=example([3, 2, 1], input=[1, 2, 3], axis=[0]),
     ),

@@ -117,7 +117,7 @@ register(
         TYPES,
         (
             Form(*HEAD, *pads, *TAIL),
-            Form(*HEAD, arg("output_shape", I32, "4", drawn=asked), arg("scheme", Padding), *TAIL),
+            Form(*HEAD, arg("output_shape", I32, "4", by_layout=True, drawn=asked), arg("scheme", Padding), *TAIL),
         ),
         OUTPUT,
         nhwc(weighted(transposed)),

@@ -7,6 +7,7 @@ import numpy as np
 from nnhal.base.levels import FL7, V1_0, V1_2, V1_3
 from nnhal.base.operands import Array
 from nnhal.ops.common import elementwise, real
+from nnhal.ops.order import each_element
 from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, Form, Op, T, arg, example, out, register
 
 FLOAT = {F32: V1_2, F16: V1_2}
@@ -17,7 +18,7 @@ def rsqrt(a: Bound, x: Array) -> Array:
     return 1 / np.sqrt(np.maximum(x, 0) if a.input.quantised else x)
 
 
-unary = partial(Op, forms=(Form(arg("input", T)),), outputs=(out("output", T),))
+unary = partial(Op, forms=(Form(arg("input", T)),), outputs=(out("output", T),), reorder=each_element)
 
 register(
     unary(

@@ -74,7 +74,7 @@ class Edge:
     """
 
     def __init__(self, model: Model) -> None:
-        self.model = model
+        self._inputs, self._states = len(model.main.inputs), model.states
         carried = {s.input for s in model.states}, {s.output for s in model.states}
         specs = [spec_of(model, i) for i in model.main.inputs]
         self._results = [spec_of(model, i) for i in model.main.outputs]
@@ -98,7 +98,7 @@ class Edge:
         if len(inputs) != len(self.inputs):
             wanted = ", ".join(str(spec) for spec in self.inputs)
             raise InvalidRequest(f"inputs: got {len(inputs)}, must be {len(self.inputs)}: {wanted}")
-        arrays: list[Any] = [None] * len(self.model.main.inputs)
+        arrays: list[Any] = [None] * self._inputs
         for place, (at, spec) in enumerate(zip(self.given, self.inputs, strict=True)):
             value = inputs[place]
             if value is None and at not in self._optional:
@@ -137,7 +137,7 @@ class Edge:
         """The job of one call, states at their initial values; allocations lie where arrays would."""
         named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
         accepted = self.accept(inputs[0] if named else inputs)
-        for state in self.model.states:
+        for state in self._states:
             accepted[state.input] = state.initial
         job = Job(accepted, self.place(out))
         job.named = named

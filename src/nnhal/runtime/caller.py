@@ -2,7 +2,8 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NoReturn, cast
 
@@ -76,7 +77,7 @@ class Caller:
         under: "Caller | None" = None,
     ) -> None:
         self.plan, self.edge, self.whole = plan, edge, whole
-        self.use, self.lines, self.spares = use, runner.lines, runner.spares
+        self.use, self.lines, self.spares, self.kept = use, runner.lines, runner.spares, runner.kept
         self.closed = ""  # why
         self._runner, self._calls, self._advice, self._under = runner, use.calls, advice, under
         self._plain, self._room = edge.plain, edge.room
@@ -162,6 +163,18 @@ class Caller:
                         raise InvalidRequest(f"output {n}: {x} is also another output or an input, must be one of them")
                 written[n] = x
         return read, written
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """As an execution is: what it uses is not given back meanwhile. Closed where nothing can be used any more."""
+        who = object()
+        try:
+            self._calls.add(who)
+            self.check_open()
+            yield
+        finally:
+            self._calls.discard(who)
+            self.use.left()
 
     @property
     def label(self) -> str:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,21 +34,26 @@ from nnhal.hal.device import (
     Verdict,
     capabilities_by,
     identity_of,
+    layout_of,
+    let_weights_go,
     prepared_by,
 )
 from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
-from nnhal.model.validate import validate
+from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
+from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
 from nnhal.runtime.partition import Offer, Partition, partition
-from nnhal.runtime.placement import Live, Placement
+from nnhal.runtime.placement import Live, Placement, StepLayout
 
 Fallback = Literal["allow", "warn", "forbid"]
+ROUNDS = 4  # of placing parts anew by single verdicts; then a refusal counts for the part that it is in
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _log = logger("compilation")
 
@@ -89,13 +95,19 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Step:
-    """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once."""
+    """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
+
+    laid: the part as the device has it.
+    consumed: nobody needs its constants any more, and `part` has none.
+    """
 
     device: Device
     part: Part
     prepared: Prepared
     nanoseconds: int  # that preparing it took
     lane: Lane
+    laid: LaidOut
+    consumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,7 @@ class Plan:
     """A compiled model: steps in execution order, where each operation went and why, what fell back.
 
     keys: what the devices are, by the labels of the partition. live: where executions that fall back are counted.
+    configuration: the options in force.
     """
 
     model: Model
@@ -112,11 +125,23 @@ class Plan:
     events: tuple[str, ...]
     keys: Mapping[str, DeviceKey]
     live: Live
+    configuration: Configuration
+
+    def without_constants(self) -> "Plan":
+        """The plan as executions need it: where a step has consumed its constants, the whole model has none either.
+
+        Each step that needs some has them in its part.
+        """
+        if not any(step.consumed for step in self.steps):
+            return self
+        model = self.model.again()
+        let_constants_go(model, f"{model.name or 'model'}: its constants were let go of when it was compiled")
+        return replace(self, model=model)
 
     @property
     def placement(self) -> Placement:
         """Where each operation runs, and why."""
-        return Placement(self.partition, self.events, self.keys, self.live)
+        return Placement(self.partition, self.events, self.keys, self.live, layouts_of(self.partition, self.steps))
 
 
 @dataclass(frozen=True)
@@ -233,7 +258,10 @@ def _asked(
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
     told_of = stated or Capabilities()
-    offer = Offer(label, own.level, told_of, claims.verdicts, own.extensions, step=step, groups=claims.groups)
+    laid = laid_out(model, layout) if (layout := layout_of(device)) else None
+    offer = Offer(
+        label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
+    )
     return _Candidate(device, key, offer, claims, failed)
 
 
@@ -250,6 +278,17 @@ def _note(wishes: Wishes, events: list[str], text: str) -> None:
         warn_of_fallback(text)
 
 
+def layouts_of(found: Partition, steps: Sequence[Step]) -> tuple[StepLayout, ...]:
+    """What became of the steps whose devices prefer a layout."""
+    layouts = []
+    for number, (planned, step) in enumerate(zip(found.steps, steps, strict=True)):
+        layout = layout_of(step.device)
+        if layout is not None:
+            left = {planned.operations[n]: why for n, why in step.laid.left.items()}
+            layouts.append(StepLayout(number, planned.device, layout, step.laid.transposes, left))
+    return tuple(layouts)
+
+
 def _span(operations: Sequence[int]) -> str:
     return f"#{operations[0]}" if len(operations) == 1 else f"#{min(operations)} to #{max(operations)}"
 
@@ -263,11 +302,11 @@ def _attempt(
     undo: ExitStack,
 ) -> Plan | _Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
-    found = partition(model, offers, wishes.preference)
     by_label = {c.offer.device: c for c in candidates}
+    found, parts = _placed(model, wishes, by_label, offers)
     steps: list[Step] = []
-    for planned in found.steps:
-        part, candidate = cut(model, planned.operations), by_label[planned.device]
+    for planned, part in zip(found.steps, parts, strict=True):
+        candidate = by_label[planned.device]
         hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
             steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints))
@@ -279,8 +318,60 @@ def _attempt(
             undo.close()
             return _Failure(planned.device, planned.operations, as_error(error, f"device {planned.device}"))
     keys = {label: c.key for label, c in by_label.items()}
-    live = Live([step.device for step in found.steps])
-    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, live)
+    used = [step.device for step in found.steps]
+    configured = [
+        Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
+    ]
+    return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
+
+
+def _placed(
+    model: Model, wishes: Wishes, by_label: Mapping[str, _Candidate], offers: Sequence[Offer]
+) -> tuple[Partition, list[Part]]:
+    """The partition and its parts. In the layout that a device prefers, a part is another model than within the whole: the
+    device is asked about it again, and what it refuses then is placed anew.
+    """
+    for attempt in count():
+        found = partition(model, offers, wishes.preference)
+        parts = [cut(model, planned.operations) for planned in found.steps]
+        refused: dict[str, dict[int, Verdict]] = {}
+        for planned, part in zip(found.steps, parts, strict=True):
+            device = by_label[planned.device].device
+            if part.model is not model and layout_of(device) is not None:
+                reasons = _asked_again(device, planned.device, part, wishes)
+                if attempt >= ROUNDS and reasons:
+                    others = dict.fromkeys(range(len(planned.operations)), "others of its part were refused")
+                    reasons = others | reasons
+                again = {planned.operations[n]: Verdict(False, why) for n, why in reasons.items()}
+                refused.setdefault(planned.device, {}).update(again)
+        if not any(refused.values()):
+            return found, parts
+        offers = [_without(offer, refused.get(offer.device, {})) for offer in offers]
+    raise AssertionError("count() ends")
+
+
+def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict[int, str]:
+    """Why a device refuses operations of a part by itself, by their places; where it fails to say, it refuses all of it."""
+
+    def ask() -> Claims:
+        return considered_by(device, part.model, wishes.hints(device))
+
+    try:
+        what = f"compilation: device {label}: what it supports"
+        claims = by(wishes.deadline, what, ask, late=Claims.let_go)
+        claims.let_go()
+        return claims.refused()
+    except Exception as error:
+        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+            raise
+        why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
+        return dict.fromkeys(range(len(part.model.main.operations)), why)
+
+
+def _without(offer: Offer, refused: Mapping[int, Verdict]) -> Offer:
+    """The offer without operations, and without the groups that they are in."""
+    verdicts = [refused.get(n, verdict) for n, verdict in enumerate(offer.verdicts)]
+    return replace(offer, verdicts=verdicts, groups=[g for g in offer.groups if not refused.keys() & set(g.operations)])
 
 
 def is_callers(error: Exception) -> bool:
@@ -302,8 +393,10 @@ def prepare(
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
     label: the device's name, made to differ where several have the same. undo: closes it. hints: those of the wishes by
-    default.
+    default. Where nothing may take over, a driver that needs the constants no more leaves none in the step's part.
     """
+    if wishes.fallback == "forbid":
+        part = replace(part, model=part.model.again())
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
     given = hints or wishes.hints(device)
@@ -321,5 +414,10 @@ def prepare(
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
+    layout = layout_of(device)
+    laid = laid_out(part.model, layout)
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    return Step(device, part, lane.prepared, spent, lane)
+    if layout:
+        _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
+    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, part.model, lane.where)
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed)

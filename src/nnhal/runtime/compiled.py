@@ -3,7 +3,7 @@
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nnhal.base.errors import InvalidRequest
@@ -18,6 +18,7 @@ from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
 from nnhal.runtime.fenced import Fenced, launch
 from nnhal.runtime.inflight import Execution, Queue
+from nnhal.runtime.model_memory import ModelMemory, memory_of
 from nnhal.runtime.placement import Placement
 from nnhal.runtime.stream import Stream
 
@@ -36,7 +37,8 @@ class Compiled(
     """
 
     def __init__(self, plan: Plan) -> None:
-        whole, edge = Whole(plan.model), Edge(plan.model)
+        edge, plan = Edge(plan.model), plan.without_constants()
+        whole = Whole(plan.model)
         runner = Runner(plan, whole)
         use = InUse(runner.close)
         super().__init__(Caller(plan, edge, runner, whole, use))
@@ -73,9 +75,17 @@ class Compiled(
         try:
             caller.use.calls.add(job)
             caller.check_open()
-            return self._queue.submit(job, lambda: self._caller.perform(job), lambda: caller.use.leave(job), control)
+            configuration = caller.plan.configuration
+            job.ticket = configuration.queue()
+
+            def leave() -> None:
+                configuration.leave(job.ticket)
+                caller.use.leave(job)
+
+            return self._queue.submit(job, lambda: self._caller.perform(job), leave, control)
         except BaseException:
             if not self._queue.has(job):  # it may have been interrupted after it was queued
+                caller.plan.configuration.leave(job.ticket)
                 caller.use.leave(job)
             raise
 
@@ -103,13 +113,16 @@ class Compiled(
         try:
             caller.use.behind.add(job)
             caller.check_open()
+            job.ticket = caller.plan.configuration.queue()
 
             def ended() -> None:  # as long as it may be called this object stays
+                self._caller.plan.configuration.leave(job.ticket)
                 self._caller.use.leave(job)
 
             return launch(caller, job, listed(wait_for), nanoseconds(after, "after"), ended, launched)
         except BaseException:
             if not launched:
+                caller.plan.configuration.leave(job.ticket)
                 caller.use.leave(job)
             raise
 
@@ -123,6 +136,30 @@ class Compiled(
     def stream(self) -> Stream:
         """A session that carries the model's states from call to call."""
         return Stream(self, self._caller)
+
+    def configure(self, device: str, options: Mapping[str, Any], *, deadline: float | None = None) -> None:
+        """Change options of a device between executions: those asked for before see the old ones, those after the new.
+
+        device: as `placement` names it. options: those that change; the others stay as they are. It waits for executions
+        that were asked for before, fenced ones and those that were submitted among them, and holds back those that come
+        meanwhile. deadline: seconds to wait for them. A step that falls back to the CPU is the CPU's then, which has none of
+        the device's options.
+
+        Raises InvalidArgument for a device or option that cannot be, with those that can; MissedDeadline; what the driver
+        raised. Then all options are as before; where a driver cannot put them back, every later use raises Closed.
+        """
+        caller = self._caller
+        with caller.inside():
+            caller.plan.configuration.change(device, options, make_control(deadline, None, False))
+
+    @property
+    def memory(self) -> ModelMemory:
+        """What the compiled model holds, in bytes, as far as the drivers know; asked anew each time.
+
+        Raises ContractBroken or DriverFailed, with the device, where a driver says what cannot be.
+        """
+        with self._caller.inside():
+            return memory_of(self._caller)
 
     # ------------------------------------------------------------------------------------------------------ the rest
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from nnhal.base.codes import TYPE_FACTS
-from nnhal.base.operands import fixed
+from nnhal.base.operands import Value, fixed
 from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut
 from nnhal.model.outline import outline
 from nnhal.model.parts import live
 from nnhal.model.validate import validate
@@ -34,11 +35,33 @@ def seconds(model: Model) -> list[float]:
     ]
 
 
+def transposing(laid: LaidOut) -> dict[int, float]:
+    """What the TRANSPOSEs that a layout needs may take the reference, by operation of the original that they serve."""
+    found: dict[int, float] = {}
+    values = validate(laid.model).subgraphs[0].values
+    for n in laid.inserted:
+        (made,) = laid.model.main.operations[n].outputs
+        served = laid.serves[n]
+        found[served] = found.get(served, 0) + _transpose(values[made])
+    return found
+
+
+def turning(model: Model, laid: LaidOut) -> dict[int, float]:
+    """What transposing may take the reference, by operand that the layout has in another order."""
+    values = validate(model).subgraphs[0].values
+    return {i: _transpose(values[i]) for i in laid.turned}
+
+
+def _transpose(value: Value | None) -> float:
+    return OPERATION + ELEMENT * 2 * math.prod(d or 1 for d in value.shape or ()) if value is not None else OPERATION
+
+
 class Prices:
     """Prices of assignments of one model, in seconds.
 
     seconds: what each operation takes the reference. alone: what it takes by itself on each device that may have it so.
-    starting: what a step costs on each device.
+    starting: what a step costs on each device. turned: by device, operands that it makes and reads in another order of
+    dimensions than theirs, with the seconds that transposing them takes where they cross.
     """
 
     def __init__(
@@ -48,9 +71,10 @@ class Prices:
         alone: Sequence[Mapping[str, float]],
         starting: Mapping[str, float],
         schedule: Schedule,
+        turned: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
         self._seconds, self._alone, self._starting, self._schedule = seconds, alone, starting, schedule
-        self._claimed = schedule.claimed
+        self._claimed, self._turned = schedule.claimed, turned or {}
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
@@ -147,6 +171,8 @@ class Prices:
             here = devices[self._writer[i]]
             elsewhere = {devices[n] for n in self._readers[i]} - {here}
             price += len(elsewhere) * (CROSSING + BYTE * self._bytes[i])
+            if elsewhere and self._turned:
+                price += sum(self._turned.get(device, {}).get(i, 0) for device in (here, *elsewhere))
         return price
 
     # ---------------------------------------------------------------------------------------------------- the search

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nnhal.base.answers import may_be_own, shown
+from nnhal.base.answers import answering, may_be_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.names import is_path, meant
@@ -195,6 +195,19 @@ def load_driver(path: str | Path) -> Device:
     device = entry.loaded(f"driver {source.path}")
     register(device, entry.origin)
     return device
+
+
+def load_extension(path: str | Path) -> None:
+    """Run a Python file, or package, that registers extensions, operations and custom operators with this process.
+
+    A driver that brings its extension along needs none of this: `load_driver` runs its file. Modules beside the file are its
+    own. Raises InvalidArgument for what is no such path, or DriverFailed with what it raised.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidArgument(f"extension is {shown(path)}, must be the path of a Python file")
+    source = Source(Path(path), "extension")
+    with answering(f"extension {source.path}", "the file"):
+        source.load()
 
 
 def register(device: Device, origin: str = "registered") -> None:

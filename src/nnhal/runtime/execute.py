@@ -24,6 +24,7 @@ from nnhal.hal.device import Prepared, identity_of
 from nnhal.hal.host import contents_of, fill
 from nnhal.hal.memory import Buffer, check_use
 from nnhal.hal.request import UNLIMITED, Control, Request, Run, Signature, Timing, plausible
+from nnhal.hal.turns import Ticket
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut, live
@@ -91,7 +92,7 @@ class Runner:
         self.plan = plan
         labels = [step.device for step in plan.partition.steps]
         self.lines = lines or [Line(step, label) for step, label in zip(plan.steps, labels, strict=True)]
-        self._live, self._ran = plan.live, plan.live.ran
+        self._live, self._ran, self._turns = plan.live, plan.live.ran, plan.configuration.turns
         self.spares = spares or Spares(plan)
         main = plan.model.main
         self._known = [argument.fixed for argument in whole.signature.outputs]
@@ -110,6 +111,21 @@ class Runner:
 
     def run(self, job: Job) -> None:
         """Execute once; fills the job's results. What a driver is to blame for goes to the CPU where that is allowed."""
+        if self._turns is None:
+            self._run(job)
+            return
+        ticket = job.ticket or Ticket(alone=False)
+        try:
+            if ticket is not job.ticket:
+                self._turns.queue(ticket)
+            self._turns.wait(ticket, job.control)
+            self.plan.configuration.check()
+            self._run(job)
+        finally:
+            if ticket is not job.ticket:
+                self._turns.leave(ticket)
+
+    def _run(self, job: Job) -> None:
         self._ran()
         try:
             only = self._only
@@ -195,7 +211,7 @@ class Runner:
         """Run one step, on the CPU where it fails; fills the request and the report."""
         report, control, profile = job.report, job.control, None
         if control.measure:
-            profile = Profile(len(line.step.part.model.main.operations), f"device {line.label}")
+            profile = Profile(line.step.laid.serves, f"device {line.label}")
             control = control._replace(profile=profile)
         start = time.monotonic_ns() if report is not None else 0
         device = line.label
@@ -256,6 +272,10 @@ class Runner:
         if self.plan.wishes.fallback == "warn":
             warn_of_fallback(text)
 
+    def kept(self) -> int:
+        """Bytes of intermediates between steps that are kept for the next execution."""
+        return sum(array.nbytes for frame in tuple(self._frames) for array in frame.values())
+
     def close(self) -> None:
         """Close every prepared model, when what still runs in it has come back."""
         for line in self.lines:
@@ -274,6 +294,10 @@ class Spares:
     def get(self, number: int) -> Step:
         """The step, prepared the first time."""
         return self._steps.get(number, lambda: self._made(number))
+
+    def made(self) -> dict[int, Step]:
+        """Those that were prepared, by number."""
+        return self._steps.values()
 
     def _made(self, number: int) -> Step:
         model = self._plan.model

@@ -12,6 +12,7 @@ from nnhal.base.operands import Array, typed
 from nnhal.hal.host import Writing
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
+from nnhal.hal.turns import Ticket
 from nnhal.model.graph import EdgeForm
 from nnhal.runtime.allocation import Allocation
 
@@ -33,8 +34,9 @@ class StepTiming:
 class Profile:
     """Takes what a driver tells of the operations of one step; what cannot be is ContractBroken, in the driver's call."""
 
-    def __init__(self, operations: int, where: str) -> None:
-        self._operations, self._where = operations, where
+    def __init__(self, serves: Sequence[int], where: str) -> None:
+        """serves: for each operation that the driver has, the one of the step that its time counts for."""
+        self._serves, self._where = serves, where
         self.spent: dict[int, int] = {}
 
     def __call__(self, operation: int, begin_ns: int, end_ns: int) -> None:
@@ -42,13 +44,14 @@ class Profile:
         if any(type(value) is not int for value in (operation, begin_ns, end_ns)):
             what = f"{shown(operation)}, {shown(begin_ns)}, {shown(end_ns)}"
             raise ContractBroken(f"{self._where}: profile({what}), must be integers")
-        if not 0 <= operation < self._operations:
+        if not 0 <= operation < len(self._serves):
             raise ContractBroken(
-                f"{self._where}: profile of operation {operation}, must be 0 to {self._operations - 1}"
+                f"{self._where}: profile of operation {operation}, must be 0 to {len(self._serves) - 1}"
             )
         if not begin_ns <= end_ns:
             raise ContractBroken(f"{self._where}: profile of operation {operation} ends before it begins")
-        self.spent[operation] = self.spent.get(operation, 0) + end_ns - begin_ns
+        served = self._serves[operation]
+        self.spent[served] = self.spent.get(served, 0) + end_ns - begin_ns
 
 
 @dataclass
@@ -98,7 +101,8 @@ class Job:
     where all are left open. read, written: allocations that stand for inputs and outputs, by place; writing: to those in
     ordinary memory. buffers: those of a class of their driver's, by operand of the main subgraph. plain: all are arrays
     that fit, and given in order. taken, left: inputs and outputs that cross into another form, by place. named: inputs
-    came by name, and so go the outputs. results, shapes: of every output, after `Runner.run`.
+    came by name, and so go the outputs. ticket: its place before a change of options, where it takes that ahead of its run.
+    results, shapes: of every output, after `Runner.run`.
     """
 
     control: Control = UNLIMITED
@@ -110,6 +114,7 @@ class Job:
     taken: Mapping[int, Crossing] = {}
     left: Mapping[int, Crossing] = {}
     named = False
+    ticket: Ticket | None = None
     writer: object = None  # what stands for it where it writes allocations
     shapes: Sequence[Any] = ()
     results: Sequence[Any] = ()

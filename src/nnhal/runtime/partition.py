@@ -17,6 +17,7 @@ from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
 from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
+from nnhal.model.layouts import LaidOut
 from nnhal.model.parts import live
 from nnhal.model.validate import validate
 from nnhal.runtime import costs
@@ -30,7 +31,8 @@ LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types o
 class Offer:
     """What one device says of one model: a verdict for each operation, its stated performance and its level.
 
-    device: a label that no other offer has. step: seconds that a step costs there beside its operations.
+    device: a label that no other offer has. step: seconds that a step costs there beside its operations. laid: the model as
+    the device was asked about it, where it prefers a layout.
     """
 
     device: str
@@ -41,6 +43,7 @@ class Offer:
     excluded: frozenset[int] = frozenset()  # operations taken from it after it failed to prepare them
     excluded_why: str = ""
     step: float = costs.STEP
+    laid: LaidOut | None = None
     groups: Sequence[OperationGroup] = ()
 
     def barred(self, index: int, extension: str, level: Level | None) -> str:
@@ -100,7 +103,8 @@ def partition(
     schedule = Schedule(model, claimed)
     devices = [choice.device for choice in choices]
     steps = schedule.steps(devices)
-    if grouped or (len(steps) > 1 and preference != Preference.LOW_POWER):
+    transposed = any(offer.laid is not None and offer.laid.inserted for offer in offers)
+    if grouped or ((len(steps) > 1 or transposed) and preference != Preference.LOW_POWER):
         devices = _search(model, offers, choices, schedule, lower=preference != Preference.LOW_POWER)
         steps = schedule.steps(devices)
         choices = _moved(choices, devices, schedule, steps, _unit(preference))
@@ -141,12 +145,21 @@ def _search(
     UnsupportedModel where operations that are only taken together never are.
     """
     seconds, alone = costs.seconds(model), list[Mapping[str, float]]()
+    more = {o.device: costs.transposing(o.laid) for o in offers if o.laid is not None}
     for choice, each in zip(choices, seconds, strict=True):
         known = {device: cost for device, cost in choice.costs.items() if cost < math.inf}
         if not known and (choice.device or choice.reason == UNREAD):
             known = {choice.device: 1.0}
-        alone.append({device: cost * each for device, cost in known.items()})
-    prices = costs.Prices(model, seconds, alone, {o.device: o.step for o in offers}, schedule)
+        alone.append({d: cost * (each + more.get(d, {}).get(choice.operation, 0)) for d, cost in known.items()})
+    turned = {
+        offer.device: {
+            i: taken * _rate(offer, model.main.operands[i].type)
+            for i, taken in costs.turning(model, offer.laid).items()
+        }
+        for offer in offers
+        if offer.laid is not None
+    }
+    prices = costs.Prices(model, seconds, alone, {o.device: o.step for o in offers}, schedule, turned)
     first = [choice.device for choice in choices]
     packed = prices.packed(first) if schedule.claimed else first
     only = [choice for choice, times in zip(choices, alone, strict=True) if not times]  # only in groups
@@ -163,6 +176,12 @@ def _search(
     if price == math.inf:
         _refuse(only, len(choices))
     return devices
+
+
+def _rate(offer: Offer, type: int) -> float:
+    """Stated time for operands of a type against the CPU's; 1 where none is stated."""
+    stated = offer.capabilities.of(type)
+    return 1.0 if stated is None else stated.exec_time
 
 
 def _moved(

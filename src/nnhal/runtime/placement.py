@@ -29,6 +29,24 @@ class FellBack:
         return f"{what} fell back {times}, last: {self.why}"
 
 
+@dataclass(frozen=True)
+class StepLayout:
+    """A step on a device that prefers a layout: how many TRANSPOSEs were inserted for it.
+
+    left: operations of the model that stay in the other layout there, by number, and why.
+    """
+
+    step: int
+    device: str
+    layout: str
+    transposes: int
+    left: Mapping[int, str]
+
+    def __str__(self) -> str:
+        left = "".join(f"; #{n} stays as it is: {why}" for n, why in self.left.items())
+        return f"step {self.step} on {self.device} is {self.layout}, {counted(self.transposes, 'transpose')} inserted{left}"
+
+
 class Live:
     """Counts executions, and those that fell back while they ran. devices: the label of each step's device.
 
@@ -86,7 +104,7 @@ class Placement:
     """Where each operation runs, and why; `str()` is a table for people.
 
     devices are named by labels: their names, made to differ where several have the same; `keys` says what they are.
-    live: what fell back at run time, so far.
+    live: what fell back at run time, so far. layouts: of the steps on devices that prefer one.
     """
 
     def __init__(
@@ -95,6 +113,7 @@ class Placement:
         events: tuple[str, ...] = (),
         keys: Mapping[str, DeviceKey] | None = None,
         live: Live | None = None,
+        layouts: Sequence[StepLayout] = (),
     ) -> None:
         self.steps = partition.steps
         self.choices = partition.choices
@@ -102,9 +121,15 @@ class Placement:
         self.events = events
         self.keys = keys or {}
         self.live = live or Live([step.device for step in partition.steps])
+        self.layouts = tuple(layouts)
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self.choices)
+
+    @property
+    def transposes(self) -> int:
+        """How many TRANSPOSEs were inserted, as devices prefer a layout."""
+        return sum(each.transposes for each in self.layouts)
 
     def devices(self) -> dict[str, int]:
         """Number of operations on each device."""
@@ -123,6 +148,7 @@ class Placement:
             "events": list(self.events),
             "devices": {label: asdict(key) for label, key in self.keys.items()},
             "live": self.live.to_dict(),
+            "layouts": [_layout(each) for each in self.layouts],
         }
 
     def summary(self) -> str:
@@ -141,7 +167,11 @@ class Placement:
     def __str__(self) -> str:
         lines = [f"{c.label:32} {c.device or '-':12} {c.reason}" for c in self.choices]
         lines.append(f"{counted(len(self.steps), 'step')}, {counted(self.transfers, 'transfer')} between devices")
-        return "\n".join([*lines, *self.events, *map(str, self.live)])
+        return "\n".join([*lines, *map(str, self.layouts), *self.events, *map(str, self.live)])
+
+
+def _layout(layout: StepLayout) -> dict[str, Any]:
+    return {**asdict(layout), "left": {str(n): why for n, why in layout.left.items()}}
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

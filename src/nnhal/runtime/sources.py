@@ -20,7 +20,10 @@ from typing import Any
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 
-_RULE = "must be a Python file that defines device(), or a folder with such an __init__.py"
+_RULES = {
+    "driver": "must be a Python file that defines device(), or a folder with such an __init__.py",
+    "extension": "must be a Python file, or a folder with an __init__.py",
+}
 _INIT = "__init__.py"
 _numbers = count(1)
 
@@ -28,20 +31,22 @@ _numbers = count(1)
 class Source:
     """Where a driver's code lies. Raises InvalidArgument where that is neither a file nor a package.
 
-    path: of either, absolute, links followed. file: what defines `device()`. folder: all that its modules are imported from.
+    what: "driver", or "extension". path: of either, absolute, links followed. file: what defines `device()`. folder: all
+    that its modules are imported from.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, what: str = "driver") -> None:
+        rule = _RULES[what]
         try:
             self.path = path.resolve()
         except (OSError, ValueError, RuntimeError) as error:
-            raise InvalidArgument(f"driver {shown(path)}: {error}, {_RULE}") from None
+            raise InvalidArgument(f"{what} {shown(path)}: {error}, {rule}") from None
         self.file = self.path / _INIT if self.path.is_dir() else self.path
         if not self.file.is_file():
             lacks = f"has no {_INIT}" if self.path.is_dir() else "is no file"
-            raise InvalidArgument(f"driver {self.path}: {lacks}, {_RULE}")
+            raise InvalidArgument(f"{what} {self.path}: {lacks}, {rule}")
         if self.file.suffix != ".py":
-            raise InvalidArgument(f"driver {self.path}: cannot be imported, {_RULE}")
+            raise InvalidArgument(f"{what} {self.path}: cannot be imported, {rule}")
         self.folder = self.file.parent
         self._in_package = (self.folder / _INIT).is_file()
         while (self.folder.parent / _INIT).is_file() and self._in_package:

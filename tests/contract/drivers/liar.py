@@ -227,7 +227,7 @@ def _notified() -> Iterator[tuple[str, Answer]]:
     yield "times", lambda right: right(None, Timing(5, 3))
 
 
-ABOUT_ITSELF = ("name", "version", "type", "level", "extensions", "relaxations")
+ABOUT_ITSELF = ("name", "version", "type", "level", "extensions", "relaxations", "preferred_layout")
 AT_LOAD = (*ABOUT_ITSELF, "capabilities", "constructor")
 BY_MODEL = {
     "supports": _supports,
@@ -341,7 +341,7 @@ class Liar(Device):
         return self.model.answer("device_close", lambda: None)
 
 
-_RIGHT = ("liar", "1", DeviceType.OTHER, FL8, (), ())
+_RIGHT = ("liar", "1", DeviceType.OTHER, FL8, (), (), None)
 for _what, _right in zip(ABOUT_ITSELF, _RIGHT, strict=True):
     setattr(Liar, _what, property(lambda self, w=_what, r=_right: self.itself.answer(w, lambda: r)))
 

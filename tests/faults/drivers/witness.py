@@ -5,7 +5,7 @@ The reason of a verdict is what the process holds, as JSON: descriptors, mapping
 {"orphan": 1} has the process end while a child of it keeps its sockets open, {"say": text} fails with that text,
 {"timing": 1} answers with times of numpy's types, {"scribble": 1} overwrites all shared memory that it can reach and fails,
 {"sulky": 1} raises in `close`, {"tell": 1} fails to prepare, with the hint of threads as text, {"waits": 1} has each run
-wait while the first number of the input is below 0, for as long as it is wanted.
+wait while the first number of the input is below 0, for as long as it is wanted. "sleep" may change between executions.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.drivers.reference import Reference
 from nnhal.hal import background
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
 
@@ -62,6 +64,8 @@ def _scribble() -> None:
 class WitnessPrepared(Prepared):
     """A prepared model that follows its options."""
 
+    changeable = ("sleep",)
+
     def __init__(self, inner: Prepared, options: dict[str, Any]) -> None:
         self._inner, self._options = inner, options
 
@@ -83,6 +87,12 @@ class WitnessPrepared(Prepared):
             room = request.rooms[0]  # the memory that both processes share, which no driver is handed
             ctypes.memset(room.ctypes.data + room.nbytes, 0, options["beyond"])
         return Timing(np.int64(5), np.int64(7)) if "timing" in options else timing  # type: ignore[arg-type]
+
+    def memory(self) -> MemoryUse:
+        return self._inner.memory()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        self._options = dict(options)
 
     def close(self) -> None:
         self._inner.close()

@@ -46,7 +46,7 @@ class Considering(Reference):
         self.came.append(
             None
             if found is None
-            else [type(found.given).__name__, list(found.operations), found.whole, found.model is model]
+            else [type(found.given).__name__, list(found.operations), found.whole, found.model.main == model.main]
         )
         if hints.options.get("die later"):
             os._exit(4)

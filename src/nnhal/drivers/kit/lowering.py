@@ -85,10 +85,10 @@ class KeptGraph(Generic[G]):
         return self._graphs.pop() if self._graphs else None
 
 
-def kept_graph(model: Model, hints: Hints, kind: type[G]) -> G | None:
-    """The graph of this very model that `LoweringTable.consider` kept; None where it has to be made anew."""
+def kept_graph(hints: Hints, kind: type[G]) -> G | None:
+    """The graph of the whole model that `LoweringTable.consider` kept; None where it has to be made anew."""
     found = hints.worked_out
-    if found is None or found.model is not model:
+    if found is None or not found.whole:
         return None
     kept = found.given
     graph = kept.take() if isinstance(kept, KeptGraph) else None

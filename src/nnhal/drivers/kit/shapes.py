@@ -9,6 +9,7 @@ from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFai
 from nnhal.base.once import Once
 from nnhal.base.operands import fixed
 from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse, together
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operand
 from nnhal.model.validate import shape_of, validate
@@ -73,6 +74,13 @@ class _ForEachShape(Prepared):
         timing = inner.execute(prepared.run, control)
         request.adopt(inner)
         return timing
+
+    def memory(self) -> MemoryUse:
+        """Of all that are kept ready. They read the same constants in place."""
+        uses = [kept.prepared.memory() for kept in self._made.values().values()]
+        in_place = [use.weights_in_place for use in uses]
+        most = None if None in in_place else max((n for n in in_place if n is not None), default=0)
+        return together(uses)._replace(weights_in_place=most)
 
     def close(self) -> None:
         self._closed = True

@@ -33,8 +33,10 @@ _FAILED = ctypes.c_void_p(-1).value
 class Content:
     """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
 
-    They begin as zeros, which take no memory before they are written.
+    They begin as zeros, which take no memory before they are written. in_place: bytes of constants that were not copied.
     """
+
+    in_place = 0
 
     def __init__(self, size: int) -> None:
         self._data = bytes(size)
@@ -107,6 +109,7 @@ def joined(room: int, arrays: Sequence[Array]) -> tuple[Content, list[int]]:
     homes = [home if home and home[0] in windows else None for home in homes]
     end = room + sum(aligned(array.nbytes) for array, home in zip(arrays, homes, strict=True) if home is None)
     content = Content(end + sum(_PAGE + window.end - window.start for window in windows.values()))
+    content.in_place = sum(window.size for window in windows.values())
     for pool, window in windows.items():
         window.at, length = content.page(end), window.end - window.start
         content.map(window.at, pool.fd, window.start, length)

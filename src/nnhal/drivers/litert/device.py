@@ -51,7 +51,7 @@ class Litert(Device):
         settings = _settings(hints)
 
         def make(known: Model) -> LitertModel:
-            before = lowered_before(known, hints, dynamic_range=settings.dynamic_range)
+            before = lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
             return LitertModel(known, settings, before)
 
         return for_each_shape(model, make, reference.Interpreter)

@@ -26,6 +26,7 @@ from nnhal.drivers.litert.graph import Lowered
 from nnhal.drivers.litert.greeting import without_greeting
 from nnhal.drivers.litert.lowering import lower
 from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, describe
 from nnhal.ops.schema import show
@@ -192,7 +193,9 @@ class LitertModel(Prepared):
 
     def __init__(self, model: Model, settings: Settings, lowered: Lowered | None = None) -> None:
         """lowered: the model as TFLite, where that was made before."""
-        self._team: Interpreters | None = _team(_recipe(model, settings, lowered))
+        recipe = _recipe(model, settings, lowered)
+        self._in_place = recipe.lowered.packed.in_place
+        self._team: Interpreters | None = _team(recipe)
 
     def run(self, request: Request, control: Control) -> Timing | None:
         measure = control.measure
@@ -208,6 +211,10 @@ class LitertModel(Prepared):
         finally:
             team.give(interpreter)
         return Timing(spent, time.monotonic_ns() - start) if measure else None
+
+    def memory(self) -> MemoryUse:
+        """What is mapped for LiteRT; how much it packs and how large its arenas are, it does not tell."""
+        return MemoryUse(weights_in_place=self._in_place)
 
     def close(self) -> None:
         self._team = None

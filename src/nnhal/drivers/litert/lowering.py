@@ -21,9 +21,9 @@ def consider(model: Model, *, dynamic_range: bool = False) -> Considered:
     return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task)
 
 
-def lowered_before(model: Model, hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:
-    """The whole model as TFLite, out of the graph that `consider` kept; None where there is none of this model."""
-    graph = kept_graph(model, hints, Graph)
+def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:
+    """The whole model as TFLite, out of the graph that `consider` kept; None where there is none."""
+    graph = kept_graph(hints, Graph)
     return graph.finish() if graph is not None and graph.dynamic_range == dynamic_range else None
 
 

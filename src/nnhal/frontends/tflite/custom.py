@@ -1,17 +1,22 @@
 """Entries of custom operations that well-known files carry. Their options are bytes: a C structure, or a flexbuffer."""
 
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import Padding
+from nnhal.base.custom_operators import CUSTOM_OPERATORS, CustomOperator
+from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, told
 from nnhal.base.operands import Value
+from nnhal.base.stacks import is_authors, note_stack
 from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.tflite.graph import Inexpressible, Term, constant
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorEntry, OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
 
 CUSTOM = "custom operation "
@@ -33,7 +38,65 @@ def reason_of(operator: Operator) -> str:
     name = operator.name.removeprefix(CUSTOM)
     if name.startswith("Flex"):
         return "is computed by TensorFlow itself"
-    return "is MediaPipe's own, and nnhal has no way for it yet" if name in MEDIAPIPE else ""
+    if name in MEDIAPIPE:
+        return "is MediaPipe's own, and nnhal has no way for it yet"
+    return f"is not known, nnhal.register_custom_operator({name!r}, ...) says what it is made of"
+
+
+class CustomTask(OperatorTask):
+    """A custom operator to lower. Files say nothing of it but its name, its tensors and the bytes of its options."""
+
+    @property
+    def custom(self) -> bytes:
+        """Its options, as the file has them."""
+        return bytes(self.operator.custom)
+
+    def flexbuffer(self) -> Mapping[str, Any]:
+        """Its options as the map of a flexbuffer: numbers, truths, text, lists of these; None for anything else.
+
+        Refused where they are no such map. Who made the file made them: look at each before it is used.
+        """
+        return flexible(self)
+
+
+def registered(operator: Operator) -> OperatorEntry | None:
+    """The entry that somebody has registered for a custom operator."""
+    found = None if operator.builtin else CUSTOM_OPERATORS.get(operator.name.removeprefix(CUSTOM))
+    if found is None:
+        return None
+    return OperatorEntry(_told_whose(found), found.inputs, found.outputs, real=False, single=False, becomes="")
+
+
+def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
+    """What lowers the operator, and says whose mistake it is where that fails for no reason of the operator's."""
+
+    def lower(t: OperatorTask) -> None:
+        try:
+            hook.lower(t)
+        except (Inexpressible, InvalidModel, BadFile):  # what it says of the operator, or of the file
+            raise
+        except Exception as error:
+            where = f"{t.graph.file.label}: {t.label}"
+            failed = DriverFailed(f"{where}: {_name(hook)} raised {told(error)}{_line(error)}")
+            failed.__cause__ = error
+            note_stack(failed)
+            raise failed from error
+        missing = [n for n in range(len(t.operator.outputs)) if n not in t.results]
+        if missing:
+            where = f"{t.graph.file.label}: {t.label}"
+            raise DriverFailed(f"{where}: {_name(hook)} gave no output {missing[0]}, must give each")
+
+    return lower
+
+
+def _name(hook: CustomOperator) -> str:
+    return f"what is registered for it, {getattr(hook.lower, '__qualname__', type(hook.lower).__name__)},"
+
+
+def _line(error: Exception) -> str:
+    """Where in the author's own code it was raised, or what was called that raised it."""
+    frames = [each for each in extract_tb(error.__traceback__) if is_authors(each.filename)]
+    return f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
 
 
 @entry(CUSTOM + "Convolution2DTransposeBias", inputs=3)
@@ -79,7 +142,9 @@ def detections(t: OperatorTask) -> None:
     TFLite takes scores from the threshold on and boxes up to the overlap, NNAPI those above and below: the next float says
     the same. NNAPI always has a background class, and TFLite as many rows whichever NMS it uses.
     """
-    o = flexible(t)
+    names = ["use_regular_nms", "num_classes", "max_detections", "max_classes_per_detection", "detections_per_class"]
+    names += ["nms_score_threshold", "nms_iou_threshold", *(f"{side}_scale" for side in "yxhw")]
+    o = flexible(t, names)
     encodings, scores, anchors = (t.real(t.x(place)) for place in range(3))
     batch, _, columns = three(t, t.known(scores), "scores")
     t.require(batch == 1, f"has {batch} pictures, must have 1")
@@ -149,21 +214,37 @@ def never_negative(t: OperatorTask, term: Term) -> bool:
     return True
 
 
-def flexible(t: OperatorTask) -> Mapping[str, Any]:
-    """Options that are a flexbuffer's map, of those names that are asked for."""
+def flexible(t: OperatorTask, names: Sequence[str] | None = None) -> Mapping[str, Any]:
+    """Options that are a flexbuffer's map: those that are named, or all."""
     from flatbuffers import flexbuffers
 
-    names = ["use_regular_nms", "num_classes", "max_detections", "max_classes_per_detection", "detections_per_class"]
-    names += ["nms_score_threshold", "nms_iou_threshold", *(f"{side}_scale" for side in "yxhw")]
     size = len(t.operator.custom)
     t.require(size <= MOST_BYTES, f"has {size} bytes of options, must have {MOST_BYTES} at most")
     try:
         there = flexbuffers.GetRoot(t.operator.custom).AsMap
         t.require(len(there) <= MOST_OPTIONS, f"has {len(there)} options, must have {MOST_OPTIONS} at most")
-        keys = {key.AsKey for key in there.Keys}
-        return {name: number(there[name]) for name in names if name in keys}
+        keys = [key.AsKey for key in there.Keys]
+        return {name: option(there[name]) for name in keys if names is None or name in names}
     except DAMAGE as error:
         t.refuse(f"has options that cannot be read: {error}; must be a flexbuffer's map")
+
+
+def option(value: Any) -> Any:
+    """What a flexbuffer holds: a number, truth, text, or a list of such; None for anything else."""
+    if value.IsString or value.IsMap:
+        return value.AsString if value.IsString else None
+    several = (
+        value.AsTypedVector
+        if value.IsTypedVector or value.IsFixedTypedVector
+        else value.AsVector
+        if value.IsVector
+        else None
+    )
+    if several is None:
+        return number(value)
+    if len(several) > MOST_BYTES:
+        raise ValueError(f"a list has {len(several)} elements")
+    return [each.AsString if each.IsString else number(each) for each in several]
 
 
 def number(value: Any) -> float | bool | None:

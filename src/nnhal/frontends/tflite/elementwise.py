@@ -11,7 +11,7 @@ from nnhal.frontends.tflite.functions import floor_remainder
 from nnhal.frontends.tflite.graph import PLAIN_SCALE, UNTYPED, Term, constant, stored
 from nnhal.frontends.tflite.positions import broadcast
 from nnhal.frontends.tflite.task import ASYMMETRIC, FUSED, OperatorTask, entry, number
-from nnhal.ops.schema import B8, F16, F32, I32, Q8S
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 FLOATS = (F32, F16)
 BOUNDS = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}  # of fused activations
@@ -187,7 +187,9 @@ def leaky_relu(t: OperatorTask) -> None:
 # ----------------------------------------------------------------------------------------------------------- conversions
 
 
-@entry("CAST", single=True, becomes="CAST; of booleans NOT_EQUAL and SELECT")
+@entry(
+    "CAST", single=True, becomes="CAST; of booleans NOT_EQUAL and SELECT; of integers to UINT8 their last byte, by DIV"
+)
 def cast(t: OperatorTask) -> None:
     """Stored values in another type. What NNAPI's does not take is said by comparing, choosing, or a scale of 1."""
     x, value = t.x(0), t.declared()
@@ -200,6 +202,8 @@ def cast(t: OperatorTask) -> None:
         t.give("SELECT", x, *[t.filled(shape, n, OperandType(to)) for n in (1, 0)])
     elif kind == Q8S and to in FLOATS and plain:
         t.give("DEQUANTIZE", x)
+    elif kind == I32 and to == Q8 and not (x.span and 0 <= x.span[0] <= x.span[1] <= 255):
+        t.give("CAST", integers.modulo(t, x, 256))  # NNAPI's CAST saturates
     else:
         t.give("CAST", x)
 

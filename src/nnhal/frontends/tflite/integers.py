@@ -22,7 +22,11 @@ def plain(t: OperatorTask, name: str, x: Term, y: Term) -> Term:
 def truncated_quotient(t: OperatorTask, x: Term, y: Term) -> Term:
     """x / y towards 0: one more than the quotient rounded down where that is negative and leaves something."""
     down = plain(t, "DIV", x, y)
-    rest = plain(t, "SUB", x, plain(t, "MUL", down, y))
+    return towards_zero(t, down, plain(t, "SUB", x, plain(t, "MUL", down, y)))
+
+
+def towards_zero(t: OperatorTask, down: Term, rest: Term) -> Term:
+    """A quotient that was rounded down and left a rest, rounded towards 0."""
     negative = t.make("LESS", down, t.scalar(0, down), like=Value(B8))
     inexact = t.make("NOT_EQUAL", rest, t.scalar(0, rest), like=Value(B8))
     up = plain(t, "ADD", down, t.scalar(1, down))
@@ -46,10 +50,15 @@ def power(t: OperatorTask, x: Term, y: Term) -> Term:
     return result
 
 
+def modulo(t: OperatorTask, x: Term, size: int) -> Term:
+    """x modulo a number above 0, from 0 on."""
+    whole = t.scalar(size, x)
+    return plain(t, "SUB", x, plain(t, "MUL", plain(t, "DIV", x, whole), whole))
+
+
 def parity(t: OperatorTask, x: Term) -> Term:
     """x modulo 2."""
-    two = t.scalar(2, x)
-    return plain(t, "SUB", x, plain(t, "MUL", plain(t, "DIV", x, two), two))
+    return modulo(t, x, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------- bits

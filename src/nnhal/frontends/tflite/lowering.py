@@ -71,7 +71,7 @@ def _folded(graph: ImportGraph, operator: Operator) -> bool:
 
 
 def _lower(graph: ImportGraph, operator: Operator) -> None:
-    entry = ENTRIES.get(operator.name)
+    entry = custom.registered(operator) or ENTRIES.get(operator.name)
     if entry is None:
         reason = why_refused(operator.name) if operator.builtin else custom.reason_of(operator)
         _give_up(graph, operator, reason, report=True)
@@ -98,6 +98,9 @@ def _ways(
     """How an operator may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
     if operator.name in (*MOVES, "CAST") and _complex(graph, operator):
         yield partial(OperatorTask, graph, operator), lower_in_parts
+        return
+    if not operator.builtin:
+        yield partial(custom.CustomTask, graph, operator), entry.lower
         return
     real = entry.real and _quantised(graph, operator)
     for reals in (False, True)[: 1 + real]:

@@ -52,7 +52,11 @@ class QuantisedCell:
             f"of INT8 has peepholes and a projection from {units} to {width}, for which LiteRT multiplies other elements "
             "than the cell's own",
         )
-        self._behind = [*norms, *clips, *gates, hidden.zero_points[0], hidden.scales[0]]
+        middle = hidden.zero_points[0]
+        if t.given(PROJECTION[0]):  # LiteRT takes it off before it saturates what is projected, and adds it again
+            middle = -middle
+            t.require(middle < 128, f"of INT8 has zero point {-middle} before its projection, must be -127 at least")
+        self._behind = [*norms, *clips, *gates, middle, hidden.scales[0]]
 
     def step(self, x: Term, states: Sequence[Term]) -> list[Term]:
         """The output's state, the cell's, and the output."""

@@ -11,13 +11,14 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.tflite.fold import Unfoldable
 from nnhal.frontends.tflite.graph import Term, constant
-from nnhal.frontends.tflite.integers import truncated_quotient
+from nnhal.frontends.tflite.integers import modulo, plain, towards_zero
 from nnhal.frontends.tflite.positions import NOWHERE, edged, moved, spread
 from nnhal.frontends.tflite.task import ASYMMETRIC, MOST_DIMENSIONS, OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
 
 NAMES = {"SUM": "REDUCE_SUM"}  # the others are called what NNAPI calls them
 PAIRWISE = {"SUM": "ADD", "MEAN": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
+MOST_AVERAGED = 46_340  # rests, each below their number, whose sum 32 bits hold
 
 
 @entry(
@@ -37,7 +38,7 @@ def reduce(t: OperatorTask) -> None:
     axes = t.ints(1, "axes") if t.raw(1).data is not None else None
     if axes == [] or t.rank(x) == 0:
         t.require(x.value.type not in ASYMMETRIC, "over no axis changes the scale")
-        t.same(x)
+        t.result(0, x)
     elif axes is not None and (x.value.type == I32 or t.rank(x) > MOST_DIMENSIONS):
         rank = t.rank(x)
         reduced = {t.axis(n, rank) for n in axes}
@@ -53,15 +54,31 @@ def over_groups(t: OperatorTask, x: Term, axes: set[int]) -> Term:
     shape = t.known(x)
     t.require(0 not in shape, "has no elements")
     t.require(x.value.type not in ASYMMETRIC, "of more than four dimensions would be rounded twice")
+    if t.name == "MEAN" and x.value.type == I32:
+        return integer_mean(t, x, axes)
+    return grouped(t, x, shape, axes)
+
+
+def integer_mean(t: OperatorTask, x: Term, axes: set[int]) -> Term:
+    """Rounded towards 0, though a sum of all may not fit into 32 bits: quotients and rests are summed up apart."""
+    shape = t.known(x)
+    count = math.prod(shape[i] for i in axes)
+    t.require(count <= MOST_AVERAGED, f"averages {count} integers, must be {MOST_AVERAGED} at most")
+    flat = t.reshaped(x, (math.prod(shape),))
+    rest, size = modulo(t, flat, count), t.scalar(count, x)
+    quotients, rests = (grouped(t, each, shape, axes) for each in (plain(t, "DIV", flat, size), rest))
+    down = plain(t, "ADD", quotients, plain(t, "DIV", rests, size))
+    return towards_zero(t, down, modulo(t, rests, count))
+
+
+def grouped(t: OperatorTask, x: Term, shape: Sequence[int], axes: set[int]) -> Term:
+    """The reduction of a term of `shape`, with a 1 for each run of reduced dimensions."""
     groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
     sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
     for place in reversed([i for i, g in enumerate(gone) if g]):
         outer, size, inner = math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :])
         x = along(t, t.reshaped(x, (outer, size, inner)))
         sizes[place] = 1
-    if t.name == "MEAN" and x.value.type == I32:
-        count = math.prod(shape[i] for i in axes)
-        return truncated_quotient(t, x, t.scalar(count, x))
     return x
 
 

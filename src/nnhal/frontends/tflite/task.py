@@ -7,7 +7,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from nnhal.base.answers import shown
 from nnhal.base.codes import Activation, OperandType, type_name
+from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
@@ -320,6 +322,10 @@ class OperatorTask:
         InvalidModel says what is against it.
         """
         self.graph.file.budget.spend(Cost.OPERATIONS, 1, self.label)
+        if name not in OPS:
+            raise InvalidArgument(
+                f"operation is {shown(name)}, must be one of NNAPI's own, or of a registered extension"
+            )
         record = OPS[name]
         arguments = _arrange(record, given, named)
         own = next((t.value.type for a, t in arguments if repr(a.spec) == "T" and isinstance(t, Term)), None)
@@ -333,10 +339,10 @@ class OperatorTask:
         self.emitted.append(Emitted(name, inputs, tuple(results), self.label, bound))
         return results
 
-    def make(self, name: str, *given: Any, like: Term | Value | None = None, **named: Any) -> Term:
-        """Write an operation whose result is used by the next one. like: what has its type, by default the first term."""
-        model = like or next(t for t in given if isinstance(t, Term))
-        value = model.value if isinstance(model, Term) else model
+    def make(self, name: str, *given: Any, like: Term | Value | int | None = None, **named: Any) -> Term:
+        """Write an operation whose result is used by the next one. like: its type, or what has it; else the first term."""
+        model = next(t for t in given if isinstance(t, Term)) if like is None else like
+        value = model.value if isinstance(model, Term) else model if isinstance(model, Value) else Value(model)
         return self.run(name, *given, outs=[replace(value, shape=None, data=None, name="")], **named)[0]
 
     def give(self, name: str, *given: Any, **named: Any) -> None:

@@ -12,6 +12,7 @@ from nnhal.frontends.tflite.graph import ImportGraph, Term
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Model, State
 from nnhal.model.metadata import Metadata
+from nnhal.ops import OPS
 
 
 class ModelWriter:
@@ -39,6 +40,7 @@ class ModelWriter:
             [places[id(term)] for term in inputs],
             [places[id(term)] for term in outputs],
             states=carried,
+            extensions=self.builder.extensions(),
             edge={places[id(t)]: form for t, form in graph.edge if form != EdgeForm()},
             metadata=metadata,
             notes=notes,
@@ -65,7 +67,7 @@ class ModelWriter:
         for operation in graph.operations:
             given = [place(each) for each in operation.inputs]
             written = [place(each) for each in operation.outputs]
-            builder.operation(operation.type, given, written, operation.label, bound=operation.bound)
+            builder.operation(OPS[operation.type].code, given, written, operation.label, bound=operation.bound)
         return places
 
     def _operand(self, builder: ModelBuilder, term: Term) -> int:

@@ -1,18 +1,11 @@
 """A device in another process, as the runtime sees any device."""
 
-import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType
-from nnhal.base.errors import (
-    DeviceUnavailable,
-    InvalidArgument,
-    MissedDeadline,
-    UnsupportedModel,
-)
+from nnhal.base.errors import MissedDeadline, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.hal.device import (
     Capabilities,
@@ -27,12 +20,17 @@ from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.pools import Packing
 from nnhal.ipc.client.prepared import RemotePrepared
+from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import capabilities_from_wire, claims_from_wire, model_to_wire
+from nnhal.ipc.protocol.convert import (
+    capabilities_from_wire,
+    claims_from_wire,
+    model_to_wire,
+    options_to_wire,
+)
 from nnhal.model.graph import Model
-
-QUERY_NS = 30_000_000_000  # a driver that has not answered a query by then hangs
+from nnhal.model.layouts import LAYOUTS
 
 
 class KeptElsewhere:
@@ -59,6 +57,7 @@ class RemoteDevice(Device):
         self.name = session.welcome.name
         self.level = session.level
         self.confinement = dict(session.welcome.confinement)
+        self.preferred_layout = next((layout for layout in LAYOUTS if layout == session.welcome.layout), None)
         if session.methods >= V1_2:
             self.version = str(self._query(wire.GetVersionString(), wire.Word).value)
             kind = self._query(wire.GetType(), wire.Word).value
@@ -76,17 +75,7 @@ class RemoteDevice(Device):
         return form
 
     def _query(self, message: wire.ClientCall, expect: type[Any], packing: Packing | None = None) -> Any:
-        """A question that no driver may take long to answer; one that does is given up."""
-        end = time.monotonic_ns() + QUERY_NS
-        try:
-            return self.session.call(message, expect, packing, deadline=end)[0]
-        except MissedDeadline:
-            if time.monotonic_ns() < end:  # an answer
-                raise
-            seconds = QUERY_NS // 10**9
-            text = f"device {self.name}: did not answer {wire.hal_name(message)} within {seconds} s; it is dropped"
-            self.session.give_up(text)
-            raise DeviceUnavailable(text) from None
+        return query(self.session, message, expect, packing)
 
     def capabilities(self) -> Capabilities:
         """As the driver stated them."""
@@ -127,16 +116,10 @@ class RemoteDevice(Device):
                 int(hints.priority),
                 hints.deadline or 0,
                 hints.threads,
-                self._options(hints),
+                options_to_wire(hints.options, f"driver_options of {self.name}"),
             )
             said = self._query(message, wire.Claimed, packing)
         return claims_from_wire(said, kept)
-
-    def _options(self, hints: Hints) -> bytes:
-        try:
-            return json.dumps(dict(hints.options)).encode() if hints.options else b""
-        except (TypeError, ValueError) as error:
-            raise InvalidArgument(f"driver_options of {self.name}: {error}; must be what JSON can hold") from None
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
@@ -144,11 +127,15 @@ class RemoteDevice(Device):
         number = self._considered(hints)
         if number:
             places = () if hints.worked_out is None or hints.worked_out.whole else hints.worked_out.operations
-            self._await(wire.PrepareConsidered(prepared.number, number, places), None, hints)
+            self._await(wire.PrepareConsidered(prepared.number, number, places), None, hints, prepared)
+            if prepared.weights_consumed:
+                self.session.pools.forget(model.pools)
             return prepared
         low = lowered(model, self.level)
         with self.session.carrying(low.pools) as packing:
-            self._await(self._preparation(prepared.number, low, packing, hints), packing, hints)
+            self._await(self._preparation(prepared.number, low, packing, hints), packing, hints, prepared)
+        if prepared.weights_consumed:
+            self.session.pools.forget(low.pools)
         return prepared
 
     def _considered(self, hints: Hints) -> int:
@@ -163,21 +150,28 @@ class RemoteDevice(Device):
         newest = form >= V1_3
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
-        whole, options = model_to_wire(model, packing.pool), self._options(hints)
+        whole = model_to_wire(model, packing.pool)
+        options = options_to_wire(hints.options, f"driver_options of {self.name}")
         return wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
 
     def _await(
-        self, message: wire.PrepareModel | wire.PrepareConsidered, packing: Packing | None, hints: Hints
+        self,
+        message: wire.PrepareModel | wire.PrepareConsidered,
+        packing: Packing | None,
+        hints: Hints,
+        prepared: RemotePrepared,
     ) -> None:
         """Send, and wait for the end of the preparation."""
         pending = None
         try:
             pending = self.session.notified(message, packing, hints.deadline)
-            self.session.outcome(pending, hints.deadline)
+            told, _ = self.session.outcome(pending, hints.deadline)
         except MissedDeadline:
             if pending is not None and pending.came:  # an answer
                 raise
             raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
+        if isinstance(told, wire.PreparedTraits):
+            prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process."""

@@ -1,6 +1,7 @@
 """The memories that a client sends: as descriptors of what the service may map, else of a sealed copy."""
 
 import weakref
+from collections.abc import Iterable
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.memory import Memory, seals
@@ -22,6 +23,11 @@ class ClientPools:
         if copy is None:
             copy = self._copies[memory] = Memory.from_array(memory.bytes())
         return copy
+
+    def forget(self, memories: Iterable[Memory]) -> None:
+        """The service needs these no more: copies of them can go. Where one is asked for again, it is made again."""
+        for memory in memories:
+            self._copies.pop(memory, None)
 
 
 class Packing:

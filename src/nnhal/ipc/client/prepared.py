@@ -4,9 +4,11 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, ErrorStatus
@@ -26,15 +28,17 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.device import Prepared
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing
 from nnhal.ipc.client.buffer import RemoteBuffer
 from nnhal.ipc.client.burst import RemoteBurst
 from nnhal.ipc.client.frames import Frame, Frames, in_pools
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.client.pools import Packing
+from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import timing_from_wire
+from nnhal.ipc.protocol.convert import options_to_wire, timing_from_wire
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 
@@ -71,6 +75,17 @@ class RemotePrepared(Prepared):
             self._released = True
             self.frames.close()
             self.session.end_object(self.number)
+
+    def memory(self) -> MemoryUse:
+        """What the driver in its process says."""
+        return MemoryUse(
+            *msgspec.structs.astuple(query(self.session, wire.GetMemoryUse(self.number), wire.WireMemoryUse))
+        )
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """In the driver's process, where no execution runs meanwhile."""
+        data = options_to_wire(options, f"options of {self.session.welcome.name}")
+        query(self.session, wire.Reconfigure(self.number, data), wire.Acknowledged)
 
     # ----------------------------------------------------------------------------------------------------- execution
 

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from nnhal.hal.burst import Burst
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc import transport
 from nnhal.ipc.client.device import RemoteDevice
@@ -119,6 +120,7 @@ class Resilient(Device):
         remote = self._remote
         self.version, self.type, self.level = remote.version, remote.type, remote.level
         self.extensions, self.relaxations = remote.extensions, remote.relaxations
+        self.preferred_layout = remote.preferred_layout
         self.confinement = remote.confinement
         _resilient.add(self)
 
@@ -222,7 +224,7 @@ class Resilient(Device):
 
 
 class ResilientPrepared(Prepared):
-    """A prepared model that is prepared again, once, when the process that held it has died."""
+    """A prepared model that is prepared again, once, when the process that held it has died: so it keeps the model."""
 
     timely = True
 
@@ -270,6 +272,20 @@ class ResilientPrepared(Prepared):
     def burst(self) -> Burst:
         """A burst that opens again after a death."""
         return ResilientBurst(self)
+
+    @property
+    def changeable(self) -> Collection[str]:  # type: ignore[override]
+        """As the driver says."""
+        return self._inner.changeable
+
+    def memory(self) -> MemoryUse:
+        """Of the model in the living process."""
+        return self.remote.memory()
+
+    def reconfigure(self, options: Mapping[str, Any]) -> None:
+        """In the living process; one that takes its place is told the same."""
+        self.remote.reconfigure(options)
+        self._hints = replace(self._hints, options=dict(options))
 
     def close(self) -> None:
         """Let go of the model."""

@@ -1,14 +1,17 @@
 """The canonical classes as wire structs and back: models, capabilities, errors, timing. What comes in is not trusted."""
 
 import errno
+import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from nnhal.base import errors
 from nnhal.base.codes import ErrorStatus, Lifetime, OperandType
 from nnhal.base.errors import (
+    InvalidArgument,
     InvalidModel,
     MissedDeadline,
     NnhalError,
@@ -230,3 +233,25 @@ def timing_from_wire(timing: wire.WireTiming) -> Timing | None:
     if device is None and driver is None:
         return None
     return Timing(None if device is not None and driver is not None and device > driver else device, driver)
+
+
+# ------------------------------------------------------------------------------------------------------------- options
+
+
+def options_to_wire(options: Mapping[str, Any], what: str) -> bytes:
+    """A driver's own options as JSON, nothing where there are none; InvalidArgument where JSON cannot hold them."""
+    try:
+        return json.dumps(dict(options)).encode() if options else b""
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{what}: {error}; must be what JSON can hold") from None
+
+
+def options_from_wire(data: bytes) -> dict[str, Any]:
+    """Options of a client's; InvalidArgument where they are none."""
+    try:
+        options = json.loads(data) if data else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"options: {error}; must be a JSON object") from None
+    if not isinstance(options, dict):
+        raise InvalidArgument("options: must be a JSON object")
+    return options

@@ -267,7 +267,7 @@ class PrepareModel(MakingCall, tag=16, frozen=True):
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
 
 
-class Consider(MakingCall, tag=36, frozen=True):
+class Consider(MakingCall, tag=38, frozen=True):
     """What the driver says of a model that is to be compiled with these hints, which are as of `PrepareModel`.
 
     The model, the hints and what the driver works out are kept, where the answer says so, until the number is released.
@@ -283,7 +283,7 @@ class Consider(MakingCall, tag=36, frozen=True):
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
 
 
-class PrepareConsidered(MakingCall, tag=37, frozen=True):
+class PrepareConsidered(MakingCall, tag=39, frozen=True):
     """As `PrepareModel`, of a model that was considered, or of the part of it that is cut to some operations, in order.
 
     operations: none for the whole model.
@@ -402,6 +402,19 @@ class GetUsage(ClientCall, tag=35, frozen=True):
     """What each client of the service holds, and may hold."""
 
 
+class GetMemoryUse(ClientCall, tag=36, frozen=True):
+    """What a prepared model holds, as its driver knows it."""
+
+    prepared: Id
+
+
+class Reconfigure(ClientCall, tag=37, frozen=True):
+    """Change a prepared model's options, when no execution of it runs. options: all of them, as JSON."""
+
+    prepared: Id
+    options: Annotated[bytes, Meta(max_length=1 << 20)]
+
+
 # ------------------------------------------------------------------------------------------------------------- replies
 
 
@@ -428,7 +441,7 @@ class Failed(Reply, tag=1, frozen=True):
 
 
 class Welcome(Reply, tag=2, frozen=True):
-    """The answer to Hello. confinement: what of it was applied, and why not."""
+    """The answer to Hello. confinement: what of it was applied, and why not. layout: what models are to have, or ""."""
 
     version: U32
     level: U32
@@ -437,6 +450,7 @@ class Welcome(Reply, tag=2, frozen=True):
     cpus: U64
     shared: bool
     confinement: Annotated[dict[Text, Text], Meta(max_length=64)]
+    layout: Text = ""
 
 
 class Stated(Reply, tag=3, frozen=True):
@@ -464,7 +478,7 @@ class Verdicts(Reply, tag=6, frozen=True):
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
 
 
-class Claimed(Reply, tag=14, frozen=True):
+class Claimed(Reply, tag=16, frozen=True):
     """The answer to `Consider`. kept: whether there is something under its number now."""
 
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
@@ -522,6 +536,22 @@ class Usage(Reply, tag=13, frozen=True):
     clients: Annotated[tuple[Usages, ...], Meta(max_length=4096)]
 
 
+class WireMemoryUse(Reply, tag=14, frozen=True):
+    """Bytes that a prepared model holds, as of `nnhal.hal.memory_use`."""
+
+    weights_copied: U64 | None = None
+    weights_in_place: U64 | None = None
+    working: U64 | None = None
+    per_execution: U64 | None = None
+
+
+class PreparedTraits(Reply, tag=15, frozen=True):
+    """What a prepared model says of itself, as of `nnhal.hal.device.Traits`, in its notification."""
+
+    weights_consumed: bool = False
+    changeable: Annotated[tuple[Text, ...], Meta(max_length=4096)] = ()
+
+
 # ----------------------------------------------------------------------------------------------------------- callbacks
 
 
@@ -533,7 +563,7 @@ class NotifyPrepared(ServiceCall, tag=0, frozen=True):
     """The end of a PrepareModel or PrepareConsidered."""
 
     object: Id
-    result: Acknowledged | Failed
+    result: Acknowledged | Failed | PreparedTraits
 
 
 class NotifyExecuted(ServiceCall, tag=1, frozen=True):
@@ -547,9 +577,12 @@ ClientCalls = (
     Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
-    | GetRelaxations | GetUsage | Consider | PrepareConsidered
+    | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered
 )  # fmt: skip
-Replies = Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | Claimed
+Replies = (
+    Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | WireMemoryUse
+    | Claimed
+)  # fmt: skip
 ServiceCalls = NotifyPrepared | NotifyExecuted
 
 encode = msgspec.msgpack.Encoder().encode

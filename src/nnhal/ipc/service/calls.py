@@ -1,6 +1,5 @@
 """What a service does for each call of a client: queries, compilation, executions, bursts, driver memory."""
 
-import json
 import math
 import os
 import threading
@@ -28,8 +27,12 @@ from nnhal.hal.device import (
     fenced_by,
     identity_of,
     info_by,
+    let_weights_go,
+    memory_by,
     prepared_by,
+    reconfigured_by,
     status_by,
+    traits_of,
     where_of,
 )
 from nnhal.hal.fence import Fence
@@ -41,6 +44,7 @@ from nnhal.ipc.protocol.convert import (
     claims_to_wire,
     error_to_wire,
     model_from_wire,
+    options_from_wire,
     timing_to_wire,
 )
 from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
@@ -100,6 +104,8 @@ class CallHandler:
             return self._consider(call, fds, size)
         if isinstance(call, wire.Bind):
             return self._bind(call, fds, size)
+        if isinstance(call, wire.Reconfigure):
+            return self._reconfigure(call, plain)
         return _HANDLERS[type(call)](self, call, fds)
 
     def settle(self) -> None:
@@ -138,7 +144,7 @@ class CallHandler:
     def _supported(self, call: wire.GetSupportedOperations, fds: Descriptors) -> Answer:
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False))
         validate(model)
-        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model))
+        verdicts = tuple((v.ok, v.reason) for v in verdicts_by(self._device, model, as_is=True))
         return wire.Verdicts(verdicts), ()
 
     def _usage(self, _: wire.GetUsage, __: Descriptors) -> Answer:
@@ -174,7 +180,7 @@ class CallHandler:
         model, memory = self._model(call, fds, size)
         hints = _hints(call)
         validate(model)
-        claims = considered_by(self._device, model, hints)
+        claims = considered_by(self._device, model, hints, as_is=True)
         kept = self._kept(call.object, ConsideredModel(claims, hints, memory))
         return claims_to_wire(claims.verdicts, claims.groups, kept=kept), ()
 
@@ -198,7 +204,8 @@ class CallHandler:
             raise InvalidArgument(f"prepareModel: operations of a part must be in order, each once, and below {count}")
 
         def part() -> tuple[Model, Hints]:
-            return cut(claims.model, places or range(count)).model, claims.hints(hints, places or None)
+            whole = cut(claims.model, places or range(count)).model
+            return whole.again(), claims.hints(hints, places or None)  # its constants may be let go of
 
         return self._prepare_later(call.object, memory, part)
 
@@ -207,14 +214,19 @@ class CallHandler:
         exports, claim = self._exports, self._share.take(prepared=1, memory=memory)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
-            result: wire.Acknowledged | wire.Failed = wire.DONE
+            result: wire.Acknowledged | wire.Failed | wire.PreparedTraits = wire.DONE
             try:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
                 model, hints = what()
                 validate(model)
-                entry = Export(prepared_by(self._device, model, hints), model, self._where, claim.passed())
+                prepared = prepared_by(self._device, model, hints, as_is=True)
+                entry = Export(prepared, model, self._where, claim.passed())
+                let_weights_go(prepared, model, self._where)
                 exports.fill(number, entry, entry.release)
+                traits = traits_of(prepared)
+                if any(traits):
+                    result = wire.PreparedTraits(*traits)
             except BaseException as error:
                 exports.release(number)
                 result = error_to_wire(error)
@@ -227,6 +239,15 @@ class CallHandler:
         except BaseException:
             exports.release(number)
             raise
+        return DONE
+
+    def _memory_use(self, call: wire.GetMemoryUse, _: Descriptors) -> Answer:
+        with self._entry(call.prepared) as entry:
+            return wire.WireMemoryUse(*memory_by(entry.prepared, self._where)), ()
+
+    def _reconfigure(self, call: wire.Reconfigure, plain: Control) -> Answer:
+        with self._entry(call.prepared) as entry:
+            reconfigured_by(entry.prepared, self._where, options_from_wire(call.options), plain)
         return DONE
 
     # ----------------------------------------------------------------------------------------------------- execution
@@ -388,6 +409,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetSupportedOperations: CallHandler._supported,
     wire.GetUsage: CallHandler._usage,
     wire.PrepareConsidered: CallHandler._prepare_considered,
+    wire.GetMemoryUse: CallHandler._memory_use,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,
@@ -408,13 +430,8 @@ def _hints(call: wire.PrepareModel | wire.Consider) -> Hints:
         raise InvalidArgument(f"priority is {priority}, must be one of {', '.join(Priority.__members__)}")
     if call.threads > MOST_THREADS:
         raise InvalidArgument(f"threads is {call.threads}, must be at most {MOST_THREADS}")
-    try:
-        options = json.loads(call.options) if call.options else {}
-    except ValueError as error:
-        raise InvalidArgument(f"options: {error}; must be a JSON object") from None
-    if not isinstance(options, dict):
-        raise InvalidArgument("options: must be a JSON object")
-    return Hints(Preference(preference), Priority(priority), call.threads, call.deadline or None, options)
+    deadline = call.deadline or None
+    return Hints(Preference(preference), Priority(priority), call.threads, deadline, options_from_wire(call.options))
 
 
 def control_of(call: wire.Execute | wire.ExecuteSynchronously | wire.ExecuteFenced, plain: Control) -> Control:

@@ -119,6 +119,7 @@ class Connection:
             _native.cpus(),
             self._shared,
             dict(self._confinement),
+            self._own.preferred_layout or "",
         )
         self._control.answer(wire.encode(welcome))
         return True

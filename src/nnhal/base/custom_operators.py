@@ -1,0 +1,61 @@
+"""Custom operators of `.tflite` files that somebody has said how to import: `nnhal.load` asks here first.
+
+Apart from the importer, so that a driver's process that says so loads none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import InvalidArgument
+
+Count = int | tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class CustomOperator:
+    """How an operator becomes operations. inputs, outputs: the least and greatest number of them; None: any."""
+
+    name: str
+    lower: Callable[[Any], object]
+    inputs: tuple[int, int | None]
+    outputs: tuple[int, int | None]
+
+
+CUSTOM_OPERATORS: dict[str, CustomOperator] = {}
+
+
+def register_custom_operator(
+    name: str, lower: Callable[[Any], object], *, inputs: Count = 1, outputs: Count = 1
+) -> None:
+    """Have `nnhal.load` make a custom operator of operations: NNAPI's own, or an extension's.
+
+    name: the operator's `custom_code` in the file. lower: called with a `nnhal.frontends.tflite.custom.CustomTask` for each
+    one, and writes operations or refuses it. inputs, outputs: how many it has, or the least and greatest number, None for
+    any; a file that says otherwise is damaged.
+
+    It takes the place of an entry of nnhal's own, and of what was registered for the name before. Raises InvalidArgument.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"custom operator: name is {shown(name)}, must be the name that files have for it")
+    if not callable(lower):
+        raise InvalidArgument(
+            f"custom operator {name}: is lowered by {shown(lower)}, must be a function of a CustomTask"
+        )
+    counts = _count(name, "inputs", inputs), _count(name, "outputs", outputs)
+    CUSTOM_OPERATORS[name] = CustomOperator(name, lower, *counts)
+
+
+def _count(name: str, what: str, given: Count) -> tuple[int, int | None]:
+    least, most = given if isinstance(given, tuple) and len(given) == 2 else (given, given)
+    for number in (least, most):
+        if number is not None and (type(number) is not int or number < 0):
+            raise InvalidArgument(
+                f"custom operator {name}: {what} is {shown(given)}, must be a number, or two: (1, None)"
+            )
+    if not isinstance(least, int) or (isinstance(most, int) and most < least):
+        raise InvalidArgument(
+            f"custom operator {name}: {what} is {shown(given)}, must be the least and the greatest number"
+        )
+    return least, most

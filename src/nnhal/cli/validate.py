@@ -1,0 +1,162 @@
+"""`nnhal validate`: the promises of a driver, looked at operation by operation."""
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import closing
+from logging import CRITICAL, NOTSET
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nnhal.base.log import logger
+from nnhal.base.names import is_path
+from nnhal.cli import common
+from nnhal.cli.main import ANSWER_NO
+from nnhal.conformance.subject import ANY, TIMEOUT
+from nnhal.conformance.validate.check import BAD, CHECKS, VERDICTS, CheckOutcome
+from nnhal.conformance.validate.run import DRAWS, Validation, repeats_check, run_checks
+
+LINE = 400  # characters of a reason that a line shows
+_WORDS = "; its last words:"  # they say where, which the line has
+_SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
+
+
+@click.command("validate")
+@click.argument("driver")
+@click.option("--device", "-d", default="", help="The device under test; by default that of DRIVER.")
+@common.option_option
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="CHECK[/OPERATION]",
+    help="Only this check, of this operation; /OPERATION for all checks of one. May be repeated.",
+)
+@common.isolate_option
+@click.option("--level", default="", help="The device at this lower HAL level: 1.0 to 1.3.")
+@click.option("--draws", type=click.IntRange(1), default=DRAWS, show_default=True, help="Calls of each kind.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What is drawn.")
+@click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
+@click.option("--jobs", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--list", "as_list", is_flag=True, help="Print the checks and what they look at, and check nothing.")
+@common.json_option
+def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any) -> int:
+    """Check what DRIVER promises: a file or package under development, or the name of one that is installed.
+
+    Exit code 1 where a check fails, crashes or hangs.
+    """
+    if as_list:
+        return _list(as_json)
+    by_path = is_path(driver) or Path(driver).exists()
+    chosen = Validation(
+        device=options["device"] if by_path else options["device"] or driver,
+        drivers=(driver,) if by_path else (),
+        isolate=options["isolate"],
+        level=options["level"],
+        timeout=options["timeout"],
+        options=common.parse_options(options["driver_options"], None, options["device"] or ANY),
+        only=options["only"],
+        seed=options["seed"],
+        draws=options["draws"],
+    )
+    begin = time.monotonic_ns()
+    outcomes, device = _run(chosen, jobs, as_json)
+    bad = sorted((o for o in outcomes if o.verdict in BAD), key=lambda o: (o.operation, list(CHECKS).index(o.check)))
+    if not any(o.verdict not in ("unsupported", "skipped") for o in outcomes):
+        raise click.UsageError(_nothing(chosen, outcomes))
+    show = _json if as_json else _print
+    show(chosen, device, outcomes, bad, time.monotonic_ns() - begin)
+    return ANSWER_NO if bad else 0
+
+
+def _nothing(chosen: Validation, outcomes: Sequence[CheckOutcome]) -> str:
+    asked = ", ".join(chosen.only) or "all checks"
+    reasons = Counter(o.reason for o in outcomes).most_common(1)
+    return f"nothing was checked by {asked}" + (
+        f": {reasons[0][0]}" if reasons else ", must name an operation there is"
+    )
+
+
+def _list(as_json: bool) -> int:
+    if as_json:
+        common.emit([{"check": each.name, "promise": each.promise, "needs": each.needs} for each in CHECKS.values()])
+    else:
+        common.table(["check", "promise"], [[each.name, each.promise] for each in CHECKS.values()])
+    return 0
+
+
+def _run(chosen: Validation, jobs: int, quiet: bool) -> tuple[list[CheckOutcome], str]:
+    outcomes: list[CheckOutcome] = []
+    bad: Counter[str] = Counter()
+    device = chosen.device
+    if logger("driver").level == NOTSET:  # what a driver says before it crashes is in the reason
+        logger("driver").setLevel(CRITICAL)
+    with closing(run_checks(chosen, jobs)) as results, common.progress(quiet) as bar:
+        task = bar.add_task("checks", total=None)
+        for some, done, total in results:
+            outcomes += some.outcomes
+            device = some.device
+            bad.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
+            told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
+            bar.update(task, completed=done, total=total, description=f"checks of {device}{told}")
+    return outcomes, device
+
+
+def _totals(outcomes: Sequence[CheckOutcome]) -> dict[str, int]:
+    found = Counter(outcome.verdict for outcome in outcomes)
+    return {verdict: found[verdict] for verdict in VERDICTS}
+
+
+def _json(
+    chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
+) -> None:
+    operations: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        if outcome.operation and outcome.verdict != "unsupported":
+            operations[outcome.operation][outcome.verdict] += 1
+    common.emit(
+        {
+            "device": device,
+            "seed": chosen.seed,
+            "totals": _totals(outcomes),
+            "operations": {name: {v: c[v] for v in VERDICTS[:-1]} for name, c in sorted(operations.items())},
+            "failures": [
+                {
+                    "check": o.check,
+                    "operation": o.operation,
+                    "verdict": o.verdict,
+                    "reason": o.reason,
+                    "place": o.place,
+                    "repeat": repeats_check(chosen, o),
+                }
+                for o in bad
+            ],
+            "skipped": [
+                {"check": o.check, "operation": o.operation, "reason": o.reason}
+                for o in outcomes
+                if o.verdict == "skipped"
+            ],
+            "unsupported": {o.operation: o.reason for o in outcomes if o.verdict == "unsupported"},
+            "time_ns": spent,
+        }
+    )
+
+
+def _print(
+    chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
+) -> None:
+    for o in bad:
+        reason = o.reason.partition(_WORDS)[0] if o.place else o.reason
+        reason = reason if len(reason) <= LINE else f"{reason[:LINE]} ..."
+        words = _SHORT[o.verdict], o.check, o.operation, " ".join(reason.split()), o.place, repeats_check(chosen, o)
+        common.console.print("  ".join(word for word in words if word), markup=False)
+    skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")
+    for reason, number in skipped.most_common():
+        common.console.print(f"skipped {number}: {reason}", markup=False)
+    totals = _totals(outcomes)
+    told = ", ".join(f"{totals[verdict]} {verdict}" for verdict in VERDICTS[:-1] if totals[verdict])
+    operations = {o.operation for o in outcomes if o.operation and o.verdict != "unsupported"}
+    many = f"{len(operations)} operation{'s' * (len(operations) != 1)}"
+    common.console.print(f"device {device}: {told}; {many}, {spent / 1e9:.1f} s", markup=False)

@@ -1,0 +1,62 @@
+"""What is under test, and the work on it as processes are given it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.values import parsed_level
+from nnhal.runtime import discovery
+
+ANY = "*"  # instead of the name of the device
+TIMEOUT = 10.0  # seconds; the slowest published vector takes a fraction of one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A device under test.
+
+    device: "" for that of the first driver, or the CPU where there is none. drivers: under development, by path. isolate:
+    the device in a process of its own. level: the device at this lower level, such as "1.0". timeout: seconds until
+    something that the driver is asked has hung. options: of drivers by device, `ANY` for whichever it is.
+    """
+
+    device: str = ""
+    drivers: tuple[str, ...] = ()
+    isolate: bool = False
+    level: str = ""
+    timeout: float = TIMEOUT
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """InvalidArgument where it asks for no level or no time."""
+        if not 0 < self.timeout < float("inf"):
+            raise InvalidArgument(f"timeout is {self.timeout} s, must be above 0 and finite")
+        if self.level:
+            parsed_level(self.level)
+
+    @property
+    def named(self) -> str:
+        """The driver, as it was named."""
+        return self.drivers[0] if self.drivers else self.device or discovery.CPU
+
+    def asked_for(self) -> list[str]:
+        """The options of the command line that ask for the level, the driver's options and the isolation."""
+        words = ["--level", self.level] if self.level else []
+        for device, options in self.options.items():
+            where = "" if device == ANY else f"{device}:"
+            words += [
+                word for key, value in options.items() for word in ("--option", f"{where}{key}={_written(value)}")
+            ]
+        return words + ["--isolate"] * self.isolate
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class Bundle(NamedTuple):
+    """Items that one process runs, in order. of: what they have in common, which that process is told once."""
+
+    of: Any
+    items: tuple[Any, ...]

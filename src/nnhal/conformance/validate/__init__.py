@@ -1,0 +1,1 @@
+"""What a driver promises, checked operation by operation: `nnhal validate`."""

@@ -1,0 +1,62 @@
+"""What a check of a driver is: a name, the promise that it looks at, and how it looks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nnhal.conformance.validate.trial import Trial
+
+VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
+BAD = "failed", "crashed", "hung"
+DRIVER = ""  # in place of an operation: of the driver as a whole
+Look = Callable[[Trial], object]
+# What single executions have to hold to before two are looked at, and then whatever else there is.
+SINGLE = "output-type", "output-shape", "output-once", "output-filled", "past-end", "inputs-kept"
+BASIC = ("prepared-twice",)
+
+
+@dataclass(frozen=True)
+class ContractCheck:
+    """A promise of a driver's, in one sentence, and how it is looked at.
+
+    look: gives nothing where the promise is kept; raises Unmet where it is broken, NotAsked where it cannot be looked at.
+    needs: checks of the same operation that have to pass before. inside: needs the driver in this process.
+    whole: looks at the driver once, not at each operation.
+    """
+
+    name: str
+    promise: str
+    look: Look
+    needs: tuple[str, ...] = ()
+    inside: bool = False
+    whole: bool = False
+
+
+CHECKS: dict[str, ContractCheck] = {}
+
+
+def check(
+    name: str, promise: str, needs: tuple[str, ...] = BASIC, *, inside: bool = False, whole: bool = False
+) -> Callable[[Look], Look]:
+    """Add a check to the table, in which those that others need come first."""
+
+    def add(look: Look) -> Look:
+        CHECKS[name] = ContractCheck(name, promise, look, () if whole else needs, inside, whole)
+        return look
+
+    return add
+
+
+@dataclass(frozen=True)
+class CheckOutcome:
+    """What became of one check of one operation: one of `VERDICTS`, and why. place: FILE:LINE of the driver, "" if unknown.
+
+    found: names that the check found: of operations of extensions.
+    """
+
+    check: str
+    operation: str
+    verdict: str
+    reason: str = ""
+    place: str = ""
+    nanoseconds: int = 0
+    found: tuple[str, ...] = ()

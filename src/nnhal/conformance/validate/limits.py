@@ -1,0 +1,161 @@
+"""Deadlines, cancellation, measured times, and what executions leave behind."""
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
+from nnhal.conformance.differential import Outputs, arrays_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.validate.check import check
+from nnhal.conformance.validate.place import place_in
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, Unmet, copies
+from nnhal.conformance.worker import process_of
+from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.request import Control
+from nnhal.model.graph import Model
+
+SHORT_NS, GRACE_NS = 20_000_000, 1_000_000_000
+BLOCKS = 3  # of rounds; what grows in each of them grows
+BLOCK_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 0.05, 5, 40
+NOISE = 8 << 10  # bytes a round
+PAGE = os.sysconf("SC_PAGESIZE")
+
+
+@check("deadline", "An execution ends at its deadline, with its result or MissedDeadline, and harms no later one.")
+def deadline(trial: Trial) -> None:
+    for call, model in trial.samples():
+        wanted = trial.alone(model, arrays_of(call))
+        prepared = trial.prepare(model)
+        for ahead in (600 * 10**9, -1, SHORT_NS):
+            point = time.monotonic_ns() + ahead
+            raised = _bounded(trial, prepared, call, wanted, Control(deadline=point), MissedDeadline)
+            late = time.monotonic_ns() - max(point, point - ahead)
+            if raised and ahead > SHORT_NS:
+                trial.unmet("MissedDeadline long before the deadline")
+            if late > GRACE_NS:
+                trial.unmet(f"came back {late / 1e9:.1f} s after its deadline, must poll control.check()")
+        if not trial.random:
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a deadline that had passed")
+        try:
+            trial.prepare(model, Hints(threads=1, deadline=time.monotonic_ns() - 1))
+        except MissedDeadline:
+            continue
+
+
+@check("cancellation", "A cancelled execution ends, with its result or Cancelled, and harms no later one.")
+def cancellation(trial: Trial) -> None:
+    for call, model in trial.samples():
+        wanted = trial.alone(model, arrays_of(call))
+        prepared = trial.prepare(model)
+        for later in (0.0, SHORT_NS / 4e9):
+            event = threading.Event()
+            timer = threading.Timer(later, event.set)
+            if later:
+                timer.start()
+            else:
+                event.set()
+            begin = time.monotonic_ns()
+            _bounded(trial, prepared, call, wanted, Control(cancelled=event), Cancelled)
+            spent = time.monotonic_ns() - begin
+            if spent > GRACE_NS:
+                trial.unmet(f"came back {spent / 1e9:.1f} s after it was cancelled, must poll control.check()")
+            timer.cancel()
+        if not trial.random:
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a cancelled execution")
+
+
+def _bounded(
+    trial: Trial, prepared: Prepared, call: Call, wanted: Outputs, control: Control, allowed: type[NnhalError]
+) -> bool:
+    """Whether an execution raised what it may; Unmet where it raised anything else, or gave a wrong result."""
+    try:
+        actual = trial.run(prepared, copies(arrays_of(call)), control)
+    except allowed:
+        return True
+    except NnhalError as error:
+        text = f"{type(error).__name__}: {error}, must be a result or {allowed.__name__}"
+        raise Unmet(text, place_in(error.stack) or trial.place()) from error
+    if not trial.random:
+        trial.same(call, wanted, actual, f"with {'a deadline' if control.deadline else 'a cancellation'}")
+    return False
+
+
+@check("timing", "What run returns as its times can be true.", inside=True)
+def timing(trial: Trial) -> None:
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        trial.at("run")
+        begin = time.monotonic_ns()
+        given = trial.request(prepared, arrays_of(call)).execute(prepared.run, Control(measure=True))
+        spent = time.monotonic_ns() - begin
+        if given is None:
+            continue
+        if not isinstance(given, tuple) or len(given) != 2 or not all(t is None or type(t) is int for t in given):
+            trial.unmet(f"run gave {given!r:.80}, must be a Timing of nanoseconds, or None")
+        device, driver = given
+        if min(device or 0, driver or 0) < 0 or (driver is not None and (device or 0) > driver):
+            trial.unmet(f"run gave {given}, must be a time on the device that is part of the time in the driver")
+        if max(device or 0, driver or 0) > spent:
+            trial.unmet(f"run gave {given}, must not be more than the {spent} ns that it took")
+
+
+# --------------------------------------------------------------------------------------------------------------- growth
+
+
+def _held(pid: int) -> dict[str, int]:
+    """What a process holds: bytes of memory, descriptors, threads."""
+    gc.collect()
+    with open(f"/proc/{pid}/statm") as statm:
+        size, resident = (int(pages) * PAGE for pages in statm.read().split()[:2])
+    counts = {
+        what: len(os.listdir(f"/proc/{pid}/{place}")) for what, place in (("descriptors", "fd"), ("threads", "task"))
+    }
+    return {**counts, "resident memory": resident, "address space": size}
+
+
+@check("growth", "What runs, and what is prepared and closed, leaves no memory, descriptors or threads behind.")
+def growth(trial: Trial) -> None:
+    process = process_of(trial.device)
+    pid = os.getpid() if process is None else process.pid
+    call, model = trial.samples()[0]
+    kept = trial.prepare(model)
+    _look(trial, pid, "run", partial(trial.run, kept, copies(arrays_of(call))))
+    trial.close(kept)
+    _look(trial, pid, "prepare, run and close", partial(_whole_life, trial, call, model))
+
+
+def _whole_life(trial: Trial, call: Call, model: Model) -> None:
+    prepared = trial.prepare(model, PLAIN)
+    trial.run(prepared, copies(arrays_of(call)))
+    trial.close(prepared)
+
+
+def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None:
+    """Unmet where something grows in each block of rounds."""
+    begin = time.monotonic()
+    for _ in range(LEAST_ROUNDS):
+        once()
+    each = (time.monotonic() - begin) / LEAST_ROUNDS
+    rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(BLOCK_SECONDS / max(each, 1e-6))))
+    try:
+        seen = [_held(pid)]
+        for _ in range(BLOCKS):
+            for _ in range(rounds):
+                once()
+            seen.append(_held(pid))
+    except OSError as error:
+        raise NotAsked(f"/proc/{pid} cannot be read: {error.strerror}") from None
+    for name in seen[0]:
+        counted = name in ("descriptors", "threads")
+        least = rounds // 2 if counted else max(rounds * NOISE, 256 << 10)
+        grown = [after[name] - before[name] for before, after in pairwise(seen)]
+        if min(grown) >= least:
+            per_round = sum(grown) / BLOCKS / rounds
+            much = f"{per_round:.2g} {name}" if counted else f"{per_round / 1024:.0f} KiB of {name}"
+            place = trial.place() if what == "run" else trial.place("prepare")
+            raise Unmet(f"each {what} leaves {much} behind ({rounds * BLOCKS} rounds)", place)

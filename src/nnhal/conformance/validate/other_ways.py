@@ -1,0 +1,193 @@
+"""The other ways to execute give what a plain call gives: bursts, fences, callbacks, memory of the driver's own."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nnhal.base.errors import Closed, InvalidArgument, NnhalError, OperationFailed
+from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.validate.check import check
+from nnhal.conformance.validate.state import SECOND, data_sets
+from nnhal.conformance.validate.trial import NotAsked, Trial
+from nnhal.conformance.ways import WAYS
+from nnhal.hal.device import Prepared, allocated_by, burst_by
+from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import UNLIMITED, Request
+
+WAIT = 30.0  # seconds for a callback
+AGAIN = 0.05  # seconds in which a second one may come
+_SYNC = "NNHAL_SYNC_EXEC"
+
+
+@check("burst", "A burst gives what plain calls give, and nothing after its end.", SECOND)
+def burst(trial: Trial) -> None:
+    trial.fixed()
+    _since(trial, "bursts", V1_2)
+    for call, model in trial.samples():
+        sets = data_sets(trial, call, model)
+        prepared = trial.prepare(model)
+        for _ in range(2):
+            trial.at("burst")
+            series = burst_by(prepared, trial.where)
+            for number in (0, 1, 2, 0):
+                each, arrays, wanted = sets[number]
+                trial.at("run")
+                request = trial.request(prepared, arrays)
+                request.execute(series.run, UNLIMITED)
+                trial.same(each, wanted, request.results, "in a burst")
+            series.close()
+        try:
+            trial.request(prepared, sets[0][1]).execute(series.run, UNLIMITED)
+        except (Closed, OperationFailed):
+            continue
+        trial.unmet("a burst that was closed executes, must raise Closed")
+
+
+@check("fenced", "A fenced execution gives what a plain call gives, and its fence tells the end.")
+def fenced(trial: Trial) -> None:
+    trial.fixed()
+    _since(trial, "fenced executions", V1_3)
+    asked = False
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        if not trial.signature_of(prepared).closed:
+            continue
+        asked = True
+        wanted = trial.alone(model, arrays_of(call))
+        request = _with_rooms(trial, prepared, call)
+        trial.at("execute_fenced")
+        WAYS["fenced"](trial.device, prepared, request, UNLIMITED)
+        trial.same(call, wanted, request.results, "fenced")
+    if not asked:
+        raise NotAsked("the shapes of its outputs are not known before")
+
+
+def _with_rooms(trial: Trial, prepared: Prepared, call: Call) -> Request:
+    import numpy as np
+
+    signature = trial.signature_of(prepared)
+    rooms: list[Array | None] = [None if a.fixed is None else np.empty(a.fixed, a.dtype) for a in signature.outputs]
+    return trial.request(prepared, arrays_of(call), rooms)
+
+
+@check("callback", "An execution in the background notifies exactly once, with the results in place.", inside=True)
+def callback(trial: Trial) -> None:
+    for call, model in trial.samples():
+        with _hearing() as heard:
+            wanted = trial.alone(model, arrays_of(call))
+            prepared = trial.prepare(model)
+            request = _with_rooms(trial, prepared, call)
+            came: list[NnhalError | None] = []
+            done = threading.Event()
+
+            def notify(
+                error: NnhalError | None,
+                timing: object,
+                came: list[NnhalError | None] = came,
+                done: threading.Event = done,
+            ) -> None:
+                came.append(error)
+                done.set()
+
+            trial.at("execute")
+            prepared.execute(request, UNLIMITED, notify)
+            if not done.wait(min(WAIT, 1e6)):
+                trial.unmet(f"notified nothing within {WAIT:g} s")
+            time.sleep(AGAIN)
+        if len(came) > 1:
+            trial.unmet(f"notified {len(came)} times, must be once")
+        if heard:
+            trial.unmet(heard[0])
+        if came[0] is not None:
+            raise came[0]
+        if not trial.random:
+            trial.same(call, wanted, request.results, "in the background")
+
+
+@contextmanager
+def _hearing() -> Iterator[list[str]]:
+    """What is logged of notifications that come again or too late; old drivers are made to execute with callbacks."""
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            if "notified again or too late" in text:
+                heard.append(text)
+
+    ear, log, before = Ear(), logger("driver"), os.environ.get(_SYNC)
+    level = log.level
+    log.addHandler(ear)
+    log.setLevel(logging.WARNING)
+    os.environ[_SYNC] = "0"
+    try:
+        yield heard
+    finally:
+        log.removeHandler(ear)
+        log.setLevel(level)
+        os.environ.pop(_SYNC)
+        if before is not None:
+            os.environ[_SYNC] = before
+
+
+@check("allocation", "Memory of the driver's own holds inputs and outputs as arrays do, and has no contents before.")
+def allocation(trial: Trial) -> None:
+    trial.fixed()
+    _since(trial, "memory of its own", V1_3)
+    for call, model in trial.samples():
+        wanted = trial.alone(model, arrays_of(call))
+        prepared = trial.prepare(model)
+        request = _with_rooms(trial, prepared, call)
+        trial.at("allocate")
+        WAYS["memory"](trial.device, prepared, request, UNLIMITED)
+        trial.same(call, wanted, request.results, "in memory of the driver's own")
+        result = request.results[0]
+        trial.at("allocate")
+        buffer = allocated_by(trial.device, BufferDesc(result.shape), [BufferRole(prepared, 0, output=True)])
+        try:
+            buffer.copy_to(Memory.allocate(max(1, result.nbytes)))
+        except NnhalError:
+            pass
+        else:
+            trial.unmet("memory that nothing was written to is copied from, must be OperationFailed")
+        finally:
+            buffer.close()
+
+
+@check("allocation-roles", "Memory is refused for roles that contradict each other or do not exist.")
+def allocation_roles(trial: Trial) -> None:
+    _since(trial, "memory of its own", V1_3)
+    call, model = trial.samples()[0]
+    prepared = trial.prepare(model)
+    if not call.given:
+        raise NotAsked("it has no inputs")
+    shape = arrays_of(call)[0].shape
+    role = BufferRole(prepared, 0)
+    bad = {
+        "no roles": (BufferDesc(shape), []),
+        "an input that is not there": (BufferDesc(shape), [BufferRole(prepared, 99)]),
+        "a role twice": (BufferDesc(shape), [role, role]),
+        "a shape that the input has not": (BufferDesc((*shape, 7)), [role]),
+    }
+    for what, (desc, roles) in bad.items():
+        trial.at("allocate")
+        try:
+            trial.device.allocate(desc, roles).close()
+        except InvalidArgument:
+            continue
+        except NnhalError as error:
+            trial.unmet(f"allocate() for {what}: {type(error).__name__}: {error}, must be InvalidArgument")
+        trial.unmet(f"allocate() gives memory for {what}, must be InvalidArgument")
+
+
+def _since(trial: Trial, what: str, level: object) -> None:
+    if trial.device.level < level:  # type: ignore[operator]
+        raise NotAsked(f"{what} exist since {level}, the device is at {trial.device.level}")

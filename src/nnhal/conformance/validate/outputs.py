@@ -1,0 +1,205 @@
+"""One execution: it comes to an end with every output given once, whole, of its type and shape, in time, and no more."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import NnhalError
+from nnhal.base.operands import Array
+from nnhal.conformance.differential import arrays_of, model_of
+from nnhal.conformance.validate.check import check
+from nnhal.conformance.validate.place import place_in
+from nnhal.conformance.validate.trial import Trial, Unmet, copies
+from nnhal.hal.request import GUARD, Request, Signature
+
+SETTLE = 0.1  # seconds after an execution in which a driver may still write
+# What `hal.request` says of a broken rule, by the check that looks at it.
+RULES = {
+    "output-type": re.compile(r"is given (?!shape)|must be an array of"),
+    "output-shape": re.compile(r"is (given|said to have) shape"),
+    "output-once": re.compile(r"was not written|is written twice|is written, must be one of"),
+    "output-filled": re.compile(r"must be filled wholly"),
+    "past-end": re.compile(r"was written past its end"),
+    "inputs-kept": re.compile(r"must only be read|read-only"),
+}
+RAN = ("runs",)
+
+
+def _by_rule(name: str) -> Callable[[Trial], None]:
+    """Look whether executions break one rule; those that break another are the business of its check."""
+
+    def look(trial: Trial) -> None:
+        for call, model in trial.samples():
+            prepared = trial.prepare(model)
+            try:
+                trial.run(prepared, copies(arrays_of(call)))
+            except NnhalError as error:
+                if RULES[name].search(str(error)):
+                    raise Unmet(str(error), place_in(error.stack) or trial.place()) from error
+
+    return look
+
+
+for _name, _promise in {
+    "output-type": "What is given for an output has its element type.",
+    "output-shape": "What is given for an output has its shape.",
+    "output-once": "Each output is given exactly once before run returns.",
+    "past-end": "Nothing is written past the end of an output.",
+}.items():
+    check(_name, _promise, RAN)(_by_rule(_name))
+
+
+@check("runs", "What supports() says yes to runs, and raises nothing.", ("prepared-anew",))
+def runs(trial: Trial) -> None:
+    for call, _ in trial.samples():
+        prepared = trial.prepare(model_of(call))
+        try:
+            trial.run(prepared, copies(arrays_of(call)))
+        except NnhalError as error:
+            if not any(rule.search(str(error)) for rule in RULES.values()):
+                text = f"run(): {type(error).__name__}: {error} ({call.cell})"
+                raise Unmet(text, place_in(error.stack) or trial.place()) from error
+
+
+# ------------------------------------------------------------------------------------------------------- what is written
+
+
+class Filled(Request):
+    """A request whose memory for outputs has a pattern in it beforehand, whatever their type. pattern: a byte."""
+
+    pattern = 0
+
+    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """As of `Request`, with the pattern for contents."""
+        array = super().blank(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = self.pattern
+        return array
+
+    def left_out(self, array: Array) -> bool:
+        """What was left is found by two patterns."""
+        return False
+
+
+def _filled(pattern: int) -> Callable[[Signature, Sequence[Array]], Request]:
+    def make(signature: Signature, arrays: Sequence[Array]) -> Request:
+        rooms = [_room(a.fixed, a.dtype, pattern) for a in signature.outputs] if signature.closed else None
+        request = Filled(signature, arrays, rooms)
+        request.pattern = pattern
+        return request
+
+    return make
+
+
+def _room(shape: Any, dtype: np.dtype[Any], pattern: int) -> Array:
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[:] = pattern
+    return array
+
+
+@check("output-filled", "Every element of an output is written by each execution.", RAN)
+def output_filled(trial: Trial) -> None:
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        try:
+            trial.run(prepared, copies(arrays_of(call)))
+            one, other = (trial.run(prepared, copies(arrays_of(call)), make=_filled(p)) for p in (0x5A, 0xA5))
+        except NnhalError as error:
+            if RULES["output-filled"].search(str(error)):
+                raise Unmet(str(error), trial.place()) from error
+            continue
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            if a is not None and b is not None and a.shape == b.shape:
+                left = _has(a, 0x5A) & _has(b, 0xA5)
+                if left.any():
+                    trial.unmet(
+                        f"output {number}: {int(left.sum())} of {left.size} elements are left as they were before"
+                    )
+
+
+def _has(array: Array, pattern: int) -> Array:
+    """Which elements have nothing but a pattern in them."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).reshape(-1, array.dtype.itemsize)
+    return np.asarray((data == pattern).all(1))
+
+
+class Watched(Request):
+    """A request that notes what comes after its end."""
+
+    late: list[str]
+    lent: list[Array]
+
+    def write(self, index: int, value: Array) -> None:
+        """As of `Request`, and noted."""
+        if self.ended:
+            self.late.append(self.signature.outputs[index].name)
+        super().write(index, value)
+
+    def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """As of `Request`, and noted."""
+        self.lent.append(super().blank(shape, dtype))
+        return self.lent[-1]
+
+
+@check("late-write", "Nothing is written to an output after its execution has ended.", inside=True)
+def late_write(trial: Trial) -> None:
+    watched: list[Watched] = []
+
+    def make(signature: Signature, arrays: Sequence[Array]) -> Request:
+        request = Watched(signature, arrays)
+        request.late, request.lent = [], []
+        watched.append(request)
+        return request
+
+    for call, model in trial.samples():
+        trial.run(trial.prepare(model), copies(arrays_of(call)), make=make)
+    before = [[_whole(array) for array in request.lent] for request in watched]
+    trial.at("wait")
+    time.sleep(SETTLE)
+    for request, data in zip(watched, before, strict=True):
+        if request.late:
+            trial.unmet(f"{request.late[0]} is written after the execution ended, must be before")
+        if data != [_whole(array) for array in request.lent]:
+            trial.unmet("memory that was lent for an output is written to after the execution ended")
+
+
+def _whole(array: Array) -> bytes:
+    """The contents of memory that `blank` made, with the guard behind it."""
+    data = array
+    while isinstance(data.base, np.ndarray):
+        data = data.base
+    return data.tobytes() if data.size >= len(GUARD) else array.tobytes()
+
+
+# ---------------------------------------------------------------------------------------------------- what is only read
+
+
+@check("inputs-kept", "Inputs are only read, by their arrays and by their addresses.", RAN)
+def inputs_kept(trial: Trial) -> None:
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        arrays = copies(arrays_of(call))
+        try:
+            trial.run(prepared, arrays)
+        except NnhalError as error:
+            if RULES["inputs-kept"].search(str(error)):
+                raise Unmet(
+                    f"writes to an input or a constant: {error}", place_in(error.stack) or trial.place()
+                ) from error
+            continue
+        for number, (array, given) in enumerate(zip(arrays, arrays_of(call), strict=True)):
+            if array.tobytes() != given.tobytes():
+                trial.unmet(f"input {number} was written to, must only be read")
+
+
+@check("constants-kept", "Constants are only read, by their arrays and by their addresses.", inside=True)
+def constants_kept(trial: Trial) -> None:
+    for call, _ in trial.samples():
+        before, model = model_of(call).values, model_of(call)  # that nobody has written to yet
+        prepared = trial.prepare(model)
+        trial.run(prepared, copies(arrays_of(call)))
+        trial.close(prepared)
+        if model.values != before:
+            trial.unmet("a constant of the model was written to, must only be read")

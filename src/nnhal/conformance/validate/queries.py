@@ -1,0 +1,207 @@
+"""What a driver says of itself and of models: valid, the same each time it is asked, and true."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nnhal.base.codes import FOREIGN_OPERATIONS, Preference, Priority, operation_name
+from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.extensions import EXTENSIONS
+from nnhal.conformance.differential import arrays_of, model_of
+from nnhal.conformance.validate.check import SINGLE, check
+from nnhal.conformance.validate.place import place_in
+from nnhal.conformance.validate.trial import PLAIN, Trial, Unmet, copies
+from nnhal.hal.device import Device, Hints, capabilities_by, identity_of, status_by
+from nnhal.ops import OPS
+
+TIMES = 3  # that a query is asked
+HELD = 16  # prepared models at once
+
+
+@check("identity", "Name, version, type, level, extensions and relaxations are valid and stay the same.", whole=True)
+def identity(trial: Trial) -> None:
+    _stable(trial, "identity", _afresh)
+
+
+def _afresh(device: Device) -> Any:
+    vars(device).pop("_identity", None)
+    return identity_of(device)
+
+
+@check("capabilities", "capabilities() is valid and stays the same.", whole=True)
+def capabilities(trial: Trial) -> None:
+    _stable(trial, "capabilities", capabilities_by)
+
+
+@check("status", "status() gives a DeviceStatus.", whole=True)
+def status(trial: Trial) -> None:
+    trial.at("status")
+    status_by(trial.device)
+
+
+def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> None:
+    answers = []
+    for _ in range(TIMES):
+        trial.at(what)
+        answers.append(ask(trial.device))
+    for answer in answers[1:]:
+        if answer != answers[0]:
+            raise Unmet(f"{_difference(answers[0], answer)}, must stay the same", trial.place(what))
+
+
+def _difference(first: Any, second: Any) -> str:
+    names = first._fields if hasattr(first, "_fields") else vars(first)
+    changed = [name for name in names if getattr(first, name) != getattr(second, name)]
+    before, after = (str(getattr(each, changed[0])) for each in (first, second))
+    return f"{changed[0]} is {before[:100]}, then {after[:100]}"
+
+
+@check("extensions", "Each extension that the device names is registered, with records of its operations.", whole=True)
+def extensions(trial: Trial) -> None:
+    names = identity_of(trial.device).extensions
+    for name in names:
+        if name not in EXTENSIONS:
+            raise Unmet(f"{name} is named, must be registered where the driver loads (register_extension)")
+    found = [name for code, name in FOREIGN_OPERATIONS.items() if operation_name(code).rpartition(".")[0] in names]
+    missing = [name for name in found if name not in OPS]
+    if missing:
+        raise Unmet(
+            f"{missing[0]} has no record, must have one for the driver to be compared with (ops.schema.register)"
+        )
+    trial.found = tuple(found)
+
+
+# -------------------------------------------------------------------------------------------------------------- models
+
+
+@check("verdicts", "supports() gives a verdict for each operation, the same one each time, and raises nothing.", ())
+def verdicts(trial: Trial) -> None:
+    taken = trial.taken()
+    for call, model in trial.drawing.calls:
+        first = any(call is each for each, _ in taken)
+        for asked, again in (("again", model), ("of a model built anew", model_of(call))):
+            now_said = trial.verdict(again)
+            if now_said.ok != first:
+                text = f"supports() says {_said(first)}, and {_said(now_said.ok)} when asked {asked}: {now_said.reason}"
+                raise Unmet(f"{text} ({call.cell})", trial.place("supports"))
+
+
+def _said(ok: bool) -> str:
+    return "yes" if ok else "no"
+
+
+@check("prepares", "What supports() says yes to prepares.", ("verdicts",))
+def prepares(trial: Trial) -> None:
+    for call, model in trial.samples():
+        try:
+            trial.keep(trial.prepare(model))
+        except NnhalError as error:
+            place = place_in(error.stack) or trial.place("prepare")
+            raise Unmet(
+                f"supports() says yes, prepare(): {type(error).__name__}: {error} ({call.cell})", place
+            ) from error
+
+
+@check("close", "close() of a prepared model comes back, and raises nothing.", ("prepares",))
+def close(trial: Trial) -> None:
+    while trial.drawing.kept:
+        trial.close(trial.drawing.kept.pop())
+    for call, _ in trial.samples():
+        trial.close(trial.prepare(model_of(call)))
+
+
+@check("prepared-anew", "prepare() gives a new Prepared each time.", ("close",))
+def prepared_anew(trial: Trial) -> None:
+    for _, model in trial.samples():
+        for hints in (PLAIN, PLAIN, Hints()):
+            trial.prepare(model, hints)
+
+
+@check("prepared-twice", "Two prepared models of one model live and end apart.", SINGLE)
+def prepared_twice(trial: Trial) -> None:
+    for call, _ in trial.samples():
+        model = model_of(call)  # that nothing was prepared of yet
+        one, other = trial.prepare(model), trial.prepare(model)
+        trial.run(one, copies(arrays_of(call)))
+        wanted = [None if r is None else r.copy() for r in trial.run(other, copies(arrays_of(call)))]
+        trial.close(one)
+        try:
+            results = trial.run(other, copies(arrays_of(call)))
+        except NnhalError as error:
+            text = f"after the other of the same model was closed: {type(error).__name__}: {error}"
+            raise Unmet(text, place_in(error.stack) or trial.place()) from error
+        if not trial.random:
+            trial.same(call, wanted, results, "after the other of the same model was closed")
+        trial.close(other)
+
+
+@check("many-prepared", f"{HELD} prepared models can be held at once, and give back what they hold.")
+def many_prepared(trial: Trial) -> None:
+    trial.fixed()
+    call, model = trial.samples()[0]
+    wanted = trial.alone(model, arrays_of(call))
+    for turn in range(2):
+        held = []
+        for number in range(HELD):
+            try:
+                held.append(trial.prepare(model))
+            except NnhalError as error:
+                when = " after as many were closed" if turn else ""
+                text = f"prepared model {number + 1} of {HELD} held at once{when}: {type(error).__name__}: {error}"
+                raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error
+        for number, prepared in enumerate(held):
+            trial.same(
+                call, wanted, trial.run(prepared, copies(arrays_of(call))), f"prepared model {number + 1} of {HELD}"
+            )
+        for prepared in held:
+            trial.close(prepared)
+
+
+@check("stable-verdicts", "supports() says the same after models were prepared, ran and were closed.")
+def stable_verdicts(trial: Trial) -> None:
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        trial.run(prepared, copies(arrays_of(call)))
+        for when in ("while it is prepared", "after it was closed"):
+            if not trial.verdict(model).ok:
+                raise Unmet(f"supports() says yes, and no {when}", trial.place("supports"))
+            if when.startswith("while"):
+                trial.close(prepared)
+
+
+@check("hints", "Preference, priority, threads and a deadline of the compilation change no result.")
+def hints(trial: Trial) -> None:
+    trial.fixed()
+    far = time.monotonic_ns() + 600 * 10**9
+    several = [
+        *(Hints(preference, threads=1) for preference in Preference),
+        *(Hints(priority=priority, threads=1) for priority in Priority),
+        *(Hints(threads=threads) for threads in (0, 2)),
+        Hints(threads=1, deadline=far),
+    ]
+    call, model = trial.samples()[0]
+    wanted = trial.alone(model, arrays_of(call))
+    for each in several:
+        prepared = trial.prepare(model, each)
+        trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), f"with {_told(each)}")
+        trial.close(prepared)
+
+
+def _told(each: Hints) -> str:
+    default = vars(Hints(threads=1))
+    changed = [f"{name} {value!s}" for name, value in vars(each).items() if value != default[name]]
+    return ", ".join(changed) or "the default hints"
+
+
+@check("options", "An option that the driver does not know is ignored, or InvalidArgument, and nothing else.")
+def options(trial: Trial) -> None:
+    _, model = trial.samples()[0]
+    for value in (1, "text"):
+        given = {"an option of no driver": value}
+        try:
+            trial.close(trial.prepare(model, Hints(threads=1, options=given)))
+        except InvalidArgument:
+            continue
+        except NnhalError as error:
+            text = f"options {given}: {type(error).__name__}: {error}, must be ignored or InvalidArgument"
+            raise Unmet(text, place_in(error.stack) or trial.place("prepare")) from error

@@ -1,0 +1,132 @@
+"""Runs the checks on a driver, over processes that it may end; what needs another check comes after it."""
+
+import shlex
+from collections import defaultdict
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.names import meant
+from nnhal.conformance.draw import cells
+from nnhal.conformance.pool import TaskResult, Work, run_all
+from nnhal.conformance.subject import Bundle, Subject
+from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
+from nnhal.conformance.validate.place import place_first
+from nnhal.conformance.validate.table import of_operations, of_the_driver
+
+DRAWS = 2  # of each cell
+APART = 6  # checks that one process is given together
+
+
+@dataclass(frozen=True)
+class Validation(Subject):
+    """Which checks to run. only: CHECK, CHECK/OPERATION, or /OPERATION; all where none is named. draws: of each cell."""
+
+    only: tuple[str, ...] = ()
+    seed: int = 0
+    draws: int = DRAWS
+
+    def __post_init__(self) -> None:
+        """InvalidArgument where it asks for a check that there is none of, or a number that cannot be."""
+        super().__post_init__()
+        for check, _ in self.wanted:
+            if check and check not in CHECKS:
+                like = meant(check, CHECKS) or f", must be one of {', '.join(CHECKS)}"
+                raise InvalidArgument(f"only: there is no check {check!r}{like}")
+        if self.draws < 1:
+            raise InvalidArgument(f"draws is {self.draws}, must be at least 1")
+
+    @property
+    def wanted(self) -> list[tuple[str, str]]:
+        """Pairs of check and operation, "" for any."""
+        return [(each.partition("/")[0], each.partition("/")[2].upper()) for each in self.only]
+
+    def takes(self, check: str, operation: str) -> bool:
+        """Whether a check of an operation is among those asked for."""
+        return not self.only or any(c in ("", check) and o in ("", operation.upper()) for c, o in self.wanted)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether single checks are asked for: then they run whatever others say."""
+        return any(check and not CHECKS[check].whole for check, _ in self.wanted)
+
+
+class CheckItem(NamedTuple):
+    """One check of one operation."""
+
+    check: str
+    operation: str
+
+
+class _Checks(Work):
+    """Checks of a driver. Those of an operation come when those that they need have passed."""
+
+    module = "nnhal.conformance.validate.worker"
+
+    def __init__(self, chosen: Validation) -> None:
+        self._chosen = chosen
+        # By operation and check: its verdict, or what came of one that it needs.
+        self._came: dict[str, dict[str, str]] = defaultdict(dict)
+        whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
+        wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
+        names = dict.fromkeys(cell.op.name for cell in cells())
+        first = [bundle for name in names for bundle in self._first(name)]
+        super().__init__(chosen, [*(Bundle(DRIVER, (item,)) for item in wanted), *first])
+
+    def _first(self, operation: str) -> list[Bundle]:
+        """What an operation begins with."""
+        wanted = [each for each in of_operations() if self._chosen.takes(each.name, operation)]
+        if not self._chosen.chooses:
+            wanted = [each for each in wanted if not each.needs]
+        parts = [tuple(wanted[start : start + APART]) for start in range(0, len(wanted), APART)]
+        return [Bundle(operation, tuple(CheckItem(each.name, operation) for each in part)) for part in parts]
+
+    def lost(self, item: CheckItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> CheckOutcome:
+        reason = reason.partition(": ")[2]  # there is but one device
+        return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
+
+    def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
+        """Operations of extensions that were found; checks that waited for this one, or are skipped as it did not pass."""
+        came = self._came[outcome.operation]
+        came[outcome.check] = outcome.verdict
+        if outcome.check == "extensions":
+            return [bundle for operation in outcome.found for bundle in self._first(operation)], []
+        if self._chosen.chooses or not outcome.operation or outcome.verdict == "unsupported":
+            return [], []
+        ready: list[CheckItem] = []
+        skipped: list[CheckOutcome] = []
+        news = [outcome.check]
+        while news:
+            done = news.pop()
+            for each in of_operations():
+                if each.name in came or done not in each.needs or not all(need in came for need in each.needs):
+                    continue
+                failed = next((need for need in each.needs if came[need] != "passed"), "")
+                if not failed:
+                    ready.append(CheckItem(each.name, outcome.operation))
+                    continue
+                came[each.name] = (
+                    came[failed] if "/" in came[failed] else f"{failed}/{outcome.operation} {came[failed]}"
+                )
+                skipped.append(CheckOutcome(each.name, outcome.operation, "skipped", f"{came[each.name]} before"))
+                news.append(each.name)
+        parts = [tuple(ready[start : start + APART]) for start in range(0, len(ready), APART)]
+        return [Bundle(outcome.operation, part) for part in parts], skipped
+
+
+def run_checks(chosen: Validation, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:
+    """As `pool.run_all`, of the checks that are asked for."""
+    return run_all(_Checks(chosen), jobs)
+
+
+def repeats_check(chosen: Validation, outcome: CheckOutcome) -> str:
+    """The command that runs one check of one operation again as it ran."""
+    words = ["nnhal", "validate", chosen.named]
+    if chosen.drivers and chosen.device:
+        words += ["--device", chosen.device]
+    words += chosen.asked_for()
+    words += ["--seed", str(chosen.seed)] * bool(chosen.seed)
+    words += ["--draws", str(chosen.draws)] * (chosen.draws != DRAWS)
+    only = f"{outcome.check}/{outcome.operation}" if outcome.operation else outcome.check
+    return shlex.join([*words, "--only", only])

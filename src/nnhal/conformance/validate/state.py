@@ -1,0 +1,197 @@
+"""Executions do not know of each other: not the next one, not one at the same time, not one of another model."""
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from nnhal.base.errors import NnhalError
+from nnhal.base.operands import Array
+from nnhal.conformance.differential import Outputs, arrays_of, model_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.validate.check import check
+from nnhal.conformance.validate.place import place_in
+from nnhal.conformance.validate.trial import Trial, Unmet, copies
+from nnhal.hal.device import Prepared
+from nnhal.hal.request import UNLIMITED, Request, Run
+from nnhal.model.graph import Model
+
+SETS = 4  # of inputs
+SECOND = ("stale-output",)  # for what would fail besides where a second execution is wrong
+THREADS, EACH = 4, 25  # executions of each thread
+OFTEN = 1e-5  # seconds after which another thread may take over
+
+
+def data_sets(trial: Trial, call: Call, model: Model, count: int = SETS) -> list[tuple[Call, list[Array], Outputs]]:
+    """The call with several inputs, and what a model that runs once gives for each."""
+    return [
+        (each, arrays_of(each), trial.alone(model, arrays_of(each))) for each in (call, *trial.others(call, count - 1))
+    ]
+
+
+@check("stale-output", "A second execution gives the results of its own inputs.")
+def stale_output(trial: Trial) -> None:
+    trial.fixed()
+    for call, model in trial.samples():
+        sets = data_sets(trial, call, model)
+        prepared = trial.prepare(model)
+        _, arrays, first = sets[0]
+        trial.run(prepared, copies(arrays))
+        for number, (each, arrays, wanted) in enumerate(sets[1:], 2):
+            _own_results(trial, each, wanted, first, trial.run(prepared, copies(arrays)), f"run {number}")
+            first = wanted
+
+
+@check("same-memory", "Other values in the memory of the last execution's inputs are seen.", SECOND)
+def same_memory(trial: Trial) -> None:
+    trial.fixed()
+    for call, model in trial.samples():
+        sets = data_sets(trial, call, model, 2)
+        prepared = trial.prepare(model)
+        memory = [x.copy() for x in sets[0][1]]
+        trial.run(prepared, memory)
+        for place, array in zip(memory, sets[1][1], strict=True):
+            place[...] = array
+        each, _, wanted = sets[1]
+        _own_results(trial, each, wanted, sets[0][2], trial.run(prepared, memory), "run 2 in the same memory")
+
+
+def _own_results(trial: Trial, call: Call, wanted: Outputs, before: Outputs, actual: Outputs, what: str) -> None:
+    """Unmet where these are not the results of the call; said so where they are those of the execution before."""
+    problem = trial.differs(call, wanted, actual)
+    if problem and all(
+        b is not None and a is not None and b.tobytes() == a.tobytes() for b, a in zip(before, actual, strict=True)
+    ):
+        trial.unmet(f"{what} equals the run before on other inputs")
+    if problem:
+        trial.unmet(f"{what} differs from a model that runs once: {problem}")
+
+
+@check("order", "Results do not depend on what ran before.", SECOND)
+def order(trial: Trial) -> None:
+    trial.fixed()
+    for call, model in trial.samples():
+        sets = data_sets(trial, call, model)
+        prepared = trial.prepare(model)
+        for number in (0, 1, 2, 3, 2, 0, 0, 1, 3):
+            each, arrays, wanted = sets[number]
+            trial.same(each, wanted, trial.run(prepared, copies(arrays)), "after other runs of the same prepared model")
+
+
+@check("deterministic", "The same inputs give the same results.")
+def deterministic(trial: Trial) -> None:
+    trial.fixed()
+    for call, model in trial.samples():
+        prepared = trial.prepare(model)
+        first = [None if r is None else r.copy() for r in trial.run(prepared, copies(arrays_of(call)))]
+        for number in range(2, 9):
+            trial.same(
+                call, first, trial.run(prepared, copies(arrays_of(call))), f"run {number} on the inputs of run 1"
+            )
+
+
+@check("interleaved", "Prepared models of other constants and parameters do not disturb each other.", SECOND)
+def interleaved(trial: Trial) -> None:
+    trial.fixed()
+    taken = [(call, model) for call, model in trial.taken() if not call.open]
+    for call, model in trial.samples():
+        other = next(((c, m) for c, m in taken if c is not call and c.cell.kind == call.cell.kind), None)
+        pair = [(call, model), other or (call, model_of(call))]
+        wanted = []
+        for c, m in pair:
+            try:
+                wanted.append(trial.alone(m, arrays_of(c)))
+            except NnhalError:  # a call that fails by right
+                break
+        if len(wanted) < 2:
+            continue
+        prepared = [trial.prepare(m) for _, m in pair]
+        for which in (0, 1, 0, 1, 1, 0, 1):
+            c = pair[which][0]
+            results = trial.run(prepared[which], copies(arrays_of(c)))
+            trial.same(c, wanted[which], results, "in turns with another prepared model")
+        trial.close(prepared[0])
+        results = trial.run(prepared[1], copies(arrays_of(pair[1][0])))
+        trial.same(pair[1][0], wanted[1], results, "after another prepared model was closed")
+
+
+# -------------------------------------------------------------------------------------------------------------- threads
+
+
+@check("threads", f"{THREADS} threads that run one prepared model at once get the results of their own inputs.", SECOND)
+def threads(trial: Trial) -> None:
+    trial.fixed()
+    for call, model in trial.samples():
+        sets = data_sets(trial, call, model)
+        results = _at_once(trial, trial.prepare(model), [arrays for _, arrays, _ in sets])
+        wrong = [(place, r) for place, r in results if trial.differs(sets[place][0], sets[place][2], r)]
+        if wrong:
+            place, first = wrong[0]
+            problem = trial.differs(sets[place][0], sets[place][2], first)
+            trial.unmet(f"{len(wrong)} of {len(results)} runs of {THREADS} threads are wrong: {problem}")
+
+
+def _at_once(trial: Trial, prepared: Prepared, sets: Sequence[list[Array]]) -> list[tuple[int, Outputs]]:
+    """What came of executions by several threads: of which inputs, and the results."""
+    came: list[tuple[int, Outputs]] = []
+    failed: list[BaseException] = []
+    begin = threading.Barrier(THREADS)
+
+    def work(number: int) -> None:
+        begin.wait()
+        try:
+            for turn in range(EACH):
+                place = (number + turn) % len(sets)
+                came.append((place, trial.run(prepared, copies(sets[place]))))
+        except BaseException as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, args=(n,), name="nnhal-validate") for n in range(THREADS)]
+    with _switching():
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    if failed:
+        _raised_by_a_thread(trial, failed[0])
+    return came
+
+
+def _raised_by_a_thread(trial: Trial, error: BaseException) -> None:
+    if not isinstance(error, NnhalError):
+        raise error
+    place = place_in(error.stack) or trial.place()
+    raise Unmet(f"with {THREADS} threads: {type(error).__name__}: {error}", place) from error
+
+
+@contextmanager
+def _switching() -> Iterator[None]:
+    """Threads take turns more often than they do."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(OFTEN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+# ------------------------------------------------------------------------------------------------------------ malformed
+
+
+@check("malformed-request", "A request that lacks an input, or has one of another shape, harms no later one.")
+def malformed_request(trial: Trial) -> None:
+    for call, model in trial.samples():
+        wanted = trial.alone(model, arrays_of(call))
+        prepared = trial.prepare(model)
+        arrays = arrays_of(call)
+        for number, array in enumerate(arrays):
+            for bad in (None, array[:0], array.reshape(1, *array.shape), array.reshape(-1)[:1]):
+                _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
+        if not trial.random:
+            trial.same(call, wanted, trial.run(prepared, copies(arrays)), "after requests that were not valid")
+
+
+def _survives(trial: Trial, request: Request, run: Run) -> None:
+    trial.at("run")
+    with suppress(NnhalError):
+        request.execute(run, UNLIMITED)

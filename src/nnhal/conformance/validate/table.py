@@ -1,0 +1,16 @@
+"""All checks: importing this module imports each family, which adds its own to `CHECKS`."""
+
+from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries, state
+from nnhal.conformance.validate.check import CHECKS, ContractCheck
+
+FAMILIES = queries, outputs, numbers, state, limits, other_ways
+
+
+def of_operations() -> list[ContractCheck]:
+    """Those that look at an operation."""
+    return [each for each in CHECKS.values() if not each.whole]
+
+
+def of_the_driver() -> list[ContractCheck]:
+    """Those that look at the driver as a whole."""
+    return [each for each in CHECKS.values() if each.whole]

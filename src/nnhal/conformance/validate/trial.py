@@ -1,0 +1,270 @@
+"""One operation of a driver under test: calls of it that the driver takes, prepared and run, each thing asked announced."""
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nnhal.base.answers import answering, let_go
+from nnhal.base.errors import DeadObject, NnhalError
+from nnhal.base.operands import Array
+from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judge, model_of
+from nnhal.conformance.draw import Call, cells, draw
+from nnhal.conformance.validate.place import place_of
+from nnhal.hal.claims import verdicts_by
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, where_of
+from nnhal.hal.request import UNLIMITED, Control, Request, Signature
+from nnhal.model.graph import Model
+from nnhal.ops import OPS
+from nnhal.ops.schema import I32
+from nnhal.runtime import discovery
+
+SAMPLES = 3  # calls of an operation that all checks but those of values look at
+PLAIN = Hints(threads=1)
+MakeRequest = Callable[[Signature, Sequence[Array]], Request]
+
+
+class Unmet(Exception):
+    """A promise is broken; the text says how. place: FILE:LINE of the driver, "" where it is not known."""
+
+    def __init__(self, text: str, place: str = "") -> None:
+        super().__init__(text)
+        self.place = place
+
+
+class NotAsked(Exception):
+    """A promise cannot be looked at here; the text says why."""
+
+
+class ProcessDied(Exception):
+    """The driver's own process did; the text says how. No error of the driver's that a check may expect."""
+
+
+class NotTaken(NotAsked):
+    """The driver takes no call of the operation."""
+
+
+class Drawing:
+    """Calls of one operation that are drawn for a driver, with what it says of each; the same for the same seed."""
+
+    def __init__(self, operation: str, seed: int, draws: int) -> None:
+        self.operation = operation
+        self.calls: list[tuple[Call, Model]] = []
+        rng = np.random.default_rng([seed, zlib.crc32(operation.encode())])
+        for cell in cells([operation]):
+            for _ in range(draws):
+                call = draw(cell, rng, open=bool(rng.random() < OPEN))
+                self.calls.append((call, model_of(call)))
+        self.rng = rng
+        self.taken: list[tuple[Call, Model]] | None = None
+        self.refused: list[str] = []
+        self.kept: list[Prepared] = []  # for a later check to close
+
+
+class Trial:
+    """What a check is given: a device, and calls of an operation.
+
+    at: is told what the driver is asked, before it is. isolated: the device is in a process of its own. prepared: what the
+    driver prepared last, for `place`. stage: what the driver was asked last.
+    """
+
+    def __init__(self, device: Device, drawing: Drawing, at: Callable[[str], None], *, isolated: bool) -> None:
+        self.device, self.drawing, self.isolated = device, drawing, isolated
+        self._at, self.stage = at, ""
+        self.where = where_of(device)
+        self.operation = drawing.operation
+        self.prepared: Prepared | None = None
+        self.found: tuple[str, ...] = ()
+        self._open: list[Prepared] = []
+        record = OPS.get(drawing.operation)
+        self.random = record is not None and record.context
+        self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
+
+    def at(self, stage: str) -> None:
+        """The driver is asked something now."""
+        self.stage = stage
+        self._at(stage)
+
+    # ------------------------------------------------------------------------------------------------- what there is
+
+    def taken(self) -> list[tuple[Call, Model]]:
+        """The calls that the driver says it takes; NotAsked where that is none."""
+        drawing = self.drawing
+        if drawing.taken is None:
+            taken = []
+            for call, model in drawing.calls:
+                verdict = self.verdict(model)
+                if verdict.ok:
+                    taken.append((call, model))
+                else:
+                    drawing.refused.append(verdict.reason)
+            drawing.taken = taken
+        if not drawing.taken:
+            raise NotTaken(drawing.refused[0] if drawing.refused else "has no calls to be drawn")
+        return drawing.taken
+
+    def samples(self) -> list[tuple[Call, Model]]:
+        """A few of them, of different types, with something to write and much to read, which the reference can run.
+
+        One of them has as many constants as there are in any.
+        """
+        chosen: dict[Any, tuple[Call, Model]] = {}
+        taken = [pair for pair in self.taken() if not pair[0].open]
+        ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
+        by_constants = sorted(taken, key=lambda pair: -_constants(pair[0]))
+        for kind, call, model in [
+            *((call.cell.kind, call, model) for call, model in ordered),
+            *(("constants", call, model) for call, model in by_constants if _constants(call)),
+        ]:
+            if kind in chosen or (len(chosen) == SAMPLES and kind != "constants"):
+                continue
+            try:
+                wanted = self.wanted(model, arrays_of(call))
+            except NnhalError:
+                continue
+            if any(w is not None and w.size for w in wanted):
+                chosen[kind] = call, model
+        if not chosen:
+            raise NotAsked("none of the calls that it takes has an element to write that the reference can")
+        return list(chosen.values())
+
+    def others(self, call: Call, count: int) -> Iterator[Call]:
+        """The same call with other values, so many times."""
+        for _ in range(count):
+            call = again(call, self.rng)
+            yield call
+
+    def fixed(self) -> None:
+        """NotAsked where the results are drawn at random."""
+        if self.random:
+            raise NotAsked("its results are random")
+
+    @staticmethod
+    def wanted(model: Model, arrays: Sequence[Array]) -> Outputs:
+        """What the reference gives."""
+        prepared = prepared_by(discovery.cpu(), model, Hints())
+        request = prepared.request(arrays)
+        request.execute(prepared.run, UNLIMITED)
+        return request.results
+
+    # ----------------------------------------------------------------------------------------------- what is asked
+
+    @contextmanager
+    def asking(self, stage: str) -> Iterator[None]:
+        """The driver is asked something inside. ProcessDied where that ends its process."""
+        self.at(stage)
+        try:
+            yield
+        except DeadObject as error:
+            raise ProcessDied(str(error)) from error
+
+    def verdict(self, model: Model) -> Verdict:
+        """What the driver says of the one operation."""
+        with self.asking("supports"):
+            return verdicts_by(self.device, model)[0]
+
+    def prepare(self, model: Model, hints: Hints = PLAIN) -> Prepared:
+        """Prepare; closed with the trial where the check does not."""
+        with self.asking("prepare"):
+            prepared = prepared_by(self.device, model, hints)
+        self._open.append(prepared)
+        self.prepared = prepared
+        return prepared
+
+    def close(self, prepared: Prepared) -> None:
+        """Close; raises what the driver raises."""
+        self._open = [each for each in self._open if each is not prepared]
+        with self.asking("close"), answering(self.where, "close() of a prepared model"):
+            prepared.close()
+
+    def keep(self, prepared: Prepared) -> None:
+        """Leave it open, for a later check to close."""
+        self._open.remove(prepared)
+        self.drawing.kept.append(prepared)
+
+    def request(
+        self, prepared: Prepared, arrays: Sequence[Array | None], rooms: Sequence[Array | None] | None = None
+    ) -> Request:
+        """A request for one execution, over these very arrays."""
+        return Request(self.signature_of(prepared), arrays, rooms)
+
+    def signature_of(self, prepared: Prepared) -> Signature:
+        """The arguments of a prepared model."""
+        return Signature.of(prepared.model, self.where)
+
+    def run(
+        self, prepared: Prepared, arrays: Sequence[Array], control: Control = UNLIMITED, make: MakeRequest = Request
+    ) -> Outputs:
+        """One execution, over these very arrays. make: the request, where it is not an ordinary one."""
+        request = make(self.signature_of(prepared), arrays)
+        with self.asking("run"):
+            request.execute(prepared.run, control)
+        return request.results
+
+    def alone(self, model: Model, arrays: Sequence[Array]) -> Outputs:
+        """What a prepared model that runs once gives: what all other ways to the same result are held against."""
+        prepared = self.prepare(model)
+        results = [None if r is None else r.copy() for r in self.run(prepared, copies(arrays))]
+        self.close(prepared)
+        return results
+
+    def same(self, call: Call, wanted: Outputs, actual: Outputs, what: str) -> None:
+        """Unmet where results are not those of `alone`, by more than the definition leaves open."""
+        problem = self.differs(call, wanted, actual)
+        if problem:
+            self.unmet(f"{what}: {problem}")
+
+    def differs(self, call: Call, wanted: Outputs, actual: Outputs) -> str:
+        """How; "" where they agree."""
+        if all(_bits(w) == _bits(a) for w, a in zip(wanted, actual, strict=True)):
+            return ""
+        return judge(call, wanted, actual, self.device.relaxations)
+
+    def unmet(self, text: str) -> NoReturn:
+        """The promise is broken."""
+        raise Unmet(text, self.place())
+
+    def place(self, what: str = "run") -> str:
+        """FILE:LINE of the driver's own method."""
+        return place_of(self.device, self.prepared, what)
+
+    def end(self) -> None:
+        """Close what is open; what that raises is the business of another check."""
+        for prepared in self._open:
+            self.at("close")
+            let_go(self.where, "close() of a prepared model", prepared.close)
+        self._open.clear()
+
+
+def copies(arrays: Sequence[Array]) -> list[Array]:
+    """Arrays that a driver may spoil."""
+    return [x.copy() for x in arrays]
+
+
+def _room(call: Call) -> int:
+    """How many elements are given at run time."""
+    return sum(x.size for x in arrays_of(call))
+
+
+def _constants(call: Call) -> int:
+    """How many elements of real numbers are constants."""
+    return sum(
+        value.array.size
+        for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True))
+        if value is not None and place not in call.given and not argument.scalar and value.type != I32
+    )
+
+
+def _bits(array: Array | None) -> Any:
+    return None if array is None else (array.shape, array.dtype, array.tobytes())
+
+
+@contextmanager
+def trying(trial: Trial) -> Iterator[Trial]:
+    """A trial that ends."""
+    try:
+        yield trial
+    finally:
+        trial.end()

@@ -1,0 +1,76 @@
+"""A process that checks a driver: `nnhal.conformance.worker`, with checks for items."""
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+
+from nnhal.base.answers import may_be_own
+from nnhal.base.errors import DeadObject, NnhalError, told
+from nnhal.base.stacks import dumped, stack_of
+from nnhal.conformance.suite import fate_of
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
+from nnhal.conformance.validate.place import place_first, place_in
+from nnhal.conformance.validate.run import CheckItem, Validation
+from nnhal.conformance.validate.table import FAMILIES
+from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, ProcessDied, Trial, Unmet, trying
+from nnhal.conformance.worker import Worker, serve_with
+
+assert FAMILIES
+
+
+class _Checker(Worker):
+    """Checks what it is told to."""
+
+    subject: Validation
+    _drawing: Drawing | None = None
+
+    def begin(self) -> None:
+        """What is there need not be looked through for garbage again and again."""
+        gc.collect()
+        gc.freeze()
+
+    def run(self, of: str, items: Sequence[CheckItem]) -> Iterator[CheckOutcome]:
+        for item in items:
+            begin = time.monotonic_ns()
+            self.at("draw")
+            if self._drawing is None or self._drawing.operation != of:
+                self._drawing = Drawing(of, self.subject.seed, self.subject.draws)
+            with trying(Trial(self.device, self._drawing, self.at, isolated=self.subject.isolate)) as trial:
+                verdict, reason, place = outcome_of(CHECKS[item.check], trial)
+                found = trial.found
+            yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found)
+
+
+def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
+    """Verdict, reason and place of one check; only what may be this process's own end is raised."""
+    if check.inside and trial.isolated:
+        return "skipped", "needs the driver in this process", ""
+    verdict, reason, place = _looked(check, trial)
+    for known in (f"{trial.where}: ", "driver: "):  # there is but one
+        reason = reason.replace(known, "")
+    return verdict, reason, place
+
+
+def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
+    try:
+        check.look(trial)
+    except NotTaken as why:
+        return "unsupported", str(why), ""
+    except NotAsked as why:
+        return "skipped", str(why), ""
+    except Unmet as broken:
+        return "failed", str(broken), broken.place
+    except (ProcessDied, DeadObject) as error:
+        return "crashed", f"{trial.stage}(): {fate_of(str(error))}", place_first(dumped(str(error)))
+    except NnhalError as error:
+        return "failed", f"{type(error).__name__}: {error}", place_in(error.stack)
+    except BaseException as error:
+        if may_be_own(error):
+            raise
+        return "failed", f"{told(error)} (escaped)", place_in(stack_of(error))
+    return "passed", "", ""
+
+
+def main() -> None:
+    """Check."""
+    serve_with(_Checker)

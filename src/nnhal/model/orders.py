@@ -1,0 +1,359 @@
+"""In which order of dimensions each operation of a graph works best where every layout is to be one.
+
+What a tensor is, in whatever order, is a *datum* here: a TRANSPOSE makes no new datum, only another *view* of one, so pairs
+of them cancel by themselves. A datum is transposed where it is read in another order than it is made in, once for each.
+
+Operations that do not care for the order and share data form an *island*. All islands begin as they are; then each in turn
+takes another order, as long as that saves transposing and adds no transpose.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from nnhal.base.codes import Lifetime, type_name
+from nnhal.base.operands import Unknown, Value
+from nnhal.model.graph import CONSTANTS, Model, Operation, Subgraph
+from nnhal.model.validate import SubgraphBinding
+from nnhal.ops import OPS
+from nnhal.ops.order import composed, each_element, in_other_layout, inverse, keeps_elements
+from nnhal.ops.reshape import permutation_of
+from nnhal.ops.schema import Bound, Permutation, Reordered, T
+
+Layout = Literal["nhwc", "nchw"]
+TRANSPOSE = "TRANSPOSE"
+MOST_RANK = 4  # of what TRANSPOSE takes
+LAUNCH = 1 << 16  # bytes whose transposing costs as much as that there is one more operation
+CANDIDATES = 4  # orders tried for an island
+ROUNDS = 8  # over all islands
+
+
+class Said(NamedTuple):
+    """An operation in some order. reads: the order of each input, None as it is; gives: those of the outputs.
+
+    An order may be longer than the dimensions of a constant, which then gets dimensions of 1 before its own.
+    """
+
+    reads: tuple[Permutation | None, ...]
+    gives: tuple[Permutation | None, ...]
+    arguments: Mapping[str, Any]
+
+
+class Transposing(NamedTuple):
+    """What transposing costs: how many TRANSPOSEs, and their weight in bytes."""
+
+    transposes: float = 0
+    weight: float = 0
+
+
+NEVER = Transposing(math.inf, math.inf)
+
+
+class Ordering:
+    """The orders of one graph.
+
+    datum, view: of each operand the datum, and the order of that which the operand has; () where the rank is unknown.
+    transposed: the TRANSPOSE that gives an operand which is only a view, by operand.
+    derived: the operation that makes an operand of one constant, element by element, by operand: a constant as well.
+    turning: operations with a layout that get the other one; left: those that should and cannot, and why.
+    """
+
+    def __init__(self, model: Model, graph: Subgraph, binding: SubgraphBinding, layout: Layout) -> None:
+        self.graph, self.bounds, self.values = graph, binding.operations, binding.values
+        self.datum = list(range(len(graph.operands)))
+        self.view: list[Permutation] = [_as_is(value) for value in self.values]
+        self.transposed: dict[int, int] = {}
+        self.derived: dict[int, int] = {}
+        self.turning: dict[int, Reordered] = {}
+        self.left: dict[int, str] = {}
+        self.laid = False  # whether an operation has a layout
+        self._known = [
+            operand.lifetime in CONSTANTS and model.readable(operand) and value is not None and value.data is not None
+            for operand, value in zip(graph.operands, self.values, strict=True)
+        ]
+        self._free: dict[int, Said] = {}  # operations that do not care, as they are in another order
+        self._shaping: set[int] = set()  # those that give elements any shape
+        self._order: dict[int, Permutation] = {}  # in which those work, where it is not their own
+        self._flat: dict[int, Permutation] = {}  # in which operations read an input of which only the elements count
+        self._made: dict[tuple[int, Permutation], Said] = {}
+        for n, a in enumerate(self.bounds):
+            if a is not None:
+                self._sort(n, a, layout)
+        self._writer: dict[int, tuple[int, int]] = {}
+        self._readers: dict[int, list[tuple[int, int]]] = defaultdict(list)  # of a datum: operations and places
+        self._outputs: dict[int, list[int]] = defaultdict(list)  # of a datum: the operands that are the graph's outputs
+        for n, operation in self.remaining():
+            self._writer.update((i, (n, place)) for place, i in enumerate(operation.outputs))
+            for place, i in enumerate(operation.inputs):
+                self._readers[self.datum[i]].append((n, place))
+        for i in graph.outputs:
+            self._outputs[self.datum[i]].append(i)
+        self._settle()
+
+    def remaining(self) -> Iterator[tuple[int, Operation]]:
+        """The operations that give neither views nor constants, by number."""
+        gone = {*self.transposed.values(), *self.derived.values()}
+        return ((n, operation) for n, operation in enumerate(self.graph.operations) if n not in gone)
+
+    def constant(self, operand: int) -> bool:
+        """Whether an operand is a constant that can be had in any order, made of one, or a view of one."""
+        return self._known[self.datum[operand]]
+
+    def writer(self, datum: int) -> int | None:
+        """The operation that makes a datum; None for inputs and constants."""
+        found = self._writer.get(datum)
+        return None if found is None else found[0]
+
+    def said(self, n: int) -> Said:
+        """The operation in the order in which it works."""
+        return self._in(n, self._order.get(n, ()))
+
+    def read(self, n: int, place: int) -> Permutation:
+        """The order of its datum in which an operation reads an input; of a constant see `Said`."""
+        if self._is_flat(n, place):
+            return self._flat[n]
+        operand, order = self.graph.operations[n].inputs[place], self.said(n).reads[place]
+        return self.view[operand] if order is None else composed(self.view[operand], order)
+
+    def made(self, datum: int) -> Permutation:
+        """The order in which a datum is made."""
+        if datum in self._writer:
+            n, place = self._writer[datum]
+            order = self.said(n).gives[place]
+            return self.view[datum] if order is None else order
+        return self.view[datum]
+
+    def _is_flat(self, n: int, place: int) -> bool:
+        """Whether only the sequence of an input's elements counts."""
+        a = self.bounds[n]
+        return a is not None and a.op.flat and place == 0 and bool(self.view[self.graph.operations[n].inputs[0]])
+
+    def _same_elements(self, operand: int, order: Permutation) -> bool:
+        """Whether a datum in that order has its elements where the operand has them."""
+        shape = getattr(self.values[operand], "shape", None)
+        return shape is not None and keeps_elements(shape, composed(inverse(self.view[operand]), order))
+
+    # ---------------------------------------------------------------------------------------------------- what there is
+
+    def _sort(self, n: int, a: Bound, layout: Layout) -> None:
+        operation = self.graph.operations[n]
+        if any(argument.layout for argument in a.form):
+            self.laid = True
+            try:
+                if a.nchw != (layout == "nchw"):
+                    self.turning[n] = _turned(a)
+            except Unknown as error:
+                self.left[n] = f"{str(error) or 'a shape'} is only known at execution"
+            except _Stays as why:
+                self.left[n] = str(why)
+        elif a.op.name == TRANSPOSE:
+            try:
+                order = tuple(permutation_of(a))
+            except Unknown:
+                return
+            (x, *_), (y,) = operation.inputs, operation.outputs
+            self.datum[y], self.view[y] = self.datum[x], composed(self.view[x], order)
+            self.transposed[y] = n
+        elif a.op.reorder is not None:
+            try:
+                rank = a.out.rank if a.op.flat else max(value.rank for value in _own(a))
+                if a.op.flat:
+                    a.op.reorder(a, tuple(range(rank)))
+                    self._shaping.add(n)
+                elif self._derives(a, operation):
+                    (y,) = operation.outputs
+                    self.derived[y], self._known[y] = n, True
+                elif rank > 1:
+                    self._free[n] = self._in(n, tuple(range(rank))[::-1])
+            except Unknown:
+                return
+
+    def _derives(self, a: Bound, operation: Operation) -> bool:
+        """Whether an operation makes a constant of a constant, which is read only within."""
+        (y, *others), known = operation.outputs, [self.constant(i) for i in operation.inputs]
+        within = self.graph.operands[y].lifetime == Lifetime.TEMPORARY_VARIABLE
+        return a.op.reorder is each_element and len(a.inputs) == 1 and all(known) and within and not others
+
+    def _in(self, n: int, order: Permutation) -> Said:
+        """The operation in an order, () for its own. Unknown where that cannot be."""
+        if (n, order) not in self._made:
+            self._made[n, order] = self._saying(n, order)
+        return self._made[n, order]
+
+    def _saying(self, n: int, order: Permutation) -> Said:
+        operation, a = self.graph.operations[n], self.bounds[n]
+        moved = self.turning.get(n)
+        if moved is None and order and a is not None and a.op.reorder is not None:
+            moved = a.op.reorder(a, order)
+        if moved is None or a is None:
+            return Said((None,) * len(operation.inputs), (None,) * len(operation.outputs), {})
+        reads: list[Permutation | None] = [None] * len(operation.inputs)
+        for argument, start, end in a.form.slots(len(operation.inputs)):
+            for place in range(start, end):
+                operand = operation.inputs[place]
+                wanted = moved.inputs.get(argument.name)
+                if wanted is not None and len(self.view[operand]) < len(wanted) and not self.constant(operand):
+                    raise Unknown(f"{argument.name} with as many dimensions as the others")
+                reads[place] = wanted
+        return Said(tuple(reads), tuple(order or None for order in moved.outputs), moved.arguments)
+
+    # ------------------------------------------------------------------------------------------------------------ costs
+
+    def _cost(self, datum: int) -> Transposing:
+        """What a datum costs with the orders as they are now."""
+        if self._known[datum]:
+            return Transposing()
+        made, wanted = self.made(datum), self._wanted(datum)
+        count = len(wanted - {made})
+        if not count:
+            return Transposing()
+        value = self.values[datum]
+        if value is None or value.type not in OPS[TRANSPOSE].types or len(made) > MOST_RANK:
+            return NEVER
+        size = math.prod(d or 1 for d in value.shape or ()) * value.dtype.itemsize
+        return Transposing(count, count * (LAUNCH + size))
+
+    def _wanted(self, datum: int) -> set[Permutation]:
+        """The orders in which a datum has to be. What is made by shape alone is made in one of them where it can be."""
+        wanted, flat = {self.view[i] for i in self._outputs[datum]}, []
+        for n, place in self._readers[datum]:
+            if self._is_flat(n, place):
+                flat.append(n)
+            else:
+                wanted.add(self.read(n, place))
+        writer = self.writer(datum)
+        if writer is not None and writer in self._shaping:
+            self._order.pop(writer, None)
+            if self.view[datum] not in wanted:
+                fitting = [order for order in sorted(wanted) if self._same_elements(datum, order)]
+                if fitting:
+                    self._order[writer] = fitting[0]
+        made = self.made(datum)
+        for n in flat:
+            operand = self.graph.operations[n].inputs[0]
+            own = self.view[operand]
+            there = (order for order in (made, own, *sorted(wanted)) if order == made or order in wanted)
+            self._flat[n] = next((order for order in there if self._same_elements(operand, order)), own)
+            wanted.add(self._flat[n])
+        return wanted
+
+    # ---------------------------------------------------------------------------------------------------------- islands
+
+    def _settle(self) -> None:
+        """Give every island the order that suits those around it."""
+        islands = list(self._islands()) if self.laid else []
+        for _ in range(ROUNDS):
+            improved = [self._improved(island) for island in islands]
+            if not any(improved):
+                break
+        for datum in [*self._readers]:
+            if self.laid and not self._known[datum]:
+                self._wanted(datum)
+
+    def _islands(self) -> "Iterator[Island]":
+        """Operations that do not care and share data, each with its order where the island has its own."""
+        beside: dict[int, list[tuple[int, Permutation]]] = defaultdict(list)  # of a datum: operations, and views of it
+        around: dict[int, list[tuple[int, Permutation]]] = {}  # the same by operation
+        for n, said in self._free.items():
+            operation, rank = self.graph.operations[n], max(len(order or ()) for order in said.reads)
+            read = [i for i, order in zip(operation.inputs, said.reads, strict=True) if order and not self.constant(i)]
+            given = [i for i, order in zip(operation.outputs, said.gives, strict=True) if len(order or ()) == rank]
+            around[n] = [(self.datum[i], self.view[i]) for i in (*read, *given)]
+            for datum, view in around[n]:
+                beside[datum].append((n, view))
+        seen: set[int] = set()
+        for first, shared in around.items():
+            if first in seen or not shared:
+                continue
+            island = Island({first: tuple(range(len(shared[0][1])))}, {})
+            seen.add(first)
+            pending = [first]
+            while pending:
+                n = pending.pop()
+                for datum, view in around[n]:
+                    order = island.data.setdefault(datum, composed(view, island.members[n]))
+                    for other, way in beside[datum]:
+                        if other not in seen:
+                            seen.add(other)
+                            island.members[other] = composed(inverse(way), order)
+                            pending.append(other)
+            yield island
+
+    def _improved(self, island: "Island") -> bool:
+        """Put an island into the best order that is found; whether that is another one."""
+        data = dict.fromkeys((*island.data, *(i for n in island.members for i in self.graph.operations[n].outputs)))
+        before = {n: self._order[n] for n in island.members if n in self._order}
+        now, best = self._sum(data), before
+        for order, _ in Counter(self._around(island)).most_common(CANDIDATES):
+            tried = {n: composed(own, order) for n, own in island.members.items()}
+            cost = self._sum(data) if self._take(island, tried) else NEVER
+            if cost.transposes <= now.transposes and cost.weight < now.weight:
+                now, best = cost, tried
+        self._take(island, best)
+        return best is not before
+
+    def _take(self, island: "Island", orders: Mapping[int, Permutation]) -> bool:
+        """Let the members work in these orders, in their own where none is named; whether all can."""
+        for n in island.members:
+            order = orders.get(n, ())
+            self._order.pop(n, None)
+            if list(order) != sorted(order):
+                try:
+                    self._in(n, order)
+                except Unknown:
+                    return False
+                self._order[n] = order
+        return True
+
+    def _sum(self, data: Iterable[int]) -> Transposing:
+        costs = [self._cost(datum) for datum in data]
+        return Transposing(sum(cost.transposes for cost in costs), sum(cost.weight for cost in costs))
+
+    def _around(self, island: "Island") -> Iterator[Permutation]:
+        """The orders of an island in which what is around it makes and wants the data."""
+        for datum, own in island.data.items():
+            n = self.writer(datum)
+            orders = [] if n in island.members else [self.made(datum)]
+            orders += [self.view[i] for i in self._outputs[datum]]
+            orders += [
+                self.read(n, place)
+                for n, place in self._readers[datum]
+                if n not in island.members and not self._is_flat(n, place)
+            ]
+            yield from (composed(inverse(own), order) for order in orders if len(order) == len(own))
+
+
+class Island(NamedTuple):
+    """Operations that do not care. members: their orders where the island's is as it is; data: those of what they share."""
+
+    members: dict[int, Permutation]
+    data: dict[int, Permutation]
+
+
+class _Stays(Exception):
+    """An operation with a layout cannot get the other one; the message is the reason."""
+
+
+def _turned(a: Bound) -> Reordered:
+    """An operation in the other layout."""
+    if a.T not in OPS[TRANSPOSE].types:
+        raise _Stays(f"{TRANSPOSE} does not take {type_name(a.T or 0)}")
+    marked = [(f"input {x.name}", getattr(a, x.name)) for x in a.form if x.layout]
+    marked += [(f"output {x.name}", value) for x, value in zip(a.op.outputs, a.outs, strict=False) if x.layout]
+    for what, value in marked:
+        if value.shape is None:
+            raise _Stays(f"{what} has unknown rank")
+    return in_other_layout(a)
+
+
+def _own(a: Bound) -> Iterator[Value]:
+    """The tensors of the operation's own type."""
+    for argument, value in a.inputs:
+        if argument.spec is T:
+            yield from value if isinstance(value, tuple) else (value,) if value is not None else ()
+
+
+def _as_is(value: Value | None) -> Permutation:
+    """The order of a tensor's dimensions as they are; () where the rank is unknown."""
+    return () if value is None or value.shape is None else tuple(range(len(value.shape)))

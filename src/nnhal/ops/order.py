@@ -1,0 +1,116 @@
+"""How an operation is said of tensors whose dimensions stand in another order: what `Op.reorder` of a record is made of."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from nnhal.base.operands import Unknown, Value
+from nnhal.ops.schema import Bound, Permutation, Reorder, Reordered
+
+TO_NCHW: Permutation = (0, 3, 1, 2)  # of an NHWC tensor
+TO_NHWC: Permutation = (0, 2, 3, 1)  # of an NCHW tensor
+
+
+def composed(first: Permutation, then: Permutation) -> Permutation:
+    """The order of a tensor that was put into the order `first`, and what came of it into the order `then`."""
+    return tuple([first[i] for i in then])
+
+
+def inverse(order: Permutation) -> Permutation:
+    """The order that leads back."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def keeps_elements(shape: Sequence[int | None], order: Permutation) -> bool:
+    """Whether the elements of a tensor of that shape lie in the same places in memory in that order."""
+    moving = [i for i in order if shape[i] != 1]
+    return moving == sorted(moving)
+
+
+def without(order: Permutation, gone: Collection[int]) -> Permutation:
+    """The order of what is left where the dimensions `gone` of the tensor vanish."""
+    kept = [i for i in range(len(order)) if i not in gone]
+    return tuple([kept.index(i) for i in order if i not in gone])
+
+
+# ------------------------------------------------------------------------------------------------------ rules of records
+
+
+def each_element(a: Bound, order: Permutation) -> Reordered:
+    """All tensors in one order, but for those of one element that have fewer dimensions."""
+    tensors = [(argument.name, value) for argument, value in a.inputs if isinstance(value, Value)]
+    turned = [name for name, value in tensors if value.rank == len(order) or any(d != 1 for d in value.dims)]
+    return Reordered(dict.fromkeys(turned, order), [order] * len(a.outs), {})
+
+
+def by_axis(axis: str, tensor: str = "input") -> Reorder:
+    """The argument `axis`, a scalar or a tensor of one, names a dimension of `tensor`, of one tensor or several."""
+
+    def rule(a: Bound, order: Permutation) -> Reordered:
+        return Reordered({tensor: order}, [order] * len(a.outs), {axis: _moved(getattr(a, axis), order)})
+
+    return rule
+
+
+def by_axes(axes: str) -> Reorder:
+    """Dimensions named by the argument `axes` are reduced; they vanish, unless there is a `keep_dims` that is true."""
+
+    def rule(a: Bound, order: Permutation) -> Reordered:
+        given = getattr(a, axes)
+        named = given.array.tolist() if isinstance(given, Value) else [given]
+        kept = a.form_has("keep_dims") and a.keep_dims > 0
+        left = order if kept else without(order, {axis % len(order) for axis in named})
+        return Reordered({"input": order}, [left], {axes: _moved(given, order)})
+
+    return rule
+
+
+def each_dimension(*names: str, masks: Sequence[str] = (), shrinking: str = "") -> Reorder:
+    """Arguments `names` have an entry for each dimension, `masks` a bit; those with a bit in `shrinking` vanish."""
+
+    def rule(a: Bound, order: Permutation) -> Reordered:
+        changed: dict[str, Any] = {name: getattr(a, name).array[list(order)] for name in names}
+        changed |= {name: sum((getattr(a, name) >> i & 1) << k for k, i in enumerate(order)) for name in masks}
+        gone = {i for i in order if shrinking and getattr(a, shrinking) >> i & 1}
+        return Reordered({"input": order}, [without(order, gone)], changed)
+
+    return rule
+
+
+def vanishing(axes_of: Callable[[Bound], Sequence[int]]) -> Reorder:
+    """The dimensions that `axes_of` names vanish; the argument `axes` names them."""
+
+    def rule(a: Bound, order: Permutation) -> Reordered:
+        gone = axes_of(a)
+        if not gone:
+            raise Unknown("a dimension of 1")
+        return Reordered({"input": order}, [without(order, gone)], {"axes": [order.index(i) for i in gone]})
+
+    return rule
+
+
+def in_shape(name: str) -> Reorder:
+    """The output has the shape that the argument `name` says, and the elements of the input one by one."""
+
+    def rule(a: Bound, order: Permutation) -> Reordered:
+        shape = a.shapes[0]
+        if shape is None or not keeps_elements(shape, order):
+            raise Unknown("a shape in which the elements stay where they are")
+        return Reordered({}, [order], {name: getattr(a, name).array[list(order)]})
+
+    return rule
+
+
+def in_other_layout(a: Bound) -> Reordered:
+    """The operation in the other layout: what is marked so in its record is reordered, and `nchw` turned round."""
+    order = TO_NHWC if a.nchw else TO_NCHW
+    inputs = {x.name: order for x in a.form if x.layout}
+    changed = {x.name: getattr(a, x.name).array[list(order)] for x in a.form if x.by_layout}
+    outputs = [order if x.layout else tuple(range(len(x.dims or ()))) for x in a.op.outputs]
+    return Reordered(inputs, outputs, {"nchw": not a.nchw, **changed})
+
+
+def _moved(axis: Any, order: Permutation) -> Any:
+    """Where dimensions that are named, a number or a tensor of them, stand in an order."""
+    if isinstance(axis, Value):
+        return [order.index(i % len(order)) for i in axis.array.tolist()]
+    return order.index(axis % len(order))

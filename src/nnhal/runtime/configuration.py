@@ -1,0 +1,126 @@
+"""Options of drivers that change between executions: none sees half of a change, whatever its way and its steps."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import Closed, InvalidArgument, NnhalError
+from nnhal.base.log import logger
+from nnhal.hal.device import Device, Prepared, identity_of, reconfigured_by, traits_of
+from nnhal.hal.request import Control
+from nnhal.hal.turns import Ticket, Turns
+
+_log = logger("execution")
+
+
+@dataclass
+class Configured:
+    """A step: its device and the label of that, what it has prepared, the options in force."""
+
+    label: str
+    device: Device
+    prepared: Prepared
+    options: Mapping[str, Any]
+
+
+class Configuration:
+    """The options in force of each step of a plan.
+
+    turns: of executions, each from when it is asked for until it has ended, and of changes; None where nothing can change.
+    unknown: why nobody knows what is in force any more, "" while somebody does.
+    """
+
+    def __init__(self, steps: Sequence[Configured]) -> None:
+        self._steps, self.unknown = steps, ""
+        self.turns = Turns() if any(traits_of(step.prepared).changeable for step in steps) else None
+
+    def change(self, device: str, options: Mapping[str, Any], control: Control) -> None:
+        """Change options of a device, in all its steps or in none. control: of the wait for executions before.
+
+        InvalidArgument names a device or option that cannot be, and those that can.
+        """
+        chosen = self._of(device)
+        _check(device, options, chosen)
+        if self.turns is None or not options:
+            return
+        ticket = Ticket(alone=True)
+        try:
+            self.turns.queue(ticket)
+            self.turns.wait(ticket, control)
+            self.check()
+            self._change(chosen, options)
+        finally:
+            self.turns.leave(ticket)
+
+    def queue(self) -> Ticket | None:
+        """A place for an execution that was asked for and does not run at once, until `leave`; None where none is needed."""
+        if self.turns is None:
+            return None
+        ticket = Ticket(alone=False)
+        self.turns.queue(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket | None) -> None:
+        """It has ended, or will never run."""
+        if self.turns is not None and ticket is not None:
+            self.turns.leave(ticket)
+
+    def check(self) -> None:
+        """Closed where nobody knows which options are in force."""
+        if self.unknown:
+            raise Closed(self.unknown)
+
+    def _of(self, device: str) -> list[Configured]:
+        """The steps of a device, by its label or, where that is none's, its name."""
+        chosen = [step for step in self._steps if step.label == device]
+        chosen = chosen or [step for step in self._steps if identity_of(step.device).name == device]
+        labels = ", ".join(dict.fromkeys(step.label for step in self._steps))
+        if not chosen:
+            raise InvalidArgument(
+                f"configure: device {shown(device)} runs no step of this model, must be one of {labels}"
+            )
+        if len({id(step.device) for step in chosen}) > 1:
+            raise InvalidArgument(f"configure: several devices are named {device!r}, must be one of {labels}")
+        return chosen
+
+    def _change(self, chosen: Sequence[Configured], options: Mapping[str, Any]) -> None:
+        done: list[Configured] = []
+        try:
+            for step in chosen:
+                _tell(step, {**step.options, **options})
+                done.append(step)
+        except BaseException as error:
+            self._undo(done, error)
+            if not isinstance(error, NnhalError):  # interrupted: the driver may be at it still
+                self.unknown = f"a change of options was interrupted by {type(error).__name__}"
+            raise
+        for step in chosen:
+            step.options = {**step.options, **options}
+
+    def _undo(self, done: Sequence[Configured], why: BaseException) -> None:
+        """Give steps back the options that they had."""
+        for step in done:
+            try:
+                _tell(step, step.options)
+            except NnhalError as error:
+                _log.error("%s", error)
+                self.unknown = f"options of {step.label} could not be put back after {why}: {error}"
+
+
+def _tell(step: Configured, options: Mapping[str, Any]) -> None:
+    reconfigured_by(step.prepared, f"device {step.label}", options)
+
+
+def _check(device: str, options: Mapping[str, Any], chosen: Sequence[Configured]) -> None:
+    """InvalidArgument where these options may not change in all of these steps."""
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise InvalidArgument(f"configure: options of {device} are {shown(options)}, must be a mapping with str keys")
+    for step in chosen:
+        may = traits_of(step.prepared).changeable
+        for name in options:
+            if name not in may:
+                rule = f"must be one of {', '.join(may)}" if may else "it has none that may"
+                raise InvalidArgument(
+                    f"configure: option {name!r} of {device} may not change between executions, {rule}"
+                )

@@ -1,0 +1,223 @@
+"""What drivers raise and what becomes of it: the class, the words, the stack."""
+
+import sys
+import traceback
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nnhal.base import stacks
+from nnhal.base.answers import answering, let_go, may_be_own, shown
+from nnhal.base.codes import ErrorStatus
+from nnhal.base.errors import (
+    LONGEST,
+    Cancelled,
+    DeadObject,
+    DeviceUnavailable,
+    DriverFailed,
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    OutOfMemory,
+    OutputInsufficientSize,
+    ResourceExhausted,
+    again,
+    as_error,
+    clipped,
+    error_of,
+    told,
+)
+from nnhal.base.stacks import let_frames_go, stack_of, with_note
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+class Wordy(NnhalError):
+    """Says what it likes."""
+
+    def __str__(self) -> str:
+        return "words of its own"
+
+
+def asked(error: BaseException) -> NnhalError:
+    with pytest.raises(NnhalError) as caught, answering("device d", "run()"):
+        raise error
+    return caught.value
+
+
+def test_a_value_is_shown_in_at_most_200_characters() -> None:
+    assert shown("x" * 198) == repr("x" * 198) and shown("x" * 199) == repr("x" * 199)[:200] + " ..."
+    assert shown(Unshown()) == "a Unshown that cannot be shown"
+
+
+def test_what_a_driver_raises_names_it_and_keeps_its_class_where_that_is_one_of_nnhals() -> None:
+    own = InvalidArgument("size is 0, must be 1")
+    assert asked(own) is own and str(own) == "device d: size is 0, must be 1"
+    told_already = InvalidArgument("device d: well said")
+    assert asked(told_already) is told_already and str(told_already) == "device d: well said"
+    foreign = asked(KeyError("weights"))
+    assert type(foreign) is DriverFailed and str(foreign) == "device d: run() raised KeyError: 'weights'"
+    assert isinstance(foreign.__cause__, KeyError)
+    wordy = asked(Wordy())
+    assert type(wordy) is DriverFailed and str(wordy) == "device d: run() raised Wordy: words of its own"
+    assert type(asked(MemoryError())) is OutOfMemory and "ran out of memory" in str(asked(MemoryError()))
+    out = OutOfMemory("device d: the pool is full")
+    assert asked(out) is out and "the pool is full" in str(out)
+
+
+def test_an_interrupt_is_the_applications_on_the_main_thread_and_the_drivers_elsewhere() -> None:
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        assert may_be_own(error)
+        with pytest.raises(type(error)), answering("device d", "run()"):
+            raise error
+        with ThreadPoolExecutor(1) as elsewhere:
+            found = elsewhere.submit(asked, error).result()
+        assert type(found) is DriverFailed and type(error).__name__ in str(found)
+    assert not may_be_own(ValueError())
+
+
+def test_what_is_raised_when_something_ends_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    let_go("device d", "close()", lambda: {}["bolt"])  # type: ignore[index]
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert record.getMessage() == "device d: close() raised KeyError: 'bolt'"
+    assert record.exc_info is not None and record.exc_info[0] is KeyError
+    let_go("device d", "close()", lambda: None)
+    assert len([r for r in caplog.records if r.levelname == "ERROR"]) == 1
+
+
+STATUSES = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "DEVICE_UNAVAILABLE": DeviceUnavailable,
+    "GENERAL_FAILURE": OperationFailed,
+    "OUTPUT_INSUFFICIENT_SIZE": OutputInsufficientSize,
+    "MISSED_DEADLINE_TRANSIENT": MissedDeadline,
+    "MISSED_DEADLINE_PERSISTENT": MissedDeadline,
+    "RESOURCE_EXHAUSTED_TRANSIENT": ResourceExhausted,
+    "RESOURCE_EXHAUSTED_PERSISTENT": ResourceExhausted,
+    "DEAD_OBJECT": DeadObject,
+}
+
+
+@pytest.mark.parametrize("name", STATUSES)
+def test_a_status_becomes_an_error_of_that_status_with_the_words(name: str) -> None:
+    error = error_of(ErrorStatus[name], "why")
+    assert type(error) is STATUSES[name] and error.status == ErrorStatus[name] and str(error) == "why"
+
+
+def test_the_shapes_of_what_did_not_fit_are_kept() -> None:
+    assert OutputInsufficientSize("small", [(2, 3), None]).shapes == ((2, 3), None)
+
+
+def test_text_is_clipped_and_can_travel() -> None:
+    assert clipped("abcd", 4) == "abcd" and clipped("abcde", 4) == "abcd ..."
+    assert clipped("a\udcffb") == "a\\udcffb"
+    assert len(clipped("x" * 20_000)) == 16_000 + len(" ...")
+    assert len(str(InvalidArgument("x" * 30_000))) == LONGEST
+    assert told(InvalidArgument("why")) == "why" and told(ValueError("why")) == "ValueError: why"
+
+
+def test_an_error_that_is_kept_is_raised_as_a_copy_with_its_cause() -> None:
+    kept = as_error(KeyError("k"), "device d")
+    assert (
+        type(kept) is DriverFailed and str(kept) == "device d: KeyError: 'k'" and isinstance(kept.__cause__, KeyError)
+    )
+    copy = again(kept)
+    assert copy is not kept and str(copy) == str(kept) and copy.__cause__ is kept.__cause__
+    own = InvalidArgument("x")
+    assert as_error(own, "device d") is own
+
+
+# ------------------------------------------------------------------------------------------------------------- stacks
+
+
+def raised(depth: int, error: BaseException) -> BaseException:
+    def deeper(left: int) -> None:
+        if left:
+            deeper(left - 1)
+        raise error
+
+    try:
+        deeper(depth)
+    except BaseException as caught:
+        return caught
+    raise AssertionError
+
+
+def test_a_deep_stack_shows_its_first_and_last_frames_and_how_many_lie_between() -> None:
+    for depth, lines in ((18, 20), (19, 21)):  # with `raised` and the deepest one more each
+        shown = stack_of(raised(depth, ValueError("deep"))).splitlines()
+        left_out = [line for line in shown if "left out" in line]
+        assert left_out == ([] if lines == 20 else ["  ... 1 frames left out"])
+        assert len([line for line in shown if line.startswith('  File "')]) == 20
+        assert shown[-1] == "ValueError: deep" and shown[1] == "    deeper(depth)"
+    assert "  ... 30 frames left out" in stack_of(raised(48, ValueError("deep")))
+
+
+def test_causes_come_first_each_once_and_no_more_than_four() -> None:
+    errors = [raised(0, ValueError(f"number {n}")) for n in range(6)]
+    for error, cause in zip(errors[1:], errors, strict=False):
+        error.__cause__ = cause
+    words = [line for line in stack_of(errors[-1]).splitlines() if line.startswith("ValueError")]
+    assert words == [f"ValueError: number {n}" for n in (2, 3, 4, 5)]
+    errors[0].__cause__ = errors[1]
+    words = [line for line in stack_of(errors[1]).splitlines() if line.startswith("ValueError")]
+    assert words == ["ValueError: number 0", "ValueError: number 1"]
+    assert stack_of(ValueError("never raised")) == ""
+
+
+def test_what_only_says_that_it_is_time_has_no_stack() -> None:
+    for kind in (Cancelled, MissedDeadline):
+        error = raised(0, kind("late"))
+        assert isinstance(error, NnhalError)
+        stacks.note_stack(error)
+        assert error.stack == ""
+    error = raised(0, OperationFailed("oops"))
+    assert isinstance(error, NnhalError)
+    stacks.note_stack(error)
+    assert error.stack.endswith("oops")
+
+
+def test_a_stack_told_by_another_process_is_a_note_of_bounded_printable_text() -> None:
+    error = with_note(OperationFailed("oops"), "File \x1b[2J\n" + "y" * 10_000)
+    assert error.stack.startswith("File \\x1b[2J\n") and len(error.stack) <= stacks.LONGEST + len(" ...")
+    assert error.__notes__ == [f"In the driver's process:\n{error.stack}"]
+    assert not hasattr(with_note(OperationFailed("oops"), ""), "__notes__")
+
+
+def test_an_error_that_is_kept_holds_nothing_of_what_was_at_work_its_causes_and_contexts_neither() -> None:
+    class Held:
+        pass
+
+    seen: list[weakref.ref[Held]] = []
+
+    def work(then: BaseException | None, error: BaseException, explicit: bool) -> None:
+        held = Held()
+        seen.append(weakref.ref(held))
+        try:
+            if then is not None:
+                raise then
+        except BaseException as before:
+            if explicit:
+                raise error from before
+            raise error  # noqa: B904
+        raise error
+
+    kept: BaseException | None = None
+    for explicit in (True, False):
+        try:
+            work(kept, ValueError("of a driver"), explicit)
+        except ValueError as error:
+            kept = error
+    assert kept is not None and all(ref() is not None for ref in seen)
+    assert let_frames_go(kept) is kept
+    assert all(ref() is None for ref in seen)
+    assert "of a driver" in "".join(traceback.format_exception(kept))
+    loop = ValueError("loop")
+    loop.__cause__ = loop
+    assert let_frames_go(loop) is loop
+    sys.last_exc = None  # type: ignore[assignment]

@@ -1,0 +1,591 @@
+"""`nnhal validate` is judged: each check names the driver that breaks its promise, and a healthy one keeps all of them."""
+
+import ctypes
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import Activation, OperandType, OperationType
+from nnhal.base.errors import InvalidArgument, OperationFailed
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome
+from nnhal.conformance.validate.place import place_first, place_in
+from nnhal.conformance.validate.run import Validation, repeats_check, run_checks
+from nnhal.conformance.validate.table import of_operations
+from nnhal.conformance.validate.trial import Drawing, Trial, trying
+from nnhal.conformance.validate.worker import outcome_of
+from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.host import HostBuffer, LocalBurst
+from nnhal.hal.request import Timing
+from nnhal.model.graph import CONSTANTS
+from nnhal.model.validate import validate
+
+ADD, QUANTIZE = "ADD", "QUANTIZE"
+
+
+class Healthy(Prepared):
+    """ADD of float32 without an activation, and QUANTIZE."""
+
+    def __init__(self, model: Any, device: Any) -> None:
+        main = model.main
+        self.device, self.operation = device, main.operations[0]
+        self.inputs, self.operands = main.inputs, main.operands
+        self.constants = {i: model.constant(o) for i, o in enumerate(main.operands) if o.lifetime in CONSTANTS}
+
+    def run(self, request: Any, control: Any) -> Any:
+        control.check()
+        self.give(request, self.result(request))
+
+    def result(self, request: Any) -> Any:
+        arrays = self.constants | dict(zip(self.inputs, request.inputs, strict=True))
+        x = arrays[self.operation.inputs[0]]
+        if self.operation.type == OperationType.ADD:
+            with np.errstate(all="ignore"):
+                return x + arrays[self.operation.inputs[1]]
+        return self.quantized(x)
+
+    def quantized(self, x: Any) -> Any:
+        to = self.operands[self.operation.outputs[0]]
+        limits = np.iinfo(np.uint8 if to.type == OperandType.TENSOR_QUANT8_ASYMM else np.int8)
+        with np.errstate(all="ignore"):
+            steps = np.rint(x.astype(np.float64) / to.scale) + to.zero_point
+        return np.clip(np.nan_to_num(steps), limits.min, limits.max).astype(limits.dtype)
+
+    def give(self, request: Any, result: Any) -> None:
+        request.write(0, result)
+
+
+class HealthyDevice(Device):
+    name = "judged"
+    prepared: Any = Healthy
+
+    def supports(self, model: Any) -> Any:
+        return [self.judge(a) for a in validate(model).subgraphs[0].operations]
+
+    def judge(self, a: Any) -> Any:
+        if a.op.name == QUANTIZE:
+            return Verdict(a.T == OperandType.TENSOR_FLOAT32, "only of float32")
+        plain = a.op.name == ADD and a.T == OperandType.TENSOR_FLOAT32
+        return Verdict(plain and a.__dict__.get("activation") == Activation.NONE, "only plain ADD")
+
+    def prepare(self, model: Any, hints: Any) -> Any:
+        return self.prepared(model, self)
+
+
+def device(*, prepared: type[Prepared] = Healthy, **methods: Any) -> Device:
+    return type("Faulty", (HealthyDevice,), {"prepared": prepared, **methods})()
+
+
+def running(run: Callable[[Any, Any, Any], Any]) -> Device:
+    """A device whose `run` is another."""
+    return device(prepared=type("P", (Healthy,), {"run": run}))
+
+
+def giving(give: Callable[[Any, Any, Any], Any]) -> Device:
+    """A device that gives its result otherwise."""
+    return device(prepared=type("P", (Healthy,), {"give": give}))
+
+
+# ----------------------------------------------------------------------------------------------------------- the faults
+
+
+def stale(self: Any, request: Any, result: Any) -> None:
+    self.kept = getattr(self, "kept", result)
+    request.write(0, self.kept)
+
+
+def same_memory(self: Any, request: Any, control: Any) -> None:
+    """The result of before where the inputs lie where they lay, and have the same first element."""
+    x = request.inputs[0]
+    key = x.ctypes.data, x.shape, x is not None
+    if getattr(self, "key", None) != key:
+        self.held, self.key, self.kept = request.given[0], key, self.result(request)
+    request.write(0, self.kept)
+
+
+def by_turns(self: Any, request: Any, result: Any) -> None:
+    """Wrong after a run of some other inputs, and after that run again."""
+    first = result.reshape(-1)[0]
+    seen = self.__dict__.setdefault("seen", [])
+    seen.append(first)
+    request.write(0, result + 1 if seen.count(first) > 2 else result)
+
+
+def shared_scratch(self: Any, request: Any, result: Any) -> None:
+    self.scratch = result
+    time.sleep(0.0005)
+    request.write(0, self.scratch)
+
+
+class SharedWeights(Healthy):
+    held: Any = {}
+
+    def __init__(self, model: Any, device: Any) -> None:
+        super().__init__(model, device)
+        type(self).held = self.constants
+
+    def result(self, request: Any) -> Any:
+        self.constants = type(self).held | {i: c for i, c in self.constants.items() if c.ndim == 0}
+        return super().result(request)
+
+
+class SharedEngine(Healthy):
+    """What was closed for one is closed for all of the same model."""
+
+    engines: Any = {}
+
+    def __init__(self, model: Any, device: Any) -> None:
+        super().__init__(model, device)
+        self.engine = self.engines.setdefault(id(model), {"open": 0})
+        self.engine["open"] = 1
+
+    def run(self, request: Any, control: Any) -> Any:
+        if not self.engine["open"]:
+            raise OperationFailed("the engine is closed")
+        return super().run(request, control)
+
+    def close(self) -> None:
+        self.engine["open"] = 0
+
+
+class Contexts(Healthy):
+    """Eight of them."""
+
+    def __init__(self, model: Any, device: Any) -> None:
+        super().__init__(model, device)
+        device.contexts = getattr(device, "contexts", 0) + 1
+        if device.contexts > 8:
+            raise MemoryError("no context")
+
+    def close(self) -> None:
+        self.device.contexts -= 1
+
+
+def in_place(act: Callable[[Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    def give(self: Any, request: Any, result: Any) -> None:
+        own = request.outputs[0]
+        if own is None:
+            request.write(0, result)
+        else:
+            act(own, result)
+
+    return give
+
+
+def half(own: Any, result: Any) -> None:
+    own.reshape(-1)[: (own.size + 1) // 2] = result.reshape(-1)[: (own.size + 1) // 2]
+    own.reshape(-1)[-1:] = result.reshape(-1)[-1:]
+
+
+def past(own: Any, result: Any) -> None:
+    own[...] = result
+    ctypes.memset(own.ctypes.data + own.nbytes, 1, 4)
+
+
+def late(self: Any, request: Any, result: Any) -> None:
+    request.write(0, result)
+
+    def again() -> None:
+        with pytest.raises(Exception, match="is written"):
+            request.write(0, result)
+
+    timer = threading.Timer(0.02, again)
+    timer.daemon = True
+    timer.start()
+
+
+def scribbled(self: Any, request: Any, control: Any) -> None:
+    super(type(self), self).run(request, control)
+    x = request.inputs[0]
+    ctypes.memset(x.ctypes.data, 7, x.nbytes)
+
+
+def scribbled_constants(self: Any, request: Any, control: Any) -> None:
+    super(type(self), self).run(request, control)
+    for constant in self.constants.values():
+        if constant.ndim:
+            ctypes.memset(constant.ctypes.data, 7, constant.nbytes)
+
+
+def ignoring(self: Any, request: Any, control: Any) -> None:
+    if control.bounded:
+        time.sleep(1.3)
+    self.give(request, self.result(request))
+
+
+def raising_when(bounded: Callable[[Any], bool]) -> Callable[[Any, Any, Any], None]:
+    def run(self: Any, request: Any, control: Any) -> None:
+        if bounded(control):
+            raise RuntimeError("what is this?")
+        self.give(request, self.result(request))
+
+    return run
+
+
+def after_none(self: Any, request: Any, control: Any) -> None:
+    """Wrong for ever once an input was missing."""
+    if request.inputs and request.inputs[0] is None:
+        self.spoilt = True
+    self.give(request, self.result(request) + getattr(self, "spoilt", 0))
+
+
+def timed(timing: Any) -> Callable[[Any, Any, Any], Any]:
+    def run(self: Any, request: Any, control: Any) -> Any:
+        self.give(request, self.result(request))
+        return timing
+
+    return run
+
+
+leaked: list[Any] = []
+
+
+def leaking(leak: Callable[[], Any]) -> Callable[[Any, Any, Any], None]:
+    def give(self: Any, request: Any, result: Any) -> None:
+        leaked.append(leak())
+        request.write(0, result)
+
+    return give
+
+
+def kept_thread() -> threading.Event:
+    end = threading.Event()
+    threading.Thread(target=end.wait, daemon=True).start()
+    return end
+
+
+def twice(self: Any, request: Any, control: Any, notify: Any) -> None:
+    def both(*told: Any) -> None:
+        notify(*told)
+        notify(*told)
+
+    Prepared.execute(self, request, control, both)
+
+
+class ZeroBurst(LocalBurst):
+    def run(self, request: Any, control: Any) -> Any:
+        request.write(0, np.zeros(request.signature.outputs[0].fixed, request.signature.outputs[0].dtype))
+
+
+def zero_burst(self: Any) -> ZeroBurst:
+    return ZeroBurst(self)
+
+
+def unfenced(self: Any, request: Any, control: Any, wait_for: Any = (), after: Any = None) -> Any:
+    """Does not wait, and gives what it finds."""
+    inner = request.inside([x * 0 for x in request.given], request.rooms)
+    launched = Prepared.execute_fenced(self, inner, control, wait_for, after)
+    launched.when_ended(lambda: request.adopt(inner))
+    return launched
+
+
+class Forgetful(HostBuffer):
+    """Has contents before anything was written."""
+
+    def copy_to(self, memory: Any) -> None:
+        if self.shape is not None:
+            super().copy_to(memory)
+
+
+class Counted:
+    """Another answer each time."""
+
+    def __init__(self, answer: Callable[[int], Any]) -> None:
+        self.answer, self.count = answer, itertools.count()
+
+    def __call__(self, *_: Any) -> Any:
+        return self.answer(next(self.count))
+
+
+def verdicts_but_the(every: int) -> Callable[[Any, Any], Any]:
+    def supports(self: Any, model: Any) -> Any:
+        self.asked = getattr(self, "asked", 0) + 1
+        told = HealthyDevice.supports(self, model)
+        return [Verdict(False, "tired") if self.asked % every == 0 and v.ok else v for v in told]
+
+    return supports
+
+
+class Tired(Healthy):
+    def run(self, request: Any, control: Any) -> Any:
+        self.device.ran = True
+        return super().run(request, control)
+
+
+def no_after_a_run(self: Any, model: Any) -> Any:
+    told = HealthyDevice.supports(self, model)
+    return [Verdict(False, "tired")] if getattr(self, "ran", False) else told
+
+
+def by_hints(self: Any, model: Any, hints: Hints) -> Any:
+    made = Healthy(model, self)
+    if hints.threads == 2:
+        made.give = lambda request, result: request.write(0, result + 1)  # type: ignore[method-assign]
+    return made
+
+
+class OneTooHigh(Healthy):
+    def quantized(self, x: Any) -> Any:
+        right = super().quantized(x)
+        return np.where(right < np.iinfo(right.dtype).max, right + 1, right).astype(right.dtype)
+
+
+def remembered(self: Any, model: Any, hints: Hints) -> Any:
+    return self.__dict__.setdefault("all", {}).setdefault(id(model), Healthy(model, self))
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def act(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return act
+
+
+def wrong_kind(self: Any, model: Any, hints: Hints) -> Any:
+    known = {"threads"}
+    for option in hints.options:
+        if option not in known:
+            raise KeyError(option)
+    return Healthy(model, self)
+
+
+# What is wrong, the operation at which it is looked for, and what the line has to say, by check.
+FAULTS: dict[str, list[tuple[Callable[[], Device], str, str]]] = {
+    "identity": [(lambda: device(version=property(Counted(lambda n: f"1.{n}"))), "", r"version is 1\.\d, then 1\.\d")],
+    "capabilities": [
+        (lambda: device(capabilities=Counted(lambda n: Capabilities.uniform(n + 1.0))), "", "must stay the same"),
+        (lambda: device(capabilities=lambda self: None), "", "must be Capabilities"),
+        (lambda: device(capabilities=raises(KeyError("x"))), "", "raised KeyError"),
+    ],
+    "status": [(lambda: device(status=lambda self: 7), "", "must be a DeviceStatus")],
+    "extensions": [(lambda: device(extensions=("com.nobody.knows",)), "", "must be registered")],
+    "verdicts": [
+        (lambda: device(supports=verdicts_but_the(5)), ADD, "says (yes, and no|no, and yes) when asked"),
+        (lambda: device(supports=lambda self, model: []), ADD, "gave 0 verdicts, must be 1"),
+        (lambda: device(supports=raises(KeyError("x"))), ADD, "raised KeyError"),
+    ],
+    "prepares": [
+        (lambda: device(prepare=raises(KeyError("x"))), ADD, "says yes, prepare.*KeyError"),
+        (lambda: device(prepare=lambda self, model, hints: None), ADD, "must give a Prepared"),
+    ],
+    "close": [(lambda: device(prepared=type("P", (Healthy,), {"close": raises(ValueError("no"))})), ADD, "ValueError: no")],
+    "prepared-anew": [(lambda: device(prepare=remembered), ADD, "that it gave before")],
+    "runs": [
+        (lambda: running(raises(KeyError("x"))), ADD, "KeyError"),
+        (lambda: running(raises(SystemExit(3))), ADD, "SystemExit"),
+    ],
+    "output-type": [(lambda: giving(lambda s, r, y: r.write(0, y.astype(np.float64))), ADD, "given float64, must be")],
+    "output-shape": [(lambda: giving(lambda s, r, y: r.write(0, y.reshape(-1))), ADD, "given shape")],
+    "output-once": [
+        (lambda: giving(lambda s, r, y: None), ADD, "was not written, must be"),
+        (lambda: giving(lambda s, r, y: [r.write(0, y), r.write(0, y)]), ADD, "written twice"),
+    ],
+    "output-filled": [
+        (lambda: giving(in_place(half)), ADD, "left as they were"),
+        (lambda: giving(in_place(lambda own, y: None)), ADD, "left as they were|filled wholly"),
+        (lambda: giving(in_place(half)), QUANTIZE, "left as they were"),
+    ],
+    "past-end": [(lambda: giving(in_place(past)), ADD, "past its end")],
+    "inputs-kept": [
+        (lambda: running(scribbled), ADD, "input 0 was written to"),
+        (lambda: running(lambda s, r, c: r.inputs[0].fill(1)), ADD, "writes to an input or a constant"),
+    ],
+    "constants-kept": [(lambda: running(scribbled_constants), ADD, "a constant of the model was written to")],
+    "prepared-twice": [(lambda: device(prepared=SharedEngine), ADD, "other of the same model was closed")],
+    "many-prepared": [(lambda: device(prepared=Contexts), ADD, "prepared model 9 of 16")],
+    "stable-verdicts": [(lambda: device(prepared=Tired, supports=no_after_a_run), ADD, "yes, and no while it is prepared")],
+    "hints": [(lambda: device(prepare=by_hints), ADD, "with threads 2: output 0 differs")],
+    "options": [(lambda: device(prepare=wrong_kind), ADD, "must be ignored or InvalidArgument")],
+    "late-write": [(lambda: giving(late), ADD, "written after the execution ended")],
+    "values": [
+        (lambda: giving(lambda s, r, y: r.write(0, y * y.dtype.type(2))), ADD, r"\d+ of \d+ calls: output 0 differs"),
+        (lambda: device(judge=lambda self, a: YES if a.op.name == ADD else Verdict(False)), ADD, "differs|DriverFailed"),
+    ],
+    "steps": [(lambda: device(prepared=OneTooHigh), QUANTIZE, "no half decides|too high, zero point")],
+    "stale-output": [(lambda: giving(stale), ADD, "run 2 equals the run before on other inputs")],
+    "same-memory": [(lambda: running(same_memory), ADD, "in the same memory equals the run before")],
+    "order": [(lambda: giving(by_turns), ADD, "after other runs")],
+    "deterministic": [(lambda: giving(by_turns), ADD, "on the inputs of run 1")],
+    "interleaved": [(lambda: device(prepared=SharedWeights), ADD, "another prepared model|given shape|Error")],
+    "threads": [(lambda: giving(shared_scratch), ADD, r"\d+ of 100 runs of 4 threads are wrong")],
+    "malformed-request": [(lambda: running(after_none), ADD, "after requests that were not valid")],
+    "deadline": [
+        (lambda: running(ignoring), ADD, r"came back 1\.\d s after its deadline"),
+        (lambda: running(raising_when(lambda c: c.deadline is not None)), ADD, "must be a result or MissedDeadline"),
+    ],
+    "cancellation": [
+        (lambda: running(ignoring), ADD, r"came back 1\.\d s after it was cancelled"),
+        (lambda: running(raising_when(lambda c: c.cancelled is not None)), ADD, "must be a result or Cancelled"),
+    ],
+    "timing": [
+        (lambda: running(timed(Timing(500, 3))), ADD, "part of the time in the driver"),
+        (lambda: running(timed(Timing(None, 10**15))), ADD, "must not be more than"),
+        (lambda: running(timed("fast")), ADD, "must be a Timing"),
+    ],
+    "growth": [
+        (lambda: giving(leaking(lambda: np.ones(1 << 18, np.uint8))), ADD, r"each run leaves 2\d\d KiB of"),
+        (lambda: giving(leaking(lambda: os.dup(0))), ADD, "leaves 1 descriptors behind"),
+        (lambda: giving(leaking(kept_thread)), ADD, "leaves 1 threads behind"),
+    ],
+    "burst": [(lambda: device(prepared=type("P", (Healthy,), {"burst": zero_burst})), ADD, "in a burst: output 0 differs")],
+    "fenced": [(lambda: device(prepared=type("P", (Healthy,), {"execute_fenced": unfenced})), ADD, "fenced: output 0")],
+    "callback": [(lambda: device(prepared=type("P", (Healthy,), {"execute": twice})), ADD, "notified 2 times")],
+    "allocation": [(lambda: device(allocate=lambda s, d, r: Forgetful(d, r)), ADD, "that nothing was written to")],
+    "allocation-roles": [(lambda: device(allocate=lambda s, d, r: HostBuffer(d, r[:1])), ADD, "memory for a role twice")],
+}  # fmt: skip
+
+
+@contextmanager
+def let_go_of_what_leaked() -> Iterator[None]:
+    yield
+    for each in leaked:
+        if isinstance(each, int):
+            os.close(each)
+        elif isinstance(each, threading.Event):
+            each.set()
+    leaked.clear()
+
+
+def looked(made: Device, name: str, operation: str) -> tuple[str, str, str]:
+    with trying(Trial(made, Drawing(operation, 0, 2), lambda stage: None, isolated=False)) as trial:
+        return outcome_of(CHECKS[name], trial)
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    """As a worker does: where a driver's SystemExit is not the application's own."""
+    came: list[Any] = []
+    worker = threading.Thread(target=lambda: came.append(call()))
+    worker.start()
+    worker.join()
+    return came[0]
+
+
+def test_there_is_a_driver_for_each_check():
+    assert set(FAULTS) == set(CHECKS) and len(CHECKS) >= 38
+
+
+@pytest.mark.parametrize(("name", "place"), [(name, n) for name, found in FAULTS.items() for n in range(len(found))])
+def test_a_broken_promise_is_named_by_its_check_and_says_how(name, place):
+    make, operation, said = FAULTS[name][place]
+    with let_go_of_what_leaked():
+        verdict, reason, _ = in_a_thread(lambda: looked(make(), name, operation))
+    assert verdict == "failed"
+    assert re.search(said, reason), reason
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_healthy_driver_keeps_each_promise(name):
+    for operation in [""] if CHECKS[name].whole else [ADD, QUANTIZE]:
+        verdict, reason, _ = looked(device(), name, operation)
+        assert (verdict, reason) == ("passed", "")
+
+
+# --------------------------------------------------------------------------------------------------- where, and in order
+
+
+def test_the_place_of_a_wrong_result_is_the_run_of_the_driver():
+    _, _, place = looked(giving(stale), "stale-output", ADD)
+    line = Healthy.run.__code__.co_firstlineno
+    assert place == f"{Path(__file__).name}:{line}"
+
+
+def test_the_place_of_an_error_is_the_innermost_line_of_the_driver():
+    _, _, place = looked(device(prepare=wrong_kind), "options", ADD)
+    lines = Path(__file__).read_text().splitlines()
+    assert lines[int(place.rpartition(":")[2]) - 1].strip() == "raise KeyError(option)"
+
+
+def test_a_place_is_read_off_a_stack_from_either_end():
+    stack = '  File "/a/first.py", line 3, in run\n    x\n  File "/a/second.py", line 5, in helper'
+    assert (place_in(stack), place_first(stack), place_in("")) == ("second.py:5", "first.py:3", "")
+
+
+def test_what_a_check_needs_comes_before_it_in_the_table():
+    seen: set[str] = set()
+    rounds = of_operations()
+    while rounds:
+        ready = [each for each in rounds if seen.issuperset(each.needs)]
+        assert ready, f"a circle of needs: {[each.name for each in rounds]}"
+        seen.update(each.name for each in ready)
+        rounds = [each for each in rounds if each.name not in seen]
+
+
+# ------------------------------------------------------------------------------------------------------------ processes
+
+CRASHING = """
+import ctypes, os, threading
+import numpy as np
+from nnhal.base.codes import OperationType
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Prepared, Verdict
+
+ACTS = {OperationType.ABS: lambda: ctypes.string_at(0), OperationType.NEG: lambda: wait_for_ever(),
+        OperationType.SQRT: lambda: os._exit(7), OperationType.FLOOR: lambda: None}
+
+def wait_for_ever():
+    threading.Event().wait()
+
+class P(Prepared):
+    def __init__(self, inner, model):
+        self.inner, self.type = inner, model.main.operations[0].type
+    def run(self, request, control):
+        ACTS[self.type]()
+        self.inner.run(request, control)
+
+class Crashing(Reference):
+    name = "crashing"
+    def supports(self, model):
+        return [Verdict(o.type in ACTS, "not this") for o in model.main.operations]
+    def prepare(self, model, hints):
+        return P(super().prepare(model, hints), model)
+
+device = Crashing
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
+def test_crashes_and_hangs_cost_one_check_of_their_operation_and_say_where(isolate: bool, tmp_path: Path) -> None:
+    driver = tmp_path / "crashing.py"
+    driver.write_text(CRASHING)
+    only = "/ABS", "/NEG", "/SQRT", "/FLOOR", "/MUL"
+    chosen = Validation(drivers=(str(driver),), only=only, timeout=3.0, isolate=isolate, draws=1)
+    outcomes: list[CheckOutcome] = [o for some, _, _ in run_checks(chosen, 2) for o in some.outcomes]
+    assert len({(o.check, o.operation) for o in outcomes}) == len(outcomes)
+    bad = {o.operation: o for o in outcomes if o.verdict in ("failed", "crashed", "hung")}
+    assert {name: (o.check, o.verdict) for name, o in bad.items()} == {
+        "ABS": ("runs", "crashed"), "NEG": ("runs", "hung"), "SQRT": ("runs", "crashed"),
+    }  # fmt: skip
+    assert "SIGSEGV" in bad["ABS"].reason and "exit status 7" in bad["SQRT"].reason
+    lines = CRASHING.splitlines()
+    assert "threading.Event().wait()" in lines[int(bad["NEG"].place.rpartition(":")[2]) - 1]
+    assert "in wait_for_ever" in bad["NEG"].reason and bad["ABS"].place.startswith("crashing.py:")
+    for operation, found in bad.items():
+        skipped = [o.reason for o in outcomes if o.operation == operation and o.verdict == "skipped"]
+        assert len(skipped) > 20 and set(skipped) == {f"runs/{operation} {found.verdict} before"}
+    healthy = [o for o in outcomes if o.operation == "FLOOR"]
+    assert len(healthy) == len(of_operations())
+    assert {o.verdict for o in healthy} <= {"passed", "skipped"}
+    assert [o.verdict for o in outcomes if o.operation == "MUL"] == ["unsupported"]
+
+
+def test_a_single_check_runs_whatever_others_say_and_is_repeated_by_its_command(tmp_path: Path) -> None:
+    driver = tmp_path / "crashing.py"
+    driver.write_text(CRASHING)
+    chosen = Validation(drivers=(str(driver),), only=("stale-output/FLOOR",), draws=1, seed=3)
+    (outcome,) = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.operation]
+    assert (outcome.check, outcome.operation, outcome.verdict) == ("stale-output", "FLOOR", "passed")
+    words = repeats_check(chosen, outcome)
+    assert words == f"nnhal validate {driver} --seed 3 --draws 1 --only stale-output/FLOOR"
+
+
+def test_a_check_that_there_is_none_of_is_refused_with_what_may_be_meant() -> None:
+    with pytest.raises(InvalidArgument, match="stale-output"):
+        Validation(only=("stale-outputs/ADD",))

@@ -1,0 +1,227 @@
+"""Options that change between executions: those asked for before see the old ones, those after the new, in every way."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.hal.device import Hints, prepared_by, reconfigured_by
+from nnhal.hal.fence import fence_pair
+from nnhal.hal.wrappers import WithOptions
+from nnhal.ipc.client.process import Resilient, start
+from nnhal.runtime import discovery
+from tests.contract.drivers import tunable
+from tests.runtime.devices import for_nothing
+
+DRIVER = Path(tunable.__file__)
+X, W = np.arange(4, dtype=np.float32), np.float32([5, 6, 7, 8])
+KINDS = "none", "process"
+
+
+@pytest.fixture(autouse=True)
+def tunable_is_known(monkeypatch):
+    nnhal.load_driver(DRIVER)
+    for_nothing(monkeypatch)  # so that it gets its operations also where they are few
+
+
+def model(layers: int = 1) -> nnhal.Model:
+    """gain * (x + w), over and over, with an operation of another device between."""
+    b = nnhal.Builder()
+    x = y = b.input((4,))
+    for layer in range(layers):
+        y = b.add(b.neg(y) if layer else y, W)
+    return b.finish([x], [y])
+
+
+def compiled_for(kind: str, layers: int = 1, **options: object) -> nnhal.Compiled:
+    names = ["tunable", "reference"] if layers > 1 else "tunable"
+    return nnhal.compile(model(layers), devices=names, isolation=kind, driver_options={"tunable": options})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_to_execute_sees_the_change(kind):
+    compiled = compiled_for(kind, gain=1)
+    bound = compiled.bind(X, out=np.empty(4, np.float32))
+    with compiled.burst() as burst:
+        for gain in (1, 2, 0.5):
+            if gain != 1:
+                compiled.configure("tunable", {"gain": gain})
+            expected = np.float32(gain) * (X + W)
+            for way in (
+                lambda: compiled(X),
+                lambda: burst(X),
+                bound,
+                lambda: compiled.submit(X).result(),
+                lambda: compiled.execute_fenced(X).result(),
+                lambda: compiled.run(X, deadline=20)[0],
+            ):
+                assert np.array_equal(way(), expected)
+    assert compiled.memory.steps[0].use.working == 0  # of executions that a change met at work
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_execution_asked_for_before_sees_the_old_options_and_one_after_the_new(kind):
+    compiled = compiled_for(kind, gain=1, slow=0.2)
+    compiled(X)
+    before = [compiled.submit(X) for _ in range(6)]
+    compiled.configure("tunable", {"gain": 3})
+    after = [compiled.submit(X) for _ in range(2)]
+    assert all(np.array_equal(each.result(), X + W) for each in before)
+    assert all(np.array_equal(each.result(), 3 * (X + W)) for each in after)
+    assert compiled.memory.steps[0].use.working == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_execution_sees_half_of_a_change_whatever_its_steps(kind):
+    compiled = compiled_for(kind, layers=2, gain=1, slow=0.01)
+    assert len(compiled.placement.steps) == 3
+
+    def by(gain: float) -> np.ndarray:
+        return gain * (-(gain * (X + W)) + W)
+
+    over, wrong = threading.Event(), []
+
+    def calls() -> None:
+        while not over.is_set():
+            y = compiled(X)
+            if not any(np.array_equal(y, by(gain)) for gain in (1, 2)):
+                wrong.append(y)
+
+    threads = [threading.Thread(target=calls) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for change in range(20):
+        compiled.configure("tunable", {"gain": 1 + change % 2})
+    over.set()
+    for thread in threads:
+        thread.join(20)
+    assert not wrong and not any(step.use.working for step in compiled.memory.steps if step.device == "tunable")
+
+
+def test_it_waits_for_fenced_executions_until_its_deadline():
+    compiled = compiled_for("none", gain=1)
+    waited, signal = fence_pair()
+    fenced = compiled.execute_fenced(X, wait_for=[waited])
+    assert "options may change" in fenced.way or "no driver has fences" in fenced.way
+    with pytest.raises(MissedDeadline):
+        compiled.configure("tunable", {"gain": 2}, deadline=0.05)
+    signal.set()
+    assert np.array_equal(fenced.result(), X + W)
+    assert np.array_equal(compiled(X), X + W)
+    compiled.configure("tunable", {"gain": 2}, deadline=20)
+    assert np.array_equal(compiled(X), 2 * (X + W))
+
+
+def test_what_was_given_up_is_over_before_the_driver_is_told():
+    """Neither waits for the other's end: the execution by its deadline, the change by the queue of the driver."""
+    compiled = compiled_for("none", gain=1, slow=0.4)
+    with pytest.raises(MissedDeadline):
+        compiled.run(X, deadline=0.05)
+    compiled.configure("tunable", {"slow": 0})
+    assert np.array_equal(compiled(X), X + W)
+    assert compiled.memory.steps[0].use.working == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_that_fails_changes_nothing(kind):
+    compiled = compiled_for(kind, layers=2, gain=1, fails=[7])
+    expected = compiled(X)
+    with pytest.raises(OperationFailed, match="device tunable: told to"):
+        compiled.configure("tunable", {"gain": 7})
+    assert np.array_equal(compiled(X), expected)
+
+
+def test_steps_that_had_changed_are_put_back_where_another_fails(monkeypatch):
+    compiled = compiled_for("none", layers=2, gain=1)
+    expected = compiled(X)
+    last = [step.prepared for step in compiled._caller.plan.steps if step.device.name == "tunable"][-1]
+
+    def fail(options):
+        raise OperationFailed("told to")
+
+    monkeypatch.setattr(last, "reconfigure", fail)
+    with pytest.raises(OperationFailed, match="told to"):
+        compiled.configure("tunable", {"gain": 7})
+    assert np.array_equal(compiled(X), expected)
+
+
+def test_where_they_cannot_be_put_back_nothing_runs_any_more(monkeypatch):
+    compiled = compiled_for("none", layers=2, gain=1, fails=[1])
+    last = [step.prepared for step in compiled._caller.plan.steps if step.device.name == "tunable"][-1]
+    monkeypatch.setattr(last, "reconfigure", lambda options: 1 / 0)
+    with pytest.raises(nnhal.NnhalError, match="ZeroDivisionError"):
+        compiled.configure("tunable", {"gain": 7})
+    with pytest.raises(nnhal.Closed, match="options of tunable could not be put back"):
+        compiled(X)
+
+
+def test_what_cannot_be_asked_for_names_what_can():
+    compiled = compiled_for("none", layers=2)
+    for device, options, text in (
+        ("litert", {"gain": 1}, "device 'litert' runs no step of this model, must be one of tunable, reference"),
+        (
+            "tunable",
+            {"fails": 1},
+            "option 'fails' of tunable may not change between executions, must be one of gain, slow",
+        ),
+        (
+            "reference",
+            {"gain": 1},
+            "option 'gain' of reference may not change between executions, it has none that may",
+        ),
+        ("tunable", ["gain"], "must be a mapping with str keys"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            compiled.configure(device, options)
+    compiled.close()
+    with pytest.raises(nnhal.Closed):
+        compiled.configure("tunable", {"gain": 1})
+
+
+def test_at_the_seam_a_driver_that_has_no_such_option_is_not_asked():
+    prepared = prepared_by(discovery.cpu(), model(), Hints())
+    with pytest.raises(InvalidArgument, match="device reference: no option of it may change"):
+        reconfigured_by(prepared, "device reference", {"gain": 1})
+
+
+def test_a_process_that_is_started_again_has_the_options_in_force():
+    device = Resilient("tunable", lambda: start(str(DRIVER)))
+    compiled = nnhal.compile(model(), devices=[device], driver_options={"tunable": {"slow": 0, "gain": 1}})
+    compiled.configure("tunable", {"gain": 4})
+    device._remote.session.process.kill()
+    end = time.monotonic() + 20
+    while time.monotonic() < end and not device.restarts:
+        try:
+            compiled(X)
+        except nnhal.DeadObject:
+            time.sleep(0.01)
+    assert np.array_equal(compiled(X), 4 * (X + W))
+    compiled.close()
+    device.close()
+
+
+def test_options_of_the_device_itself_stay():
+    device = WithOptions(discovery.load_one("tunable"), {"gain": 10})
+    compiled = nnhal.compile(model(), devices=[device])
+    compiled.configure("tunable", {"slow": 0.001})
+    assert np.array_equal(compiled(X), 10 * (X + W))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_fell_back_is_the_cpus(kind):
+    """It is the CPU's result, which the device's options do not change."""
+    compiled = nnhal.compile(
+        model(),
+        devices="tunable",
+        fallback="allow",
+        isolation=kind,
+        driver_options={"tunable": {"gain": 2, "late": "?"}},
+    )
+    compiled.configure("tunable", {"gain": 3})
+    y, report = compiled.run(X, measure=True)
+    assert np.array_equal(y, X + W) and report.fallbacks
+    assert [(step.step, step.device) for step in compiled.memory.steps] == [(0, "tunable"), (0, "reference")]

@@ -1,0 +1,147 @@
+"""What a compiled model holds in memory, as its drivers tell it: in process, isolated, step by step, checked."""
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import ContractBroken, DriverFailed
+from nnhal.hal.device import Hints, memory_by, prepared_by
+from nnhal.hal.memory_use import MemoryUse, together
+from nnhal.runtime import discovery
+from nnhal.runtime.placement import WHOLE
+from tests.hal.devices import LITERT, device_of
+from tests.runtime.devices import Fake, for_nothing
+
+KINDS = "none", "process"
+X = np.ones((1, 512), np.float32)
+NONSENSE = [
+    None,
+    3,
+    (1, 2, 3, 4),
+    MemoryUse(-1),
+    MemoryUse(working=1.5),
+    MemoryUse(True),
+    MemoryUse(2**70),
+    MemoryUse("1"),
+]
+
+
+def dense(units: int = 1024) -> nnhal.Model:
+    """Two layers: 512 to `units` to 512."""
+    b = nnhal.Builder()
+    x = b.input((1, 512))
+    first = b.fully_connected(x, np.ones((units, 512), np.float32), np.zeros(units, np.float32))
+    return b.finish([x], [b.fully_connected(first, np.ones((512, units), np.float32), np.zeros(512, np.float32))])
+
+
+WEIGHTS = 4 * (2 * 1024 * 512 + 1024 + 512)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_reads_constants_where_they_lie_and_holds_intermediates_of_each_execution(kind):
+    compiled = nnhal.compile(dense(), devices="reference", isolation=kind)
+    (step,) = compiled.memory.steps
+    activations = 2 * 4
+    assert (step.step, step.device) == (0, "reference")
+    assert step.use == MemoryUse(0, WEIGHTS + activations, 0, 4 * (1024 + 512))
+    assert compiled.memory.total == step.use
+
+
+def test_a_constant_that_several_operations_read_counts_once():
+    b = nnhal.Builder()
+    x, w = b.input((64,)), b.constant(np.ones(64, np.float32))
+    compiled = nnhal.compile(b.finish([x], [b.mul(b.add(x, w), w)]), devices="reference")
+    assert compiled.memory.total.weights_in_place == 64 * 4 + 2 * 4
+
+
+@pytest.mark.parametrize(("shape", "known"), [((2, 8), 2 * 8 * 4), ((0, 8), None)])
+def test_intermediates_of_open_shapes_are_not_known(shape, known):
+    b = nnhal.Builder()
+    x = b.input(shape)
+    compiled = nnhal.compile(b.finish([x], [b.relu(x)]), devices="reference")
+    assert compiled.memory.total.per_execution == known
+
+
+@LITERT
+@pytest.mark.parametrize("kind", KINDS)
+def test_litert_tells_what_it_maps_and_does_not_know_the_rest(kind):
+    compiled = nnhal.compile(dense(), devices="litert", isolation=kind)
+    compiled(X)
+    assert compiled.memory.total == MemoryUse(None, WEIGHTS, None, None)
+
+
+@LITERT
+def test_litert_maps_no_constants_that_are_few():
+    assert nnhal.compile(dense(16), devices="litert").memory.total.weights_in_place == 0
+
+
+@LITERT
+def test_of_open_shapes_all_that_are_kept_ready_count_and_their_constants_once():
+    b = nnhal.Builder()
+    x = b.input((0, 512))
+    y = b.fully_connected(x, np.ones((1024, 512), np.float32), np.zeros(1024, np.float32))
+    compiled = nnhal.compile(b.finish([x], [y]), devices="litert")
+    assert compiled.memory.total.weights_in_place == 0  # nothing is ready
+    for rows in (1, 2):
+        compiled(np.ones((rows, 512), np.float32))
+    assert compiled.memory.total.weights_in_place == 4 * (1024 * 512 + 1024)
+
+
+def test_a_driver_that_says_nothing_knows_nothing():
+    for device in (Fake(), discovery.load_one("sample-full-1.1")):
+        assert nnhal.compile(dense(16), devices=[device]).memory.total == MemoryUse()
+
+
+def test_what_is_between_steps_is_the_runtimes(monkeypatch):
+    for_nothing(monkeypatch)
+    b = nnhal.Builder()
+    x = b.input((300, 300))
+    compiled = nnhal.compile(b.finish([x], [b.neg(b.abs(x))]), devices=[Fake(lambda n: n == 0), "reference"])
+    assert compiled.memory.between == 0
+    compiled(np.ones((300, 300), np.float32))
+    assert compiled.memory.between == 300 * 300 * 4
+    assert [step.device for step in compiled.memory.steps] == ["fake", "reference"]
+    assert compiled.memory.total == MemoryUse()  # one of them does not know
+
+
+def test_what_several_hold_is_added_up_but_an_execution_is_in_one_at_a_time():
+    assert together([MemoryUse(1, 2, None, 4), MemoryUse(10, 20, 30, 3)]) == MemoryUse(11, 22, None, 4)
+    assert together([]) == MemoryUse(0, 0, 0, 0)
+
+
+def test_a_step_that_fell_back_counts_also_on_the_cpu():
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    compiled = nnhal.compile(dense(16), devices=[Fake(on_run=fail)], fallback="allow")
+    assert len(compiled.memory.steps) == 1
+    compiled(X)
+    assert [(each.step, each.device) for each in compiled.memory.steps] == [(0, "fake"), (WHOLE, "reference")]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_figures_that_cannot_be_are_the_drivers_fault(nonsense):
+    prepared = prepared_by(Fake(), dense(16), Hints())
+    prepared.memory = lambda: nonsense
+    with pytest.raises(ContractBroken, match=r"device fake: memory\(\) gave .*must"):
+        memory_by(prepared, "device fake")
+
+
+def test_what_it_raises_names_the_device():
+    compiled = nnhal.compile(dense(16), devices=[Fake()])
+    compiled._caller.lines[0].prepared.memory = lambda: 1 / 0
+    with pytest.raises(DriverFailed, match=r"device fake: memory\(\) raised ZeroDivisionError"):
+        _ = compiled.memory
+
+
+def test_isolated_it_is_asked_anew_and_not_after_the_end():
+    compiled = nnhal.compile(dense(16), devices=[device_of("isolated null")])
+    assert compiled.memory.total == MemoryUse(0, 0, 512 * 4, 0)
+    assert compiled.memory.to_dict() == {
+        "steps": [{"step": 0, "device": "null", **compiled.memory.total._asdict()}],
+        "total": {"weights_copied": 0, "weights_in_place": 0, "working": 2048, "per_execution": 0},
+        "between": 0,
+    }
+    compiled.close()
+    with pytest.raises(nnhal.Closed):
+        _ = compiled.memory
