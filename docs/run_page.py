@@ -2,10 +2,14 @@
 
     python docs/run_page.py docs/first-ten-minutes.md [--check]
 
-A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty folder,
-after what a comment `<!-- before: COMMAND -->` says. Pictures that the page shows and a command drew are copied to where
-it has them. Durations differ from run to run, other numbers from processor to processor: a check takes any duration for
-another, all that `nnhal bench` measures, and other numbers within a hundredth.
+A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty
+folder, after what a comment `<!-- before: COMMAND -->` says. They know NNHAL_ROOT, this repository, and NNHAL_VECTORS. A
+comment before another block says what it is: `<!-- file: NAME -->`, a file, written when its turn comes; `<!-- change: NAME
+-->`, what changes in such a file: lines with "-", "+" or " " before them, @@ between places; `<!-- part: NAME -->`, lines
+that stand in a file just so. Pictures that the page shows and a command drew are copied to where it has them.
+
+Durations differ from run to run, other numbers from processor to processor: a check takes any duration for another, all
+that `nnhal bench` measures, and other numbers within a hundredth.
 """
 
 import argparse
@@ -20,7 +24,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 LIMIT = 300  # seconds a command
-BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^(?:<!-- (file|change|part): (\S+) -->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 DURATION = re.compile(r"(?<![\w.])[\d,]+(?:\.\d+)?(?:e[-+]?\d+)? ?(?:ns|us|ms|s)(?!\w)")
@@ -38,6 +43,8 @@ def run(command: str, folder: Path) -> str:
         "COLUMNS": "110",
         "NO_COLOR": "1",
         "TERM": "dumb",
+        "NNHAL_ROOT": str(ROOT),
+        "NNHAL_VECTORS": os.environ.get("NNHAL_VECTORS", str(ROOT.parent / "shared" / "conformance")),
     }
     done = subprocess.run(
         ["bash", "-c", command],
@@ -61,13 +68,34 @@ def written_again(page: str, folder: Path) -> str:
     """The page with what its commands print now."""
 
     def block(found: re.Match[str]) -> str:
+        what, name, language, text = found.groups()
+        if what is not None:
+            put(what, folder / name, text)
+        if language != "console":
+            return found[0]
         out = ""
-        for command in re.findall(r"^\$ (.*)$", found[1], re.MULTILINE):
+        for command in re.findall(r"^\$ (.*)$", text, re.MULTILINE):
             print(f"$ {command}", file=sys.stderr)
             out += f"$ {command}\n{run(command, folder)}"
         return f"```console\n{out}```"
 
     return BLOCK.sub(block, page)
+
+
+def put(what: str, file: Path, text: str) -> None:
+    """Do what a block says of a file; ValueError where it is not about the file as it is."""
+    if what == "file":
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return
+    for place in [text] if what == "part" else re.split(r"^@@.*\n", text, flags=re.MULTILINE):
+        lines = place.splitlines(keepends=True)
+        before = place if what == "part" else "".join(line[1:] for line in lines if line[0] in " -")
+        after = place if what == "part" else "".join(line[1:] for line in lines if line[0] in " +")
+        now = file.read_text()
+        if now.count(before) != 1:
+            raise ValueError(f"{file.name} has these lines {now.count(before)} times, must have them once:\n{before}")
+        file.write_text(now.replace(before, after))
 
 
 def alike(old: str, new: str, *, measured: bool = False) -> bool:

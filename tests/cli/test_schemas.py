@@ -41,7 +41,7 @@ def fits(document: Any, name: str) -> None:
 
 
 def test_every_verb_has_a_schema_that_is_one() -> None:
-    assert set(VERBS) <= set(SCHEMAS["$defs"]) and set(CALLS) | {"conformance"} == set(VERBS)
+    assert set(VERBS) <= set(SCHEMAS["$defs"]) and set(CALLS) | {"conformance", "validate"} == set(VERBS)
     Draft202012Validator.check_schema(SCHEMAS)
 
 
@@ -55,6 +55,13 @@ def test_what_a_verb_prints_is_as_its_schema_says(
 
 def test_what_conformance_prints_is_as_its_schema_says(vectors: Path) -> None:
     fits(json.loads(nnhal("conformance", str(vectors), "--share", "0.002", "--jobs", "1", "--json")), "conformance")
+
+
+def test_what_validate_prints_is_as_its_schema_says() -> None:
+    found = json.loads(nnhal("validate", EXAMPLE, "--only", "/ADD", "--only", "/NEG", "--jobs", "1", "--json"))
+    fits(found, "validate")
+    assert found["operations"].keys() == {"ADD"} and found["unsupported"].keys() == {"NEG"} and not found["failures"]
+    fits(json.loads(nnhal("validate", "--list", "--json")), "validate --list")
 
 
 @pytest.mark.parametrize(("words", "code"), [(["run", "nosuch"], 3), (["run", "add4", "--device", "nosuch"], 4)])

@@ -589,3 +589,9 @@ def test_a_single_check_runs_whatever_others_say_and_is_repeated_by_its_command(
 def test_a_check_that_there_is_none_of_is_refused_with_what_may_be_meant() -> None:
     with pytest.raises(InvalidArgument, match="stale-output"):
         Validation(only=("stale-outputs/ADD",))
+
+
+def test_the_documentation_lists_each_check_with_its_promise() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "validate.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*) \|$", text, re.MULTILINE)
+    assert rows == [(check.name, check.promise) for check in CHECKS.values()]

@@ -206,6 +206,57 @@ def test_any_interleaving_keeps_one_inside_and_leaves_nobody_waiting(seed):
     assert done.count("runs") == kinds.count("runs") and gone.count("fails") == kinds.count("fails")
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_who_is_alone_is_beside_nobody_and_waits_for_those_alone_who_came_before(seed):
+    """Executions and changes at random moments, some of which are given up: what is begun after a change sees it."""
+    random, turns, inside, wrong = np.random.default_rng(seed), Turns(), [], []
+
+    def act(kind, control):
+        inside.append(kind)
+        if "change" in inside and len(inside) > 1:
+            wrong.append(list(inside))
+        time.sleep(0.002)
+        inside.remove(kind)
+
+    runs = {"run": turns.side_by_side(act), "change": turns.one_at_a_time(act)}
+    done = []
+
+    def one(kind, pause, late):
+        time.sleep(pause)
+        try:
+            runs[kind](kind, Control(time.monotonic_ns() + (1_000_000 if late else 20_000_000_000)))
+        except MissedDeadline:
+            done.append("late")
+        else:
+            done.append(kind)
+
+    kinds = [str(kind) for kind in random.choice(["run", "run", "run", "change"], 30)]
+    threads = [
+        threading.Thread(target=one, args=(kind, random.uniform(0, 0.02), random.random() < 0.2)) for kind in kinds
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not wrong and len(done) == len(kinds) and not turns._queue
+
+
+def test_those_beside_one_another_do_not_overtake_who_waits_to_be_alone():
+    turns, order = Turns(), []
+    first, alone, second = Ticket(alone=False), Ticket(alone=True), Ticket(alone=False)
+    for ticket in (first, alone, second):
+        turns.queue(ticket)
+        order.append([each.called.is_set() for each in (first, alone, second)])
+    turns.leave(first)
+    order.append([each.called.is_set() for each in (alone, second)])
+    turns.leave(alone)
+    order.append([second.called.is_set()])
+    assert order == [[True, False, False], [True, False, False], [True, False, False], [True, False], [True]]
+    turns.leave(alone)  # who is in no queue leaves none
+    turns.leave(second)
+    assert not turns._queue
+
+
 def test_whoever_is_lost_with_a_ticket_is_passed_over():
     turns, lost = Turns(), []
     ticket = Ticket(alone=True)

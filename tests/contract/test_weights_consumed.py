@@ -10,11 +10,13 @@ import pytest
 import nnhal
 from nnhal.base.errors import ContractBroken, DriverFailed
 from nnhal.base.memory import Memory
-from nnhal.hal.device import Hints, prepared_by, traits_of
+from nnhal.drivers.null import Nothing, Null
+from nnhal.hal.device import Hints, Prepared, prepared_by, traits_of
 from nnhal.hal.wrappers import AtLevel, Recorded
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model
+from nnhal.model.graph import CONSTANTS, Model
+from nnhal.model.layouts import laid_out
 from nnhal.runtime import discovery, isolation
 from tests.contract.drivers import tunable
 from tests.contract.drivers.tunable import LATE
@@ -158,3 +160,30 @@ def test_wrappers_say_what_is_said():
         prepared = prepared_by(wrapped, adding().again(), Hints())
         assert traits_of(prepared) == (True, ("gain", "slow"))
         assert prepared.memory().weights_copied == 16
+
+
+class Zeros(Nothing):
+    weights_consumed = True
+
+
+class OfOneLayout(Null):
+    name, preferred_layout = "of one layout", "nchw"
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return Zeros(model)
+
+
+def test_a_model_that_was_laid_out_for_a_device_is_that_devices_own_to_lose():
+    b = nnhal.Builder()
+    x = b.input((1, 4, 4, 8))
+    weights = np.random.default_rng(0).normal(size=(8, 3, 3, 8)).astype(np.float32)
+    model = b.finish([x], [b.conv_2d(x, weights, np.zeros(8, np.float32), padding="same", stride=1)])
+    kept = laid_out(model, "nchw").model
+    assert kept is not model
+    for _ in range(2):
+        compiled = nnhal.compile(model, devices=[OfOneLayout()])
+        (step,) = compiled._caller.plan.steps
+        assert step.laid.model.emptied and step.part.model.emptied and step.laid.model is not kept
+        compiled(np.zeros((1, 4, 4, 8), np.float32))
+    for each in (model, kept):
+        assert [each.constant(o) is not None for o in each.main.operands if o.lifetime in CONSTANTS]

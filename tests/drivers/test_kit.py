@@ -3,19 +3,34 @@
 import gc
 import threading
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nnhal
 from nnhal.base.errors import Closed, InvalidRequest, OperationFailed, UnsupportedModel
-from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, for_each_shape, kept_graph, shapes
+from nnhal.base.operands import ChannelQuant, Value
+from nnhal.drivers.kit import (
+    LoweringTable,
+    LoweringTask,
+    Refused,
+    Window,
+    bounds,
+    for_each_shape,
+    kept_graph,
+    product_scales,
+    shapes,
+    stored_bounds,
+    window,
+)
+from nnhal.frontends.python import Builder
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict, prepared_by
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
-from nnhal.ops.schema import F16, F32, Bound
+from nnhal.ops.schema import F16, F32, Q8, Q8PC, Bound
 from tests.runtime.devices import for_nothing
 
 
@@ -344,3 +359,44 @@ def test_a_graph_is_for_who_comes_first():
     for _ in range(2):
         device.prepare(model, hints)
     assert device.kept == [True, False]
+
+
+# ---------------------------------------------------------------------------------------------------------------- numbers
+
+
+def pooled(**how: Any) -> Bound:
+    b = Builder()
+    x = b.input((1, 7, 6, 2), "TENSOR_QUANT8_ASYMM", 0.05, 20)
+    model = b.finish([x], [b.max_pool_2d(x, filter_size=(3, 2), stride=(2, 1), **how)])
+    (a,) = validate(model).subgraphs[0].operations
+    assert a is not None
+    return a
+
+
+def test_a_window_is_the_same_by_a_scheme_and_by_explicit_padding():
+    by_scheme, explicit = pooled(padding="same"), pooled(padding=((1, 1), (0, 1)))
+    assert window(by_scheme, "h") == window(explicit, "h") == Window(3, 1, 2, 1, 1)
+    assert window(by_scheme, "w") == window(explicit, "w") == Window(2, 1, 1, 0, 1)
+    assert window(pooled(padding="valid"), "h")[3:] == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("activation", "real", "stored"),
+    [
+        ("none", (-np.inf, np.inf), (0, 255)),
+        ("relu", (0, np.inf), (20, 255)),
+        ("relu1", (-1, 1), (0, 40)),
+        ("relu6", (0, 6), (20, 140)),
+    ],
+)
+def test_bounds_of_an_activation_are_real_values_or_stored_ones_within_the_type(activation, real, stored):
+    a = pooled(padding="same", activation=activation)
+    assert bounds(a) == real
+    assert stored_bounds(a) == stored
+
+
+def test_products_have_the_scale_of_both_factors_by_channel_where_weights_have():
+    x, plain = Value(Q8, (1, 2), 0.5, 3), Value(Q8, (3, 2), 0.25)
+    by_channel = Value(Q8PC, (3, 2), channel=ChannelQuant((0.5, 2.0, 4.0), 0))
+    assert product_scales(x, plain).tolist() == [0.125]
+    assert product_scales(x, by_channel).tolist() == [0.25, 1.0, 2.0]

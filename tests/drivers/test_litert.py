@@ -360,3 +360,10 @@ def test_a_scalar_where_the_rank_was_left_open_is_computed_all_the_same() -> Non
         (result,) = run(prepared, given)
         np.testing.assert_array_equal(result, np.abs(given))
         assert result.shape == given.shape
+
+
+def test_an_activation_that_the_execution_gives_is_refused(device: Device) -> None:
+    b = nnhal.Builder()
+    x, activation = b.input((2,)), b.input((), "INT32")
+    (verdict,) = device.supports(b.finish([x, activation], [b.add(x, x, activation)]))
+    assert not verdict.ok and "activation" in verdict.reason

@@ -1,5 +1,7 @@
 """The examples are what the documentation says."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,19 @@ def test_the_face_detector_finds_the_face(tmp_path):
     assert (tmp_path / "faces.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize(("kernel", "failed"), [("np.fft.fft", {}), ("np.fft.ifft", {"com.example.fourier.FFT": 1})])
+def test_the_extensions_operations_are_validated_by_their_records(tmp_path, kernel, failed):
+    driver = tmp_path / "fourier.py"
+    source = (EXAMPLES / "my_extension.py").read_text()
+    driver.write_text(source.replace('FOURIER.operation("FFT"): np.fft.fft', f'FOURIER.operation("FFT"): {kernel}'))
+    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--draws", "1", "--only", "values"]
+    done = subprocess.run([*program, "--json"], capture_output=True, text=True, check=False)
+    operations = json.loads(done.stdout)["operations"]
+    assert set(operations) == {"com.example.fourier.FFT", "com.example.fourier.ABSOLUTE"}
+    assert {name: counts["failed"] for name, counts in operations.items() if counts["failed"]} == failed
+    assert done.returncode == bool(failed)
+
+
 RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
 
 
@@ -33,6 +48,13 @@ RUN_PAGE = [sys.executable, str(ROOT / "docs" / "run_page.py")]
 def test_the_first_ten_minutes_are_as_the_page_says():
     page = ROOT / "docs" / "first-ten-minutes.md"
     done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.models
+def test_a_driver_authors_first_hour_is_as_the_page_says(vectors):
+    page, known = ROOT / "docs" / "drivers-first-hour.md", {**os.environ, "NNHAL_VECTORS": str(vectors.resolve())}
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False, env=known)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -87,3 +109,51 @@ def test_the_packing_driver_packs_tells_and_changes_its_gain(isolation):
     with pytest.raises(nnhal.InvalidArgument, match="option gain is 'much', must be a number"):
         compiled.configure("packing", {"gain": "much"})
     assert np.allclose(compiled(given), expected / 2, atol=1e-4)
+
+
+FILES = """\
+<!-- file: package/one.txt -->
+```text
+first
+second
+third
+```
+<!-- change: package/one.txt -->
+```diff
+-first
++1
+ second
+@@
++more
+ third
+```
+<!-- part: package/one.txt -->
+```text
+second
+more
+```
+```console
+$ cat package/one.txt
+1
+second
+more
+third
+```
+"""
+
+
+def test_the_files_that_a_page_shows_are_those_that_its_commands_see(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(FILES)
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("-first", "-fist"), (" third", " other"), ("more\n```\n```c", "less\n```\n```c")]
+)
+def test_a_page_that_changes_or_shows_what_no_file_has_is_told(tmp_path, before, after):
+    page = tmp_path / "page.md"
+    page.write_text(FILES.replace(before, after))
+    done = subprocess.run([*RUN_PAGE, str(page), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "one.txt has these lines 0 times, must have them once" in done.stderr

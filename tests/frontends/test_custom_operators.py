@@ -42,7 +42,8 @@ def test_it_runs_on_the_extensions_kernel_and_on_its_driver(fourier, isolation):
     assert np.allclose(compiled(X), expected, atol=1e-5)
 
 
-def test_without_it_the_refusal_says_how_to_add_it():
+def test_without_it_the_refusal_says_how_to_add_it(monkeypatch):
+    monkeypatch.delitem(CUSTOM_OPERATORS, "Spectrum", raising=False)
     with pytest.raises(
         UnsupportedModel, match=r"custom operation Spectrum #0: is not known, nnhal\.register_custom_op"
     ):

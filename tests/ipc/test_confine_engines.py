@@ -16,7 +16,7 @@ from tests.ipc.test_escapes import CAPTIVE
 
 EXAMPLES = Path(nnhal.__file__).parents[2] / "examples"
 DRIVERS = [n for n in discovery.names() if n not in ("null", "sample-minimal", "sample-quant")]
-FILES = [str(EXAMPLES / name) for name in ("my_driver.py", "my_hal_driver.py")]
+FILES = [str(EXAMPLES / name) for name in ("my_driver.py", "my_hal_driver.py", "onnx_driver.py")]
 
 
 @pytest.mark.parametrize("driver", [*DRIVERS, *FILES], ids=lambda d: Path(d).name)

@@ -27,6 +27,7 @@ from nnhal.hal.wrappers import Limited
 from nnhal.model import validate as rules
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.model.layouts import laid_out
 from nnhal.model.parts import cut
 from nnhal.model.validate import validate
 from nnhal.runtime.partition import Offer, partition
@@ -101,6 +102,27 @@ def test_validating_a_model_of_many_operations(make):
     def prepare(n):
         model = counted(make(n))
         return lambda: validate(model)
+
+    grows_with_the_model(prepare)
+
+
+def islands(n: int) -> Model:
+    """Operations with a layout among some without: in the other layout half of them are transposed."""
+    b = nnhal.Builder()
+    x = first = b.input((1, 4, 4, 4))
+    for _ in range(n // 4):
+        x = b.max_pool_2d(x, padding="same", filter_size=1, stride=1)
+        x = b.add(b.relu(x), first)
+        x = b.reshape(x, np.array([1, 4, 4, 4], np.int32))
+    return b.finish([first], [x])
+
+
+@pytest.mark.parametrize("make", [*GRAPHS.values(), islands], ids=[*GRAPHS, "islands"])
+def test_laying_out_a_model_of_many_operations(make):
+    def prepare(n):
+        model = counted(make(n))
+        validate(model)
+        return lambda: laid_out(model, "nchw").served()
 
     grows_with_the_model(prepare)
 

@@ -1,20 +1,28 @@
 """Models in one layout: the same results, few transposes, nothing more to do the second time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base.codes import OperandType, OperationType
-from nnhal.base.operands import Array, dtype_of
+from nnhal.base.operands import Array, ChannelQuant, Unknown, Value, dtype_of
+from nnhal.conformance.differential import arrays_of, bound_of, model_of
+from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.drivers.reference import Interpreter
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
 from nnhal.model.graph import Model
-from nnhal.model.layouts import LAYOUTS, LaidOut, Layout, laid_out
+from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
+from nnhal.model.orders import Layout
 from nnhal.model.validate import validate
+from nnhal.ops import OPS
+from nnhal.ops.order import composed, inverse, keeps_elements, without
+from nnhal.ops.schema import I32, T, bind
 from tests import requests
 from tests.properties import STABLE
 
@@ -228,3 +236,204 @@ def holds(model: Model, found: LaidOut, layout: Layout) -> None:
     for ends in ("inputs", "outputs"):
         old = [model.main.operands[i] for i in getattr(model.main, ends)]
         assert [found.model.main.operands[i] for i in getattr(new, ends)] == old
+
+
+# ------------------------------------------------------------------------------------------------------ every operation
+
+
+LAID = sorted(
+    name for name, op in OPS.items() if any(x.layout for form in op.forms for x in form) and not op.code >> 16
+)
+REORDERED = sorted(name for name, op in OPS.items() if op.reorder is not None and not op.flat and not op.code >> 16)
+
+
+OPEN_SHAPE = "output_shape is only known at execution"  # where it is drawn as an input of the model
+
+
+def ordinary(name: str) -> list[Cell]:
+    return [cell for cell in cells([name]) if cell.values == "ordinary"]
+
+
+@pytest.mark.parametrize("name", LAID)
+@pytest.mark.parametrize("open", [False, True], ids=["known", "open"])
+def test_an_operation_with_a_layout_is_the_same_in_the_other(name: str, open: bool) -> None:
+    rng = np.random.default_rng([SEED, len(name)])
+    for cell in ordinary(name):
+        for _ in range(3):
+            call = draw(cell, rng, open=open)
+            model = model_of(call)
+            for layout in LAYOUTS:
+                found = laid_out(model, layout)
+                if not found.left:
+                    assert layouts(found.model) == [layout == "nchw"]
+                assert found.transposes <= 2 and set(found.left.values()) <= {OPEN_SHAPE}
+                assert same(model, found.model, arrays_of(call)), f"{cell} {layout}"
+
+
+@pytest.mark.parametrize("name", REORDERED)
+def test_an_operation_is_the_same_in_another_order_by_the_rule_of_its_record(name: str) -> None:
+    rng, tried = np.random.default_rng([SEED, len(name)]), 0
+    for cell in ordinary(name):
+        for _ in range(6):
+            call = draw(cell, rng)
+            a = bound_of(call)
+            own = [v for x, v in a.inputs if x.spec is T]
+            rank = max(v.rank for each in own for v in (each if isinstance(each, tuple) else (each,)) if v is not None)
+            order = tuple(rng.permutation(rank).tolist())
+            try:
+                said = a.op.reorder(a, order)
+            except Unknown:
+                continue
+            tried += 1
+            inputs: list[Value | None] = []
+            for argument, value in zip(a.form.each(len(call.inputs)), call.inputs, strict=True):
+                if argument.name in said.arguments:
+                    kind = I32 if not argument.scalar else OperandType.INT32
+                    array = np.asarray(said.arguments[argument.name], np.int32)
+                    inputs.append(Value(kind, array.shape, data=array))
+                elif argument.name in said.inputs and value is not None:
+                    inputs.append(in_order(value, order))
+                else:
+                    inputs.append(value)
+            late = [x.name for x in a.form[len(inputs) :] if x.name in said.arguments]
+            inputs += [Value(OperandType.INT32, (), data=np.asarray(said.arguments[x], np.int32)) for x in late]
+            outs = [replace(v, shape=None) for v in a.outs]
+            b = bind(a.op, inputs, outs)
+            with np.errstate(all="ignore"):
+                wanted, found = (
+                    x.op.kernel(x, *x.form.tensors([None if v is None else v.data for v in x.given])) for x in (a, b)
+                )
+            pairs = zip(wanted, found, strict=True) if isinstance(wanted, tuple) else [(wanted, found)]
+            for (one, other), gives in zip(pairs, said.outputs, strict=True):
+                turned = one.transpose(gives) if gives else one
+                exact = not a.op.sums
+                agree = np.array_equal if exact else np.allclose
+                assert agree(turned, other, equal_nan=other.dtype.kind == "f"), f"{cell} {order}"
+    assert tried
+
+
+def in_order(value: Value, order: Sequence[int]) -> Value:
+    """A constant in an order, behind dimensions of 1 where it has fewer."""
+    array = value.array.reshape((1,) * (len(order) - value.rank) + value.known).transpose(order)
+    channel = value.channel
+    if channel is not None:
+        channel = ChannelQuant(channel.scales, list(order).index(channel.axis + len(order) - value.rank))
+    return replace(value, shape=array.shape, data=array, channel=channel)
+
+
+# --------------------------------------------------------------------------------------------------------------- by hand
+
+
+def weights(units: int, depth: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng(SEED)
+    return rng.standard_normal((units, 1, 1, depth)).astype(np.float32), np.zeros(units, np.float32)
+
+
+def test_a_chain_is_transposed_at_its_ends_alone() -> None:
+    b = Builder()
+    first = x = b.input((1, 6, 6, 4))
+    for _ in range(5):
+        y = b.conv_2d(x, *weights(4, 4), padding="same", activation="relu")
+        y = b.pad(b.hard_swish(y), np.array([[0, 0], [1, 0], [0, 1], [0, 0]], np.int32))
+        y = b.max_pool_2d(y, padding="valid", filter_size=2, stride=1)
+        y = b.prelu(y, np.full((1, 1, 4), 0.5, np.float32))
+        x = b.concatenation(b.split(b.add(x, y), 3, 2, outputs=2), 3)
+    model = b.finish([first], [x])
+    found = laid_out(model, "nchw")
+    kinds = [OperationType(o.type).name for o in found.model.main.operations]
+    assert kinds.count("TRANSPOSE") == 2 and (kinds[0], kinds[-1]) == ("TRANSPOSE", "TRANSPOSE")
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+    assert laid_out(found.model, "nhwc").transposes == 0
+
+
+def test_pairs_of_transposes_that_a_model_brings_cancel() -> None:
+    """As converters from NCHW make them: each operation on NHWC pictures between two transposes."""
+    b = Builder()
+    first = x = b.input((1, 4, 6, 6))
+    for _ in range(3):
+        y = b.transpose(x, np.array((0, 2, 3, 1), np.int32))
+        y = b.conv_2d(y, *weights(4, 4), padding="same")
+        x = b.add(x, b.transpose(y, np.array((0, 3, 1, 2), np.int32)))
+    model = b.finish([first], [x])
+    assert transposes(model) == 6
+    found = laid_out(model, "nchw")
+    assert transposes(found.model) == 0
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+    kept = laid_out(model, "nhwc")
+    assert transposes(kept.model) <= 2
+    assert same(model, kept.model, inputs_of(model, np.random.default_rng(1)))
+
+
+def test_what_a_constant_is_made_of_is_turned_with_it() -> None:
+    """Weights of 16 bits: a slope for each channel, widened when the model runs."""
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.conv_2d(x, *weights(3, 3), padding="same")
+    slope = b.cast(np.array([[[0.5, 2, -1]]], np.float16), out_type="TENSOR_FLOAT32")
+    y = b.conv_2d(b.prelu(y, slope), *weights(3, 3), padding="same")
+    model = b.finish([x], [y])
+    found = laid_out(model, "nchw")
+    assert found.transposes == 2
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
+def test_scales_of_channels_go_where_their_dimension_goes() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1)
+    stored = np.arange(48, dtype=np.int8).reshape(1, 4, 4, 3)
+    channel = ChannelQuant((0.5, 2.0, 3.0), 3)
+    added = b.dequantize(
+        b.constant(stored, "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=channel), out_type="TENSOR_FLOAT32"
+    )
+    y = b.max_pool_2d(b.add(y, added), padding="same", filter_size=2, stride=1)
+    model = b.finish([x], [y])
+    found = laid_out(model, "nchw")
+    assert [o.channel.axis for o in found.model.main.operands if o.channel is not None] == [1]
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
+def test_subgraphs_are_laid_out_too_and_their_ends_stay() -> None:
+    b = Builder()
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((1, 4, 4, 3))
+    branches = []
+    for kind in ("max_pool_2d", "average_pool_2d"):
+        s = b.subgraph()
+        z = s.input((1, 4, 4, 3))
+        branches.append(s.finish_subgraph([z], [getattr(s, kind)(z, padding="same", filter_size=2, stride=1)]))
+    model = b.finish([condition, x], [b.if_(condition, *branches, [x], out_type="TENSOR_FLOAT32")])
+    found = laid_out(model, "nchw")
+    assert found.transposes == 4 and not found.inserted
+    for which in (True, False):
+        picture = np.random.default_rng(1).standard_normal((1, 4, 4, 3)).astype(np.float32)
+        assert same(model, found.model, [np.array([which]), picture])
+
+
+def test_what_cannot_be_known_before_the_execution_stays_as_it_is() -> None:
+    b = Builder()
+    x, nchw = b.input((1, 4, 4, 3)), b.input((), "BOOL")
+    y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=nchw)
+    z = b.max_pool_2d(y, padding="same", filter_size=2, stride=1)
+    model = b.finish([x, nchw], [z, b.max_pool_2d(x, padding="same", filter_size=2, stride=1)])
+    found = laid_out(model, "nchw")
+    assert found.left == {0: "nchw is only known at execution", 1: "the rank of input is only known at execution"}
+    assert found.transposes == 2
+
+
+def test_a_model_that_has_the_layout_is_the_very_same() -> None:
+    b = Builder()
+    x = b.input((1, 3, 4, 4))
+    model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=True)])
+    assert laid_out(model, "nchw").model is model
+    assert laid_out(model, None).model is model
+    assert laid_out(model, "nhwc").model is not model
+
+
+def test_orders_lead_there_and_back() -> None:
+    order, other = (2, 0, 3, 1), (1, 3, 2, 0)
+    x = np.arange(24).reshape(1, 2, 3, 4)
+    assert (x.transpose(order).transpose(other) == x.transpose(composed(order, other))).all()
+    assert composed(order, inverse(order)) == (0, 1, 2, 3)
+    assert without((0, 3, 1, 2), {1, 2}) == (0, 1)
+    assert keeps_elements((1, 1, 1, 8), (0, 3, 1, 2)) and not keeps_elements((1, 2, 1, 8), (0, 3, 1, 2))
+    assert not keeps_elements((1, None, 1, 8), (0, 3, 1, 2))

@@ -5,8 +5,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from nnhal.base.operands import Value
-from nnhal.ops.common import encode, rounded
+import nnhal
+from nnhal.base.codes import Activation
+from nnhal.base.operands import Unknown, Value
+from nnhal.model.validate import validate
+from nnhal.ops.common import encode, fused, rounded
 from tests.ops.run import Q8, Q8S, Q16A, Q16S
 
 
@@ -37,3 +40,13 @@ def test_quantising_what_lies_just_below_half_a_step_gives_no_step() -> None:
 )
 def test_quantising_saturates(kind: int, least: int, most: int) -> None:
     assert encode(Value(kind, scale=0.5), np.float32([-1e9, 1e9, -np.inf, np.inf])).tolist() == [least, most] * 2
+
+
+def test_an_activation_is_the_operations_own_or_none_or_not_known_yet() -> None:
+    b = nnhal.Builder()
+    x, given = b.input((2,)), b.input((), "INT32")
+    outputs = [b.add(x, x, "relu6"), b.add(x, x), b.abs(x), b.add(x, x, given)]
+    *known, later = validate(b.finish([x, given], outputs)).subgraphs[0].operations
+    assert [fused(a) for a in known] == [Activation.RELU6, Activation.NONE, Activation.NONE]
+    with pytest.raises(Unknown):
+        fused(later)

@@ -213,7 +213,7 @@ def test_a_prepared_model_that_was_given_before_is_refused_and_stays_what_it_was
     ):
         nnhal.compile(sums(2), devices=device)
     (step,) = first._caller.plan.steps
-    assert step.prepared.model is step.part.model
+    assert step.prepared.model is step.laid.model
     assert not device.prepared[0].closed and (first(X) == 2 * X).all()
 
 

@@ -1,6 +1,8 @@
 """Devices that prefer a layout: what they are asked, where things go then, what is told of it."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from nnhal.hal.device import Capabilities, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.wrappers import AtLevel, Limited
 from nnhal.ipc.client.process import Resilient, start
 from nnhal.model.graph import Model
+from nnhal.model.layouts import laid_out
 from nnhal.runtime import discovery
 from nnhal.runtime.placement import WHOLE
 from tests.cli.test_cli import nnhal as command
@@ -227,3 +230,33 @@ def test_times_of_operations_count_for_those_of_the_model() -> None:
     with nnhal.compile(model, devices=OnlyNchw(), fallback="forbid") as compiled:
         _, report = compiled.run(picture(model), measure=True)
         assert report is not None and set(report.steps[0].each) == {0, 1, 2}
+
+
+def test_a_driver_that_has_consumed_the_weights_leaves_none_in_either_layout_and_the_model_as_it_is() -> None:
+    class Consuming(OnlyNchw):
+        def prepare(self, model: Model, hints: Hints) -> Prepared:
+            prepared = super().prepare(model, hints)
+            prepared.weights_consumed = True
+            return prepared
+
+    model = convolutions()
+    for _ in range(2):
+        with nnhal.compile(model, devices=Consuming(), fallback="forbid") as compiled:
+            np.testing.assert_array_equal(compiled(picture(model)), reference(model))
+            (step,) = compiled._caller.plan.steps
+            for emptied in (step.part.model, step.laid.model, step.prepared.model):
+                with pytest.raises(nnhal.NnhalError, match="weights_consumed"):
+                    emptied.pools[0]
+
+
+def test_a_model_that_was_laid_out_goes_with_its_last_reference() -> None:
+    for layout in ("nchw", "nhwc"):
+        model = convolutions()
+        laid_out(model, layout)
+        gone = weakref.ref(model.pools[0])
+        gc.disable()
+        try:
+            del model
+            assert gone() is None
+        finally:
+            gc.enable()

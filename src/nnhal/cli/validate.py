@@ -25,7 +25,7 @@ _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 
 
 @click.command("validate")
-@click.argument("driver")
+@click.argument("driver", default="")
 @click.option("--device", "-d", default="", help="The device under test; by default that of DRIVER.")
 @common.option_option
 @click.option(
@@ -49,6 +49,8 @@ def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any
     """
     if as_list:
         return _list(as_json)
+    if not driver:
+        raise click.UsageError("DRIVER is missing, must be a file, a package, or the name of an installed device")
     by_path = is_path(driver) or Path(driver).exists()
     chosen = Validation(
         device=options["device"] if by_path else options["device"] or driver,
@@ -81,7 +83,9 @@ def _nothing(chosen: Validation, outcomes: Sequence[CheckOutcome]) -> str:
 
 def _list(as_json: bool) -> int:
     if as_json:
-        common.emit([{"check": each.name, "promise": each.promise, "needs": each.needs} for each in CHECKS.values()])
+        common.emit(
+            [{"check": each.name, "promise": each.promise, "needs": list(each.needs)} for each in CHECKS.values()]
+        )
     else:
         common.table(["check", "promise"], [[each.name, each.promise] for each in CHECKS.values()])
     return 0

@@ -104,10 +104,10 @@ def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list
     for verdict, n in zip(verdicts, laid.serves, strict=True):
         if not verdict.ok or found[n] is YES:
             found[n] = verdict
-    for place in laid.inserted:
+    for place, served in laid.served().items():
         if not verdicts[place].ok:
             why = verdicts[place].reason or "is not supported"
-            for n in laid.served(place):
+            for n in served:
                 found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
     return found
 

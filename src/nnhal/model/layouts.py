@@ -18,7 +18,7 @@ from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
 from nnhal.base.sealed import Store
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
 from nnhal.model.orders import Layout, Ordering
-from nnhal.model.validate import SubgraphBinding, validate
+from nnhal.model.validate import LAID_OUT, SubgraphBinding, validate
 from nnhal.ops.order import composed, inverse
 from nnhal.ops.schema import Bound, Permutation, types_for
 
@@ -43,11 +43,16 @@ class LaidOut:
     left: Mapping[int, str] = field(default_factory=dict)
     transposes: int = 0
 
-    def served(self, place: int) -> set[int]:
-        """The operations of the original for which a TRANSPOSE was inserted: its readers, or the one before it."""
-        (made,) = self.model.main.operations[place].outputs
-        reading = {n for o, n in zip(self.model.main.operations, self.serves, strict=True) if made in o.inputs}
-        return reading if self.serves[place] in reading else {self.serves[place]}
+    def served(self) -> dict[int, set[int]]:
+        """The operations of the original that need each inserted TRANSPOSE: those that read it, or the one before it."""
+        operations = self.model.main.operations
+        reading: dict[int, set[int]] = {operations[place].outputs[0]: set() for place in self.inserted}
+        for operation, n in zip(operations, self.serves, strict=True):
+            for i in operation.inputs:
+                if i in reading:
+                    reading[i].add(n)
+        readers = {place: reading[operations[place].outputs[0]] for place in self.inserted}
+        return {place: ns if self.serves[place] in ns else {self.serves[place]} for place, ns in readers.items()}
 
 
 def laid_out(model: Model, layout: Layout | None) -> LaidOut:
@@ -58,11 +63,15 @@ def laid_out(model: Model, layout: Layout | None) -> LaidOut:
     """
     if layout is None:
         return LaidOut(model, tuple(range(len(model.main.operations))))
-    memo = f"laid out {layout}"
-    if memo not in model._memo:
-        model._memo[memo] = _laid_out(model, layout)
-    found: LaidOut = model._memo[memo]
-    return found
+    kept: dict[Layout, LaidOut | dict[int, str]] = model._memo.setdefault(LAID_OUT, {})
+    found = kept.get(layout)
+    if found is None:
+        made = _laid_out(model, layout)
+        kept[layout] = dict(made.left) if made.model is model else made  # a model that refers to itself would stay
+        return made
+    if isinstance(found, LaidOut):
+        return found
+    return LaidOut(model, tuple(range(len(model.main.operations))), left=found)
 
 
 def _laid_out(model: Model, layout: Layout) -> LaidOut:

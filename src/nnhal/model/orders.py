@@ -339,11 +339,11 @@ def _turned(a: Bound) -> Reordered:
     """An operation in the other layout."""
     if a.T not in OPS[TRANSPOSE].types:
         raise _Stays(f"{TRANSPOSE} does not take {type_name(a.T or 0)}")
-    marked = [(f"input {x.name}", getattr(a, x.name)) for x in a.form if x.layout]
-    marked += [(f"output {x.name}", value) for x, value in zip(a.op.outputs, a.outs, strict=False) if x.layout]
+    marked = [(x.name, getattr(a, x.name)) for x in a.form if x.layout]
+    marked += [(x.name, value) for x, value in zip(a.op.outputs, a.outs, strict=False) if x.layout]
     for what, value in marked:
         if value.shape is None:
-            raise _Stays(f"{what} has unknown rank")
+            raise _Stays(f"the rank of {what} is only known at execution")
     return in_other_layout(a)
 
 

@@ -35,13 +35,14 @@ from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
 
 LIFETIMES = frozenset(Lifetime)
+LAID_OUT = "laid out"  # memo of a model: itself in other layouts, with constants
 _log = logger("model")
 MAX_DEPTH = 64  # of subgraphs within subgraphs
 
 
 @dataclass(frozen=True, slots=True)
 class SubgraphBinding:
-    """One subgraph, bound: an entry for each operation (None for extension and OEM operations) and each operand."""
+    """One subgraph, bound: an entry for each operation (None where it has no record) and each operand."""
 
     operations: tuple[Bound | None, ...]
     values: tuple[Value | None, ...]  # None: no value
@@ -86,7 +87,8 @@ def let_constants_go(model: Model, why: str) -> None:
         SubgraphBinding(nothing, tuple(None if v is None else replace(v, data=None) for v in each.values))
         for each in facts.subgraphs
     ]
-    model._memo.pop("bounds", None)
+    for memo in ("bounds", LAID_OUT):
+        model._memo.pop(memo, None)
     model._memo["facts"] = Facts(tuple(bindings), facts.level, facts.reasons)
     for what in ("values", "pools"):
         object.__setattr__(model, what, nothing)  # it is the caller's own: see `Model.again`

@@ -66,6 +66,12 @@ def centred(value: Value, x: Array, dtype: Any = np.float32) -> Array:
     return np.subtract(x, value.zero_point, dtype=dtype)
 
 
+def fused(a: Bound) -> Activation:
+    """The activation fused into an operation, NONE where it has none; Unknown where the execution gives it."""
+    found: Activation = a.activation if a.form_has("activation") else Activation.NONE
+    return found
+
+
 def activate(a: Bound, x: Array) -> Array:
     """Apply the fused activation of `a`, where it has one, to real values."""
     low, high = ACTIVATION_RANGE[a.__dict__.get("activation", Activation.NONE)]
@@ -129,8 +135,11 @@ def padding(a: Bound, axis: str) -> tuple[int, int]:
     """Padding before and after `axis` ("h" or "w"), from the scheme or stated explicitly."""
     if not a.form_has("scheme"):
         return (a.pad_top, a.pad_bottom) if axis == "h" else (a.pad_left, a.pad_right)
-    if a.scheme == Padding.VALID:
-        return 0, 0
+    return (0, 0) if a.scheme == Padding.VALID else same_padding(a, axis)
+
+
+def same_padding(a: Bound, axis: str) -> tuple[int, int]:
+    """Padding before and after `axis` as of the scheme SAME, whatever the operation says."""
     size, stride = _size(a, axis), getattr(a, f"stride_{axis}")
     total = max(0, (-(-size // stride) - 1) * stride + _reach(a, axis) - size)
     return total // 2, total - total // 2
@@ -141,14 +150,15 @@ def _size(a: Bound, axis: str) -> int:
     return size
 
 
-def _dilation(a: Bound, axis: str) -> int:
+def dilation_of(a: Bound, axis: str) -> int:
+    """How far apart the elements are that a filter meets along `axis`; 1 where the operation has no dilation."""
     name = f"dilation_{axis}"
     return int(getattr(a, name)) if a.form_has(name) else 1
 
 
 def _reach(a: Bound, axis: str) -> int:
     """How far a filter reaches over the input, dilation counted."""
-    return (int(getattr(a, f"filter_{axis}")) - 1) * _dilation(a, axis) + 1
+    return (int(getattr(a, f"filter_{axis}")) - 1) * dilation_of(a, axis) + 1
 
 
 def out_size(axis: str) -> Callable[[Bound], int]:
@@ -188,16 +198,16 @@ def taps(a: Bound, x: Array, fill: float = 0.0) -> Iterator[tuple[int, int, Arra
     out_h, out_w = out_size("h")(a), out_size("w")(a)
     padded = pad_spatial(a, x, fill)
     for i in range(a.filter_h):
-        rows = slice(top := i * _dilation(a, "h"), top + (out_h - 1) * a.stride_h + 1, a.stride_h)
+        rows = slice(top := i * dilation_of(a, "h"), top + (out_h - 1) * a.stride_h + 1, a.stride_h)
         for j in range(a.filter_w):
-            columns = slice(left := j * _dilation(a, "w"), left + (out_w - 1) * a.stride_w + 1, a.stride_w)
+            columns = slice(left := j * dilation_of(a, "w"), left + (out_w - 1) * a.stride_w + 1, a.stride_w)
             yield i, j, padded[:, rows, columns, :]
 
 
 def windows(a: Bound, x: Array) -> Array:
     """What the filter meets at each of its positions: a view [n, out_h, out_w, filter_h, filter_w, c] of padded NHWC."""
     view = sliding_window_view(pad_spatial(a, x), (_reach(a, "h"), _reach(a, "w")), (1, 2))
-    steps = (slice(None, None, n) for n in (a.stride_h, a.stride_w, 1, _dilation(a, "h"), _dilation(a, "w")))
+    steps = (slice(None, None, n) for n in (a.stride_h, a.stride_w, 1, dilation_of(a, "h"), dilation_of(a, "w")))
     return np.moveaxis(view[:, *steps], 3, -1)
 
 

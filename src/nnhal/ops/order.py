@@ -104,6 +104,9 @@ def in_other_layout(a: Bound) -> Reordered:
     """The operation in the other layout: what is marked so in its record is reordered, and `nchw` turned round."""
     order = TO_NHWC if a.nchw else TO_NCHW
     inputs = {x.name: order for x in a.form if x.layout}
+    for x in a.form:
+        if x.by_layout and getattr(a, x.name).data is None:
+            raise Unknown(x.name)
     changed = {x.name: getattr(a, x.name).array[list(order)] for x in a.form if x.by_layout}
     outputs = [order if x.layout else tuple(range(len(x.dims or ()))) for x in a.op.outputs]
     return Reordered(inputs, outputs, {"nchw": not a.nchw, **changed})

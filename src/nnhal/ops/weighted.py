@@ -54,6 +54,11 @@ def operands(a: Bound) -> tuple[Value, Value, Value]:
     return values[0], values[1], values[2]
 
 
+def product_scales(x: Value, weights: Value) -> Array:
+    """Scales of the products of a quantised input and weights, in float64: one, or one for each channel of the weights."""
+    return np.multiply(x.scale, weights.channel.scales if weights.channel else (weights.scale,))
+
+
 def product_scale(a: Bound) -> float:
     """Scale of the products of input and weights; 0 where the weights have a scale for each channel."""
     x, weights, _ = operands(a)
@@ -105,7 +110,7 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
             total += bias
             return encode(a.out, activate(a, total))
         factors = centred(values[1], weights)
-        scales = np.multiply(values[0].scale, values[1].channel.scales if values[1].channel else values[1].scale)
+        scales = product_scales(values[0], values[1])
         near = scales.min() > 1 / FAR and scales.max() < FAR
         dtype = np.float32 if near and _greatest_sum(values[0], factors, bias, channel) < EXACT else np.float64
         total = sums(a, centred(values[0], x, dtype), factors.astype(dtype, copy=False))

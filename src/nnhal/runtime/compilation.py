@@ -395,8 +395,11 @@ def prepare(
     label: the device's name, made to differ where several have the same. undo: closes it. hints: those of the wishes by
     default. Where nothing may take over, a driver that needs the constants no more leaves none in the step's part.
     """
+    laid = laid_out(part.model, layout_of(device))
     if wishes.fallback == "forbid":
-        part = replace(part, model=part.model.again())
+        own = part.model.again()
+        laid = replace(laid, model=own if laid.model is part.model else laid.model.again())
+        part = replace(part, model=own)
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
     given = hints or wishes.hints(device)
@@ -409,15 +412,15 @@ def prepare(
         undo.callback(lane.close)
 
     def work() -> None:
-        lane.prepared = prepared_by(device, part.model, given)
+        lane.prepared = prepared_by(device, laid.model, given, as_is=True)
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
-    layout = layout_of(device)
-    laid = laid_out(part.model, layout)
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
-    if layout:
+    if layout := layout_of(device):
         _log.info("%s has its part in %s, with %d transposes inserted", label or name, layout, laid.transposes)
-    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, part.model, lane.where)
+    consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
+    if consumed and laid.model is not part.model:
+        let_weights_go(lane.prepared, part.model, lane.where)
     return Step(device, part, lane.prepared, spent, lane, laid, consumed)

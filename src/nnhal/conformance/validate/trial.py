@@ -60,6 +60,7 @@ class Drawing:
         self.rng = rng
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
+        self.samples: list[tuple[Call, Model]] | None = None
         self.kept: list[Prepared] = []  # for a later check to close
 
 
@@ -110,6 +111,13 @@ class Trial:
 
         One of them has as many constants as there are in any.
         """
+        if self.drawing.samples is None:
+            self.drawing.samples = self._samples()
+        if not self.drawing.samples:
+            raise NotAsked("none of the calls that it takes has an element to write that the reference can")
+        return self.drawing.samples
+
+    def _samples(self) -> list[tuple[Call, Model]]:
         chosen: dict[Any, tuple[Call, Model]] = {}
         taken = [pair for pair in self.taken() if not pair[0].open]
         ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
@@ -126,8 +134,6 @@ class Trial:
                 continue
             if any(w is not None and w.size for w in wanted):
                 chosen[kind] = call, model
-        if not chosen:
-            raise NotAsked("none of the calls that it takes has an element to write that the reference can")
         return list(chosen.values())
 
     def others(self, call: Call, count: int) -> Iterator[Call]:

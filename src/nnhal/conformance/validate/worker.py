@@ -2,6 +2,7 @@
 
 import gc
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from nnhal.base.answers import may_be_own
@@ -16,29 +17,36 @@ from nnhal.conformance.validate.trial import Drawing, NotAsked, NotTaken, Proces
 from nnhal.conformance.worker import Worker, serve_with
 
 assert FAMILIES
+KEPT_DRAWINGS = 3
 
 
 class _Checker(Worker):
     """Checks what it is told to."""
 
     subject: Validation
-    _drawing: Drawing | None = None
 
     def begin(self) -> None:
         """What is there need not be looked through for garbage again and again."""
         gc.collect()
         gc.freeze()
+        self._drawings: OrderedDict[str, Drawing] = OrderedDict()
 
     def run(self, of: str, items: Sequence[CheckItem]) -> Iterator[CheckOutcome]:
         for item in items:
             begin = time.monotonic_ns()
             self.at("draw")
-            if self._drawing is None or self._drawing.operation != of:
-                self._drawing = Drawing(of, self.subject.seed, self.subject.draws)
-            with trying(Trial(self.device, self._drawing, self.at, isolated=self.subject.isolate)) as trial:
+            with trying(Trial(self.device, self._drawn(of), self.at, isolated=self.subject.isolate)) as trial:
                 verdict, reason, place = outcome_of(CHECKS[item.check], trial)
                 found = trial.found
             yield CheckOutcome(*item, verdict, reason, place, time.monotonic_ns() - begin, found)
+
+    def _drawn(self, operation: str) -> Drawing:
+        """The calls of an operation; those of the last few are kept."""
+        drawing = self._drawings.pop(operation, None) or Drawing(operation, self.subject.seed, self.subject.draws)
+        self._drawings[operation] = drawing
+        if len(self._drawings) > KEPT_DRAWINGS:
+            self._drawings.popitem(last=False)
+        return drawing
 
 
 def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:

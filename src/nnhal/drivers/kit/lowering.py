@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from nnhal.base.codes import operation_name, type_name
-from nnhal.base.errors import Unmappable
+from nnhal.base.errors import Unmappable, UnsupportedModel
 from nnhal.base.operands import Array, Unknown, Value
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
@@ -20,8 +20,11 @@ from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound, perhaps_omitted
 
 
-class Refused(Exception):
-    """An operation that the engine cannot run as NNAPI defines it; the message is the reason."""
+class Refused(UnsupportedModel):
+    """An operation that the engine cannot run as NNAPI defines it; the message is the reason.
+
+    Raised in `prepare`, it is what any driver raises that cannot compile a model after all.
+    """
 
 
 class LoweringTask:
@@ -141,7 +144,7 @@ class LoweringTable(Generic[T]):
         for number, (why, operation) in enumerate(zip(self._reasons(model, task), model.main.operations, strict=True)):
             if why:
                 kind = Unmappable if why == hidden_constant(model, operation) else Refused
-                raise kind(f"{operation_name(operation.type)} #{number}: {why}")
+                raise kind(f"{self.engine}: {operation_name(operation.type)} #{number}: {why}")
 
     def _reasons(self, model: Model, task: Callable[[Bound, Operation], T]) -> Iterator[str]:
         """Lower every operation; for each the reason why it is refused, "" for none."""

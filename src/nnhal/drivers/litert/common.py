@@ -5,7 +5,7 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Unknown
 from nnhal.drivers.litert.graph import EngineTensor
 from nnhal.drivers.litert.task import Task
-from nnhal.ops.common import padding
+from nnhal.ops.common import fused, padding, same_padding
 from nnhal.ops.schema import Bound
 
 SAME, VALID = 0, 1  # TFLite's Padding
@@ -15,7 +15,7 @@ ACTIVATIONS = {Activation.NONE: 0, Activation.RELU: 1, Activation.RELU1: 2, Acti
 
 def activation(t: Task) -> int:
     """The fused activation as TFLite's ActivationFunctionType; none where the operation has none."""
-    kind = t.a.__dict__.get("activation", Activation.NONE)
+    kind = fused(t.a)
     if kind in (Activation.RELU1, Activation.RELU6):
         require_bound(t)
     return ACTIVATIONS[kind]
@@ -37,19 +37,9 @@ def scheme(a: Bound) -> int | None:
     if pads == ((0, 0), (0, 0)):
         return VALID
     try:
-        return SAME if pads == (same(a, "h"), same(a, "w")) else None
+        return SAME if pads == (same_padding(a, "h"), same_padding(a, "w")) else None
     except Unknown:
         return None
-
-
-def same(a: Bound, axis: str) -> tuple[int, int]:
-    """The padding of the SAME scheme along an axis ("h" or "w")."""
-    size = a.height if axis == "h" else a.width
-    stride = getattr(a, f"stride_{axis}")
-    dilation = getattr(a, f"dilation_{axis}") if a.form_has(f"dilation_{axis}") else 1
-    reach = (getattr(a, f"filter_{axis}") - 1) * dilation + 1
-    total = max(0, (-(-size // stride) - 1) * stride + reach - size)
-    return total // 2, total - total // 2
 
 
 def padded(task: Task, x: EngineTensor, fill: float | None = None) -> tuple[EngineTensor, int]:

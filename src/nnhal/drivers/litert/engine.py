@@ -19,7 +19,6 @@ import numpy as np
 from nnhal.base.errors import Closed, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, dtype_of, fixed
-from nnhal.drivers.kit.lowering import Refused
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter, unavailable
 from nnhal.drivers.litert.graph import Lowered
@@ -222,10 +221,7 @@ class LitertModel(Prepared):
 
 def _recipe(model: Model, settings: Settings, lowered: Lowered | None) -> Recipe:
     """Lower a model whose input shapes are all known, unless it was."""
-    try:
-        lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
-    except Refused as error:
-        raise UnsupportedModel(f"litert: {error}") from error
+    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
     outputs = []
     for index, value in zip(model.main.outputs, lowered.values, strict=True):
         shape = None if value is None else fixed(value.shape)

@@ -13,6 +13,7 @@ from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, r
 from nnhal.drivers.litert.task import BEYOND_XNNPACK, Task, entry, require_32_bits
 from nnhal.ops.common import lowest, out_size, padding
 from nnhal.ops.schema import B8, F32, Q8, Q8PC, Q8S, Bound
+from nnhal.ops.weighted import product_scales
 
 SQUARED = 2.0**50  # numbers up to here are squared
 SMALL = 2.0**-80  # times this all can be
@@ -129,8 +130,7 @@ def weighted(t: Task, name: str = "filter", axis: int = 0) -> Weighted:
     require_packed(t, weights.value, axis)
     if x.value.type not in QUANTS:
         return Weighted(x, weights, t.x("bias"), out)
-    scales = np.array(weights.value.channel.scales if weights.value.channel else (weights.value.scale,))
-    products = x.value.scale * scales
+    products = product_scales(x.value, weights.value)
     require_scales(products.min(), products.max())
     t.require_scale(products.max(), out.value)
     added = bias(t, products, weights.value.channel is not None)
