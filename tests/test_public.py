@@ -57,6 +57,8 @@ PUBLIC = [
     "level_of",
     "load",
     "load_driver",
+    "load_extension",
+    "register_custom_operator",
     "validate",
 ]
 FUNCTIONS = [name for name in PUBLIC if inspect.isfunction(getattr(nnhal, name))]

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,20 @@ from nnhal.drivers.kit import (
     Window,
     bounds,
     for_each_shape,
+    kept_graph,
     product_scales,
     shapes,
     stored_bounds,
     window,
 )
 from nnhal.frontends.python import Builder
-from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict, prepared_by
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import F16, F32, Q8, Q8PC, Bound
+from tests.runtime.devices import for_nothing
 
 
 class Doubled(Prepared):
@@ -282,6 +286,79 @@ def twice_relu() -> Model:
     b = nnhal.Builder()
     x = b.input((3,))
     return b.finish([x], [b.relu(x)])
+
+
+# ---------------------------------------------------------------------------------------------------- once for both
+
+
+class Graphed(Device):
+    """Lowers to a list of names, once where that is possible."""
+
+    name = "graphed"
+
+    def __init__(self) -> None:
+        self.lowered: list[list[str]] = []
+        self.kept: list[bool] = []
+
+    def supports(self, model: Model) -> list[Verdict]:
+        return list(self.consider(model, Hints()).verdicts)
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        self.lowered.append([])
+        return names.consider(model, self.lowered[-1], Naming)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        graph = kept_graph(hints, list)
+        self.kept.append(graph is not None)
+        if graph is None:
+            self.lowered.append(graph := [])
+            names.lower(model, partial(Naming, graph))
+        assert graph == ["RELU"] * len(model.main.operations)
+        return Doubled(model)
+
+
+class Naming(LoweringTask):
+    def __init__(self, graph: list[str], a: Bound, operation: Operation) -> None:
+        super().__init__(a, operation)
+        self.graph = graph
+
+
+names: LoweringTable[Naming] = LoweringTable("naming")
+
+
+@names.entry("RELU")
+def named(t: Naming) -> None:
+    t.graph.append(t.name)
+
+
+def relus(count: int, also: bool = False) -> Model:
+    b = nnhal.Builder()
+    x = y = b.input((2,))
+    for _ in range(count):
+        y = b.relu(y)
+    return b.finish([x], [b.tanh(y) if also else y])
+
+
+def test_a_whole_model_is_lowered_once():
+    device = Graphed()
+    nnhal.compile(relus(3), devices=device)
+    assert device.kept == [True] and len(device.lowered) == 1
+
+
+def test_a_part_of_a_model_is_lowered_anew(monkeypatch):
+    for_nothing(monkeypatch)
+    device = Graphed()
+    nnhal.compile(relus(3, also=True), devices=[device, "reference"])
+    assert device.kept == [False] and len(device.lowered) == 2
+
+
+def test_a_graph_is_for_who_comes_first():
+    device, model = Graphed(), relus(2)
+    claims = considered_by(device, model, Hints())
+    hints = claims.hints(Hints())
+    for _ in range(2):
+        device.prepare(model, hints)
+    assert device.kept == [True, False]
 
 
 # ---------------------------------------------------------------------------------------------------------------- numbers

@@ -5,6 +5,11 @@ import pytest
 
 import nnhal
 from nnhal import Builder
+from nnhal.drivers import litert
+from nnhal.drivers.litert import engine
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Hints
+from nnhal.hal.wrappers import Limited
 
 F32, I32 = "TENSOR_FLOAT32", "TENSOR_INT32"
 Q8, Q8S, SYMM = "TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED", "TENSOR_QUANT8_SYMM"
@@ -108,3 +113,44 @@ def test_signatures_longer_than_litert_has_are_refused():
     x, w = b.input((2, 3)), b.input((2,))
     y = b.lsh_projection(np.arange(66, dtype=np.float32).reshape(2, 33), x, w, "dense")
     assert "signatures have up to 32 bits, these 33" in refused(b, [x, w], y)
+
+
+# ------------------------------------------------------------------------------------------------------ lowered once
+
+
+def test_a_whole_model_is_lowered_once_and_to_the_same_bytes(monkeypatch):
+    b = Builder()
+    x = b.input((1, 8, 8, 3))
+    weights, bias = b.constant(np.ones((4, 3, 3, 3), np.float32)), b.constant(np.zeros(4, np.float32))
+    y = b.softmax(b.reshape(b.conv_2d(x, weights, bias, padding="same", stride=2), (1, 64)), 1.0)
+    model, made, anew = b.finish([x], [y]), [], []
+    monkeypatch.setattr(engine, "_team", lambda recipe, team=engine._team: made.append(recipe) or team(recipe))
+    lower = engine.lower
+    monkeypatch.setattr(engine, "lower", lambda *a, **k: anew.append(1) or lower(*a, **k))
+    nnhal.compile(model, devices="litert").close()
+    assert not anew and made[0].lowered.content == lower(model).content
+    with_floor = b.finish([x], [b.floor(y)])
+    half = Limited(litert.device(), lambda m, n: n < len(m.main.operations) - 1)
+    nnhal.compile(with_floor, devices=[half, "reference"]).close()
+    assert len(anew) == 1
+
+
+def test_what_was_lowered_for_other_options_is_not_taken(monkeypatch):
+    b = Builder()
+    x = b.input((2, 4))
+    w = b.dequantize(b.constant(np.ones((3, 4), np.int8), SYMM, 0.5))
+    model = b.finish([x], [b.fully_connected(x, w, b.constant(np.zeros(3, np.float32)))])
+    device, anew, lower = litert.device(), [], engine.lower
+    monkeypatch.setattr(engine, "lower", lambda *a, **k: anew.append(k) or lower(*a, **k))
+    for asked in (False, True):
+        for given in (False, True):
+            claims = considered_by(device, model, Hints(options={"dynamic_range": asked}))
+            device.prepare(model, claims.hints(Hints(options={"dynamic_range": given}))).close()
+    assert anew == [{"dynamic_range": True}, {"dynamic_range": False}]
+
+
+def test_an_unknown_option_is_told_before_anything_is_placed():
+    b = Builder()
+    x = b.input((2,))
+    with pytest.raises(nnhal.InvalidArgument, match="option 'xnpack' is unknown"):
+        nnhal.compile(b.finish([x], [b.floor(x)]), devices="litert", driver_options={"litert": {"xnpack": True}})

@@ -18,6 +18,7 @@ NEW = "new"
 NUMBERS: dict[str, str] = {
     "prepared": "model",
     "binding": "binding",
+    "considered": "considered",
     "execution": "execution",
     "buffer": "buffer",
     "held": "held",

@@ -34,7 +34,7 @@ F_ADD_SEALS, SEAL_SHRINK = 1033, 2
 TWICE = (X + X).tobytes()
 OBJECTS = {
     name: 7_000_000_000 + n
-    for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution", "lane"))
+    for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution", "lane", "considered"))
 }
 NEW = 6_000_000_000  # in the place of a number that was not used before
 NEVER = 10**15  # a number that nobody was given
@@ -78,6 +78,8 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.GetUsage(), ()),
     (wire.GetSupportedOperations(V1_3, _MODEL), ("a memory",)),
     (wire.PrepareModel(NEW, V1_3, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
+    (wire.Consider(NEW, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
+    (wire.PrepareConsidered(NEW, OBJECTS["considered"], (0,)), ()),
     (
         wire.Bind(
             NEW,
@@ -130,6 +132,8 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.GetUsage: wire.Usage,
     wire.GetSupportedOperations: wire.Verdicts,
     wire.PrepareModel: wire.Acknowledged,
+    wire.Consider: wire.Claimed,
+    wire.PrepareConsidered: wire.Acknowledged,
     wire.Bind: wire.Acknowledged,
     wire.Execute: wire.Acknowledged,
     wire.ExecuteSynchronously: wire.Acknowledged,
@@ -301,7 +305,10 @@ RELEASED = 9_000_000_000
 
 
 OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
-OF_OBJECTS = wire.Hold, wire.PrepareModel, wire.Bind, wire.ExecuteFenced, wire.ConfigureExecutionBurst, wire.Allocate
+OF_OBJECTS = (
+    wire.Hold, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
+    wire.ConfigureExecutionBurst, wire.Allocate,
+)  # fmt: skip
 
 
 def _refused(call: wire.ClientCall, number: int) -> tuple[str, ...]:
@@ -416,7 +423,9 @@ class World:
             burst = self.make(wire.ConfigureExecutionBurst, model, fds=(queues,))
             os.close(queues)
             execution = self.make(wire.ExecuteFenced, binding, 0)
-            self.objects = dict(zip(OBJECTS, (model, binding, held, burst, buffer, execution, lane), strict=True))
+            considered = self._considered()
+            numbers = model, binding, held, burst, buffer, execution, lane, considered
+            self.objects = dict(zip(OBJECTS, numbers, strict=True))
             self.numbers = {OBJECTS[what]: number for what, number in self.objects.items()} | {RELEASED: released}
             assert isinstance(self.info(execution), wire.Info)
         except BaseException:
@@ -426,6 +435,11 @@ class World:
     def slow(self) -> int:
         """A binding whose executions take their time."""
         return self._bound(self.client.prepare(sleep=SLOW))
+
+    def _considered(self) -> int:
+        reply = self.client.make(wire.Consider, _MODEL, 1, 1, 0, 2, b"{}", fds=(self.memory,))
+        assert isinstance(reply, wire.Claimed) and reply.kept, reply
+        return self.client.made
 
     def _bound(self, model: int) -> int:
         request = wire.WireRequest((_AT,), (_INTO,), (wire.MemoryPool(pool()),))
@@ -467,8 +481,8 @@ class World:
     def follow(self, call: wire.ClientCall, reply: Any, sent: list[int], *, right: bool) -> None:
         """See what comes after a call that was taken: exactly what it asked for. right: nothing of it was broken."""
         kind, after = type(call), reply
-        if kind in (wire.PrepareModel, wire.Execute):
-            after = self.notification(wire.NotifyPrepared if kind is wire.PrepareModel else wire.NotifyExecuted)
+        if kind in (wire.PrepareModel, wire.PrepareConsidered, wire.Execute):
+            after = self.notification(wire.NotifyExecuted if kind is wire.Execute else wire.NotifyPrepared)
         elif kind is wire.ExecuteFenced:
             after = self.info(self.made)
         if isinstance(after, wire.Failed):
@@ -482,7 +496,7 @@ class World:
             assert os.pread(sent[0], 256, 256) == TWICE
         elif kind in (wire.Execute, wire.ExecuteSynchronously, wire.ExecuteFenced):
             assert os.pread(self.memory, 256, 256) == TWICE
-        elif kind is wire.PrepareModel:
+        elif kind in (wire.PrepareModel, wire.PrepareConsidered):
             assert isinstance(after, wire.PreparedTraits), after
             assert self._bound(self.made)
         elif kind is wire.Allocate:
@@ -698,7 +712,7 @@ def as_its_number_is_released(m: Moment) -> None:
         between = isinstance(reply, wire.Failed) and "was released before it was made" in reply.message
         assert (between and number != NEVER) or m.fits(reply) or isinstance(m.call, wire.Hello)
         assert hear(world.client.channel) == (1, wire.Acknowledged())
-        if isinstance(m.call, wire.PrepareModel):
+        if isinstance(m.call, wire.PrepareModel | wire.PrepareConsidered):
             result = world.notification(wire.NotifyPrepared)
             assert isinstance(result, wire.PreparedTraits) or result.kind in ("Cancelled", "Closed"), result
         elif isinstance(m.call, wire.Execute):
@@ -708,7 +722,9 @@ def as_its_number_is_released(m: Moment) -> None:
             asked(world.client.channel, wire.encode(wire.Release((number,))))
             with m.sent() as fresh:
                 reply = asked(world.lane, data, fresh)
-            return reply == wire.Acknowledged() or judge(m.call, reply, "refused", ("goes on already",))
+            return isinstance(reply, wire.Acknowledged | wire.Claimed) or judge(
+                m.call, reply, "refused", ("goes on already",)
+            )
 
         if isinstance(m.call, wire.AttachLane):  # it goes on
             assert not again()

@@ -55,6 +55,8 @@ ANSWERS: dict[str, tuple[type, Any, bool]] = {
         True,
     ),
     "GetSupportedOperations": (wire.GetSupportedOperations, wire.Verdicts(((True, ""),)), True),
+    "Consider": (wire.Consider, wire.Claimed(((True, ""),), (), True), True),
+    "PrepareConsidered": (wire.PrepareConsidered, wire.Acknowledged(), True),
     "Hold": (wire.Hold, wire.Acknowledged(), False),
     "PrepareModel": (wire.PrepareModel, wire.Acknowledged(), True),
     "NotifyPrepared": (wire.NotifyPrepared, wire.NotifyPrepared(CALL, wire.Acknowledged()), True),

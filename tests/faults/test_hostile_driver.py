@@ -18,9 +18,11 @@ import pytest
 from nnhal.base.errors import Cancelled, DriverFailed, NnhalError, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
+from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
     Hints,
     Prepared,
+    Verdict,
     allocated_by,
     burst_by,
     capabilities_by,
@@ -30,11 +32,11 @@ from nnhal.hal.device import (
     memory_by,
     prepared_by,
     status_by,
-    verdicts_by,
 )
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control, Request
+from nnhal.hal.wrappers import Wrapper
 from nnhal.ipc.client import query as client_query
 from nnhal.ipc.client import session as client_session
 from nnhal.ipc.client.device import RemoteDevice
@@ -77,9 +79,22 @@ def executes(device: RemoteDevice, control: Control) -> bool:
     return right(model, control) and right(model)
 
 
+class Asked(Wrapper):
+    """By `supports` alone."""
+
+    def supports(self, model: Model) -> list[Verdict]:
+        return list(self.inner.supports(model))
+
+
 def asks(device: RemoteDevice, control: Control) -> bool:
     status_by(device)
-    return len(verdicts_by(device, doubling(64))) == 1 and executes(device, control)
+    return len(verdicts_by(Asked(device), doubling(64))) == 1 and executes(device, control)
+
+
+def considers(device: RemoteDevice, control: Control) -> bool:
+    model, hints = doubling(64), Hints(deadline=control.deadline)
+    claims = considered_by(device, model, hints)
+    return right(prepared_by(device, model, claims.hints(hints)), control) and executes(device, control)
 
 
 def sees_usage(device: RemoteDevice, control: Control) -> bool:
@@ -208,6 +223,8 @@ OPERATIONS: dict[str, Operation] = {
     "GetStatus": asks,
     "GetUsage": sees_usage,
     "GetSupportedOperations": asks,
+    "Consider": considers,
+    "PrepareConsidered": considers,
     "ExecuteSynchronously measured": measures,
     "ExecuteSynchronously provided": provided(64),
     "ExecuteSynchronously provided by memory": provided(20000),

@@ -146,6 +146,7 @@ def test_every_call_is_recorded_in_order():
     device = Recorded(Witness(), calls := [])
     device.capabilities()
     device.supports(added())
+    device.consider(added(), Hints())
     prepared = prepared_by(device, added(), Hints())
     prepared.request([X]).execute(prepared.run, Control())
     with prepared.burst() as burst:
@@ -157,5 +158,5 @@ def test_every_call_is_recorded_in_order():
     prepared.close()
     device.close()
     assert calls == [
-        "capabilities", "supports", "prepare", "run", "burst", "execute_fenced", "status", "close", "close",
+        "capabilities", "supports", "consider", "prepare", "run", "burst", "execute_fenced", "status", "close", "close",
     ]  # fmt: skip

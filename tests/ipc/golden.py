@@ -63,6 +63,11 @@ CALLS: list[tuple[Any, str]] = [
     (wire.GetUsage(), "91 23"),
     (wire.GetMemoryUse(2), "92 24 02"),
     (wire.Reconfigure(2, b"{}"), "93 25 02 c4 02 7b7d"),
+    (
+        wire.Consider(9, _MODEL, 1, 100, 2**40, 2, b"{}"),
+        f"98 26 09 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d",
+    ),
+    (wire.PrepareConsidered(9, 8, (0, 2)), "94 27 09 08 92 00 02"),
 ]
 
 _FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True, "at")
@@ -91,6 +96,10 @@ REPLIES: list[tuple[Any, str]] = [
     (wire.Info(wire.WireTiming(1, 2), wire.WireTiming(3, 4)), "94 0a 92 01 02 92 03 04 90"),
     (wire.Shape((4,)), "92 0c 91 04"),
     (wire.Shape(None), "92 0c c0"),
+    (
+        wire.Claimed(((True, ""),), (wire.WireGroup((0, 2), wire.WirePerformance(0.5, 1.0), 1),), True),
+        f"94 10 91 92 c3 a0 91 93 92 00 02 92 {HALF} {ONE} 01 c3",
+    ),
     (
         wire.Usage(64, (wire.Quota("lanes", 3), wire.Quota("memory", 4096, 2, 1)), (wire.Usages(300, (1, 5)),)),
         "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",

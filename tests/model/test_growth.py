@@ -18,10 +18,10 @@ import nnhal
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.levels import V1_1, V1_3
 from nnhal.bench.graphs import GRAPHS, chain
-from nnhal.drivers.litert.lowering import lower, verdicts
+from nnhal.drivers.litert.lowering import consider, lower
 from nnhal.drivers.null import Null
 from nnhal.drivers.reference import Interpreter
-from nnhal.hal.device import Capabilities, Verdict
+from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.hal.lowering import refusals
 from nnhal.hal.wrappers import Limited
 from nnhal.model import validate as rules
@@ -158,6 +158,22 @@ def test_partitioning_a_model_of_many_operations(make):
 
 
 @graphs
+def test_partitioning_a_model_of_which_devices_run_groups_as_one(make):
+    def prepare(n):
+        model = counted(make(n))
+        verdicts = [Verdict(True)] * n, [Verdict(False)] * n
+        groups = [], [OperationGroup(range(at, at + 3), Performance(0.5), 2) for at in range(0, n - 3, 5)]
+        offers = [
+            Offer(name, V1_3, Capabilities.uniform(1.0), v, groups=g)
+            for name, v, g in zip(("all", "some"), verdicts, groups, strict=True)
+        ]
+        validate(model)
+        return lambda: partition(model, offers)
+
+    grows_with_the_model(prepare)
+
+
+@graphs
 def test_cutting_a_model_into_many_parts(make):
     def prepare(n):
         model = counted(make(n))
@@ -230,7 +246,7 @@ def test_a_tensor_cast_to_its_own_type_many_times_is_lowered_for_litert():
             y = b.cast(y, out_type="TENSOR_FLOAT32")
         model = counted(b.finish([x], [y]))
         validate(model)
-        return lambda: verdicts(model)
+        return lambda: consider(model)
 
     grows_with_the_model(prepare)
 
@@ -242,8 +258,8 @@ def test_many_operations_with_states_are_lowered_for_litert():
         states = [b.input((1, 2)) for _ in range(n)]
         ends = [b.unidirectional_sequence_rnn(x, weights, weights, bias, state, "tanh", 0) for state in states]
         model = counted(b.finish([x, *states], ends))
-        assert all(verdict.ok for verdict in verdicts(model))
-        return lambda: verdicts(model)
+        assert all(verdict.ok for verdict in consider(model).verdicts)
+        return lambda: consider(model)
 
     grows_with_the_model(prepare)
 

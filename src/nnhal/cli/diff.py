@@ -13,7 +13,8 @@ from nnhal.bench.compare import FLOAT_TOLERANCE, Difference, compare, each_opera
 from nnhal.cli import common
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.cli.main import ANSWER_NO
-from nnhal.hal.device import Device, verdicts_by
+from nnhal.hal.claims import verdicts_by
+from nnhal.hal.device import Device
 from nnhal.model.graph import Model, operation_label
 from nnhal.runtime import discovery
 from nnhal.runtime.arguments import spec_of

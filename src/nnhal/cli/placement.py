@@ -23,8 +23,8 @@ def placement_lines(placement: Placement) -> Iterator[str]:
     yield from (f"       {step}" for step in placement.live)
 
 
-def _why(choice: Choice) -> tuple[str, str, tuple[tuple[str, str], ...]]:
-    return choice.device, choice.reason, tuple(choice.others.items())
+def _why(choice: Choice) -> tuple[str, str, tuple[int, ...], tuple[tuple[str, str], ...]]:
+    return choice.device, choice.reason, choice.together, tuple(choice.others.items())
 
 
 def _lines(group: list[Choice]) -> Iterator[str]:

@@ -17,7 +17,8 @@ from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
@@ -221,15 +222,19 @@ def compare_device(
     while draws > 0:
         call = draw(cell, rng, open=bool(rng.random() < OPEN))
         model = model_of(call)
-        refused = [v.reason for v in verdicts_by(device, model) if not v.ok]
+        hints = Hints(threads=1)
+        claims = considered_by(device, model, hints)
+        refused = [*claims.refused().values()]
         if refused:
+            claims.let_go()
             draws -= 1
             yield Result(call, "refused", refused[0])
             continue
         with ExitStack() as held:
+            held.callback(claims.let_go)
             mine = held.enter_context(closing(prepared_by(reference, model, Hints())))
             try:
-                theirs = held.enter_context(closing(prepared_by(device, model, Hints(threads=1))))
+                theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
             except NnhalError as error:
                 draws -= 1
                 yield Result(call, "differs", f"is claimed, and fails to prepare: {error}")

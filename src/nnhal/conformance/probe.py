@@ -9,7 +9,8 @@ from nnhal.base.codes import OperationType
 from nnhal.base.errors import NnhalError
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
-from nnhal.hal.device import Device, Verdict, verdicts_by
+from nnhal.hal.claims import verdicts_by
+from nnhal.hal.device import Device, Verdict
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, Op, Stored, T

@@ -24,7 +24,8 @@ from nnhal.base.operands import Array, dtype_of
 from nnhal.conformance.compare import compare_all, compare_frequencies
 from nnhal.conformance.vectors import Vector
 from nnhal.conformance.ways import WAYS
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by, verdicts_by, where_of
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by, where_of
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import Resilient, ResilientPrepared
 
@@ -123,11 +124,14 @@ def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[s
     model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
     given = read_only(vector.inputs(signed=variant == "signed"))
     at("supports")
-    refused = [v.reason for v in verdicts_by(device, model) if not v.ok]
-    if refused:
-        return refused[0]
-    at("prepare")
-    prepared = prepared_by(device, model, Hints())
+    claims = considered_by(device, model, Hints())
+    try:
+        for why in claims.refused().values():
+            return why
+        at("prepare")
+        prepared = prepared_by(device, model, claims.hints(Hints()))
+    finally:
+        claims.let_go()
     try:
         at("run")
         request = prepared.request(given, _room(vector, variant, way, device))

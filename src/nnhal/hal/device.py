@@ -5,7 +5,7 @@ A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
-from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
+from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
 from nnhal.base.operands import Array
@@ -28,7 +28,7 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature, Timing, plausible
 from nnhal.hal.turns import Turns
 from nnhal.model.graph import Model, Operation
-from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
+from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go
 
@@ -89,7 +89,8 @@ class Hints:
 
     threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice; a device is given no more than this
     process has CPUs. deadline: monotonic nanoseconds, None for no limit. options: the device's own, as given in
-    `driver_options`.
+    `driver_options`. worked_out: for `Device.prepare` only, what `consider` worked out of a model that this one is, or was
+    cut from; None where there is no such thing, which may be at any time.
     """
 
     preference: Preference = Preference.FAST_SINGLE_ANSWER
@@ -97,6 +98,57 @@ class Hints:
     threads: int = 0
     deadline: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    worked_out: "WorkedOut | None" = None
+
+
+@dataclass(frozen=True)
+class OperationGroup:
+    """Operations that a device runs as one, where enough of them stand in one step.
+
+    operations: their places in the main subgraph; each is in one group of a device at most. performance: what it states for
+    them as one, against the CPU reference's for all of them. at_least: how many are enough, 0 for all.
+    """
+
+    operations: Sequence[int]
+    performance: Performance
+    at_least: int = 0
+
+
+@dataclass(frozen=True)
+class Considered:
+    """What a device says of a model. verdicts: one for each operation of the main subgraph, of that operation by itself.
+
+    groups: what it runs as one; an operation whose verdict is no is taken within its group only. worked_out: anything that
+    helps to prepare the model or a part of it, for `Hints.worked_out`; the last reference to it goes when that is over.
+    """
+
+    verdicts: Sequence[Verdict]
+    groups: Sequence[OperationGroup] = ()
+    worked_out: Any = None
+
+
+class WorkedOut:
+    """What a device worked out of a model when it considered it, as its `prepare` gets it.
+
+    model: what it considered. operations: the places in it of those that are to be prepared, in order. given: what the
+    device gave; None once the compilation has ended, so it is to be asked for once.
+    """
+
+    __slots__ = ("_kept", "model", "operations")
+
+    def __init__(self, model: Model, operations: tuple[int, ...], kept: Sequence[Any]) -> None:
+        """kept: holds what the device gave, until it is emptied."""
+        self.model, self.operations, self._kept = model, operations, kept
+
+    @property
+    def given(self) -> Any:
+        """The very object."""
+        return next(iter(self._kept), None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model that is to be prepared is the one that was considered, not a part of it."""
+        return len(self.operations) == len(self.model.main.operations)
 
 
 class Prepared(ABC):
@@ -200,6 +252,19 @@ class Device(ABC):
     @abstractmethod
     def supports(self, model: Model) -> Sequence[Verdict]:
         """One verdict for each operation of the main subgraph; "ok" means that it also prepares and runs."""
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """What the device says of a model that is to be compiled with these hints: the verdicts of `supports` by default.
+
+        To be overridden where verdicts depend on the hints, operations are claimed in groups, or something is worked out
+        that `prepare` can use. Raises InvalidArgument where the hints are at fault, which is an error to the application.
+        """
+        try:
+            return Considered(self.supports(model))
+        except InvalidModel:
+            raise
+        except InvalidArgument as error:  # it was told of nothing but the model
+            raise InvalidModel(str(error)) from error
 
     @abstractmethod
     def prepare(self, model: Model, hints: Hints) -> Prepared:
@@ -335,15 +400,16 @@ def checked_capabilities(stated: Capabilities) -> Capabilities:
         if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code < 1 << 32:
             raise InvalidArgument(f"performance of {shown(code)} is stated, must be of operand types")
     return Capabilities(
-        {int(code): _figures(performance, type_name(code)) for code, performance in entries},
-        _figures(stated.relaxed_scalar, "relaxed scalars"),
-        _figures(stated.relaxed_tensor, "relaxed tensors"),
-        _figures(stated.if_performance, "IF"),
-        _figures(stated.while_performance, "WHILE"),
+        {int(code): checked_performance(performance, type_name(code)) for code, performance in entries},
+        checked_performance(stated.relaxed_scalar, "relaxed scalars"),
+        checked_performance(stated.relaxed_tensor, "relaxed tensors"),
+        checked_performance(stated.if_performance, "IF"),
+        checked_performance(stated.while_performance, "WHILE"),
     )
 
 
-def _figures(performance: Any, what: str) -> Performance:
+def checked_performance(performance: Any, what: str) -> Performance:
+    """The same in plain types; InvalidArgument where a figure is no positive number. what: whose it is."""
     if not isinstance(performance, Performance):
         raise InvalidArgument(f"performance of {what} is {shown(performance)}, must be a Performance")
     for value in performance:
@@ -361,45 +427,6 @@ def status_by(device: Device) -> DeviceStatus:
         return status
 
 
-def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
-    """What the device says of each operation, a bool taken for a verdict; ContractBroken where that is anything else.
-
-    It is asked about the model in the layout that it prefers, unless that is done (`as_is`).
-    """
-    laid = laid_out(model, None if as_is else layout_of(device))
-    count = len(laid.model.main.operations)
-    with answering(where_of(device), "supports()"):
-        given = device.supports(laid.model)
-        if not isinstance(given, Iterable):
-            raise ContractBroken(f"supports() gave {shown(given)}, must be {count} verdicts, one an operation")
-        verdicts = [_verdict(answer, place) for place, answer in enumerate(islice(given, count + 1))]
-        if len(verdicts) != count:
-            many = len(given if isinstance(given, list | tuple) else verdicts)
-            raise ContractBroken(f"supports() gave {many} verdicts, must be {count}, one an operation")
-    return verdicts if laid.model is model else _of_original(laid, verdicts, len(model.main.operations))
-
-
-def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
-    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
-    found = [YES] * count
-    for verdict, n in zip(verdicts, laid.serves, strict=True):
-        if not verdict.ok or found[n] is YES:
-            found[n] = verdict
-    for place, served in laid.served().items():
-        if not verdicts[place].ok:
-            why = verdicts[place].reason or "is not supported"
-            for n in served:
-                found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
-    return found
-
-
-def _verdict(answer: Any, place: int) -> Verdict:
-    verdict = Verdict(answer) if isinstance(answer, bool) else answer
-    if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
-        raise ContractBroken(f"supports() gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
-    return Verdict(verdict.ok, clipped(str.__str__(verdict.reason)))
-
-
 def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Prepared:
     """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
 
@@ -407,7 +434,7 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
     """
     model = laid_out(model, None if as_is else layout_of(device)).model
     with answering(where_of(device), "prepare()"):
-        prepared = device.prepare(model, _within_the_machine(hints))
+        prepared = device.prepare(model, within_the_machine(hints))
         if not isinstance(prepared, Prepared):
             raise ContractBroken(f"prepare() gave {shown(prepared)}, must give a Prepared")
         _given_once(prepared, "prepare() gave a Prepared")
@@ -494,7 +521,7 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
         (change if turns is None else turns.one_at_a_time(change))(dict(options), control)
 
 
-def _within_the_machine(hints: Hints) -> Hints:
+def within_the_machine(hints: Hints) -> Hints:
     """No more threads than can run at once: the others would only take memory."""
     most = len(os.sched_getaffinity(0))
     return hints if hints.threads <= most else replace(hints, threads=most)

@@ -9,7 +9,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict, identity_of
+from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -32,8 +32,16 @@ class Wrapper(Device):
         return self.inner.capabilities()
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        """The device's own verdicts."""
+        """The device's own verdicts, or those of a wrapper that has another `consider`."""
+        if type(self).consider is not Wrapper.consider:
+            return self.consider(model, Hints()).verdicts
         return self.inner.supports(model)
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """What the device itself says, or the verdicts of a wrapper that has another `supports`."""
+        if type(self).supports is not Wrapper.supports:
+            return super().consider(model, hints)
+        return self.inner.consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """As the device does."""
@@ -120,10 +128,12 @@ class Limited(Wrapper):
         super().__init__(inner)
         self.takes, self.reason = takes, reason
 
-    def supports(self, model: Model) -> Sequence[Verdict]:
-        """The device's own verdicts, and no for what is left out."""
-        verdicts = self.inner.supports(model)
-        return [v if self.takes(model, n) else Verdict(False, self.reason) for n, v in enumerate(verdicts)]
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """What the device itself says, and no for what is left out, and for groups with such operations."""
+        said = self.inner.consider(model, hints)
+        verdicts = [v if self.takes(model, n) else Verdict(False, self.reason) for n, v in enumerate(said.verdicts)]
+        groups = [group for group in said.groups if all(self.takes(model, n) for n in group.operations)]
+        return replace(said, verdicts=verdicts, groups=groups)
 
 
 class WithOptions(Wrapper):
@@ -133,10 +143,17 @@ class WithOptions(Wrapper):
         super().__init__(inner)
         self.options = dict(options)
 
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """With the options."""
+        return self.inner.consider(model, self._with(hints))
+
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """With the options."""
-        prepared = self.inner.prepare(model, replace(hints, options={**hints.options, **self.options}))
+        prepared = self.inner.prepare(model, self._with(hints))
         return PreparedWithOptions(prepared, model, self.options) if prepared.changeable else prepared
+
+    def _with(self, hints: Hints) -> Hints:
+        return replace(hints, options={**hints.options, **self.options})
 
 
 class PreparedWithOptions(PreparedWrapper):
@@ -167,26 +184,37 @@ class AtLevel(Wrapper):
         """The device's own, as far as the level's form holds them."""
         return stated_at(self.inner.capabilities(), self.level)
 
-    def supports(self, model: Model) -> Sequence[Verdict]:
-        """The device's own verdicts, and no for what its level lacks."""
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """The device's own verdicts, and no for what its level lacks. Groups are passed on since 1.3.
+
+        What it worked out is not: it prepares models in another form than that which it considered.
+        """
         reasons = refusals(model, self.level)
         if all(reasons):
-            return [Verdict(False, reason) for reason in reasons]
-        verdicts = self.inner.supports(model)
-        if len(verdicts) != len(reasons):
-            return verdicts  # for the runtime to refuse
-        own = ["" if v.ok else v.reason or "the device says no" for v in verdicts]
-        all_reasons = with_neighbours(model, [a or b for a, b in zip(reasons, own, strict=True)], self.level)
-        return [Verdict(False, reason) if reason else v for reason, v in zip(all_reasons, verdicts, strict=True)]
+            return Considered([Verdict(False, reason) for reason in reasons])
+        said = self.inner.consider(model, self._told(hints))
+        if len(said.verdicts) != len(reasons):
+            return said  # for the runtime to refuse
+        own = ["" if v.ok else v.reason or "the device says no" for v in said.verdicts]
+        everything = with_neighbours(model, [a or b for a, b in zip(reasons, own, strict=True)], self.level)
+        verdicts = [Verdict(False, why) if why else v for why, v in zip(everything, said.verdicts, strict=True)]
+        if self.level < V1_3:
+            return Considered(verdicts)
+        groups = [group for group in said.groups if not any(reasons[n] for n in group.operations)]
+        return Considered(verdicts, groups)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Prepare the model in the level's form; what the level does not tell a driver keeps its default."""
+        model = lowered(model, self.level)
+        return PreparedAtLevel(self.inner.prepare(model, self._told(hints)), model, self.name, self.level)
+
+    def _told(self, hints: Hints) -> Hints:
+        """What the driver is told of the hints."""
         if self.level < V1_3:
             hints = replace(hints, priority=Priority.MEDIUM, deadline=None)
         if self.level < V1_1:
             hints = replace(hints, preference=Preference.FAST_SINGLE_ANSWER)
-        model = lowered(model, self.level)
-        return PreparedAtLevel(self.inner.prepare(model, hints), model, self.name, self.level)
+        return hints
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """Since 1.3."""
@@ -252,7 +280,12 @@ class Recorded(Wrapper):
     def supports(self, model: Model) -> Sequence[Verdict]:
         """Noted, and passed on."""
         self.calls.append("supports")
-        return super().supports(model)
+        return self.inner.supports(model)
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """Noted, and passed on."""
+        self.calls.append("consider")
+        return self.inner.consider(model, hints)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Noted, and passed on; what is prepared notes its calls too."""

@@ -25,6 +25,7 @@ from nnhal.base.errors import (
 )
 from nnhal.base.log import logger
 from nnhal.base.time import by
+from nnhal.hal.claims import Claims, considered_by
 from nnhal.hal.device import (
     Capabilities,
     Device,
@@ -36,7 +37,6 @@ from nnhal.hal.device import (
     layout_of,
     let_weights_go,
     prepared_by,
-    verdicts_by,
 )
 from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client.device import RemoteDevice
@@ -151,6 +151,7 @@ class _Candidate:
     device: Device
     key: DeviceKey
     offer: Offer
+    claims: Claims
     failed: NnhalError | None = None
 
 
@@ -171,7 +172,15 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     """
     validate(model)
     events: list[str] = []
-    candidates = _candidates(model, wishes, events)
+    with ExitStack() as kept:
+        candidates = _candidates(model, wishes, events, kept)
+        return _compiled(model, wishes, candidates, events, undo)
+
+
+def _compiled(
+    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], undo: ExitStack
+) -> Plan:
+    """Partition and prepare, elsewhere where that fails."""
     offers = [c.offer for c in candidates]
     try:
         plan = _attempt(model, wishes, candidates, offers, events, undo)
@@ -207,41 +216,53 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str]) -> list[_Candidate]:
-    """The devices chosen, and the CPU where it may take over, each asked."""
+def _candidates(model: Model, wishes: Wishes, events: list[str], kept: ExitStack) -> list[_Candidate]:
+    """The devices chosen, and the CPU where it may take over, each asked. kept: lets go of what they worked out."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
     if wishes.fallback != "forbid" and not chosen:
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
-    found = [_asked(*each, model, wishes, events) for each in zip(devices, keys, labels(keys), strict=True)]
+    found = [_asked(*each, model, wishes, events, kept) for each in zip(devices, keys, labels(keys), strict=True)]
     if devices[-1] is cpu and not chosen:
         found[-1] = replace(found[-1], offer=_taking_over(model, found[-1].offer))
     return found
 
 
-def _asked(device: Device, key: DeviceKey, label: str, model: Model, wishes: Wishes, events: list[str]) -> _Candidate:
+def _asked(
+    device: Device, key: DeviceKey, label: str, model: Model, wishes: Wishes, events: list[str], kept: ExitStack
+) -> _Candidate:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
 
-    def ask() -> tuple[Capabilities, list[Verdict]]:
-        return capabilities_by(device), verdicts_by(device, model)
+    stated: Capabilities | None = None
+
+    def ask() -> Claims:
+        nonlocal stated
+        stated = capabilities_by(device)
+        claims = considered_by(device, model, wishes.hints(device))
+        kept.callback(claims.let_go)
+        return claims
 
     failed = None
     try:
-        stated, verdicts = by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
+        what = f"compilation: device {label}: what it supports"
+        claims = by(wishes.deadline, what, ask, late=Claims.let_go)
     except Exception as error:
-        if wishes.deadline is not None and isinstance(error, MissedDeadline):
+        if (wishes.deadline is not None and isinstance(error, MissedDeadline)) or (stated and is_callers(error)):
             raise
         failed = as_error(error, f"device {key.name}")
         gone = isinstance(error, DeviceUnavailable | DeadObject)
         why = str(error) if gone else f"the driver failed to say: {told(error).removeprefix(f'device {key.name}: ')}"
         _note(wishes, events, f"{label} takes nothing: {why}")
-        stated, verdicts = Capabilities(), [Verdict(False, why)] * len(model.main.operations)
+        stated, claims = None, Claims(model, [Verdict(False, why)] * len(model.main.operations))
     own = identity_of(device)
     step = costs.STEP if key.isolation == "none" else costs.STEP_ELSEWHERE
+    told_of = stated or Capabilities()
     laid = laid_out(model, layout) if (layout := layout_of(device)) else None
-    offer = Offer(label, own.level, stated, verdicts, own.extensions, step=step, laid=laid)
-    return _Candidate(device, key, offer, failed)
+    offer = Offer(
+        label, own.level, told_of, claims.verdicts, own.extensions, step=step, laid=laid, groups=claims.groups
+    )
+    return _Candidate(device, key, offer, claims, failed)
 
 
 def _taking_over(model: Model, offer: Offer) -> Offer:
@@ -285,8 +306,10 @@ def _attempt(
     found, parts = _placed(model, wishes, by_label, offers)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
+        candidate = by_label[planned.device]
+        hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
-            steps.append(prepare(by_label[planned.device].device, part, wishes, planned.device, undo))
+            steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints))
         except MissedDeadline:
             raise
         except Exception as error:
@@ -315,34 +338,40 @@ def _placed(
         for planned, part in zip(found.steps, parts, strict=True):
             device = by_label[planned.device].device
             if part.model is not model and layout_of(device) is not None:
-                verdicts = _asked_again(device, planned.device, part, wishes)
-                if attempt >= ROUNDS and not all(verdict.ok for verdict in verdicts):
-                    verdicts = [v if not v.ok else Verdict(False, "others of its part were refused") for v in verdicts]
-                again = {n: v for n, v in zip(planned.operations, verdicts, strict=True) if not v.ok}
+                reasons = _asked_again(device, planned.device, part, wishes)
+                if attempt >= ROUNDS and reasons:
+                    others = dict.fromkeys(range(len(planned.operations)), "others of its part were refused")
+                    reasons = others | reasons
+                again = {planned.operations[n]: Verdict(False, why) for n, why in reasons.items()}
                 refused.setdefault(planned.device, {}).update(again)
         if not any(refused.values()):
             return found, parts
-        offers = [replace(o, verdicts=_with(o.verdicts, refused.get(o.device, {}))) for o in offers]
+        offers = [_without(offer, refused.get(offer.device, {})) for offer in offers]
     raise AssertionError("count() ends")
 
 
-def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> list[Verdict]:
-    """What a device says of a part by itself; where it fails to say, it refuses all of it."""
+def _asked_again(device: Device, label: str, part: Part, wishes: Wishes) -> dict[int, str]:
+    """Why a device refuses operations of a part by itself, by their places; where it fails to say, it refuses all of it."""
 
-    def ask() -> list[Verdict]:
-        return verdicts_by(device, part.model)
+    def ask() -> Claims:
+        return considered_by(device, part.model, wishes.hints(device))
 
     try:
-        return by(wishes.deadline, f"compilation: device {label}: what it supports", ask)
+        what = f"compilation: device {label}: what it supports"
+        claims = by(wishes.deadline, what, ask, late=Claims.let_go)
+        claims.let_go()
+        return claims.refused()
     except Exception as error:
         if wishes.deadline is not None and isinstance(error, MissedDeadline):
             raise
         why = f"the driver failed to say: {told(as_error(error, f'device {label}'))}"
-        return [Verdict(False, why)] * len(part.model.main.operations)
+        return dict.fromkeys(range(len(part.model.main.operations)), why)
 
 
-def _with(verdicts: Sequence[Verdict], others: Mapping[int, Verdict]) -> list[Verdict]:
-    return [others.get(n, verdict) for n, verdict in enumerate(verdicts)]
+def _without(offer: Offer, refused: Mapping[int, Verdict]) -> Offer:
+    """The offer without operations, and without the groups that they are in."""
+    verdicts = [refused.get(n, verdict) for n, verdict in enumerate(offer.verdicts)]
+    return replace(offer, verdicts=verdicts, groups=[g for g in offer.groups if not refused.keys() & set(g.operations)])
 
 
 def is_callers(error: Exception) -> bool:
@@ -353,11 +382,18 @@ def is_callers(error: Exception) -> bool:
     return isinstance(error, InvalidArgument) and not isinstance(error, InvalidModel)
 
 
-def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: ExitStack | None = None) -> Step:
+def prepare(
+    device: Device,
+    part: Part,
+    wishes: Wishes,
+    label: str = "",
+    undo: ExitStack | None = None,
+    hints: Hints | None = None,
+) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
-    label: the device's name, made to differ where several have the same. undo: closes it. Where nothing may take over, a
-    driver that needs the constants no more leaves none in the step's part.
+    label: the device's name, made to differ where several have the same. undo: closes it. hints: those of the wishes by
+    default. Where nothing may take over, a driver that needs the constants no more leaves none in the step's part.
     """
     laid = laid_out(part.model, layout_of(device))
     if wishes.fallback == "forbid":
@@ -366,7 +402,7 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
         part = replace(part, model=own)
     name = identity_of(device).name
     what = f"compilation: device {name}: preparing its part"
-    hints = wishes.hints(device)
+    given = hints or wishes.hints(device)
     start = time.monotonic_ns()
     if wishes.deadline is not None and start > wishes.deadline:
         raise MissedDeadline(f"{what}: the deadline passed before")
@@ -376,7 +412,7 @@ def prepare(device: Device, part: Part, wishes: Wishes, label: str = "", undo: E
         undo.callback(lane.close)
 
     def work() -> None:
-        lane.prepared = prepared_by(device, laid.model, hints, as_is=True)
+        lane.prepared = prepared_by(device, laid.model, given, as_is=True)
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())

@@ -3,11 +3,12 @@
 A device states its time against the reference's. So what an operation takes there is guessed from its work, and an
 assignment of operations to devices has a price: operations, a fixed cost for each step, and what crosses between devices.
 The best device for each operation is where the search begins, and all that any one device takes, on that device; whole
-steps then go to a neighbour's device as long as that lowers the price.
+steps then go to a neighbour's device as long as that lowers the price. Operations that a device takes as one have its price
+for that where they stand in one step, and those that it takes so only are never left there without the others.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nnhal.base.codes import TYPE_FACTS
 from nnhal.base.operands import Value, fixed
@@ -16,12 +17,12 @@ from nnhal.model.layouts import LaidOut
 from nnhal.model.outline import outline
 from nnhal.model.parts import live
 from nnhal.model.validate import validate
+from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
 
 OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference, of which only the size counts
 STEP, STEP_ELSEWHERE = 20e-6, 80e-6  # seconds of a step beside its operations, in this process and in another
 CROSSING, BYTE = 2e-6, 0.2e-9  # seconds of an operand that another device reads
 PASSES = 8
-Groups = Sequence[tuple[str, Sequence[int]]]  # steps: a device and its operations
 
 
 def seconds(model: Model) -> list[float]:
@@ -56,21 +57,24 @@ def _transpose(value: Value | None) -> float:
 
 
 class Prices:
-    """Prices of assignments of one model. times: what an operation takes on each device that may have it, in seconds.
+    """Prices of assignments of one model, in seconds.
 
-    steps: what a step costs on each device. group: the steps of an assignment. turned: by device, operands that it makes
-    and reads in another order of dimensions than theirs, with the seconds that transposing them takes where they cross.
+    seconds: what each operation takes the reference. alone: what it takes by itself on each device that may have it so.
+    starting: what a step costs on each device. turned: by device, operands that it makes and reads in another order of
+    dimensions than theirs, with the seconds that transposing them takes where they cross.
     """
 
     def __init__(
         self,
         model: Model,
-        times: Sequence[Mapping[str, float]],
-        steps: Mapping[str, float],
-        group: Callable[[Sequence[str]], Groups],
+        seconds: Sequence[float],
+        alone: Sequence[Mapping[str, float]],
+        starting: Mapping[str, float],
+        schedule: Schedule,
         turned: Mapping[str, Mapping[int, float]] | None = None,
     ) -> None:
-        self._times, self._steps, self._group, self._turned = times, steps, group, turned or {}
+        self._seconds, self._alone, self._starting, self._schedule = seconds, alone, starting, schedule
+        self._claimed, self._turned = schedule.claimed, turned or {}
         operations, values = {n: model.main.operations[n] for n in live(model)}, validate(model).subgraphs[0].values
         self._writer = {i: n for n, operation in operations.items() for i in operation.outputs}
         self._readers: dict[int, list[int]] = {i: [] for i in self._writer}
@@ -88,12 +92,77 @@ class Prices:
             width = facts.dtype.itemsize if facts is not None and facts.dtype is not None else 1
             self._bytes[i] = 0 if known is None else math.prod(known) * width
 
-    def of(self, devices: Sequence[str], groups: Groups) -> float:
-        """The price of an assignment."""
-        return (
-            sum(times[device] for times, device in zip(self._times, devices, strict=True))
-            + sum(self._steps[device] for device, _ in groups)
-            + self._crossings(self._writer, devices)
+    # ------------------------------------------------------------------------------------------------ where to begin
+
+    def packed(self, devices: Sequence[str]) -> list[str]:
+        """An assignment, "" for operations that nobody takes alone, with those on one device that are better as one there.
+
+        What nobody takes alone comes first, then what saves most.
+        """
+        found, free = list(devices), set(self._touched)
+        groups = dict.fromkeys(together for claims in self._claimed.values() for together in claims.values())
+        for together in sorted(groups, key=lambda each: (-self._saved(each, each.operations), each.cost)):
+            members = [n for n in together.operations if n in free]
+            if len(members) >= together.at_least and self._saved(together, members) > 0:
+                free.difference_update(members)
+                for n in members:
+                    found[n] = together.device
+        for n in free:
+            if not found[n]:
+                found[n] = next(device for device, claims in self._claimed.items() if n in claims)
+        return found
+
+    def _saved(self, together: Together, members: Sequence[int]) -> float:
+        """Seconds that operations take less as one than each alone where it is best."""
+        least = sum(min(self._alone[n].values(), default=math.inf) for n in members)
+        return least - together.cost * sum(self._seconds[n] for n in members)
+
+    def settled(self, devices: Sequence[str]) -> tuple[list[str], tuple[StepPlan, ...]] | None:
+        """An assignment in which every operation can stand where it does, near the one given, and its steps.
+
+        What is taken only together with others and stands without them goes where it is best alone; where nobody takes it
+        alone, the others join it. None where that leads nowhere.
+        """
+        found, joined = list(devices), set[Together]()
+        for _ in range(PASSES):
+            steps = self._schedule.steps(found)
+            strays = self._strays(steps)
+            if not strays:
+                return found, steps
+            for n in strays:
+                if self._alone[n]:
+                    found[n] = min(self._alone[n], key=self._alone[n].__getitem__)
+                    continue
+                together = self._claimed[found[n]][n]
+                if together in joined:
+                    return None
+                joined.add(together)
+                for other in together.operations:
+                    found[other] = together.device
+        return None
+
+    def _strays(self, steps: Sequence[StepPlan]) -> list[int]:
+        """Operations that stand where they are only taken together with others, and stand without them."""
+        standing = self._schedule.standing(steps)
+        return [
+            n
+            for device, operations in steps
+            if device in self._claimed
+            for n in operations
+            if n not in standing and device not in self._alone[n]
+        ]
+
+    # -------------------------------------------------------------------------------------------------------- prices
+
+    def of(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> float:
+        """The price of an assignment in which every operation can stand where it does."""
+        starting = sum(self._starting[device] for device, _ in steps) + self._crossings(self._writer, devices)
+        standing = self._schedule.standing(steps)
+        if not standing:
+            return starting + sum(times[device] for times, device in zip(self._alone, devices, strict=True))
+        return starting + sum(
+            standing[n].together.cost * self._seconds[n] if n in standing else self._alone[n][device]
+            for n, device in enumerate(devices)
         )
 
     def _crossings(self, operands: Iterable[int], devices: Sequence[str]) -> float:
@@ -106,43 +175,66 @@ class Prices:
                 price += sum(self._turned.get(device, {}).get(i, 0) for device in (here, *elsewhere))
         return price
 
+    # ---------------------------------------------------------------------------------------------------- the search
+
     def lowered(self, devices: Sequence[str]) -> tuple[float, list[str]]:
-        """An assignment with whole steps on other devices, and its price, which is no higher."""
-        best = list(devices)
-        groups = self._group(best)
-        price = self.of(best, groups)
+        """An assignment with whole steps on other devices, and its price, which is no higher; infinite where not all of it
+        can stand.
+        """
+        begun = self.settled(devices)
+        if begun is None:
+            return math.inf, list(devices)
+        best, steps = begun
+        price = self.of(best, steps)
         for _ in range(PASSES):
-            tried = self._pass(best, groups)
+            tried = self._pass(best, steps)
             if tried == best:
                 break
-            groups = self._group(tried)
-            now = self.of(tried, groups)
-            if now >= price:
+            after = self._schedule.steps(tried)
+            if self._strays(after) or (now := self.of(tried, after)) >= price:
                 break
-            best, price = tried, now
+            best, steps, price = tried, after, now
         return price, best
 
-    def _pass(self, devices: Sequence[str], groups: Groups) -> list[str]:
+    def _pass(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> list[str]:
         """Every step once, the smallest first: to the device of a neighbour where that seems to lower the price."""
         found = list(devices)
-        step_of = {n: number for number, (_, members) in enumerate(groups) for n in members}
-        for number in sorted(range(len(groups)), key=lambda g: (len(groups[g][1]), g)):
-            members = groups[number][1]
+        step_of = {n: number for number, (_, members) in enumerate(steps) for n in members}
+        for number in sorted(range(len(steps)), key=lambda g: (len(steps[g].operations), g)):
+            members = steps[number].operations
             operands = {i for n in members for i in self._touched[n]}
             beside = {n for i in operands for n in (self._writer[i], *self._readers[i]) if step_of[n] != number}
             now = found[members[0]]
-            before = self._price(members, operands, found)
+            before = self._price(members, now, operands, found)
             best = (0.0, now)
             for device in sorted({found[n] for n in beside} - {now}):
-                if all(device in self._times[n] for n in members):
+                if self._may_go(members, device):
                     merged = {step_of[n] for n in beside if found[n] == device}
                     for n in members:
                         found[n] = device
-                    gone = self._steps[now] + (len(merged) - 1) * self._steps[device]
-                    best = min(best, (self._price(members, operands, found) - before - gone, device))
+                    gone = self._starting[now] + (len(merged) - 1) * self._starting[device]
+                    best = min(best, (self._price(members, device, operands, found) - before - gone, device))
             for n in members:
                 found[n] = best[1]
         return found
 
-    def _price(self, members: Iterable[int], operands: Iterable[int], devices: Sequence[str]) -> float:
-        return sum(self._times[n][devices[n]] for n in members) + self._crossings(operands, devices)
+    def _may_go(self, members: Sequence[int], device: str) -> bool:
+        """Whether a device takes operations that come together, each alone or enough of them as one."""
+        missing = [n for n in members if device not in self._alone[n]]
+        if missing and device in self._claimed:
+            together = self._as_one(members, device)
+            missing = [n for n in missing if n not in together]
+        return not missing
+
+    def _as_one(self, members: Sequence[int], device: str) -> dict[int, Standing]:
+        return self._schedule.standing([StepPlan(device, tuple(members))]) if device in self._claimed else {}
+
+    def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
+        """What members of a step cost on a device, and what operands cost that cross."""
+        together = self._as_one(members, device)
+        crossings = self._crossings(operands, devices)
+        if not together:
+            return crossings + sum(self._alone[n][device] for n in members)
+        return crossings + sum(
+            together[n].together.cost * self._seconds[n] if n in together else self._alone[n][device] for n in members
+        )

@@ -17,6 +17,7 @@ from nnhal.base.levels import V1_0, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
+from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Hints
 from nnhal.hal.fence import fence_pair
 from nnhal.hal.memory import BufferDesc, BufferRole
@@ -281,7 +282,15 @@ class Client:
         tag, slots = float(self.run.value % 1000), rng.random() < 0.5
         deadline = world.now + rng.randrange(200_000_000) if rng.random() < 0.2 else None
         model = _SMALL if rng.random() < 0.9 else _LARGE
-        prepared = device.prepare(model, Hints(deadline=deadline, options={"tag": tag, "slots": slots}))
+        hints = Hints(deadline=deadline, options={"tag": tag, "slots": slots})
+        if rng.random() < 0.5:
+            claims = considered_by(device, model, hints)
+            if rng.random() < 0.8:
+                hints = claims.hints(hints)
+            prepared = device.prepare(model, hints)
+            claims.let_go()
+        else:
+            prepared = device.prepare(model, hints)
         self.kept.append((prepared, tag, device, slots))
         return prepared, tag
 

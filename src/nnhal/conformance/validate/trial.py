@@ -14,7 +14,8 @@ from nnhal.base.operands import Array
 from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judge, model_of
 from nnhal.conformance.draw import Call, cells, contents, draw
 from nnhal.conformance.validate.place import place_of
-from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, verdicts_by, where_of
+from nnhal.hal.claims import verdicts_by
+from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, where_of
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
 from nnhal.ipc.client.process import ResilientPrepared
 from nnhal.model.graph import Model

@@ -2,15 +2,15 @@
 
 | file | what it has |
 | --- | --- |
-| `lowering.py` | a table of entries that lower operations; verdicts and preparation run the same ones |
+| `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `team.py` | instances of an engine that runs one execution at a time |
 
-    from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, window
+    from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window
 """
 
-from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, Refused
+from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, Refused, kept_graph
 from nnhal.drivers.kit.numbers import Window, bounds, stored_bounds, window
 from nnhal.drivers.kit.shapes import for_each_shape
 from nnhal.drivers.kit.team import Member, Team
@@ -25,6 +25,7 @@ __all__ = [
     "Window",
     "bounds",
     "for_each_shape",
+    "kept_graph",
     "product_scales",
     "stored_bounds",
     "window",

@@ -6,6 +6,7 @@ engine's graph, or refuses with a reason. What it asks for and is known only at 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from nnhal.base.codes import operation_name, type_name
 from nnhal.base.errors import Unmappable, UnsupportedModel
 from nnhal.base.operands import Array, Unknown, Value
-from nnhal.hal.device import YES, Verdict, hidden_constant
+from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound, perhaps_omitted
@@ -73,6 +74,28 @@ class LoweringTask:
 
 
 T = TypeVar("T", bound=LoweringTask)
+G = TypeVar("G")
+
+
+class KeptGraph(Generic[G]):
+    """An engine's graph with all operations of a model in it, made for the verdicts; for whoever comes first."""
+
+    def __init__(self, graph: G) -> None:
+        self._graphs = [graph]  # a list, for taking out is one step
+
+    def take(self) -> G | None:
+        """The graph, and nothing for those who come later: it is written to."""
+        return self._graphs.pop() if self._graphs else None
+
+
+def kept_graph(hints: Hints, kind: type[G]) -> G | None:
+    """The graph of the whole model that `LoweringTable.consider` kept; None where it has to be made anew."""
+    found = hints.worked_out
+    if found is None or not found.whole:
+        return None
+    kept = found.given
+    graph = kept.take() if isinstance(kept, KeptGraph) else None
+    return graph if isinstance(graph, kind) else None
 
 
 @dataclass(frozen=True)
@@ -110,6 +133,11 @@ class LoweringTable(Generic[T]):
     def verdicts(self, model: Model, task: Callable[[Bound, Operation], T]) -> list[Verdict]:
         """One verdict for each operation of the main subgraph. task: makes what an entry gets."""
         return [Verdict(False, why) if why else YES for why in self._reasons(model, task)]
+
+    def consider(self, model: Model, graph: G, task: Callable[[G, Bound, Operation], T]) -> Considered:
+        """The verdicts, and the graph for `kept_graph` where all operations are in it. task: makes what an entry gets."""
+        verdicts = self.verdicts(model, partial(task, graph))
+        return Considered(verdicts, worked_out=KeptGraph(graph) if all(v.ok for v in verdicts) else None)
 
     def lower(self, model: Model, task: Callable[[Bound, Operation], T]) -> None:
         """Lower every operation; Refused, or Unmappable, with the first that cannot be."""

@@ -1,6 +1,7 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import fields
 from importlib.metadata import version
 
@@ -10,8 +11,8 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit.shapes import for_each_shape
 from nnhal.drivers.litert.engine import LitertModel, Settings, engine
 from nnhal.drivers.litert.graph import TENSOR_TYPES
-from nnhal.drivers.litert.lowering import verdicts
-from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared, Verdict
+from nnhal.drivers.litert.lowering import consider, lowered_before
+from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
 MOST_THREADS = 4  # where the application states no number
@@ -40,12 +41,20 @@ class Litert(Device):
         types = [*TENSOR_TYPES, OperandType.UINT32]
         return Capabilities(dict.fromkeys(types, STATED), STATED, STATED)
 
-    def supports(self, model: Model) -> list[Verdict]:
-        return verdicts(model)
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        return consider(model).verdicts
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        return consider(model, dynamic_range=_settings(hints).dynamic_range)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         settings = _settings(hints)
-        return for_each_shape(model, lambda known: LitertModel(known, settings), reference.Interpreter)
+
+        def make(known: Model) -> LitertModel:
+            before = lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
+            return LitertModel(known, settings, before)
+
+        return for_each_shape(model, make, reference.Interpreter)
 
 
 def _settings(hints: Hints) -> Settings:

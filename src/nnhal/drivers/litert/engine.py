@@ -190,8 +190,9 @@ def _team(recipe: Recipe) -> Interpreters:
 class LitertModel(Prepared):
     """A model whose input shapes are known, prepared with LiteRT."""
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        recipe = _recipe(model, settings)
+    def __init__(self, model: Model, settings: Settings, lowered: Lowered | None = None) -> None:
+        """lowered: the model as TFLite, where that was made before."""
+        recipe = _recipe(model, settings, lowered)
         self._in_place = recipe.lowered.packed.in_place
         self._team: Interpreters | None = _team(recipe)
 
@@ -218,9 +219,9 @@ class LitertModel(Prepared):
         self._team = None
 
 
-def _recipe(model: Model, settings: Settings) -> Recipe:
-    """Lower a model whose input shapes are all known."""
-    lowered = lower(model, dynamic_range=settings.dynamic_range)
+def _recipe(model: Model, settings: Settings, lowered: Lowered | None) -> Recipe:
+    """Lower a model whose input shapes are all known, unless it was."""
+    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
     outputs = []
     for index, value in zip(model.main.outputs, lowered.values, strict=True):
         shape = None if value is None else fixed(value.shape)

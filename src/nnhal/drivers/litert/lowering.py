@@ -6,18 +6,25 @@ at the verdict refuses.
 
 from functools import partial
 
+from nnhal.drivers.kit.lowering import kept_graph
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
 from nnhal.drivers.litert.graph import Graph, Lowered
 from nnhal.drivers.litert.task import TABLE, Task
-from nnhal.hal.device import Verdict
+from nnhal.hal.device import Considered, Hints
 from nnhal.model.graph import Model
 
 FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing them fills the table
 
 
-def verdicts(model: Model) -> list[Verdict]:
-    """One verdict for each operation of the main subgraph."""
-    return TABLE.verdicts(model, partial(Task, Graph(model)))
+def consider(model: Model, *, dynamic_range: bool = False) -> Considered:
+    """One verdict for each operation of the main subgraph; the graph is kept where all are good."""
+    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task)
+
+
+def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:
+    """The whole model as TFLite, out of the graph that `consider` kept; None where there is none."""
+    graph = kept_graph(hints, Graph)
+    return graph.finish() if graph is not None and graph.dynamic_range == dynamic_range else None
 
 
 def lower(model: Model, *, dynamic_range: bool = False) -> Lowered:

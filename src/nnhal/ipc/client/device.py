@@ -1,12 +1,20 @@
 """A device in another process, as the runtime sees any device."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus, DeviceType
 from nnhal.base.errors import MissedDeadline, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import (
+    Capabilities,
+    Considered,
+    Device,
+    Hints,
+    Prepared,
+    Verdict,
+)
 from nnhal.hal.lowering import ask_about, lowered
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.ipc.client.buffer import RemoteBuffer
@@ -15,9 +23,30 @@ from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.query import query
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import capabilities_from_wire, model_to_wire, options_to_wire
+from nnhal.ipc.protocol.convert import (
+    capabilities_from_wire,
+    claims_from_wire,
+    model_to_wire,
+    options_to_wire,
+)
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LAYOUTS
+
+
+class KeptElsewhere:
+    """What a driver's process keeps of a model that its driver considered under some hints, by a number; let go of with the
+    last reference.
+    """
+
+    __slots__ = ("hints", "number", "session")
+
+    def __init__(self, session: Session, hints: Hints) -> None:
+        self.session, self.hints = session, hints
+        self.number = session.number()
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            self.session.release(self.number)
 
 
 class RemoteDevice(Device):
@@ -72,33 +101,77 @@ class RemoteDevice(Device):
 
         return ask_about(model, self.level, ask) if self.level < V1_3 else ask(model)
 
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """What the driver says; its process keeps the model and what the driver works out of it. Below 1.3 verdicts only."""
+        if self.session.methods < V1_3:
+            return super().consider(model, hints)
+        if any(not pool.mappable for pool in model.pools):
+            return Considered(self.supports(model))
+        kept = KeptElsewhere(self.session, hints)
+        with self.session.carrying(model.pools) as packing:
+            message = wire.Consider(
+                kept.number,
+                model_to_wire(model, packing.pool),
+                int(hints.preference),
+                int(hints.priority),
+                hints.deadline or 0,
+                hints.threads,
+                options_to_wire(hints.options, f"driver_options of {self.name}"),
+            )
+            said = self._query(message, wire.Claimed, packing)
+        return claims_from_wire(said, kept)
+
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        """Compile in the driver's process; the wait ends at the hints' deadline."""
+        """Compile in the driver's process; the wait ends at the hints' deadline. What it keeps already is not sent again."""
+        prepared = RemotePrepared(self.session, model)
+        number = self._considered(hints)
+        if number:
+            places = () if hints.worked_out is None or hints.worked_out.whole else hints.worked_out.operations
+            self._await(wire.PrepareConsidered(prepared.number, number, places), None, hints, prepared)
+            if prepared.weights_consumed:
+                self.session.pools.forget(model.pools)
+            return prepared
+        low = lowered(model, self.level)
+        with self.session.carrying(low.pools) as packing:
+            self._await(self._preparation(prepared.number, low, packing, hints), packing, hints, prepared)
+        if prepared.weights_consumed:
+            self.session.pools.forget(low.pools)
+        return prepared
+
+    def _considered(self, hints: Hints) -> int:
+        """The number of what the driver's process keeps for these hints; 0 for nothing."""
+        kept = None if hints.worked_out is None else hints.worked_out.given
+        if not isinstance(kept, KeptElsewhere) or kept.session is not self.session:
+            return 0
+        return kept.number if kept.hints == replace(hints, worked_out=None) else 0
+
+    def _preparation(self, number: int, model: Model, packing: Packing, hints: Hints) -> wire.PrepareModel:
         form = self._form(wire.PrepareModel)
-        options = options_to_wire(hints.options, f"driver_options of {self.name}")
         newest = form >= V1_3
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
+        whole = model_to_wire(model, packing.pool)
+        options = options_to_wire(hints.options, f"driver_options of {self.name}")
+        return wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
 
-        low = lowered(model, self.level)
-        prepared = RemotePrepared(self.session, model)
-        with self.session.carrying(low.pools) as packing:
-            whole = model_to_wire(low, packing.pool)
-            number = prepared.number
-            message = wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
-            pending = None
-            try:
-                pending = self.session.notified(message, packing, hints.deadline)
-                told, _ = self.session.outcome(pending, hints.deadline)
-            except MissedDeadline:
-                if pending is not None and pending.came:  # an answer
-                    raise
-                raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
+    def _await(
+        self,
+        message: wire.PrepareModel | wire.PrepareConsidered,
+        packing: Packing | None,
+        hints: Hints,
+        prepared: RemotePrepared,
+    ) -> None:
+        """Send, and wait for the end of the preparation."""
+        pending = None
+        try:
+            pending = self.session.notified(message, packing, hints.deadline)
+            told, _ = self.session.outcome(pending, hints.deadline)
+        except MissedDeadline:
+            if pending is not None and pending.came:  # an answer
+                raise
+            raise MissedDeadline(f"device {self.name}: did not prepare the model by the deadline") from None
         if isinstance(told, wire.PreparedTraits):
             prepared.weights_consumed, prepared.changeable = told.weights_consumed, told.changeable
-            if told.weights_consumed:
-                self.session.pools.forget(low.pools)
-        return prepared
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process."""

@@ -23,7 +23,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
-from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.memory_use import MemoryUse
@@ -206,6 +206,10 @@ class Resilient(Device):
         """The driver's verdicts."""
         return self.remote().supports(model)
 
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        """What the driver says."""
+        return self.remote().consider(model, hints)
+
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """Compile in the driver's process."""
         return ResilientPrepared(self, model, hints)
@@ -226,7 +230,7 @@ class ResilientPrepared(Prepared):
     timely = True
 
     def __init__(self, device: Resilient, model: Model, hints: Hints) -> None:
-        self._device, self.model, self._hints = device, model, hints
+        self._device, self.model, self._hints = device, model, replace(hints, deadline=None, worked_out=None)
         self._lock = threading.Lock()
         self._inner = self._prepare(hints)
         self.prepared_again = 0
@@ -244,7 +248,7 @@ class ResilientPrepared(Prepared):
             return inner
         with self._lock:
             if self._inner.session.dead is not None:
-                self._inner = self._prepare(replace(self._hints, deadline=None))
+                self._inner = self._prepare(self._hints)
                 self.prepared_again += 1
                 _log.info("device %s: model %s was prepared again", self._device.name, self.model.name or "unnamed")
             return self._inner

@@ -314,10 +314,13 @@ class Session:
                     raise MissedDeadline(f"{self.where}: the deadline has passed without an answer") from None
 
     def notified(
-        self, message: wire.PrepareModel | wire.Execute, packing: Packing | None = None, deadline: int | None = None
+        self,
+        message: wire.PrepareModel | wire.PrepareConsidered | wire.Execute,
+        packing: Packing | None = None,
+        deadline: int | None = None,
     ) -> Pending:
         """A call and the notification that is to follow. MissedDeadline where not even the call is taken."""
-        kind = wire.NotifyPrepared if isinstance(message, wire.PrepareModel) else wire.NotifyExecuted
+        kind = wire.NotifyExecuted if isinstance(message, wire.Execute) else wire.NotifyPrepared
         pending = self._pending[message.object] = Pending(message.object, kind)
         try:
             self.call(message, wire.Acknowledged, packing, deadline=deadline)

@@ -3,7 +3,7 @@
 import errno
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from nnhal.base.levels import V1_2, Level
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
 from nnhal.base.stacks import stack_of, with_note
-from nnhal.hal.device import Capabilities
+from nnhal.hal.device import Capabilities, Considered, OperationGroup, Verdict
 from nnhal.hal.device import Performance as Stated
 from nnhal.hal.request import Timing
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, upgrade
@@ -147,6 +147,24 @@ def capabilities_from_wire(stated: wire.Stated, form: Level) -> Capabilities:
         return upgrade(OldCapabilities(float32, quant8, others[0] if others else None))
     except (KeyError, TypeError) as error:
         raise OperationFailed(f"capabilities: {error} is missing, must be stated at level {form}") from None
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
+
+
+def claims_to_wire(verdicts: Sequence[Verdict], groups: Sequence[OperationGroup], *, kept: bool) -> wire.Claimed:
+    """What a device says of a model. kept: whether the service keeps it."""
+    shown = (wire.WireGroup(tuple(g.operations), wire.WirePerformance(*g.performance), g.at_least) for g in groups)
+    return wire.Claimed(tuple((v.ok, v.reason) for v in verdicts), tuple(shown), kept)
+
+
+def claims_from_wire(claimed: wire.Claimed, kept: object) -> Considered:
+    """What a service says; its figures and places are not looked at. kept: stands for what the service keeps."""
+    groups = [
+        OperationGroup(g.operations, Stated(g.performance.exec_time, g.performance.power_usage), g.at_least)
+        for g in claimed.groups
+    ]
+    return Considered([Verdict(ok, why) for ok, why in claimed.verdicts], groups, kept if claimed.kept else None)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

@@ -142,6 +142,14 @@ class WirePerformance(Struct, frozen=True):
     power_usage: float
 
 
+class WireGroup(Struct, frozen=True):
+    """Operations that a device runs as one."""
+
+    operations: Annotated[tuple[U32, ...], Meta(max_length=1 << 20)]
+    performance: WirePerformance
+    at_least: U32
+
+
 # --------------------------------------------------------------------------------------------------------------- calls
 
 
@@ -257,6 +265,34 @@ class PrepareModel(MakingCall, tag=16, frozen=True):
     deadline: U64 = 0
     threads: U32 = 0
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+
+
+class Consider(MakingCall, tag=38, frozen=True):
+    """What the driver says of a model that is to be compiled with these hints, which are as of `PrepareModel`.
+
+    The model, the hints and what the driver works out are kept, where the answer says so, until the number is released.
+    """
+
+    method: ClassVar[str] = "getSupportedOperations_1_3"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    model: WireModel
+    preference: U32
+    priority: U32
+    deadline: U64 = 0
+    threads: U32 = 0
+    options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+
+
+class PrepareConsidered(MakingCall, tag=39, frozen=True):
+    """As `PrepareModel`, of a model that was considered, or of the part of it that is cut to some operations, in order.
+
+    operations: none for the whole model.
+    """
+
+    method: ClassVar[str] = "prepareModel_1_3"
+    forms: ClassVar[tuple[Level, ...]] = (V1_3,)
+    considered: Id
+    operations: Annotated[tuple[U32, ...], Meta(max_length=1 << 20)] = ()
 
 
 class Bind(MakingCall, tag=19, frozen=True):
@@ -442,6 +478,14 @@ class Verdicts(Reply, tag=6, frozen=True):
     verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
 
 
+class Claimed(Reply, tag=16, frozen=True):
+    """The answer to `Consider`. kept: whether there is something under its number now."""
+
+    verdicts: Annotated[tuple[tuple[bool, Text], ...], Meta(max_length=1 << 20)]
+    groups: Annotated[tuple[WireGroup, ...], Meta(max_length=1 << 20)] = ()
+    kept: bool = False
+
+
 class Executed(Reply, tag=8, frozen=True):
     """What an execution gave. provided: outputs in memory of the driver's; their bytes lie one after the other in `data`, or
     in the memory whose descriptor comes along.
@@ -516,7 +560,7 @@ class ServiceCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_fi
 
 
 class NotifyPrepared(ServiceCall, tag=0, frozen=True):
-    """The end of a PrepareModel."""
+    """The end of a PrepareModel or PrepareConsidered."""
 
     object: Id
     result: Acknowledged | Failed | PreparedTraits
@@ -533,10 +577,11 @@ ClientCalls = (
     Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
-    | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure
+    | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered
 )  # fmt: skip
 Replies = (
     Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | WireMemoryUse
+    | Claimed
 )  # fmt: skip
 ServiceCalls = NotifyPrepared | NotifyExecuted
 

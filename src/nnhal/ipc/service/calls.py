@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 from nnhal.base.answers import let_go
@@ -16,6 +17,7 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.base.operands import dtype_of
 from nnhal.hal.binding import Place, bind_request
+from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
     MOST_THREADS,
     Device,
@@ -31,7 +33,6 @@ from nnhal.hal.device import (
     reconfigured_by,
     status_by,
     traits_of,
-    verdicts_by,
     where_of,
 )
 from nnhal.hal.fence import Fence
@@ -40,6 +41,7 @@ from nnhal.hal.request import Control
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import (
     capabilities_to_wire,
+    claims_to_wire,
     error_to_wire,
     model_from_wire,
     options_from_wire,
@@ -47,11 +49,13 @@ from nnhal.ipc.protocol.convert import (
 )
 from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
-from nnhal.ipc.service.exports import Export, Exports
+from nnhal.ipc.service.exports import ConsideredModel, Export, Exports
 from nnhal.ipc.service.pools import ServicePools
 from nnhal.ipc.service.quota import DECODED, Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted
 from nnhal.ipc.transport.channel import Descriptors
+from nnhal.model.graph import Model
+from nnhal.model.parts import cut
 from nnhal.model.validate import validate
 
 Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
@@ -96,6 +100,8 @@ class CallHandler:
             return self.binding(call.binding).run(control_of(call, plain))
         if isinstance(call, wire.PrepareModel):
             return self._prepare(call, fds, size)
+        if isinstance(call, wire.Consider):
+            return self._consider(call, fds, size)
         if isinstance(call, wire.Bind):
             return self._bind(call, fds, size)
         if isinstance(call, wire.Reconfigure):
@@ -165,17 +171,54 @@ class CallHandler:
 
     # --------------------------------------------------------------------------------------------------- compilation
 
-    def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
+    def _model(self, call: wire.PrepareModel | wire.Consider, fds: Descriptors, size: int) -> tuple[Model, int]:
+        """The model of a call that came in so many bytes, and what it counts for in memory."""
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False, kept=True))
-        hints, exports, number = _hints(call), self._exports, call.object
-        values = len(model.values)
-        claim = self._share.take(prepared=1, memory=values + DECODED * (size - values))
+        return model, len(model.values) + DECODED * (size - len(model.values))
+
+    def _consider(self, call: wire.Consider, fds: Descriptors, size: int) -> Answer:
+        model, memory = self._model(call, fds, size)
+        hints = _hints(call)
+        validate(model)
+        claims = considered_by(self._device, model, hints, as_is=True)
+        kept = self._kept(call.object, ConsideredModel(claims, hints, memory))
+        return claims_to_wire(claims.verdicts, claims.groups, kept=kept), ()
+
+    def _kept(self, number: int, considered: ConsideredModel) -> bool:
+        """Keep it under a number; where there is no room for it, it goes, and whoever prepares begins anew."""
+        try:
+            claim = self._share.take(considered=1, memory=considered.memory)
+            self._exports.add(number, considered, considered.claims.let_go, claim)
+        except ResourceExhausted:
+            return False
+        return True
+
+    def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
+        (model, memory), hints = self._model(call, fds, size), _hints(call)
+        return self._prepare_later(call.object, memory, lambda: (model, hints))
+
+    def _prepare_considered(self, call: wire.PrepareConsidered, _: Descriptors) -> Answer:
+        claims, hints, memory = self._exports.get(call.considered, ConsideredModel, "considered model")
+        places, count = call.operations, len(claims.model.main.operations)
+        if any(a >= b for a, b in pairwise(places)) or any(place >= count for place in places):
+            raise InvalidArgument(f"prepareModel: operations of a part must be in order, each once, and below {count}")
+
+        def part() -> tuple[Model, Hints]:
+            whole = cut(claims.model, places or range(count)).model
+            return whole.again(), claims.hints(hints, places or None)  # its constants may be let go of
+
+        return self._prepare_later(call.object, memory, part)
+
+    def _prepare_later(self, number: int, memory: int, what: Callable[[], tuple[Model, Hints]]) -> Answer:
+        """Prepare in the background, and notify. memory: what the model counts for. what: makes it, and the hints."""
+        exports, claim = self._exports, self._share.take(prepared=1, memory=memory)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
             result: wire.Acknowledged | wire.Failed | wire.PreparedTraits = wire.DONE
             try:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
+                model, hints = what()
                 validate(model)
                 prepared = prepared_by(self._device, model, hints, as_is=True)
                 entry = Export(prepared, model, self._where, claim.passed())
@@ -365,6 +408,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetRelaxations: CallHandler._relaxations,
     wire.GetSupportedOperations: CallHandler._supported,
     wire.GetUsage: CallHandler._usage,
+    wire.PrepareConsidered: CallHandler._prepare_considered,
     wire.GetMemoryUse: CallHandler._memory_use,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
@@ -377,7 +421,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
 }
 
 
-def _hints(call: wire.PrepareModel) -> Hints:
+def _hints(call: wire.PrepareModel | wire.Consider) -> Hints:
     preference = Preference.FAST_SINGLE_ANSWER if call.preference is None else call.preference
     priority = Priority.MEDIUM if call.priority is None else call.priority
     if preference not in Preference.__members__.values():

@@ -4,16 +4,25 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nnhal.base.answers import let_go
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
-from nnhal.hal.device import Prepared
+from nnhal.hal.claims import Claims
+from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Signature
 from nnhal.ipc.service.quota import Claim, Share
 from nnhal.model.graph import Model
 
 T = TypeVar("T")
+
+
+class ConsideredModel(NamedTuple):
+    """What a device said of a model under some hints. memory: bytes that the model counts for."""
+
+    claims: Claims
+    hints: Hints
+    memory: int
 
 
 class Export:

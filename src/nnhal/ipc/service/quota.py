@@ -120,6 +120,7 @@ def _things(message: int, answer: int) -> dict[str, _Thing]:
         "connections": _Thing("close some of this process", CLIENTS // 2, connection),
         "lanes": _Thing("hang some up", 64, {"threads": 1, **lane}),
         "background": _Thing("wait for notifications", 256, {"memory": 4096}),
+        "considered": _Thing("end compilations", 8, {"memory": 16 << 10}),
         "prepared": _Thing("release some", 1024, {"memory": 16 << 10}),
         "bindings": _Thing("release some", 8192, {"memory": 2048}),
         "bursts": _Thing("close some", 64, {"threads": 1, "mappings": 1, "descriptors": answer}),

@@ -1,0 +1,171 @@
+"""What a device says of a model, asked and looked at: verdicts, groups of operations, what it worked out on the way."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from nnhal.base.answers import answering, shown
+from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
+from nnhal.hal.device import (
+    YES,
+    Considered,
+    Device,
+    Hints,
+    OperationGroup,
+    Verdict,
+    WorkedOut,
+    checked_performance,
+    layout_of,
+    where_of,
+    within_the_machine,
+)
+from nnhal.model.graph import Model
+from nnhal.model.layouts import LaidOut, laid_out
+
+
+class Claims:
+    """What a device said of one model, looked at and in plain types, and what it worked out, until that is let go of."""
+
+    def __init__(
+        self, model: Model, verdicts: Sequence[Verdict], groups: Sequence[OperationGroup] = (), worked_out: Any = None
+    ) -> None:
+        self.model, self.verdicts, self.groups = model, list(verdicts), tuple(groups)
+        self._kept = [] if worked_out is None else [worked_out]
+        self._laid = False  # whether `model` is not the one that the rest is about, but that one laid out
+
+    def of_original(self, laid: LaidOut, count: int) -> "Claims":
+        """Claims about a model that was laid out, as those about the original, of so many operations.
+
+        An inserted TRANSPOSE counts for those that it serves. What was worked out is for the whole model only: a part of it
+        is laid out by itself.
+        """
+        groups = []
+        for group in self.groups:
+            places = sorted({laid.serves[n] for n in group.operations if n not in laid.inserted})
+            if places:
+                groups.append(replace(group, operations=tuple(places), at_least=min(group.at_least, len(places))))
+        found = Claims(self.model, _of_original(laid, self.verdicts, count), groups)
+        found._kept, found._laid = self._kept, True
+        return found
+
+    def refused(self) -> dict[int, str]:
+        """Why the device does not take the model whole: reasons by the places of operations that no group has either."""
+        grouped = {place for group in self.groups for place in group.operations}
+        return {n: v.reason for n, v in enumerate(self.verdicts) if not v.ok and n not in grouped}
+
+    def hints(self, hints: Hints, operations: Sequence[int] | None = None) -> Hints:
+        """The hints for preparing the part of the model that is `cut` to these operations, None for the model itself."""
+        if not self._kept or (self._laid and operations is not None and len(operations) < len(self.verdicts)):
+            return hints
+        whole = operations is None or self._laid
+        places = range(len(self.model.main.operations)) if whole or operations is None else operations
+        return replace(hints, worked_out=WorkedOut(self.model, tuple(places), self._kept))
+
+    def let_go(self) -> None:
+        """Let go of what the device worked out, also where hints that were given to it still refer to it."""
+        self._kept.clear()
+
+
+def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = False) -> Claims:
+    """What the device says of the model; ContractBroken where it is anything else than `Considered` can be.
+
+    The device is told of no more threads than can run at once, and asked about the model in the layout that it prefers,
+    unless that is done (`as_is`).
+    """
+    laid = laid_out(model, None if as_is else layout_of(device))
+    query, count = _query(device), len(laid.model.main.operations)
+    with answering(where_of(device), query):
+        given = device.consider(laid.model, within_the_machine(hints))
+        if not isinstance(given, Considered):
+            raise ContractBroken(f"{query} gave {shown(given)}, must be Considered")
+        verdicts = _verdicts(given.verdicts, count, query)
+        claims = Claims(laid.model, verdicts, _groups(given.groups, count, query), given.worked_out)
+    return claims if laid.model is model else claims.of_original(laid, len(model.main.operations))
+
+
+def _query(device: Device) -> str:
+    """The method that the author of the device wrote."""
+    for kind in type(device).__mro__:
+        for name in ("consider", "supports"):
+            if name in vars(kind):
+                return f"{name}()"
+    raise AssertionError("Device has both")
+
+
+def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
+    """What the device says of each operation by itself; as `considered_by`."""
+    return considered_by(device, model, Hints(), as_is=as_is).verdicts
+
+
+def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
+    """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
+    found = [YES] * count
+    for verdict, n in zip(verdicts, laid.serves, strict=True):
+        if not verdict.ok or found[n] is YES:
+            found[n] = verdict
+    for place, served in laid.served().items():
+        if not verdicts[place].ok:
+            why = verdicts[place].reason or "is not supported"
+            for n in served:
+                found[n] = Verdict(False, f"its layout needs a TRANSPOSE, which the device refuses: {why}")
+    return found
+
+
+def _verdicts(given: Any, count: int, query: str) -> list[Verdict]:
+    """A verdict for each of so many operations; a bool is taken for one."""
+    if not isinstance(given, Iterable):
+        raise ContractBroken(f"{query} gave {shown(given)}, must be {count} verdicts, one an operation")
+    verdicts = [_verdict(answer, place, query) for place, answer in enumerate(islice(given, count + 1))]
+    if len(verdicts) != count:
+        many = len(given if isinstance(given, list | tuple) else verdicts)
+        raise ContractBroken(f"{query} gave {many} verdicts, must be {count}, one an operation")
+    return verdicts
+
+
+def _verdict(answer: Any, place: int, query: str) -> Verdict:
+    verdict = Verdict(answer) if isinstance(answer, bool) else answer
+    if not isinstance(verdict, Verdict) or not isinstance(verdict.ok, bool) or not isinstance(verdict.reason, str):
+        raise ContractBroken(f"{query} gave {shown(verdict)} for operation {place}, must be a Verdict or a bool")
+    return Verdict(verdict.ok, clipped(str.__str__(verdict.reason)))
+
+
+def _groups(given: Any, count: int, query: str) -> list[OperationGroup]:
+    """Groups of so many operations, each of which is in one at most."""
+    if not isinstance(given, Iterable):
+        raise ContractBroken(f"{query} gave groups {shown(given)}, must be several of OperationGroup")
+    found: list[OperationGroup] = []
+    taken: dict[int, int] = {}  # the group of each operation
+    for number, group in enumerate(islice(given, count + 1)):
+        where = f"{query} gave group {number}"
+        if not isinstance(group, OperationGroup):
+            raise ContractBroken(f"{where} as {shown(group)}, must be an OperationGroup")
+        places = _places(group.operations, count, where)
+        for place in places:
+            if taken.setdefault(place, number) != number:
+                raise ContractBroken(
+                    f"{where} with operation {place}, which is in group {taken[place]} too, must be in one"
+                )
+        try:
+            performance = checked_performance(group.performance, "its operations")
+        except InvalidArgument as error:
+            raise ContractBroken(f"{where}: {error}") from None
+        least = group.at_least
+        if not isinstance(least, int) or isinstance(least, bool) or not 0 <= least <= len(places):
+            raise ContractBroken(f"{where} at_least {shown(least)}, must be 0 to its {len(places)} operations")
+        found.append(OperationGroup(places, performance, int(least)))
+    return found
+
+
+def _places(given: Any, count: int, where: str) -> tuple[int, ...]:
+    """Places of operations in order, each once."""
+    if not isinstance(given, Iterable):
+        raise ContractBroken(f"{where} with operations {shown(given)}, must be places of operations")
+    places = list(islice(given, count + 1))
+    for place in places:
+        if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < count:
+            raise ContractBroken(f"{where} with operation {shown(place)}, must be one of the {count} that there are")
+    if not places or len(set(places)) < len(places):
+        what = "an operation twice" if places else "no operation"
+        raise ContractBroken(f"{where} with {what}, must be at least one, each once")
+    return tuple(sorted(map(int, places)))

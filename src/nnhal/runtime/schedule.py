@@ -1,0 +1,195 @@
+"""Steps: what runs together on one device and in which order, once it is known where each operation goes.
+
+All that is ready on one device runs before the next device gets its turn. Operations that a device runs as one (`Together`)
+wait for each other, so that they stand in one step; but for those that cannot, as something elsewhere needs some of them and
+is needed by others.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from nnhal.model.graph import Model
+from nnhal.model.parts import live
+
+ATTEMPTS = 4  # after which all that stands in one another's way is taken apart
+
+
+class StepPlan(NamedTuple):
+    """Operations that run together on one device."""
+
+    device: str
+    operations: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Together:
+    """Operations that a device may run as one, in order. at_least: so many of them have to stand in one step for that.
+
+    cost: stated for them as one, against the CPU.
+    """
+
+    device: str
+    operations: tuple[int, ...]
+    at_least: int
+    cost: float
+
+
+class Standing(NamedTuple):
+    """What an operation runs as one with: those of `together` that stand in its step, itself among them."""
+
+    together: Together
+    members: tuple[int, ...]
+
+
+Claimed = Mapping[str, Mapping[int, Together]]  # by device, then by operation
+
+
+class Schedule:
+    """The steps of any assignment of one model's operations to devices, "" for those that do not run."""
+
+    def __init__(self, model: Model, claimed: Claimed) -> None:
+        self.claimed = claimed
+        operations = {n: model.main.operations[n] for n in live(model)}
+        writer = {i: n for n, operation in operations.items() for i in operation.outputs}
+        self._readers: dict[int, list[int]] = {n: [] for n in operations}
+        self._before = dict.fromkeys(operations, 0)  # how many others each waits for
+        for n, operation in operations.items():
+            for m in {writer[i] for i in operation.inputs if i in writer}:
+                self._readers[m].append(n)
+                self._before[n] += 1
+
+    def steps(self, devices: Sequence[str]) -> tuple[StepPlan, ...]:
+        """The steps in execution order."""
+        units = self._units(devices)
+        for attempt in range(ATTEMPTS):
+            steps, waiting = self._run(devices, units)
+            if not waiting:
+                return steps
+            self._take_apart(units, waiting, every=attempt == ATTEMPTS - 1)
+        return self._run(devices, units)[0]
+
+    def standing(self, steps: Sequence[StepPlan]) -> dict[int, Standing]:
+        """The operations that run as one with others."""
+        return {
+            n: each
+            for device, operations in steps
+            if device in self.claimed
+            for together, members in _by_group(self.claimed[device], operations).items()
+            if len(members) >= together.at_least
+            for each in [Standing(together, tuple(members))]
+            for n in members
+        }
+
+    def _units(self, devices: Sequence[str]) -> dict[int, list[int]]:
+        """By each operation that is to wait for others: all that wait for each other, itself among them."""
+        return {
+            n: members
+            for device, claims in self.claimed.items()
+            for together, members in _by_group(claims, [n for n in claims if devices[n] == device]).items()
+            if len(members) >= max(2, together.at_least)
+            for n in members
+        }
+
+    def _run(
+        self, devices: Sequence[str], units: Mapping[int, list[int]]
+    ) -> tuple[tuple[StepPlan, ...], Mapping[int, int]]:
+        """The steps, each unit in one; and what never gets its turn, as it waits for itself, with how many each waits for.
+
+        A unit is named by its first operation.
+        """
+        missing = self._waits(units) if units else dict(self._before)
+        ready: dict[str, list[int]] = {}  # heaps: the least comes first
+        for n, count in missing.items():
+            if not count:
+                ready.setdefault(devices[n], []).append(n)
+        steps = []
+        while any(ready.values()):
+            device = min((d for d in ready if ready[d]), key=lambda d: ready[d][0])
+            queue, done = ready[device], list[int]()
+            while queue:
+                first = heappop(queue)
+                del missing[first]
+                members = units.get(first, (first,))
+                done += members
+                for n in members:
+                    for reader in self._readers[n]:
+                        name = units[reader][0] if reader in units else reader
+                        if name == first:
+                            continue
+                        missing[name] -= 1
+                        if not missing[name]:
+                            heappush(ready.setdefault(devices[name], []), name)
+            steps.append(StepPlan(device, tuple(sorted(done))))
+        return tuple(steps), missing
+
+    def _waits(self, units: Mapping[int, list[int]]) -> dict[int, int]:
+        """How many reads each unit, and each operation of none, waits for."""
+        missing = {n: 0 for n in self._before if n not in units or units[n][0] == n}
+        for n, readers in self._readers.items():
+            own = units[n][0] if n in units else n
+            for reader in readers:
+                name = units[reader][0] if reader in units else reader
+                if name != own:
+                    missing[name] += 1
+        return missing
+
+    def _take_apart(self, units: dict[int, list[int]], waiting: Mapping[int, int], *, every: bool) -> None:
+        """Of the units that wait for one another in a ring, the largest of each ring wait no more, or all of them."""
+        for ring in list(self._rings(units, waiting)):
+            found = sorted((units[n] for n in ring if n in units), key=lambda unit: (-len(unit), unit[0]))
+            for unit in found if every else found[:1]:
+                for n in unit:
+                    del units[n]
+
+    def _rings(self, units: Mapping[int, list[int]], waiting: Mapping[int, int]) -> Iterator[list[int]]:
+        """Sets of several that wait for one another: strongly connected components, by Tarjan."""
+
+        def after(name: int) -> Iterator[int]:
+            for n in units.get(name, (name,)):
+                for reader in self._readers[n]:
+                    found = units[reader][0] if reader in units else reader
+                    if found != name and found in waiting:
+                        yield found
+
+        place: dict[int, int] = {}  # in the order in which they were found
+        low: dict[int, int] = {}  # the least place that is reached from each
+        path: list[tuple[int, Iterator[int]]] = []
+        open_: dict[int, None] = {}  # found, and of no ring yet
+
+        def enter(name: int) -> None:
+            place[name] = low[name] = len(place)
+            open_[name] = None
+            path.append((name, after(name)))
+
+        for start in waiting:
+            if start not in place:
+                enter(start)
+            while path:
+                name, rest = path[-1]
+                for other in rest:
+                    if other not in place:
+                        enter(other)
+                        break
+                    if other in open_:
+                        low[name] = min(low[name], place[other])
+                else:
+                    path.pop()
+                    if path:
+                        low[path[-1][0]] = min(low[path[-1][0]], low[name])
+                    if low[name] == place[name]:
+                        ring = [open_.popitem()[0]]
+                        while ring[-1] != name:
+                            ring.append(open_.popitem()[0])
+                        if len(ring) > 1:
+                            yield ring
+
+
+def _by_group(claims: Mapping[int, Together], operations: Iterable[int]) -> dict[Together, list[int]]:
+    """Those of the operations that a device may run as one with others, by what that is."""
+    found: dict[Together, list[int]] = {}
+    for n in operations:
+        if n in claims:
+            found.setdefault(claims[n], []).append(n)
+    return found

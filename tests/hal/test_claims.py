@@ -1,0 +1,380 @@
+"""What a device says of a model: looked at, whatever it is; what it worked out comes back, and goes with the compilation."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperationType
+from nnhal.base.errors import ContractBroken, InvalidArgument, MissedDeadline, OperationFailed, UnsupportedModel
+from nnhal.base.levels import V1_2, V1_3
+from nnhal.drivers.reference import Reference
+from nnhal.hal.claims import considered_by, verdicts_by
+from nnhal.hal.device import (
+    YES,
+    Capabilities,
+    Considered,
+    Device,
+    Hints,
+    OperationGroup,
+    Performance,
+    Prepared,
+    Verdict,
+    WorkedOut,
+    prepared_by,
+)
+from nnhal.hal.wrappers import AtLevel, Limited, WithOptions, Wrapper
+from nnhal.model.graph import Model
+from nnhal.runtime import discovery
+from tests.runtime.devices import for_nothing
+
+NO = Verdict(False, "not by itself")
+HALF = Performance(0.5, 0.5)
+
+
+def chain(length: int) -> Model:
+    b = nnhal.Builder()
+    x = y = b.input((4,))
+    for _ in range(length):
+        y = b.relu(y)
+    return b.finish([x], [y])
+
+
+class Saying(Reference):
+    """Says what it was made to say, and notes the hints that it is told."""
+
+    name = "saying"
+
+    def __init__(self, say: Callable[[Model], Any], prepare: Callable[[], None] = lambda: None) -> None:
+        self.say, self.on_prepare = say, prepare
+        self.considered: list[Hints] = []
+        self.prepared: list[tuple[Model, WorkedOut | None]] = []
+        self.given: list[Any] = []
+
+    def consider(self, model: Model, hints: Hints) -> Any:
+        self.considered.append(hints)
+        return self.say(model)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        self.prepared.append((model, hints.worked_out))
+        self.given.append(None if hints.worked_out is None else type(hints.worked_out.given).__name__)
+        self.on_prepare()
+        return super().prepare(model, hints)
+
+
+def yes(model: Model, *groups: OperationGroup, worked_out: Any = None) -> Considered:
+    return Considered([YES] * len(model.main.operations), groups, worked_out)
+
+
+# ------------------------------------------------------------------------------------------------------ answers
+
+
+def group(*places: Any, performance: Any = HALF, at_least: Any = 0) -> OperationGroup:
+    return OperationGroup(places, performance, at_least)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (None, "consider() gave None, must be Considered"),
+        ([YES] * 3, "must be Considered"),
+        (Considered(None), "consider() gave None, must be 3 verdicts, one an operation"),
+        (Considered([YES]), "consider() gave 1 verdicts, must be 3, one an operation"),
+        (Considered([YES, "yes", YES]), "consider() gave 'yes' for operation 1, must be a Verdict or a bool"),
+        (Considered([YES] * 3, None), "consider() gave groups None, must be several of OperationGroup"),
+        (Considered([YES] * 3, [(0, 1)]), "consider() gave group 0 as (0, 1), must be an OperationGroup"),
+        (Considered([YES] * 3, [group(0, 3)]), "gave group 0 with operation 3, must be one of the 3 that there are"),
+        (Considered([YES] * 3, [group(-1)]), "gave group 0 with operation -1, must be one of the 3 that there are"),
+        (Considered([YES] * 3, [group(0.0)]), "gave group 0 with operation 0.0, must be one of the 3"),
+        (Considered([YES] * 3, [group(True)]), "gave group 0 with operation True, must be one of the 3"),
+        (Considered([YES] * 3, [OperationGroup(7, HALF)]), "with operations 7, must be places of operations"),
+        (Considered([YES] * 3, [group()]), "gave group 0 with no operation, must be at least one, each once"),
+        (Considered([YES] * 3, [group(1, 1)]), "gave group 0 with an operation twice, must be at least one"),
+        (Considered([YES] * 3, [group(0, 1), group(2, 1)]), "gave group 1 with operation 1, which is in group 0 too"),
+        (Considered([YES] * 3, [group(0, performance=None)]), "group 0: performance of its operations is None"),
+        (Considered([YES] * 3, [group(0, performance=Performance(float("nan")))]), "is nan, must be a number above 0"),
+        (Considered([YES] * 3, [group(0, performance=Performance(1.0, 0.0))]), "is 0.0, must be a number above 0"),
+        (Considered([YES] * 3, [group(0, at_least=2)]), "gave group 0 at_least 2, must be 0 to its 1 operations"),
+        (Considered([YES] * 3, [group(0, at_least=-1)]), "gave group 0 at_least -1, must be 0 to its 1 operations"),
+        (Considered([YES] * 3, [group(0, at_least=1.0)]), "gave group 0 at_least 1.0, must be 0 to its 1 operations"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_the_devices_broken_contract(answer, reason):
+    device = Saying(lambda model: answer)
+    with pytest.raises(ContractBroken, match="device saying: ") as found:
+        considered_by(device, chain(3), Hints())
+    assert reason in str(found.value)
+    compiled = nnhal.compile(chain(3), devices=device, fallback="allow")
+    assert compiled.placement.devices() == {"reference": 1 * 3}
+    assert reason in compiled.placement.choices[0].others["saying"]
+
+
+def test_endless_answers_end():
+    def endless(item: Any) -> Any:
+        while True:
+            yield item
+
+    for answer in (Considered(endless(YES)), Considered([YES] * 3, endless(group(0)))):
+        with pytest.raises(ContractBroken):
+            considered_by(Saying(lambda model, answer=answer: answer), chain(3), Hints())
+
+
+def test_answers_are_taken_over_in_plain_types():
+    class Places(list):
+        pass
+
+    found = considered_by(Saying(lambda m: yes(m, OperationGroup(Places([2, 0]), HALF, 1))), chain(3), Hints())
+    (only,) = found.groups
+    assert only == OperationGroup((0, 2), HALF, 1) and type(only.operations) is tuple
+
+
+def test_what_a_group_takes_is_not_refused_for_the_whole_model():
+    found = considered_by(Saying(lambda m: Considered([NO, NO, NO], [group(0, 1)])), chain(3), Hints())
+    assert found.refused() == {2: "not by itself"}
+
+
+# -------------------------------------------------------------------------------------------------------- hints
+
+
+class Choosy(Reference):
+    """An option switches operations off."""
+
+    name = "choosy"
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        unknown = set(hints.options) - {"relu"}
+        if unknown:
+            raise InvalidArgument(f"choosy: options {sorted(unknown)} are unknown, must be relu")
+        ok = Verdict(hints.options.get("relu", True), "the option relu is off")
+        return Considered([ok] * len(model.main.operations))
+
+
+def test_an_option_that_switches_operations_off_is_a_verdict():
+    model, device = chain(2), Choosy()
+    assert nnhal.compile(model, devices=device).placement.devices() == {"choosy": 2}
+    off = {"choosy": {"relu": False}}
+    compiled = nnhal.compile(model, devices=[device, "reference"], driver_options=off)
+    assert compiled.placement.devices() == {"reference": 2}
+    assert compiled.placement.choices[0].others == {"choosy": "the option relu is off"}
+    with pytest.raises(UnsupportedModel, match="choosy: the option relu is off"):
+        nnhal.compile(model, devices=device, driver_options=off)
+
+
+def test_an_option_that_a_device_does_not_know_reaches_the_application_whatever_falls_back():
+    for fallback in ("allow", "forbid"):
+        with pytest.raises(InvalidArgument, match=r"options \['rely'\] are unknown, must be relu"):
+            nnhal.compile(chain(1), devices=Choosy(), driver_options={"choosy": {"rely": 1}}, fallback=fallback)
+
+
+def test_a_device_that_is_told_of_nothing_but_the_model_has_no_arguments_to_complain_of():
+    class Complaining(Reference):
+        name = "complaining"
+
+        def supports(self, model):
+            raise InvalidArgument("is bad")
+
+    compiled = nnhal.compile(chain(1), devices=Complaining(), fallback="allow")
+    assert compiled.placement.choices[0].others["complaining"] == "the driver failed to say: is bad"
+
+
+def test_a_device_is_told_the_same_hints_when_it_is_asked_and_when_it_prepares():
+    told: list[Hints] = []
+
+    class Noting(Saying):
+        def prepare(self, model, hints):
+            told.append(hints)
+            return super().prepare(model, hints)
+
+    device = Noting(yes)
+    nnhal.compile(
+        chain(1), devices=device, preference="low_power", threads=1000, driver_options={"saying": {"a": 1}}
+    ).close()
+    assert device.considered == told and told[0].options == {"a": 1} and told[0].threads < 1000
+
+
+def test_wrappers_hand_hints_and_groups_on():
+    device = Saying(lambda m: yes(m, group(0, 1), group(2)))
+    said = considered_by(WithOptions(device, {"a": 1}), chain(3), Hints(options={"b": 2}))
+    assert device.considered[-1].options == {"a": 1, "b": 2} and len(said.groups) == 2
+    limited = considered_by(Limited(device, lambda _, n: n != 1, "left out"), chain(3), Hints())
+    assert [g.operations for g in limited.groups] == [(2,)] and limited.verdicts[1].reason == "left out"
+    assert [v.ok for v in Limited(device, lambda _, n: n != 1).supports(chain(3))] == [True, False, True]
+
+
+def test_devices_of_old_levels_have_no_groups_and_work_nothing_out():
+    device = Saying(lambda m: yes(m, group(0, 1), worked_out="much"))
+    old, new = (considered_by(AtLevel(device, level), chain(2), Hints()) for level in (V1_2, V1_3))
+    assert not old.groups and len(new.groups) == 1
+    assert all(c.hints(Hints()).worked_out is None for c in (old, new))
+
+
+def test_a_wrapper_that_has_another_supports_is_asked_by_it():
+    class Refusing(Wrapper):
+        def supports(self, model: Model) -> Sequence[Verdict]:
+            return [NO for _ in super().supports(model)]
+
+    assert verdicts_by(Refusing(Saying(yes)), chain(2)) == [NO, NO]
+
+
+# --------------------------------------------------------------------------------------------------- worked out
+
+
+class Made:
+    """Something that a driver works out."""
+
+
+def noting(living: "weakref.WeakSet[Made]") -> Callable[[Model], Considered]:
+    def say(model: Model) -> Considered:
+        made = Made()
+        living.add(made)
+        return yes(model, worked_out=made)
+
+    return say
+
+
+def test_what_was_worked_out_of_the_whole_model_comes_with_the_very_model():
+    device, model, living = Saying(noting(weakref.WeakSet())), chain(3), weakref.WeakSet()
+    device.say = noting(living)
+    compiled = nnhal.compile(model, devices=device)
+    ((prepared, worked_out),) = device.prepared
+    assert device.given == ["Made"] and worked_out is not None
+    assert worked_out.whole and worked_out.model is model and worked_out.operations == (0, 1, 2)
+    assert prepared.main is model.main
+    assert worked_out.given is None and not living
+    assert np.array_equal(compiled(np.ones(4, np.float32)), np.ones(4, np.float32))
+
+
+def test_what_was_worked_out_comes_with_each_part_of_the_model(monkeypatch):
+    for_nothing(monkeypatch)
+    device, model = Saying(noting(weakref.WeakSet())), chain(5)
+    limited = Limited(device, lambda _, n: n != 2)
+    nnhal.compile(model, devices=[limited, "reference"])
+    found = [w for _, w in device.prepared if w is not None]
+    assert [(w.operations, w.whole, w.model is model) for w in found] == [
+        ((0, 1), False, True),
+        ((3, 4), False, True),
+    ]
+    assert device.given == ["Made", "Made"] and all(w.given is None for w in found)
+
+
+def test_who_works_nothing_out_gets_nothing():
+    device = Saying(yes)
+    nnhal.compile(chain(1), devices=device)
+    assert device.given == [None]
+    prepared_by(device, chain(1), Hints()).close()
+    assert device.given == [None, None]
+
+
+@pytest.mark.parametrize("fallback", ["allow", "forbid"])
+def test_what_was_worked_out_goes_also_where_the_compilation_fails(fallback):
+    def fail() -> None:
+        raise OperationFailed("no")
+
+    living: weakref.WeakSet[Made] = weakref.WeakSet()
+    device, kept = Saying(noting(living), fail), None
+    try:
+        nnhal.compile(chain(2), devices=device, fallback=fallback)
+    except OperationFailed as error:
+        kept = error  # with the frames of the driver, and its hints in them
+    assert (kept is None) == (fallback == "allow") and device.given == ["Made"]
+    gc.collect()
+    assert not living
+
+
+def test_what_was_worked_out_goes_where_another_device_fails_to_answer_the_application():
+    living: weakref.WeakSet[Made] = weakref.WeakSet()
+    with pytest.raises(InvalidArgument) as kept:
+        nnhal.compile(chain(1), devices=[Saying(noting(living)), Choosy()], driver_options={"choosy": {"rely": 1}})
+    gc.collect()
+    assert kept.value and not living
+
+
+def test_what_is_worked_out_after_the_deadline_goes():
+    living: weakref.WeakSet[Made] = weakref.WeakSet()
+    go, went = threading.Event(), threading.Event()
+
+    def slowly(model: Model) -> Considered:
+        go.wait(30)
+        try:
+            return noting(living)(model)
+        finally:
+            went.set()
+
+    with pytest.raises(MissedDeadline) as kept:
+        nnhal.compile(chain(1), devices=Saying(slowly), deadline=0.05)
+    go.set()
+    assert went.wait(30)
+    for _ in range(1000):
+        gc.collect()
+        if not living:
+            break
+        threading.Event().wait(0.01)
+    assert kept.value and not living
+
+
+def test_the_default_asks_supports():
+    class Plain(Device):
+        name = "plain"
+
+        def supports(self, model):
+            return [YES, False]
+
+        def prepare(self, model, hints):
+            return discovery.cpu().prepare(model, hints)
+
+    assert verdicts_by(Plain(), chain(2)) == [YES, Verdict(False)]
+
+
+# ------------------------------------------------------------------------------------------------ another layout
+
+
+class Nchw(Saying):
+    """Prefers another layout than the model's."""
+
+    preferred_layout = "nchw"
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(0.01)
+
+
+def pools(count: int) -> Model:
+    b = nnhal.Builder()
+    x = y = b.input((1, 8, 8, 3))
+    for _ in range(count):
+        y = b.max_pool_2d(y, padding="same", filter_size=2)
+    return b.finish([x], [y])
+
+
+def test_groups_and_what_was_worked_out_of_a_model_that_was_laid_out_are_about_the_original():
+    asked: list[Model] = []
+
+    def say(model: Model) -> Considered:
+        asked.append(model)
+        return yes(model, group(*range(len(model.main.operations)), at_least=2), worked_out=Made())
+
+    device, model = Nchw(say), pools(2)
+    compiled = nnhal.compile(model, devices=device)
+    (laid,) = asked
+    assert len(laid.main.operations) == 4  # with a TRANSPOSE before and behind
+    assert [c.together for c in compiled.placement] == [(0, 1), (0, 1)]
+    ((prepared, worked_out),) = device.prepared
+    assert worked_out is not None and worked_out.whole and worked_out.model is laid and prepared.main is laid.main
+    x = np.random.default_rng(1).standard_normal((1, 8, 8, 3), np.float32)
+    assert np.array_equal(compiled(x), nnhal.compile(model, devices="reference")(x))
+
+
+def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):
+    for_nothing(monkeypatch)
+    device = Nchw(lambda m: yes(m, worked_out=Made()))
+    limited = Limited(device, lambda m, n: m.main.operations[n].type != OperationType.TANH)
+    b = nnhal.Builder()
+    x = b.input((1, 64, 64, 3))
+    y = b.max_pool_2d(b.max_pool_2d(b.tanh(x), padding="same", filter_size=2), padding="same", filter_size=2)
+    compiled = nnhal.compile(b.finish([x], [y]), devices=[limited, "reference"])
+    assert [c.device for c in compiled.placement] == ["reference", "saying", "saying"]
+    assert device.given == [None]

@@ -1,0 +1,252 @@
+"""What a driver in another process works out stays there, by number, and is let go of whatever becomes of the client."""
+
+import contextlib
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import DeadObject, InvalidArgument, NnhalError, ResourceExhausted
+from nnhal.frontends.python import Builder
+from nnhal.hal.claims import Claims, considered_by
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.protocol import wire
+from nnhal.model.graph import Model
+from nnhal.model.parts import cut
+from nnhal.runtime import discovery
+from tests import requests
+from tests.ipc.drivers.considering import Considering, Made
+from tests.ipc.support import a_table, served_here, wait_until
+from tests.runtime.devices import for_nothing
+
+DRIVER = Path(__file__).parent / "drivers" / "considering.py"
+X = np.float32([-1, 0, 2, 3])
+
+
+def chain(length: int) -> Model:
+    b = Builder()
+    x = y = b.input((4,))
+    for _ in range(length):
+        y = b.relu(y)
+    return b.finish([x], [y])
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[RemoteDevice, Considering]]:
+    """The driver as a service in this process."""
+    driver, Made.made, Made.gone = Considering(), 0, 0
+    with served_here(driver, a_table(considered=2)) as device:
+        yield device, driver
+
+
+@pytest.fixture
+def named(monkeypatch) -> str:
+    monkeypatch.setattr(discovery, "_registered", {})
+    nnhal.load_driver(DRIVER)
+    return "considering"
+
+
+def told(device: Any) -> dict[str, Any]:
+    (verdict,) = considered_by(device, chain(1), Hints(options={"tell": True})).verdicts
+    return dict(json.loads(verdict.reason))
+
+
+def usage(device: RemoteDevice) -> dict[str, int]:
+    found = device.session.call(wire.GetUsage(), wire.Usage)[0]
+    return dict(zip([q.name for q in found.quotas], found.clients[0].used, strict=True))
+
+
+def nothing_left(device: RemoteDevice) -> None:
+    gc.collect()
+    wait_until(lambda: Made.made == Made.gone and usage(device)["considered"] == 0, "all was let go of")
+
+
+def test_the_whole_model_is_prepared_from_what_was_considered_and_travels_once(served):
+    device, driver = served
+    model = chain(3)
+    claims = considered_by(device, model, Hints())
+    assert usage(device)["considered"] == 1
+    prepared = prepared_by(device, model, claims.hints(Hints()))
+    assert driver.came == [["Made", [0, 1, 2], True, True]]
+    assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
+    assert device.session.calls["getSupportedOperations_1_3"] == device.session.calls["prepareModel_1_3"] == 1
+    claims.let_go()
+    nothing_left(device)
+    assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
+
+
+def test_a_part_is_cut_in_the_drivers_process(served):
+    device, driver = served
+    model = chain(4)
+    claims = considered_by(device, model, Hints())
+    part = cut(model, (1, 2))
+    prepared = prepared_by(device, part.model, claims.hints(Hints(), (1, 2)))
+    assert driver.came == [["Made", [1, 2], False, False]]
+    assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
+    claims.let_go()
+    nothing_left(device)
+
+
+def test_what_was_considered_under_other_hints_is_not_taken(served):
+    device, driver = served
+    model = chain(1)
+    claims = considered_by(device, model, Hints())
+    prepared_by(device, model, claims.hints(Hints(options={"other": 1}))).close()
+    assert driver.came == [None]
+    claims.let_go()
+    nothing_left(device)
+
+
+def test_who_considers_too_much_is_answered_and_nothing_is_kept(served):
+    device, driver = served
+    model = chain(1)
+    several = [considered_by(device, model, Hints()) for _ in range(3)]
+    assert usage(device)["considered"] == 2 and [c.verdicts[0].ok for c in several] == [True] * 3
+    for claims in several:
+        prepared_by(device, model, claims.hints(Hints())).close()
+    assert [came is not None for came in driver.came] == [True, True, False]
+    for claims in several:
+        claims.let_go()
+    nothing_left(device)
+    again = considered_by(device, model, Hints())
+    assert again.hints(Hints()).worked_out is not None
+    again.let_go()
+    nothing_left(device)
+
+
+def test_operations_that_are_no_part_are_refused(served):
+    device, _ = served
+    session, number = device.session, device.session.number()
+    claims = considered_by(device, chain(3), Hints())
+    kept = claims.hints(Hints()).worked_out.given.number
+    for places in ((1, 0), (1, 1), (3,), (0, 2**32 - 1)):
+        with pytest.raises(InvalidArgument, match="operations of a part must be in order, each once, and below 3"):
+            session.call(wire.PrepareConsidered(session.number(), kept, places), wire.Acknowledged)
+    with pytest.raises(InvalidArgument, match=f"considered model {number} is not held by this connection"):
+        session.call(wire.PrepareConsidered(session.number(), number), wire.Acknowledged)
+
+
+def test_what_is_kept_goes_with_the_client():
+    driver, Made.made, Made.gone = Considering(), 0, 0
+    with served_here(driver) as device:
+        kept = considered_by(device, chain(1), Hints())
+        assert (Made.made, Made.gone) == (1, 0)
+    assert kept.verdicts
+    wait_until(lambda: (Made.made, Made.gone) == (1, 1), "it was let go of")
+
+
+@pytest.mark.parametrize("fallback", ["forbid", "allow"])
+def test_a_compilation_leaves_nothing_however_it_ends(served, monkeypatch, fallback):
+    device, driver = served
+    nnhal.compile(chain(3), devices=device, fallback=fallback).close()
+    assert driver.came == [["Made", [0, 1, 2], True, True]]
+    nothing_left(device)
+    monkeypatch.setattr(Considering, "prepare", lambda self, model, hints: 1 / 0)
+    kept = None
+    try:
+        nnhal.compile(chain(3), devices=device, fallback=fallback)
+    except NnhalError as error:
+        kept = error
+    assert (kept is None) == (fallback == "allow") and Made.made == 2
+    nothing_left(device)
+
+
+def test_in_process_and_isolated_an_option_is_a_verdict_and_a_group_stands_alike(named, monkeypatch):
+    for_nothing(monkeypatch)
+    for isolation in ("none", "process"):
+        off = {named: {"off": True}}
+        compiled = nnhal.compile(
+            chain(2), devices=[named, "reference"], isolation=isolation, driver_options=off, fallback="allow"
+        )
+        assert {c.others.get(named) for c in compiled.placement} == {"is switched off"}
+        fused = {named: {"fused": [1, 2]}}
+        compiled = nnhal.compile(chain(4), devices=[named, "reference"], isolation=isolation, driver_options=fused)
+        assert [c.device.split(" ")[0] for c in compiled.placement] == ["reference", named, named, "reference"]
+        assert compiled.placement.choices[1].reason == (f"one of 2 that {named} runs as one, at 0.01 of the CPU's time")
+        assert compiled(X).tolist() == [0, 0, 2, 3]
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_a_driver_that_fuses_gets_what_it_fuses_and_nothing_of_it_alone(monkeypatch, isolation):
+    monkeypatch.setattr(discovery, "_registered", {})
+    nnhal.load_driver(DRIVER.with_name("fusing.py"))
+    b = Builder()
+    x = b.input((1, 64, 64, 8))
+    y = x
+    for at in range(3):
+        weights = np.random.default_rng(at).standard_normal((8, 3, 3, 8), np.float32)
+        y = b.conv_2d(y, weights, np.zeros(8, np.float32), padding="same", stride=1)
+        y = b.relu(y) if at else b.tanh(y)
+    model = b.finish([x], [b.relu(y)])
+    given = np.random.default_rng(9).standard_normal((1, 64, 64, 8), np.float32)
+    with nnhal.compile(model, devices=["fusing", "reference"], isolation=isolation) as compiled:
+        where = [c.device.split(" ")[0] for c in compiled.placement]
+        assert where == ["fusing", "reference", *["fusing"] * 4, "reference"]
+        assert [c.together for c in compiled.placement] == [(), (), (2, 3), (2, 3), (4, 5), (4, 5), ()]
+        assert compiled.placement.choices[3].reason == "one of 2 that fusing runs as one, at 0.05 of the CPU's time"
+        assert np.array_equal(compiled(given), nnhal.compile(model, devices="reference")(given))
+
+
+def test_options_that_do_not_travel_are_the_applications_error(named):
+    with pytest.raises(InvalidArgument, match="must be what JSON can hold"):
+        nnhal.compile(
+            chain(1), devices=named, isolation="process", driver_options={named: {"x": object()}}, fallback="allow"
+        )
+
+
+def test_a_driver_that_dies_meanwhile_begins_anew_in_its_next_process():
+    device = Resilient("considering", lambda: start(str(DRIVER)))
+    try:
+        model = chain(2)
+        claims = considered_by(device, model, Hints())
+        with pytest.raises(DeadObject):
+            considered_by(device, model, Hints(options={"die": True}))
+        prepared = prepared_by(device, model, claims.hints(Hints()))
+        assert told(device) == {"made": 0, "gone": 0, "came": [None]}
+        assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
+        claims.let_go()
+        again = considered_by(device, model, Hints(options={"die later": True}))
+        with pytest.raises(DeadObject):
+            prepared_by(device, model, again.hints(Hints(options={"die later": True})))
+    finally:
+        device.close()
+
+
+def test_a_model_that_is_prepared_again_after_a_death_remembers_nothing_of_the_compilation():
+    device = Resilient("considering", lambda: start(str(DRIVER)))
+    try:
+        claims: Claims = considered_by(device, chain(1), Hints())
+        prepared = prepared_by(device, chain(1), claims.hints(Hints()))
+        claims.let_go()
+        with contextlib.suppress(DeadObject):
+            considered_by(device, chain(1), Hints(options={"die": True}))
+        assert requests.run(prepared, [X]).results[0].tolist() == [0, 0, 2, 3]
+        assert told(device)["came"] == [None] and prepared._hints.worked_out is None
+    finally:
+        device.close()
+
+
+def test_a_model_that_there_is_no_memory_for_is_considered_and_not_kept(monkeypatch):
+    driver, Made.made, Made.gone = Considering(), 0, 0
+    with served_here(driver) as device:
+        from nnhal.ipc.service.quota import Share
+
+        take = Share.take
+
+        def refusing(self, **units):
+            if "considered" in units:
+                raise ResourceExhausted("memory: none")
+            return take(self, **units)
+
+        monkeypatch.setattr(Share, "take", refusing)
+        claims = considered_by(device, chain(1), Hints())
+        assert claims.verdicts[0].ok and claims.hints(Hints()).worked_out is None
+        gc.collect()
+        wait_until(lambda: Made.made == Made.gone == 1, "it was let go of")
