@@ -4,6 +4,8 @@ import ctypes
 import itertools
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -689,6 +691,15 @@ def test_a_single_check_runs_whatever_others_say_and_is_repeated_by_its_command(
 def test_a_check_that_there_is_none_of_is_refused_with_what_may_be_meant() -> None:
     with pytest.raises(InvalidArgument, match="stale-output"):
         Validation(only=("stale-outputs/ADD",))
+
+
+@pytest.mark.parametrize(("asked", "said"), [("growth/NOSUCH", "there is"), ("growth/MUL", "growth/MUL: not this")])
+def test_asking_for_what_is_not_checked_is_no_success(asked: str, said: str, tmp_path: Path) -> None:
+    driver = tmp_path / "crashing.py"
+    driver.write_text(CRASHING)
+    program = [sys.executable, "-m", "nnhal.cli.main", "validate", str(driver), "--draws", "1", "--only", asked]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"nothing was checked by {asked}" in done.stderr and said in done.stderr
 
 
 def test_the_documentation_lists_each_check_with_its_promise() -> None:
