@@ -77,8 +77,8 @@ def test_a_drivers_own_exception_fails_a_vector_whatever_it_must_do(must_fail):
 
 def test_an_error_fails_a_vector_that_must_run_and_passes_one_that_must_fail():
     device = Raising(OperationFailed("no"))
-    assert verdict(run_vector(vector(), device)) == ("failed", "OperationFailed: no")
-    assert verdict(run_vector(vector(expect_failure=True), device)) == ("passed", "fails as it must: no")
+    assert verdict(run_vector(vector(), device)) == ("failed", "OperationFailed: driver: no")
+    assert verdict(run_vector(vector(expect_failure=True), device)) == ("passed", "fails as it must: driver: no")
 
 
 @pytest.mark.parametrize(
