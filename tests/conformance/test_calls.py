@@ -8,7 +8,7 @@ import pytest
 from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import DriverFailed
 from nnhal.base.operands import Value
-from nnhal.conformance.differential import arrays_of, compare_device, judge, kernel_outputs, model_of, one
+from nnhal.conformance.differential import arrays_of, compare_device, judge, kernel_outputs, model_of, one, tensors_of
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.hal.device import Hints, Verdict, prepared_by
 from nnhal.hal.wrappers import Wrapper
@@ -61,6 +61,18 @@ def test_a_model_has_the_operands_of_its_call(name, open):
             given = [asked.inputs[place].array for place in asked.given]
             assert all(x is y for x, y in zip(arrays_of(asked), given, strict=True))
     assert channels or name != "CONV_2D"
+
+
+def test_dimensions_that_are_not_known_are_0_in_the_model():
+    made = added([1, 2], [3, 4])
+    asked = replace(made, outputs=(replace(made.outputs[0], shape=(None,)),))
+    model = model_of(asked)
+    assert model.main.operands[model.main.outputs[0]].dimensions == (0,)
+
+
+def test_kernels_take_subnormal_numbers_as_they_are_unless_asked_otherwise():
+    made = added([1e-40], [1])
+    assert tensors_of(made)[0] > 0 == tensors_of(made, flush=True)[0]
 
 
 # --------------------------------------------------------------------------------------------------------------- limits
