@@ -10,7 +10,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, MissedDeadline
+from nnhal.base.errors import Cancelled, Closed, ContractBroken, InvalidRequest, LoopTimeout, MissedDeadline
 from nnhal.hal import request as requests
 from nnhal.hal.memory_use import MOST, MemoryUse, together
 from nnhal.hal.request import CHECK, GUARD, UNLIMITED, Argument, Control, Request, Signature, Timing, plausible, summed
@@ -237,6 +237,22 @@ def test_a_result_is_a_plain_array_whatever_was_given():
     assert type(result) is np.ndarray and result == 3 and result.shape == ()
 
 
+def test_a_new_result_lies_row_by_row_however_the_value_lies():
+    picture = Signature([], [Argument("output 0", F32, (2, 3))])
+    value = np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+    (result,) = executed(lambda r: r.write(0, value), made(signature=picture)).results
+    assert result.flags.c_contiguous and (result == value).all()
+
+
+@pytest.mark.parametrize("rooms", [False, True])
+def test_an_output_is_not_given_for_the_first_time_after_the_end(rooms):
+    request = made(room() if rooms else None)
+    request.abandon()
+    with pytest.raises(Closed, match="output 0 is written after the execution ended, must be before"):
+        request.write(0, X)
+    assert request.shapes == [None, None]
+
+
 @pytest.mark.parametrize(
     ("driver", "says"),
     [
@@ -384,6 +400,10 @@ def test_an_end_that_was_left_is_seen(left):
         executed(driver)
 
 
+def test_elements_that_are_no_floats_never_seem_to_be_left() -> None:
+    assert made().left_out(np.zeros(4, np.int32)) is False and made().left_out(np.zeros(4, np.float32)) is False
+
+
 def test_memory_is_taken_once_and_what_was_written_besides_counts():
     def driver(request: Request) -> None:
         assert request.outputs[0] is request.outputs[0] is request.outputs[-2]
@@ -471,6 +491,22 @@ def test_the_callers_mistake_leaves_the_output_unwritten():
     with pytest.raises(InvalidRequest, match=r"output 0: its room has gaps and shape \[8\], the output \[4\]"):
         executed(lambda r: r.write(0, X), made([gaps, None]))
     assert not gaps.any()
+
+
+def test_what_was_measured_comes_back_and_an_error_of_nnhals_as_it_was_raised():
+    def measured(r: Request, _: Control) -> Timing:
+        WAYS["write"](r)
+        return Timing(1, 2)
+
+    assert made().execute(measured, UNLIMITED) == Timing(1, 2)
+    error = LoopTimeout("loop")
+
+    def late(_: Request) -> None:
+        raise error
+
+    with pytest.raises(LoopTimeout) as caught:
+        executed(late)
+    assert caught.value is error and error.__cause__ is None
 
 
 # -------------------------------------------------------------------------------------------- under NNHAL_CHECK
