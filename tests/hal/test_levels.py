@@ -64,7 +64,7 @@ def test_only_tensors_have_dimensions():
 
 def test_what_is_there_at_each_execution_has_no_unspecified_dimensions():
     operands = [Operand(F32, (2, 3)), Operand(F32, (), lifetime=Lifetime.NO_VALUE), Operand(Type.INT32)]
-    assert not any(u.has_unspecified_dimensions(each) for each in operands)
+    assert [u.has_unspecified_dimensions(each) for each in operands] == [False, False, False]
     assert u.has_unspecified_dimensions(Operand(1 << 16)) and not u.has_unspecified_dimensions(Operand(1 << 16, (2,)))
 
 
@@ -102,7 +102,8 @@ def converted(capabilities: Capabilities, level: Level) -> tuple[object, list[st
 def test_what_a_level_holds_is_converted_without_a_word():
     assert converted(stated(), V1_0) == (u.OldCapabilities(FAST, QUICK), [])
     assert converted(stated(relaxed_tensor=QUICK), V1_1) == (u.OldCapabilities(FAST, QUICK, QUICK), [])
-    assert converted(stated(), V1_2) == (stated(), [])
+    since = u.update(stated(), F16, FAST)  # since 1.2
+    assert converted(stated(), V1_2) == (stated(), []) and converted(since, V1_2) == (since, [])
     whole = stated(if_performance=QUICK)
     assert converted(whole, V1_3) == (whole, [])
 
