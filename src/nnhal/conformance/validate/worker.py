@@ -54,9 +54,7 @@ def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     if check.inside and trial.isolated:
         return "skipped", "needs the driver in this process", ""
     verdict, reason, place = _looked(check, trial)
-    for known in (f"{trial.where}: ", "driver: "):  # there is but one
-        reason = reason.replace(known, "")
-    return verdict, reason, place
+    return verdict, reason.replace(f"{trial.where}: ", ""), place  # there is but one
 
 
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
