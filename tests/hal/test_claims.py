@@ -368,6 +368,27 @@ def test_groups_and_what_was_worked_out_of_a_model_that_was_laid_out_are_about_t
     assert np.array_equal(compiled(x), nnhal.compile(model, devices="reference")(x))
 
 
+@pytest.mark.parametrize(("least", "left"), [(0, False), (3, False), (1, True)])
+def test_a_group_has_nothing_that_needs_a_transpose_which_the_device_refuses(least, left):
+    """Of three pools in a chain the first and the last need one."""
+
+    def say(model: Model) -> Considered:
+        kinds = [o.type for o in model.main.operations]
+        pooled = [n for n, kind in enumerate(kinds) if kind == OperationType.MAX_POOL_2D]
+        groups = [group(*pooled, at_least=least)] if least <= len(pooled) else []
+        return Considered([Verdict(kind == OperationType.MAX_POOL_2D, "no transposes") for kind in kinds], groups)
+
+    model = pools(3)
+    found = considered_by(Nchw(say), model, Hints())
+    why = "its layout needs a TRANSPOSE, which the device refuses: no transposes"
+    assert [(v.ok, v.reason == why) for v in found.verdicts] == [(False, True), (True, False), (False, True)]
+    assert [g.operations for g in found.groups] == ([(1,)] if left else [])
+    with pytest.raises(nnhal.UnsupportedModel, match=why):
+        nnhal.compile(model, devices=Nchw(say), fallback="forbid")
+    compiled = nnhal.compile(model, devices=Nchw(say), fallback="allow")
+    assert {c.device for c in compiled.placement} == {"reference"} and not compiled.placement.events
+
+
 def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):
     for_nothing(monkeypatch)
     device = Nchw(lambda m: yes(m, worked_out=Made()))

@@ -37,14 +37,16 @@ class Claims:
     def of_original(self, laid: LaidOut, count: int) -> "Claims":
         """Claims about a model that was laid out, as those about the original, of so many operations.
 
-        An inserted TRANSPOSE counts for those that it serves. What was worked out is for the whole model only: a part of it
-        is laid out by itself.
+        An inserted TRANSPOSE counts for those that it serves: where it is refused, no group has them either. What was worked
+        out is for the whole model only: a part of it is laid out by itself.
         """
-        groups = []
+        refused, groups = self.refused(), []
+        lost = {n for place, served in laid.served().items() if place in refused for n in served}
         for group in self.groups:
             places = sorted({laid.serves[n] for n in group.operations if n not in laid.inserted})
-            if places:
-                groups.append(replace(group, operations=tuple(places), at_least=min(group.at_least, len(places))))
+            least, kept = min(group.at_least, len(places)), tuple(n for n in places if n not in lost)
+            if kept and len(kept) >= (least or len(places)):
+                groups.append(replace(group, operations=kept, at_least=least))
         found = Claims(self.model, _of_original(laid, self.verdicts, count), groups)
         found._kept, found._laid = self._kept, True
         return found
