@@ -389,6 +389,26 @@ def test_a_group_has_nothing_that_needs_a_transpose_which_the_device_refuses(lea
     assert {c.device for c in compiled.placement} == {"reference"} and not compiled.placement.events
 
 
+def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_original():
+    """What it makes of a constant is read as it is, and transposed: the device has a group for each."""
+
+    def say(model: Model) -> Considered:
+        kinds = [o.type for o in model.main.operations]
+        negs, adds = ([n for n, k in enumerate(kinds) if k == kind] for kind in (OperationType.NEG, OperationType.ADD))
+        groups = [group(*pair, at_least=0) for pair in zip(negs, adds, strict=True)]
+        return Considered([Verdict(n not in {*negs, *adds}, "in a group only") for n in range(len(kinds))], groups)
+
+    b = nnhal.Builder()
+    x = b.input((1, 4, 4, 3))
+    k = b.neg(np.arange(48, dtype=np.float32).reshape(1, 4, 4, 3))
+    y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1)
+    y = b.max_pool_2d(b.add(y, k), padding="same", filter_size=2, stride=1)
+    model = b.finish([x], [y, b.add(x, k)])
+    assert [g.operations for g in considered_by(Nchw(say), model, Hints()).groups] == [(0, 2, 4)]
+    compiled = nnhal.compile(model, devices=Nchw(say), fallback="forbid")
+    assert {c.device for c in compiled.placement} == {"saying"}
+
+
 def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):
     for_nothing(monkeypatch)
     device = Nchw(lambda m: yes(m, worked_out=Made()))
