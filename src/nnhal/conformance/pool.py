@@ -32,7 +32,7 @@ LOADING = 60.0  # seconds at least that a driver may take to load
 _WORKER = "from {} import main; main()"  # by -m, its classes would be those of __main__
 BARREN = 3  # processes in a row that end before a vector has begun: the driver does not come back
 ENDING = 2.0  # seconds for a process with nothing more to do
-TELLING = 1.0  # seconds for one that hangs to say where
+TELLING = 2.0  # seconds for one that hangs to say where
 
 
 @dataclass(frozen=True)
@@ -164,11 +164,11 @@ class _WorkProcess:
         for pid in children_of(self.process.pid) or [self.process.pid]:
             with contextlib.suppress(OSError):
                 os.kill(pid, TELL)
-        end = time.monotonic() + TELLING
+        end, words = time.monotonic() + TELLING, ""
         while time.monotonic() < end:
             time.sleep(0.1)
-            words = self.process.output.last_words()
-            if words.count(DUMPED) > said and words == self.process.output.last_words():
+            before, words = words, self.process.output.last_words()
+            if words.count(DUMPED) > said and words == before:  # all of it has come
                 return dumped(words)
         return ""
 
