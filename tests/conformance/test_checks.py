@@ -1,5 +1,6 @@
 """How far each check looks: at which of its executions a fault is seen, what it does not ask, and what it lets pass."""
 
+import itertools
 import os
 from collections import Counter
 from copy import copy
@@ -401,3 +402,46 @@ def test_hints_and_options_are_asked_for_as_they_are_told() -> None:
     seen.clear()
     assert looked(device(prepare=prepare), "options", QUANTIZE)[0] == "passed"
     assert [dict(h.options) for h in seen if h.options] == [{"an option of no driver": value} for value in (1, "text")]
+
+
+def test_an_intermediate_is_read_by_two_like_operations_in_place_of_what_is_given() -> None:
+    seen: list[Any] = []
+
+    def supports(self: Any, model: Any) -> Any:
+        if len(model.main.operations) > 1:
+            seen.append(model)
+        return [Verdict(len(model.main.operations) == 1, "one at a time") for _ in model.main.operations]
+
+    verdict, reason, _ = looked(device(supports=supports), "intermediates", QUANTIZE)
+    assert (verdict, seen) == ("skipped", [])  # what it gives cannot be what it is given
+    verdict, reason, _ = looked(device(supports=supports, judge=None), "intermediates", ADD)
+    assert (verdict, reason) == (
+        "skipped",
+        "no model of three such operations, of which two read what the first gives, is taken",
+    )
+    assert seen
+    for model in seen:
+        first, *both = model.main.operations
+        (made,) = first.outputs
+        assert len(both) == 2 and {each.type for each in both} == {first.type}
+        (place,) = [p for p, (x, y) in enumerate(zip(first.inputs, both[0].inputs, strict=True)) if x != y]
+        assert both[0].inputs == both[1].inputs == (*first.inputs[:place], made, *first.inputs[place + 1 :])
+        assert first.inputs[place] in model.main.inputs
+        assert model.main.outputs == (both[0].outputs[0], both[1].outputs[0])
+        like = [model.main.operands[each] for each in (first.inputs[place], made, *model.main.outputs)]
+        assert len({(o.type, o.dimensions, o.scale, o.zero_point) for o in like}) == 1
+
+
+def test_other_values_in_the_same_memory_are_other_values() -> None:
+    given: list[Any] = []
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        given.append((self, [(x.ctypes.data, x.tobytes()) for x in request.given]))
+        self.give(request, self.result(request))
+
+    assert looked(running(run), "same-memory", ADD)[0] == "passed"
+    alike = [(one[1], other[1]) for one, other in itertools.pairwise(given) if one[0] is other[0]]
+    assert alike
+    for one, other in alike:
+        assert [place for place, _ in one] == [place for place, _ in other]
+        assert all(x != y for (_, x), (_, y) in zip(one, other, strict=True))

@@ -233,3 +233,26 @@ def test_an_operation_has_one_more_operand_of_the_model():
             assert (fresh.lifetime, fresh.type, fresh.dimensions) == (lifetime, last.type, last.dimensions)
             roles = main.inputs, main.outputs
             assert roles == (((X, 5), (Y,)) if lifetime == INPUT else ((X,), (Y, 5)))
+
+
+def test_an_operation_moves_before_its_source_and_the_others_stay_in_order():
+    b = Builder()
+    x = b.input((2,))
+    main = b.finish([x], [b.neg(b.abs(b.floor(x)))]).main
+    one, two, three = main.operations
+    found = [(detail, each.operations) for _, detail, each in MUTATIONS["execution order"](main)]
+    assert found == [("#1 before #0", (two, one, three)), ("#2 before #1", (one, three, two))]
+
+
+def test_an_operand_without_a_value_has_no_scale_zero_point_or_type_to_be_wrong_and_those_behind_it_have():
+    omitted = replace(MAIN.operands[0], lifetime=Lifetime.NO_VALUE)
+    main = replace(MAIN, operands=(omitted, *MAIN.operands[1:]))
+    for kind in ("operand scale", "operand zero point", "operand type of an operation"):
+        details = [detail for _, detail, _ in MUTATIONS[kind](main)]
+        assert {detail.split()[0] for detail in details} == {f"%{i}" for i in range(1, 5)}, kind
+
+
+def test_an_operand_that_nobody_uses_has_no_type_to_be_wrong():
+    main = replace(MAIN, operands=(*MAIN.operands, MAIN.operands[SUM], MAIN.operands[Y]), outputs=(Y,))
+    details = [detail for _, detail, _ in MUTATIONS["operand type of an operation"](main)]
+    assert {detail.split()[0] for detail in details} == {f"%{i}" for i in range(5)}
