@@ -150,6 +150,7 @@ def test_nothing_can_be_written_to_the_pool_that_a_builder_made() -> None:
 
 
 GOOD: tuple[Where, Where] = ((0, 0, 16, ()), (0, 16, 16, ()))
+ROOM_APART: tuple[Where, Where] = ((0, 48, 16, ()), (0, 64, 16, ()))
 ROOM: tuple[Where, Where] = ((0, 32, 16, ()), (0, 48, 16, ()))
 REFUSED: dict[str, tuple[list[Any], list[Any], str]] = {
     "too few inputs": ([GOOD[0]], [*ROOM], "request has 1 inputs, must have 2"),
@@ -231,6 +232,23 @@ def test_inputs_at_odd_addresses_reach_the_driver_aligned_and_anew_each_time() -
         request = bound.request()
         assert all(x is not None and x.flags.aligned for x in request.inputs)
         assert request.inputs[0] is not None and request.inputs[0].tolist() == [n] * 4
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 16), (1, 20), (0, 17)])
+def test_inputs_are_copied_where_they_lie_at_odd_addresses_and_there_alone(first: int, second: int) -> None:
+    bound = bind_request(KNOWN, [(0, first, 16, ()), (0, second, 16, ())], [*ROOM_APART], [Memory.allocate(96)])
+    odd = [first % 4 != 0, second % 4 != 0]
+    assert bound.unaligned == any(odd)
+    for given_ in (bound.given(), bound.request().given):
+        for array, lies, is_odd in zip(given_, bound.inputs, odd, strict=True):
+            assert array is not None and lies is not None and array.flags.aligned
+            assert np.shares_memory(array, lies) == (not is_odd)
+
+
+def test_an_input_without_a_value_is_none_beside_odd_ones_too() -> None:
+    for offset in (0, 1):
+        bound = bind_request(KNOWN, [(0, offset, 16, ()), None], [*ROOM_APART], [Memory.allocate(96)])
+        assert bound.unaligned == bool(offset) and bound.request().given[1] is None
 
 
 def test_what_is_told_of_outputs_is_what_the_driver_wrote() -> None:

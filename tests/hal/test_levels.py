@@ -1,0 +1,322 @@
+"""What drivers of old levels get: models, verdicts and capabilities in the form of their level; reasons for the rest."""
+
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import Lifetime
+from nnhal.base.codes import OperandType as Type
+from nnhal.base.codes import OperationType as Op
+from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest, OperationFailed
+from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
+from nnhal.hal import utilities as u
+from nnhal.hal.device import Capabilities, Performance, Verdict
+from nnhal.hal.lowering import ask_about, lowered, refusals, stated_at, with_neighbours
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import Model, Operand
+from nnhal.model.validate import validate
+from tests.requests import request_of
+
+F32, F16, Q8 = Type.TENSOR_FLOAT32, Type.TENSOR_FLOAT16, Type.TENSOR_QUANT8_ASYMM
+FAST, QUICK, NEVER = Performance(0.5, 0.25), Performance(0.125, 0.75), Performance(math.inf, math.inf)
+YES = Verdict(True)
+
+
+def chain(*operations: str, relaxed: bool = False) -> Model:
+    """One operation after the other, each of one input."""
+    b = nnhal.Builder("chain")
+    x = y = b.input((2, 3))
+    for name in operations:
+        y = getattr(b, name)(y)
+    return b.finish([x], [y], relaxed=relaxed)
+
+
+def open_chain(dims: Sequence[tuple[int, ...]], ends: Sequence[int]) -> Model:
+    """RESHAPE to a shape that the request gives, then RELU6 after RELU6, of these dimensions. ends: the outputs."""
+    b = ModelBuilder()
+    x, shape = b.operand(F32, (2, 3)), b.operand(Type.TENSOR_INT32, (2,))
+    given = [b.operand(F32, d) for d in dims]
+    b.operation(Op.RESHAPE, [x, shape], [given[0]])
+    for one, other in pairwise(given):
+        b.operation(Op.RELU6, [one], [other])
+    return b.finish([x, shape], [given[n] for n in ends])
+
+
+# --------------------------------------------------------------------------------------------------- utilities
+
+
+def test_a_size_may_have_32_bits():
+    assert u.size_of_data(Q8, (2**32 - 1,)) == 2**32 - 1
+    with pytest.raises(InvalidArgument, match=r"has 4294967296 bytes, must be less than 2\*\*32"):
+        u.size_of_data(Q8, (65536, 65536))
+
+
+def test_only_tensors_have_dimensions():
+    assert [u.is_scalar(t) for t in (Type.FLOAT32, Type.BOOL, F32)] == [True, True, False]
+    assert [u.is_tensor(t) for t in (Type.FLOAT32, Type.BOOL, F32)] == [False, False, True]
+
+
+def test_what_is_there_at_each_execution_has_no_unspecified_dimensions():
+    operands = [Operand(F32, (2, 3)), Operand(F32, (), lifetime=Lifetime.NO_VALUE), Operand(Type.INT32)]
+    assert [u.has_unspecified_dimensions(each) for each in operands] == [False, False, False]
+    assert u.has_unspecified_dimensions(Operand(1 << 16)) and not u.has_unspecified_dimensions(Operand(1 << 16, (2,)))
+
+
+def test_a_table_starts_with_every_type_that_carries_data():
+    assert u.non_extension_performance(FAST) == {t: FAST for t in Type if t != Type.SUBGRAPH}
+
+
+def test_what_is_not_stated_is_infinitely_slow_and_power_hungry():
+    assert u.lookup(Capabilities(), Type.INT32) == NEVER
+
+
+@pytest.mark.parametrize("relaxed", [None, QUICK])
+def test_old_capabilities_stand_for_the_types_that_their_level_has(relaxed):
+    found = u.upgrade(u.OldCapabilities(FAST, QUICK, relaxed))
+    floats = {Type.FLOAT32, F32, Type.INT32, Type.UINT32, Type.TENSOR_INT32}
+    assert found.operands == dict.fromkeys(floats, FAST) | {Q8: QUICK}
+    assert found.relaxed_scalar == found.relaxed_tensor == (relaxed or FAST)
+    assert found.if_performance == found.while_performance == NEVER
+
+
+def stated(**changed: Performance) -> Capabilities:
+    """What every level can hold, but for what is changed: `Capabilities`' fields."""
+    table = dict.fromkeys((Type.FLOAT32, F32), FAST) | {Q8: QUICK}
+    return Capabilities(table, **{"relaxed_scalar": FAST, "relaxed_tensor": FAST, **changed})
+
+
+def converted(capabilities: Capabilities, level: Level) -> tuple[object, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = u.convert_capabilities(capabilities, level)
+    assert all(w.category is u.LossWarning for w in caught)
+    return found, [str(w.message) for w in caught]
+
+
+def test_what_a_level_holds_is_converted_without_a_word():
+    assert converted(stated(), V1_0) == (u.OldCapabilities(FAST, QUICK), [])
+    assert converted(stated(relaxed_tensor=QUICK), V1_1) == (u.OldCapabilities(FAST, QUICK, QUICK), [])
+    since = u.update(stated(), F16, FAST)  # since 1.2
+    assert converted(stated(), V1_2) == (stated(), []) and converted(since, V1_2) == (since, [])
+    whole = stated(if_performance=QUICK)
+    assert converted(whole, V1_3) == (whole, [])
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "level", "lost", "left"),
+    [
+        (
+            stated(relaxed_tensor=QUICK),
+            V1_0,
+            "performance of relaxed float32 is lost at level 1.0",
+            u.OldCapabilities(FAST, QUICK),
+        ),
+        (stated(if_performance=QUICK), V1_2, "performance of IF and WHILE is lost at level 1.2", stated()),
+        (stated(while_performance=QUICK), V1_2, "performance of IF and WHILE is lost at level 1.2", stated()),
+        (
+            u.update(stated(), Type.TENSOR_QUANT8_ASYMM_SIGNED, FAST),
+            V1_2,
+            "performance of operand types since 1.3 is lost at level 1.2",
+            stated(),
+        ),
+        (
+            u.update(stated(), 1 << 16, FAST),
+            V1_2,
+            "performance of operand types since 1.3 is lost at level 1.2",
+            stated(),
+        ),
+        (
+            u.update(stated(), F16, Performance(7.0, 7.0)),
+            V1_1,
+            "performance of other operand types than float32 and quant8 is lost at level 1.1",
+            u.OldCapabilities(FAST, QUICK, FAST),
+        ),
+    ],
+)
+def test_what_is_lost_at_a_level_is_warned_of_by_name_and_the_rest_is_kept(capabilities, level, lost, left):
+    assert converted(capabilities, level) == (left, [lost])
+
+
+def test_each_conversion_warns_once():
+    with pytest.warns(u.LossWarning) as caught:
+        u.convert_to(chain("relu", relaxed=True), V1_0)
+        u.convert_capabilities(stated(relaxed_tensor=QUICK), V1_0)
+    assert len(caught) == 2
+
+
+def test_capabilities_at_a_level_are_told_without_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert stated_at(stated(relaxed_tensor=QUICK), V1_0) == u.upgrade(u.OldCapabilities(FAST, QUICK))
+        assert stated_at(stated(if_performance=QUICK), V1_2) == stated()
+
+
+def test_a_model_at_its_own_level_is_converted_and_one_below_it_is_not():
+    model = chain("abs")
+    assert u.convert_to(model, V1_2).main == model.main and u.compliant_with(model, V1_2)
+    with pytest.raises(InvalidModel, match=r"model needs level 1.2, must be at most 1.1: ABS #0: ABS exists since 1.2"):
+        u.convert_to(model, V1_1)
+    assert not u.compliant_with(model, V1_1) and u.compliant_with(model, V1_3)
+
+
+def test_relaxed_precision_exists_since_1_1():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert u.convert_to(chain("relu", relaxed=True), V1_1).relaxed
+        assert not u.convert_to(chain("relu"), V1_0).relaxed
+
+
+def test_requests_that_fit_their_model_are_passed_with_room_in_bytes_too():
+    model, x = chain("relu"), np.zeros((2, 3), np.float32)
+    for rooms in (None, [None], [x], [np.zeros(100, np.uint8)]):
+        for given in (x, None):
+            u.validate_request(request_of(model, [given], rooms))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rooms", "message"),
+    [
+        ([np.zeros(24, np.uint8)], None, "input 0 is uint8, must be float32"),
+        ([None], [np.zeros((3, 3), np.float32)], r"output 0 has shape \[3, 3\], must be \[2, 3\]"),
+        ([None, None], None, "request has 2 inputs, must have 1"),
+        ([None], [], "request has 0 outputs, must have 1"),
+    ],
+)
+def test_requests_that_do_not_fit_their_model_are_refused(inputs, rooms, message):
+    with pytest.raises(InvalidRequest, match=message):
+        u.validate_request(request_of(chain("relu"), inputs, rooms))
+
+
+def test_any_shape_fits_where_none_is_known():
+    b = ModelBuilder()
+    x, y = b.operand(F32), b.operand(F32)
+    b.operation(Op.RELU, [x], [y])
+    u.validate_request(request_of(b.finish([x], [y]), [np.zeros((7, 1), np.float32)]))
+
+
+def test_checks_of_a_model_and_of_capabilities_give_what_they_looked_at():
+    model = chain("abs")
+    assert u.validate_model(model) is validate(model) and u.validate_model(model).level == V1_2
+    u.validate_capabilities(Capabilities.uniform(math.inf, 1e-9))
+
+
+@pytest.mark.parametrize("given", ["nonsense", "", 100, -1, 1.0, None, "2"])
+def test_a_preference_that_there_is_not_is_refused_with_those_there_are(given):
+    says = "must be one of low_power, fast_single_answer, sustained_speed"
+    with pytest.raises(InvalidArgument, match=says):
+        u.validate_preference(given)
+
+
+def test_members_are_named_in_either_case_or_by_number():
+    found = [u.validate_preference(p) for p in ("LOW_POWER", "low_power", 0, nnhal.Preference.LOW_POWER)]
+    assert found == [nnhal.Preference.LOW_POWER] * 4 and u.validate_priority("high") is nnhal.Priority.HIGH
+
+
+# ---------------------------------------------------------------------------------------------------- refusals
+
+
+def test_each_operation_above_the_level_is_refused_and_those_beside_it_are_not():
+    model = chain("relu", "abs", "relu6")
+    assert refusals(model, V1_1) == ["", "needs level 1.2: ABS exists since 1.2; the device is at 1.1", ""]
+    assert refusals(model, V1_2) == refusals(model, V1_3) == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    ("dims", "ends", "level", "refused"),
+    [
+        ([(2, 3), (2, 3)], [1], V1_1, [0, 0]),
+        ([(0, 0), (2, 3)], [1], V1_1, [0, 0]),  # unknown inside only
+        ([(0, 0), (2, 3)], [1, 0], V1_1, [1, 1]),  # an output too
+        ([(0, 0), (0, 0), (2, 3)], [2], V1_1, [0, 0, 0]),
+        ([(0, 0), (0, 0), (2, 3)], [1, 2], V1_1, [1, 1, 1]),
+        ([(0, 0), (2, 3), (2, 3)], [0, 2], V1_1, [1, 1, 0]),
+        ([(0, 0), (0, 0)], [1], V1_2, [0, 0]),
+    ],
+)
+def test_below_1_2_what_is_unknown_may_be_inside_alone(dims, ends, level, refused):
+    reasons = refusals(open_chain(dims, ends), level)
+    assert [int(bool(why)) for why in reasons] == refused
+    assert all("inputs and outputs at level 1.1 must be fully specified" in why for why in reasons if why)
+
+
+def test_what_is_refused_takes_along_who_shares_an_unknown_shape_and_no_others():
+    model = open_chain([(0, 0), (0, 0), (2, 3), (2, 3)], [3])
+    unknown = "operand %2 has shape [?, ?]; inputs and outputs at level 1.0 must be fully specified"
+    further = unknown.replace("%2", "%3")
+    assert with_neighbours(model, [""] * 4, V1_0) == [""] * 4
+    assert with_neighbours(model, ["no", "", "", ""], V1_0) == ["no", unknown, further, ""]
+    assert with_neighbours(model, ["", "", "", "no"], V1_0) == ["", "", "", "no"]
+    assert with_neighbours(model, ["no", "", "", ""], V1_2) == ["no", "", "", ""]
+
+
+def test_a_state_that_may_be_left_out_is_no_unknown_input():
+    """The cell-to-gate weights of an LSTM, given as an input of [0]: the request says that there are none."""
+    b = ModelBuilder()
+    x, y = b.operand(F32, (2, 3)), b.operand(F32, (2, 3))
+    absent = b.operand(F32, (0,))
+    b.operation(Op.RELU, [x], [y])
+    assert refusals(b.finish([x, absent], [y]), V1_0) == [""]
+
+
+def test_a_part_of_which_a_level_has_nothing_is_not_asked_about():
+    assert (
+        ask_about(chain("abs", "abs"), V1_1, lambda part: pytest.fail("asked"))
+        == [Verdict(False, "needs level 1.2: ABS exists since 1.2; the device is at 1.1")] * 2
+    )
+
+
+def test_a_driver_is_asked_about_the_part_that_its_level_has_and_its_verdicts_find_their_places():
+    asked: list[Model] = []
+
+    def ask(part: Model) -> list[Verdict]:
+        asked.append(part)
+        return [YES, Verdict(False, "not the second")]
+
+    found = ask_about(chain("relu", "abs", "relu6"), V1_1, ask)
+    assert found[0] == YES and found[2] == (False, "not the second") and not found[1].ok
+    assert [o.type for o in asked[0].main.operations] == [Op.RELU, Op.RELU6]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_verdict_for_each_operation_that_was_asked_about_is_needed(count):
+    with pytest.raises(OperationFailed, match=rf"gave {count} verdicts, must be 2, one an operation"):
+        ask_about(chain("relu", "abs", "relu6"), V1_1, lambda part: [YES] * count)
+
+
+# ----------------------------------------------------------------------------------------------------- lowered
+
+
+def test_below_1_3_shapes_that_follow_are_filled_in_and_constants_stay():
+    b = ModelBuilder()
+    x, y, z = b.operand(F32, (2, 3)), b.operand(F32, (0, 3)), b.operand(F32, (2, 3))
+    one = b.constant(F32, np.ones((1,), np.float32))
+    b.operation(Op.ADD, [x, one, b.constant(Type.INT32, np.int32(0))], [y])
+    b.operation(Op.RELU, [y], [z])
+    model = b.finish([x], [z])
+    for level in (V1_0, V1_1, V1_2):
+        found = lowered(model, level)
+        assert [o.dimensions for o in found.main.operands] == [(2, 3), (2, 3), (2, 3), (1,), ()]
+        assert found.main.operations == model.main.operations
+    assert lowered(model, V1_3).main.operands[y].dimensions == (0, 3)
+
+
+def test_relaxed_precision_is_dropped_below_1_1_with_a_line_for_who_debugs(caplog):
+    caplog.set_level(logging.DEBUG, "nnhal")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not lowered(chain("relu", relaxed=True), V1_0).relaxed
+        assert "relaxed float32 is computed in full: the device is at level 1.0" in caplog.text
+        assert lowered(chain("relu", relaxed=True), V1_1).relaxed and lowered(chain("relu", relaxed=True), V1_2).relaxed
+
+
+def test_what_needs_a_shape_is_not_lowered_below_1_2():
+    model = open_chain([(0, 0)], [0])
+    with pytest.raises(InvalidModel, match=r"RESHAPE: operand %2 has shape \[\?, \?\]"):
+        lowered(model, V1_1)
+    assert lowered(model, V1_2).main.operands[2].dimensions == (0, 0)
