@@ -304,3 +304,13 @@ def test_cells_are_of_every_type_and_control_flow_and_extensions_have_none(monke
     assert "com.vendor.add" not in {c.op.name for c in cells()}
     assert {c.op.name for c in cells(["com.vendor.add", "FLOOR"])} == {"com.vendor.add", "FLOOR"}
     assert [len(classes(kind)) for kind in (F32, Q8, I32, B8)] == [9, 6, 3, 1]
+
+
+def test_outputs_of_scales_far_from_1_are_as_far_from_it_as_what_goes_in():
+    rng, ratios = np.random.default_rng(4), []
+    for _ in range(200):
+        made = draw(Cell(OPS["ADD"], 0, Q8, "far"), rng)
+        first, last = np.log2(made.inputs[0].scale), np.log2(made.outputs[0].scale)
+        if abs(first) < 80:
+            ratios.append(last - first)
+    assert len(ratios) > 80 and min(ratios) > -4.001 and max(ratios) < 7.001

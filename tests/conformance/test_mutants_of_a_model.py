@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from nnhal import Builder
-from nnhal.base.codes import TYPE_FACTS, Lifetime, OperandType, OperationType
+from nnhal.base.codes import TYPE_FACTS, Lifetime, OperandType, OperationType, Preference, Priority
 from nnhal.base.errors import InvalidModel
-from nnhal.conformance.mutate import MUTATIONS, mutants
+from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS, mutants
 from nnhal.model.validate import validate
 
 INPUT, OUTPUT, TEMPORARY, COPY = (
@@ -233,3 +233,42 @@ def test_an_operation_has_one_more_operand_of_the_model():
             assert (fresh.lifetime, fresh.type, fresh.dimensions) == (lifetime, last.type, last.dimensions)
             roles = main.inputs, main.outputs
             assert roles == (((X, 5), (Y,)) if lifetime == INPUT else ((X,), (Y, 5)))
+
+
+def test_an_operation_moves_before_its_source_and_the_others_stay_in_order():
+    b = Builder()
+    x = b.input((2,))
+    main = b.finish([x], [b.neg(b.abs(b.floor(x)))]).main
+    one, two, three = main.operations
+    found = [(detail, each.operations) for _, detail, each in MUTATIONS["execution order"](main)]
+    assert found == [("#1 before #0", (two, one, three)), ("#2 before #1", (one, three, two))]
+
+
+def test_an_operand_without_a_value_has_no_scale_zero_point_or_type_to_be_wrong_and_those_behind_it_have():
+    omitted = replace(MAIN.operands[0], lifetime=Lifetime.NO_VALUE)
+    main = replace(MAIN, operands=(omitted, *MAIN.operands[1:]))
+    for kind in ("operand scale", "operand zero point", "operand type of an operation"):
+        details = [detail for _, detail, _ in MUTATIONS[kind](main)]
+        assert {detail.split()[0] for detail in details} == {f"%{i}" for i in range(1, 5)}, kind
+
+
+def test_an_operand_that_nobody_uses_has_no_type_to_be_wrong():
+    main = replace(MAIN, operands=(*MAIN.operands, MAIN.operands[SUM], MAIN.operands[Y]), outputs=(Y,))
+    details = [detail for _, detail, _ in MUTATIONS["operand type of an operation"](main)]
+    assert {detail.split()[0] for detail in details} == {f"%{i}" for i in range(5)}
+
+
+def test_another_type_has_a_zero_point_of_its_own_range():
+    main = quantised("TENSOR_QUANT8_ASYMM", 200).main
+    at = main.inputs[0]
+    found = [
+        each.operands[at] for _, detail, each in MUTATIONS["operand type of an operation"](main) if f"%{at} " in detail
+    ]
+    zeros = {o.type.name: o.zero_point for o in found}
+    assert zeros["TENSOR_FLOAT32"] == zeros["TENSOR_QUANT8_SYMM"] == zeros["TENSOR_INT32"] == 0
+    assert (zeros["TENSOR_QUANT8_ASYMM_SIGNED"], zeros["TENSOR_QUANT16_ASYMM"]) == (127, 200)
+
+
+def test_bad_hints_are_one_beyond_the_ends_and_a_word():
+    assert BAD_HINTS == {"preference": (-1, 3, "fast"), "priority": (-1, 3, "urgent")}
+    assert {int(p) for p in Preference} == {0, 1, 2} == {int(p) for p in Priority}
