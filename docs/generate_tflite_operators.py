@@ -54,6 +54,9 @@ Where NNAPI and TFLite differ:
   place of the cell's state.
 - A fused TANH is computed. Of LiteRT's kernels only some do, such as FULLY_CONNECTED's; those of ADD, SUB, MUL, DIV, of
   convolutions and of pooling leave it out without a word. No converter is known to write it there.
+- An index outside of its dimension fails the execution, as LiteRT's does, and is never another element: of GATHER_ND,
+  SCATTER_ND, SPARSE_TO_DENSE, GATHER with batches, REVERSE_SEQUENCE and the unsorted segments by a GATHER that looks each
+  one up. One that is known refuses the file.
 - MEAN of int32 is exact, over 46,340 elements at most.
 - ATAN2 gives 0 no sign. GELU's erf and ATAN2 are polynomials with relative errors below 5e-7.
 - NNAPI has no complex numbers: RFFT2D is imported where REAL, IMAG, COMPLEX_ABS or CAST read it, or where moves

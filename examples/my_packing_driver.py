@@ -68,6 +68,8 @@ def judged(a):
     """Why an operation cannot be run, "" where it can."""
     if a is None or a.op.name != "FULLY_CONNECTED" or a.T != F32:
         return "only FULLY_CONNECTED of float32"
+    if a.input.data is not None:
+        return "the input must not be constant"
     known = a.weights.data is not None and a.bias.data is not None and isinstance(a.activation, Activation)
     return "" if known else "weights and bias must be constant"
 

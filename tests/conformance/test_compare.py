@@ -1,10 +1,12 @@
 """What the pattern of differences says: a hint where there is one, none where there is not."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from nnhal.base.codes import OperandType as Type
-from nnhal.conformance.compare import compare, hint, tolerance
+from nnhal.conformance.compare import compare, compare_all, compare_frequencies, hint, tolerance
 from nnhal.conformance.vectors import Expected
 
 RAMP = np.arange(-8, 8, dtype=np.float32).reshape(1, 4, 4, 1)
@@ -103,3 +105,95 @@ def test_an_output_without_elements_must_have_its_shape_alone():
 def test_the_relative_tolerance_is_of_what_is_expected():
     wanted, limits = real([1000]), tolerance(Type.TENSOR_FLOAT32, True)  # 4.888 of 1000, 4.911 of what came
     assert compare(np.float32([1004.88]), wanted, limits) == "" != compare(np.float32([1004.9]), wanted, limits)
+
+
+def test_four_elements_may_have_a_pattern_and_three_have_none():
+    assert found([4, 7, 5, 12], real([1, 4, 2, 9])) == "all 3 too high: bias?"
+    assert found([4, 7, 5], real([1, 4, 2])) == ""
+
+
+def pair(e, a):
+    return np.float32(a), real(e)
+
+
+RISING = np.float32([1, 2, 3, 4, 5, 6])
+NEARLY_2 = np.float32([1.9995, 2.0005] * 3)
+IN_CHANNELS = np.arange(32, dtype=np.float32).reshape(1, 2, 4, 4) + 1
+NEAR_MISSES = {  # what is nearly the pattern of a hint, by what is to be said of it
+    "some off by 3, some by 4": ("", RAMP + 3 + np.indices(RAMP.shape).sum(0) % 2, real(RAMP)),
+    "one element alike, another not": ("all 3 too high: bias?", *pair([5, 5, 5, 5], [8, 8, 8, 8])),
+    "off by half": ("all 0.5 too high: bias?", *pair([1, 9, 4, 7], [1.5, 9.5, 4.5, 7.5])),
+    "off by less than 1, low": ("all 0.5 too low: bias?", *pair([1, 9, 4, 7], [0.5, 8.5, 3.5, 6.5])),
+    "off by two steps": ("all 2 steps high: zero point?", np.uint8([12, 32, 22, 42]), quantised([10, 30, 20, 40])),
+    "to a thousandth of the first": ("all 3 too high: bias?", *pair([1, 2, 5, 4], [4, 5.002, 7.998, 7.001])),
+    "to a two-hundredth of the first": ("", *pair([1, 2, 5, 4], [4, 5.015, 7.985, 7.001])),
+    "small numbers doubled": ("all 2 times what they must be: scale?", RAMP / 50, real(RAMP / 100)),
+    "doubled, one but nearly": ("all 2 times what they must be: scale?", *pair([0, 1, 5, 3], [1.5e-5, 2, 10, 6])),
+    "doubled, to a thousandth": ("all 2 times what they must be: scale?", *pair(RISING, RISING * NEARLY_2)),
+    "doubled, but for one": ("", *pair([1, 5, 3, 9], [2, 10, 6, 19])),
+    "a tenth about the zero point": ("all 0.1 times what they must be: scale?",
+                                     np.uint8([118, 133, 138, 130, 124]), quantised([28, 178, 228, 148, 88])),
+    "infinite, all of them": ("", *pair([1, 2, 4, 3], [np.inf] * 4)),
+    "NaN, not all of them": ("", *pair([1, 2, 4, 3], [1, 2, np.nan, 3])),
+    "the first element of the middle": ("", changed(RAMP, (0, 1, 1, 0)), real(RAMP)),
+    "the last element of the middle": ("", changed(RAMP, (0, 2, 2, 0)), real(RAMP)),
+    "columns at the edge of two channels": (
+        "border only: padding?", changed(IN_CHANNELS, (0, 0, 1, 0), (0, 1, 2, 3)), real(IN_CHANNELS)
+    ),
+    "one in the middle of two channels": ("", changed(IN_CHANNELS, (0, 0, 1, 2)), real(IN_CHANNELS)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NEAR_MISSES)
+def test_a_hint_is_for_its_pattern_and_for_no_other(what):
+    wanted, actual, expected = NEAR_MISSES[what]
+    assert found(actual, expected) == wanted
+
+
+def test_an_output_of_which_no_elements_are_stated_may_have_any():
+    assert compare(np.float32([1, 2]), Expected(None, (2,), Type.TENSOR_FLOAT32, False), (0, 0)) == ""
+    nothing = np.zeros((0, 4), np.float32)
+    assert compare(nothing, Expected(nothing, (0, 4), Type.TENSOR_FLOAT32, False), (0, 0)) == ""
+
+
+def test_every_output_has_something_expected_of_it():
+    vector = SimpleNamespace(id="by hand", half_precision=False)
+    with pytest.raises(ValueError, match=r"is (longer|shorter)"):
+        compare_all(vector, [np.float32([1])] * 2, [real([1])])
+
+
+def of_classes(logits, samples, within=0.1):
+    return compare_frequencies(SimpleNamespace(multinomial=within), [np.float32(logits)], [np.int32(samples)])
+
+
+def test_what_has_no_value_has_no_frequencies():
+    vector = SimpleNamespace(multinomial=0.1)
+    for logits, samples in ((np.float32([[0, 0]]), None), (None, np.int32([[0, 1]]))):
+        assert compare_frequencies(vector, [logits], [samples]) == ("has no value", "")
+
+
+def test_samples_have_a_row_for_each_row_of_logits():
+    wrong = "has shape {}, must be of 1 rows"
+    assert of_classes([[0, 0]], [0]) == (wrong.format([1]), "")
+    assert of_classes([[0, 0]], [[0, 1], [0, 1]]) == (wrong.format([2, 2]), "")
+    assert of_classes([[0, 0]], [[[0, 1]]]) == (wrong.format([1, 1, 2]), "")
+
+
+def test_samples_are_of_classes_that_there_are():
+    wrong = "has classes from {} to {}, must be from 0 to 1"
+    assert of_classes([[0, 0]], [[0, 2]]) == (wrong.format(0, 2), "")
+    assert of_classes([[0, 0]], [[-1, 1]]) == (wrong.format(-1, 1), "")
+
+
+def test_frequencies_are_of_each_row_by_itself_whatever_the_size_of_its_logits():
+    logits = [[1000, 1000], [np.log(3), 0], [-1000, 0]]
+    assert of_classes(logits, [[0, 1, 0, 1], [0, 0, 1, 0], [1, 1, 1, 1]], 1e-6) == ("", "")
+    assert of_classes(logits, [[0, 1, 0, 1], [0, 0, 1, 0], [1, 1, 1, 0]], 0.2)[0].startswith(
+        "class frequencies are off"
+    )
+
+
+def test_frequencies_may_be_off_by_the_tolerance_and_no_more():
+    assert of_classes([[0, 0]], [[1, 1, 1, 0]], 0.25) == ("", "")
+    wrong = "class frequencies are off by 0.250, must be within 0.24"
+    assert of_classes([[0, 0]], [[1, 1, 1, 0]], 0.24) == (wrong, "")

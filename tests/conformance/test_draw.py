@@ -70,6 +70,14 @@ def test_drawn_calls_make_valid_models(name):
         validate(model_of(call))
 
 
+@pytest.mark.parametrize("name", ["RANK", "DEQUANTIZE"])
+def test_channels_of_a_drawn_tensor_are_one_at_least_where_shapes_are_open(name):
+    rng = np.random.default_rng(7)
+    for cell in [cell for cell in cells([name]) if cell.kind == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL]:
+        for _ in range(40):
+            validate(model_of(draw(cell, rng, open=True)))
+
+
 def test_a_cell_draws_the_same_of_the_same_seed():
     cell = Cell(OPS["CONV_2D"], 0, F32, "nan")
     one, other = (draw(cell, np.random.default_rng(3)) for _ in range(2))

@@ -32,7 +32,7 @@ def test_an_execution_that_fails_and_must_run_differs():
             return prepared
 
     found = outcome(Failing(None), added([1], [3]))
-    assert (found.outcome, found.reason) == ("differs", "fails: no")
+    assert (found.outcome, found.reason) == ("differs", "fails: device wrong: no")
 
 
 def test_a_driver_that_breaks_differs_even_where_the_reference_fails_too(monkeypatch):

@@ -78,8 +78,8 @@ def judged(device, **named) -> Outcome:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (KeyError("x"), "DriverFailed: device reference"),
-        (ZeroDivisionError(), "DriverFailed: device reference"),
+        (KeyError("x"), "DriverFailed: "),
+        (ZeroDivisionError(), "DriverFailed: "),
         (ContractBroken("no"), "ContractBroken: "),
         (DeviceUnavailable("gone"), "DeviceUnavailable: "),
         (Cancelled("by nobody"), "Cancelled: "),
@@ -88,7 +88,8 @@ def judged(device, **named) -> Outcome:
 def test_an_error_that_is_no_answer_fails_a_vector_whatever_it_must_do(stage, error, said, must_fail):
     found = judged(doing(**{stage: raising(error)}), expect_failure=must_fail)
     assert found.verdict == "failed"
-    assert found.reason.startswith(said.split(":", maxsplit=1)[0])
+    unasked = isinstance(error, Cancelled) and stage == "run"  # of an execution that nobody cancelled
+    assert found.reason.startswith("ContractBroken: " if unasked else said)
 
 
 @pytest.mark.parametrize("stage", ["supports", "prepare", "run"])

@@ -72,13 +72,16 @@ def test_a_vector_that_must_fail_and_runs_fails():
 @pytest.mark.parametrize("must_fail", [False, True])
 def test_a_drivers_own_exception_fails_a_vector_whatever_it_must_do(must_fail):
     found = run_vector(vector(expect_failure=must_fail), Raising(ValueError("oops")))
-    assert verdict(found) == ("failed", "DriverFailed: driver: ValueError: oops")
+    assert verdict(found) == ("failed", "DriverFailed: device reference: ValueError: oops")
 
 
 def test_an_error_fails_a_vector_that_must_run_and_passes_one_that_must_fail():
     device = Raising(OperationFailed("no"))
-    assert verdict(run_vector(vector(), device)) == ("failed", "OperationFailed: no")
-    assert verdict(run_vector(vector(expect_failure=True), device)) == ("passed", "fails as it must: no")
+    assert verdict(run_vector(vector(), device)) == ("failed", "OperationFailed: device reference: no")
+    assert verdict(run_vector(vector(expect_failure=True), device)) == (
+        "passed",
+        "fails as it must: device reference: no",
+    )
 
 
 @pytest.mark.parametrize(

@@ -621,6 +621,61 @@ def test_crashes_and_hangs_cost_one_check_of_their_operation_and_say_where(isola
     assert [o.verdict for o in outcomes if o.operation == "MUL"] == ["unsupported"]
 
 
+LEAVING = """
+import os, time
+from nnhal.base.codes import OperationType
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Verdict
+
+THERE = set()
+
+class Leaving(Reference):
+    name = "leaving"
+    def supports(self, model):
+        types = {o.type for o in model.main.operations}
+        if OperationType.NEG in types and OperationType.ABS in THERE:
+            os._exit(9)
+        return [Verdict(o.type in (OperationType.ABS, OperationType.NEG), "not this") for o in model.main.operations]
+    def prepare(self, model, hints):
+        THERE.update(o.type for o in model.main.operations)
+        return super().prepare(model, hints)
+
+device = Leaving
+"""
+
+
+def test_what_another_check_left_behind_costs_one_check_and_is_not_blamed_on_the_operation(tmp_path: Path) -> None:
+    driver = tmp_path / "leaving.py"
+    driver.write_text(LEAVING)
+    chosen = Validation(drivers=(str(driver),), only=("/ABS", "/NEG"), draws=1)
+    outcomes: list[CheckOutcome] = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes]
+    assert len({(o.check, o.operation) for o in outcomes}) == len(outcomes) == 2 * len(of_operations()) + 1
+    (bad,) = [o for o in outcomes if o.verdict in ("failed", "crashed", "hung")]
+    assert (bad.operation, bad.verdict, bad.alone) == ("NEG", "crashed", "passed")
+    assert bad.reason.startswith("supports(): ") and "exit status 9 (not in a fresh process" in bad.reason
+    assert not [o for o in outcomes if o.reason.endswith(" before")]
+
+
+def test_copies_that_a_driver_makes_of_its_process_are_found_and_end_with_it(tmp_path: Path) -> None:
+    driver, told = tmp_path / "leaving.py", tmp_path / "pids"
+    forks = f"""
+        child = os.fork()
+        if not child:
+            time.sleep(600)
+        with open({str(told)!r}, "a") as file:
+            print(child, file=file)
+        return super().prepare"""
+    driver.write_text(LEAVING.replace("        return super().prepare", forks[1:]))
+    chosen = Validation(drivers=(str(driver),), only=("growth/ABS",), draws=1)
+    (outcome,) = [o for some, _, _ in run_checks(chosen, 1) for o in some.outcomes if o.check == "growth"]
+    assert outcome.verdict == "failed" and "leaves 1 processes behind" in outcome.reason
+    pids = [int(line) for line in told.read_text().split()]
+    end = time.monotonic() + 10
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, f"{len(left)} of {len(pids)} still run"
+        time.sleep(0.05)
+
+
 def test_a_single_check_runs_whatever_others_say_and_is_repeated_by_its_command(tmp_path: Path) -> None:
     driver = tmp_path / "crashing.py"
     driver.write_text(CRASHING)

@@ -27,11 +27,11 @@ def ones(count: int) -> np.ndarray:
 def test_a_shape_that_takes_long_to_prepare_does_not_hold_up_the_others(compiled, monkeypatch):
     real, entered, gate = engine._recipe, threading.Event(), threading.Event()
 
-    def slow(model, settings):
+    def slow(model, *settings):
         if model.main.operands[model.main.inputs[0]].dimensions == (3,):
             entered.set()
             assert gate.wait(LONG)
-        return real(model, settings)
+        return real(model, *settings)
 
     monkeypatch.setattr(engine, "_recipe", slow)
     late = [
@@ -46,11 +46,11 @@ def test_a_shape_that_takes_long_to_prepare_does_not_hold_up_the_others(compiled
 def test_a_shape_that_could_not_be_prepared_is_tried_again(compiled, monkeypatch):
     real, attempts = engine._recipe, []
 
-    def broken(model, settings):
+    def broken(model, *settings):
         attempts.append(1)
         if len(attempts) == 1:
             raise MemoryError
-        return real(model, settings)
+        return real(model, *settings)
 
     monkeypatch.setattr(engine, "_recipe", broken)
     with pytest.raises(nnhal.NnhalError):

@@ -230,7 +230,7 @@ def test_it_says_yes_and_fails_to_prepare():
 
 
 def test_errors_of_an_execution():
-    with pytest.raises(DriverFailed, match="driver: RuntimeError: raised on command"):
+    with pytest.raises(DriverFailed, match="device faulty: RuntimeError: raised on command"):
         run(run="raise")
     with pytest.raises(OperationFailed, match="failed on command"):
         run(run="fail")

@@ -28,6 +28,15 @@ def test_the_face_detector_finds_the_face(tmp_path):
     assert (tmp_path / "faces.png").stat().st_size > 10_000
 
 
+def test_the_packing_driver_leaves_layers_of_a_constant_input_to_others():
+    device = nnhal.load_driver(EXAMPLES / "my_packing_driver.py")
+    b = nnhal.Builder()
+    x, weights, bias = (b.constant(np.ones(shape, "f4")) for shape in ((1, 3), (2, 3), (2,)))
+    model = b.finish([], [b.fully_connected(x, weights, bias)])
+    (verdict,) = device.supports(model)
+    assert (verdict.ok, verdict.reason) == (False, "the input must not be constant")
+
+
 @pytest.mark.parametrize(("kernel", "failed"), [("np.fft.fft", {}), ("np.fft.ifft", {"com.example.fourier.FFT": 1})])
 def test_the_extensions_operations_are_validated_by_their_records(tmp_path, kernel, failed):
     driver = tmp_path / "fourier.py"

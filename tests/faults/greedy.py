@@ -18,6 +18,7 @@ import numpy as np
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
 from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
 from tests.faults.support import Hostile, RefusedError, X, doubling, taken
 
@@ -82,6 +83,15 @@ class Client(Hostile):
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def consider(self) -> LetGo:
+        """A model that the driver considers. Beyond the quota the answer comes and nothing is kept: that is its refusal."""
+        whole = model_to_wire(doubling(64), lambda _: wire.Pool("ashmem", 1, 0, True))
+        reply = self.make(wire.Consider, whole, 1, 1)
+        assert isinstance(reply, wire.Claimed), reply
+        if not reply.kept:
+            raise RefusedError("ResourceExhausted", "considered: is not kept, must be at most the quota")
+        return self.releasing(self.made)
 
     def burst(self) -> LetGo:
         model, fd = self.model(), _native.create_queues(16, 16)
@@ -190,6 +200,7 @@ WAYS: dict[str, Callable[[Greedy], LetGo]] = {
     "fences": first(lambda client: client.fenced(32)),
     "buffers": first(lambda client: client.object(wire.Allocate, (64,), ((client.model(), 0, False, 1.0),))),
     "memories": first(lambda client: client.hold(1, 4096)),
+    "considered": first(Client.consider),
     "objects": first(lambda client: client.object(wire.Hold, ())),
 }
 

@@ -20,7 +20,7 @@ def weighted(n: int) -> nnhal.Model:
 def test_a_driver_that_scribbles_over_its_memory_and_fails_leaves_the_cpu_the_right_weights(size, way):
     device = Resilient("witness", lambda: start(WITNESS))
     x, want = np.ones(size, np.float32), np.arange(size, dtype=np.float32) + 1
-    options = {"witness": {"scribble": 1}}
+    options = {"witness": {"scribble": 1, "fixed": 1}}
     try:
         compiled = nnhal.compile(weighted(size), devices=device, driver_options=options, fallback="allow")
         with compiled, compiled.burst() as burst:

@@ -61,6 +61,53 @@ def test_an_operator_gives_what_litert_gives(case):
     check(case)
 
 
+def at(*numbers):
+    return X(np.array(numbers, "i4"), "i4")
+
+
+ROWS, INDEXED = f(3, 4, 2), {"axis": 1, "batchDims": 1}
+REVERSED = {"seqDim": 1, "batchDim": 0}
+OUTSIDE: dict[str, Case] = {
+    "an inner index too great": ("GATHER_ND", [ROWS, at([0, 4])], [out(1, 2)], "GatherNd"),
+    "an inner index below 0": ("GATHER_ND", [ROWS, at([1, -1])], [out(1, 2)], "GatherNd"),
+    "an index that overflows": ("GATHER_ND", [ROWS, at([2**30, 0])], [out(1, 2)], "GatherNd"),
+    "a single index below 0": ("GATHER_ND", [ROWS, at([-1])], [out(1, 4, 2)], "GatherNd"),
+    "a place behind the last": ("SCATTER_ND", [at([5]), f(1, 2), c([5, 2])], [out(5, 2)], "ScatterNd"),
+    "a place before the first": ("SCATTER_ND", [at([-1]), f(1, 2), c([5, 2])], [out(5, 2)], "ScatterNd"),
+    "an inner place": ("SCATTER_ND", [at([0, 2]), f(1), c([5, 2])], [out(5, 2)], "ScatterNd"),
+    "an element": ("SPARSE_TO_DENSE", [at([0, 2]), c([5, 2]), f(1), c(0.5, "f4")], [out(5, 2)], "SparseToDense"),
+    "the next batch": ("GATHER", [f(2, 3, 2), at([0, 3], [0, 1])], [out(2, 2, 2)], "Gather", INDEXED),
+    "the batch before": ("GATHER", [f(2, 3, 2), at([0, 1], [0, -1])], [out(2, 2, 2)], "Gather", INDEXED),
+    "a length": ("REVERSE_SEQUENCE", [f(2, 5, 3), at(6, 2)], [out(2, 5, 3)], "ReverseSequence", REVERSED),
+    "a segment": ("UNSORTED_SEGMENT_MAX", [f(4, 2), at(0, 1, 4, 2), c(4)], [out(4, 2)], "UnsortedSegmentMax"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_index_outside_of_its_dimension_is_no_other_element(name):
+    operator, inputs, outputs, options, *fields = OUTSIDE[name]
+    content, fed = file_of(operator, inputs, outputs, options, **(fields[0] if fields else {}))
+    with pytest.raises(RuntimeError):
+        litert(content, *fed)
+    for device in ("reference", "litert"):
+        with pytest.raises(nnhal.OperationFailed, match="GATHER"):
+            nnhal.compile(nnhal.load(content), devices=[device, "reference"])(*fed)
+    known = [const(x) if x.kind == "i4" else x for x in inputs]
+    content, _ = file_of(operator, known, outputs, options, **(fields[0] if fields else {}))
+    with pytest.raises(nnhal.UnsupportedModel, match=f"{operator} #0: .*(outside|must be from 0)"):
+        nnhal.load(content)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_numbers_below_0_reverse_nothing_and_belong_to_no_segment(known):
+    kept = const if known else lambda x: x
+    for case in (
+        ("REVERSE_SEQUENCE", [f(2, 5, 3), kept(at(-(2**31), 5))], [out(2, 5, 3)], "ReverseSequence", REVERSED),
+        ("UNSORTED_SEGMENT_SUM", [f(4, 2), kept(at(0, -1, 3, -(2**31))), c(4)], [out(4, 2)], "UnsortedSegmentSum"),
+    ):
+        check(case)
+
+
 @pytest.mark.parametrize("name", ["SIGN", "ROUND", "COS"])
 def test_no_number_stays_none(name):
     content, fed = file_of(name, [X(np.array([np.nan, -np.nan, -0.0, 2.0], "f4"))], [out(4)])

@@ -368,6 +368,47 @@ def test_groups_and_what_was_worked_out_of_a_model_that_was_laid_out_are_about_t
     assert np.array_equal(compiled(x), nnhal.compile(model, devices="reference")(x))
 
 
+@pytest.mark.parametrize(("least", "left"), [(0, False), (3, False), (1, True)])
+def test_a_group_has_nothing_that_needs_a_transpose_which_the_device_refuses(least, left):
+    """Of three pools in a chain the first and the last need one."""
+
+    def say(model: Model) -> Considered:
+        kinds = [o.type for o in model.main.operations]
+        pooled = [n for n, kind in enumerate(kinds) if kind == OperationType.MAX_POOL_2D]
+        groups = [group(*pooled, at_least=least)] if least <= len(pooled) else []
+        return Considered([Verdict(kind == OperationType.MAX_POOL_2D, "no transposes") for kind in kinds], groups)
+
+    model = pools(3)
+    found = considered_by(Nchw(say), model, Hints())
+    why = "its layout needs a TRANSPOSE, which the device refuses: no transposes"
+    assert [(v.ok, v.reason == why) for v in found.verdicts] == [(False, True), (True, False), (False, True)]
+    assert [g.operations for g in found.groups] == ([(1,)] if left else [])
+    with pytest.raises(nnhal.UnsupportedModel, match=why):
+        nnhal.compile(model, devices=Nchw(say), fallback="forbid")
+    compiled = nnhal.compile(model, devices=Nchw(say), fallback="allow")
+    assert {c.device for c in compiled.placement} == {"reference"} and not compiled.placement.events
+
+
+def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_original():
+    """What it makes of a constant is read as it is, and transposed: the device has a group for each."""
+
+    def say(model: Model) -> Considered:
+        kinds = [o.type for o in model.main.operations]
+        negs, adds = ([n for n, k in enumerate(kinds) if k == kind] for kind in (OperationType.NEG, OperationType.ADD))
+        groups = [group(*pair, at_least=0) for pair in zip(negs, adds, strict=True)]
+        return Considered([Verdict(n not in {*negs, *adds}, "in a group only") for n in range(len(kinds))], groups)
+
+    b = nnhal.Builder()
+    x = b.input((1, 4, 4, 3))
+    k = b.neg(np.arange(48, dtype=np.float32).reshape(1, 4, 4, 3))
+    y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1)
+    y = b.max_pool_2d(b.add(y, k), padding="same", filter_size=2, stride=1)
+    model = b.finish([x], [y, b.add(x, k)])
+    assert [g.operations for g in considered_by(Nchw(say), model, Hints()).groups] == [(0, 2, 4)]
+    compiled = nnhal.compile(model, devices=Nchw(say), fallback="forbid")
+    assert {c.device for c in compiled.placement} == {"saying"}
+
+
 def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):
     for_nothing(monkeypatch)
     device = Nchw(lambda m: yes(m, worked_out=Made()))

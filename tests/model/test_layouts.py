@@ -377,6 +377,35 @@ def test_what_a_constant_is_made_of_is_turned_with_it() -> None:
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_constant_is_made_of_may_be_an_output_transposed(depth: int) -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1)
+    z = b.cast(np.arange(6, dtype=np.float16).reshape(2, 3), out_type="TENSOR_FLOAT32")
+    for _ in range(depth):
+        z = b.neg(b.transpose(z, None))
+    model = b.finish([x], [y, b.transpose(z, None)])
+    for layout in LAYOUTS:
+        found = laid_out(model, layout)
+        assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
+def test_a_product_is_the_same_where_its_matrices_were_transposed_before() -> None:
+    """Row by row in memory or a view of a transposed matrix: libraries add up in another order."""
+    rng = np.random.default_rng(1)
+    b = Builder()
+    x = b.input((1, 6, 4, 6))
+    weights = rng.standard_normal((144, 3)).astype(np.float32)
+    y = b.fully_connected(x, b.transpose(weights, None), np.zeros(3, np.float32))
+    row = b.reshape(x, np.array([1, 144], np.int32))
+    z = b.batch_matmul(row, b.transpose(weights, None), adj_y=True)
+    model = b.finish([x], [y, z, b.max_pool_2d(x, padding="same", filter_size=2, stride=1)])
+    for _ in range(20):
+        inputs = inputs_of(model, rng)
+        assert all(same(model, laid_out(model, layout).model, inputs) for layout in LAYOUTS)
+
+
 def test_scales_of_channels_go_where_their_dimension_goes() -> None:
     b = Builder()
     x = b.input((1, 4, 4, 3))

@@ -165,6 +165,13 @@ def test_scale_count_of_a_per_channel_type():
     refuses(with_operand(pooled(), 0, **operand), "has 2 scales, must be 3, one for each channel")
 
 
+@pytest.mark.parametrize("axis", [0, 3])
+def test_a_channel_dimension_that_is_not_known(axis):
+    operand = {"type": Type.TENSOR_QUANT8_SYMM_PER_CHANNEL, "dimensions": (0, 2, 2, 0)}
+    model = with_operand(pooled(), 0, **operand, channel=ChannelQuant((), axis))
+    refuses(model, f"channel dimension {axis} is 0, must be known")
+
+
 def test_constant_outside_its_pool():
     refuses(with_operand(pooled(), 1, location=Location(0, 10**6, 4)), "must lie within")
 

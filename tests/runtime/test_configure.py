@@ -126,6 +126,17 @@ def test_what_was_given_up_is_over_before_the_driver_is_told():
     assert compiled.memory.steps[0].use.working == 0
 
 
+def test_its_deadline_holds_for_what_was_given_up_too():
+    compiled = compiled_for("none", gain=1, slow=0.6)
+    with pytest.raises(MissedDeadline):
+        compiled.run(X, deadline=0.05)
+    with pytest.raises(MissedDeadline):
+        compiled.configure("tunable", {"gain": 3}, deadline=0.05)
+    assert np.array_equal(compiled(X), X + W)
+    compiled.configure("tunable", {"gain": 3}, deadline=20)
+    assert np.array_equal(compiled(X), 3 * (X + W))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_change_that_fails_changes_nothing(kind):
     compiled = compiled_for(kind, layers=2, gain=1, fails=[7])

@@ -209,7 +209,10 @@ class Drawn:
     def tensor(self, kind: int, shape: Sequence[int], quant: tuple[float, int] | None = None) -> Value:
         shape = tuple(int(n) for n in shape)
         if kind == Q8PC:
-            axis = int(self.whole(0, len(shape) - 1))
+            axes = [axis for axis, size in enumerate(shape) if size]
+            if not axes:
+                raise InvalidModel(f"a tensor of shape {list(shape)} has no channels, must have one at least")
+            axis = self.pick(*axes)
             scales = tuple(self.quantisation(Q8SYMM)[0] for _ in range(shape[axis]))
             return Value(
                 kind, shape, channel=ChannelQuant(scales, axis), data=self.whole(-127, 127, shape).astype(np.int8)

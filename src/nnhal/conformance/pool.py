@@ -60,6 +60,14 @@ class Work(ABC):
     def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str) -> Any:
         """The outcome of an item that cost its process: "crashed" or "hung". stack: where the driver was, if known."""
 
+    def tries_again(self, item: Any, verdict: str, stage: str) -> bool:
+        """Whether an item that cost a process in which others had run before is run once more, first in a fresh one."""
+        return False
+
+    def settled(self, first: Any, second: Any) -> Any:
+        """The outcome of an item out of those of both tries."""
+        return second
+
     def after(self, outcome: Any) -> tuple[Sequence[Bundle], Sequence[Any]]:
         """What is to be run next because of an outcome, and outcomes that follow from it without being run."""
         return (), ()
@@ -86,6 +94,7 @@ class _WorkProcess:
         self._timeout = subject.timeout
         self.task: Bundle | None = None
         self.answered = 0  # of its items
+        self.fresh = True  # it has run nothing yet
         self.ready = False
         self.until = time.monotonic() + max(LOADING, subject.timeout)
         ours, theirs = socket.socketpair()
@@ -165,6 +174,8 @@ class _WorkProcess:
 
     def kill(self) -> None:
         """End it, and the driver's own process with it."""
+        with contextlib.suppress(OSError):  # copies that the driver made of it, too
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self.connection.close()
@@ -184,13 +195,15 @@ class _Run:
         self._device = self._subject.device
         self._barren = 0  # processes in a row that ran nothing
         self._came: list[Answer] = []
+        self._again: deque[Bundle] = deque()  # of an item each, for fresh processes
+        self._first: dict[Any, Answer] = {}  # of what is tried again, by item
 
     def results(self) -> Iterator[tuple[TaskResult, int, int]]:
         """As `run_all`."""
         while self._done < self._total:
             while self._tasks and self._idle:
                 self._next(self._idle.pop())
-            while len(self._workers) < min(self._jobs, len(self._workers) + len(self._tasks)):
+            while len(self._workers) < min(self._jobs, len(self._workers) + len(self._tasks) + len(self._again)):
                 self._start()
             first = min(worker.until for worker in self._workers.values())
             ready = self._poll.poll(max(0.0, first - time.monotonic()) * 1000 + 1)
@@ -230,16 +243,19 @@ class _Run:
             self._device, worker.ready = message.device, True
             self._next(worker)
         elif isinstance(message, list) and worker.task is not None:
-            self._barren = 0
+            self._barren, worker.fresh = 0, False
+            items = worker.task.items[worker.answered :]
             worker.answered += len(message)
             worker.went_on()
-            self._came += message
+            self._came += [self._settled(item, answer) for item, answer in zip(items, message, strict=False)]
             if worker.answered == len(worker.task.items):
                 self._next(worker)
 
     def _next(self, worker: _WorkProcess) -> None:
         worker.task = None
-        if self._tasks:
+        if self._again and worker.fresh:
+            worker.give(self._again.popleft())
+        elif self._tasks:
             worker.give(self._tasks.popleft())
         else:
             worker.until = float("inf")
@@ -276,9 +292,21 @@ class _Run:
         item = worker.in_hand
         assert item is not None
         taken = int(self._subject.timeout * 1e9) if verdict == "hung" else 0
-        self._came.append(Answer(self._work.lost(item, verdict, reason, taken, stack), Counter()))
+        answer = Answer(self._work.lost(item, verdict, reason, taken, stack), Counter())
+        before = not worker.fresh or worker.task is None or item is not worker.task.items[0]
+        if before and item not in self._first and self._work.tries_again(item, verdict, worker.stage):
+            assert worker.task is not None
+            self._first[item] = answer
+            self._again.append(worker.task._replace(items=(item,)))
+        else:
+            self._came.append(self._settled(item, answer))
         self._barren = 0
         self._tasks.extendleft(worker.left(but=item))
+
+    def _settled(self, item: Any, answer: Answer) -> Answer:
+        """An item's answer, after its second try out of both."""
+        first = self._first.pop(item, None)
+        return answer if first is None else answer._replace(outcome=self._work.settled(first.outcome, answer.outcome))
 
     def _spent(self, worker: _WorkProcess, error: NnhalError) -> None:
         """No item was in hand: an error where the driver never loaded; where it no longer does, what is left crashed."""
@@ -289,9 +317,12 @@ class _Run:
         if self._barren < BARREN:
             return
         reason = f"{self._where()}: does not come back: {error}"
-        for task in self._tasks:
-            self._came += [Answer(self._work.lost(i, "crashed", reason, 0, ""), Counter()) for i in task.items]
+        for item in (item for task in (*self._tasks, *self._again) for item in task.items):
+            first = self._first.pop(item, None)
+            lost = Answer(self._work.lost(item, "crashed", reason, 0, ""), Counter())
+            self._came.append(lost if first is None else first)
         self._tasks.clear()
+        self._again.clear()
 
     def _where(self) -> str:
         return f"device {self._device or (self._subject.drivers or (discovery.CPU,))[0]}"

@@ -13,6 +13,7 @@ from nnhal.hal.device import (
     Device,
     Hints,
     OperationGroup,
+    Performance,
     Verdict,
     WorkedOut,
     checked_performance,
@@ -37,14 +38,16 @@ class Claims:
     def of_original(self, laid: LaidOut, count: int) -> "Claims":
         """Claims about a model that was laid out, as those about the original, of so many operations.
 
-        An inserted TRANSPOSE counts for those that it serves. What was worked out is for the whole model only: a part of it
-        is laid out by itself.
+        An inserted TRANSPOSE counts for those that it serves: where it is refused, no group has them either. What was worked
+        out is for the whole model only: a part of it is laid out by itself.
         """
-        groups = []
+        refused, groups = self.refused(), list[OperationGroup]()
+        lost = {n for place, served in laid.served().items() if place in refused for n in served}
         for group in self.groups:
             places = sorted({laid.serves[n] for n in group.operations if n not in laid.inserted})
-            if places:
-                groups.append(replace(group, operations=tuple(places), at_least=min(group.at_least, len(places))))
+            least, kept = min(group.at_least, len(places)), tuple(n for n in places if n not in lost)
+            if kept and len(kept) >= (least or len(places)):
+                groups = _joined(groups, replace(group, operations=kept, at_least=least))
         found = Claims(self.model, _of_original(laid, self.verdicts, count), groups)
         found._kept, found._laid = self._kept, True
         return found
@@ -96,6 +99,20 @@ def _query(device: Device) -> str:
 def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
     """What the device says of each operation by itself; as `considered_by`."""
     return considered_by(device, model, Hints(), as_is=as_is).verdicts
+
+
+def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[OperationGroup]:
+    """The groups with one more. Where an operation is in several, as it is there once for each order in which what it makes
+    is read, they come together only, at the highest of their prices.
+    """
+    sharing = [each for each in groups if not set(group.operations).isdisjoint(each.operations)]
+    others = [each for each in groups if each not in sharing]
+    if sharing:
+        all_of = [group, *sharing]
+        places = tuple(sorted({n for each in all_of for n in each.operations}))
+        times, powers = zip(*[(g.performance.exec_time, g.performance.power_usage) for g in all_of], strict=True)
+        group = OperationGroup(places, Performance(max(times), max(powers)))
+    return [*others, group]
 
 
 def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:

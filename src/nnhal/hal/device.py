@@ -182,7 +182,8 @@ class Prepared(ABC):
         """A request for one execution; arguments as of `Request`."""
         signature: Signature | None = self.__dict__.get("signature")
         if signature is None:
-            signature = self.__dict__["signature"] = Signature.of(self.model)
+            where = self.__dict__.get("_where", "driver")
+            signature = self.__dict__["signature"] = Signature.of(self.model, where)
         return signature.make(signature, inputs, rooms, **buffers)
 
     def execute(self, request: Request, control: Control, notify: Notify) -> None:
@@ -433,12 +434,14 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
     It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
     """
     model = laid_out(model, None if as_is else layout_of(device)).model
-    with answering(where_of(device), "prepare()"):
+    where = where_of(device)
+    with answering(where, "prepare()"):
         prepared = device.prepare(model, within_the_machine(hints))
         if not isinstance(prepared, Prepared):
             raise ContractBroken(f"prepare() gave {shown(prepared)}, must give a Prepared")
         _given_once(prepared, "prepare() gave a Prepared")
         prepared.model = model
+        vars(prepared)["_where"] = where
         traits = vars(prepared)["_traits"] = _traits(prepared)
         alone = _turns_of(device, prepared)
         if alone is not None:

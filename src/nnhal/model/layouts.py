@@ -213,6 +213,8 @@ class _Writing:
     def _output(self, operand: int) -> None:
         """Have an output of the graph written."""
         datum, order = self.orders.datum[operand], self.orders.view[operand]
+        if datum in self.orders.derived:
+            self.forms[datum].setdefault(self.orders.view[datum], self._constant(datum, ()))
         if self.forms[datum].get(order) != operand:
             self._transpose(datum, order, operand, self.orders.writer(datum) or 0)
 

@@ -183,6 +183,8 @@ def _check_channels(operand: Operand) -> None:
     if not 0 <= channel.axis < len(dims):
         raise InvalidModel(f"channel dimension is {channel.axis}, must be 0 to {len(dims) - 1}")
     count = dims[channel.axis]
+    if not count:
+        raise InvalidModel(f"channel dimension {channel.axis} is 0, must be known: it has a scale for each channel")
     if count != len(channel.scales):
         raise InvalidModel(f"has {len(channel.scales)} scales, must be {count}, one for each channel")
     bad = next((s for s in channel.scales if not (math.isfinite(s) and s > 0)), None)

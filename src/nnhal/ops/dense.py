@@ -25,7 +25,13 @@ def batch_size(a: Bound) -> int:
 
 
 def fully_connected(a: Bound, x: Array, weights: Array) -> Array:
-    return x.reshape(-1, weights.shape[1]) @ weights.T
+    rows, weights = rows_of(x), rows_of(weights)
+    return rows.reshape(-1, weights.shape[1]) @ weights.T
+
+
+def rows_of(x: Array) -> Array:
+    """The tensor row by row in memory: matrix products add up in another order where it is a view of a transposed one."""
+    return np.ascontiguousarray(x)
 
 
 def same_batches(a: Bound) -> None:
@@ -59,7 +65,8 @@ def product_shape(a: Bound) -> list[Shape]:
 
 def batch_matmul(a: Bound, x: Array, y: Array) -> Array:
     """Quantised products are summed up exactly, 32-bit integers wrap around."""
-    left, right = (m.swapaxes(-1, -2) if adjoint else m for m, adjoint in ((x, a.adj_x), (y, a.adj_y)))
+    both = (rows_of(x), a.adj_x), (rows_of(y), a.adj_y)
+    left, right = (m.swapaxes(-1, -2) if adjoint else m for m, adjoint in both)
     if a.T == Q8S:
         sums = centred(a.x, left, np.float64) @ centred(a.y, right, np.float64)
         return encode(a.out, sums * (a.x.scale * a.y.scale))

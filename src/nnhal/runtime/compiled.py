@@ -142,8 +142,8 @@ class Compiled(
 
         device: as `placement` names it. options: those that change; the others stay as they are. It waits for executions
         that were asked for before, fenced ones and those that were submitted among them, and holds back those that come
-        meanwhile. deadline: seconds to wait for them. A step that falls back to the CPU is the CPU's then, which has none of
-        the device's options.
+        meanwhile. deadline: seconds to wait for them, and for those that a driver in this process has not ended though they
+        were given up. A step that falls back to the CPU is the CPU's then, which has none of the device's options.
 
         Raises InvalidArgument for a device or option that cannot be, with those that can; MissedDeadline; what the driver
         raised. Then all options are as before; where a driver cannot put them back, every later use raises Closed.

@@ -8,7 +8,7 @@ from nnhal.base.answers import shown
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.hal.device import Device, Prepared, identity_of, reconfigured_by, traits_of
-from nnhal.hal.request import Control
+from nnhal.hal.request import UNLIMITED, Control
 from nnhal.hal.turns import Ticket, Turns
 
 _log = logger("execution")
@@ -49,7 +49,7 @@ class Configuration:
             self.turns.queue(ticket)
             self.turns.wait(ticket, control)
             self.check()
-            self._change(chosen, options)
+            self._change(chosen, options, control)
         finally:
             self.turns.leave(ticket)
 
@@ -84,11 +84,11 @@ class Configuration:
             raise InvalidArgument(f"configure: several devices are named {device!r}, must be one of {labels}")
         return chosen
 
-    def _change(self, chosen: Sequence[Configured], options: Mapping[str, Any]) -> None:
+    def _change(self, chosen: Sequence[Configured], options: Mapping[str, Any], control: Control) -> None:
         done: list[Configured] = []
         try:
             for step in chosen:
-                _tell(step, {**step.options, **options})
+                _tell(step, {**step.options, **options}, control)
                 done.append(step)
         except BaseException as error:
             self._undo(done, error)
@@ -108,8 +108,9 @@ class Configuration:
                 self.unknown = f"options of {step.label} could not be put back after {why}: {error}"
 
 
-def _tell(step: Configured, options: Mapping[str, Any]) -> None:
-    reconfigured_by(step.prepared, f"device {step.label}", options)
+def _tell(step: Configured, options: Mapping[str, Any], control: Control = UNLIMITED) -> None:
+    """control: of the wait for executions that were given up and that the driver has not ended yet."""
+    reconfigured_by(step.prepared, f"device {step.label}", options, control)
 
 
 def _check(device: str, options: Mapping[str, Any], chosen: Sequence[Configured]) -> None:

@@ -64,10 +64,9 @@ def _scribble() -> None:
 class WitnessPrepared(Prepared):
     """A prepared model that follows its options."""
 
-    changeable = ("sleep",)
-
     def __init__(self, inner: Prepared, options: dict[str, Any]) -> None:
         self._inner, self._options = inner, options
+        self.changeable = () if "fixed" in options else ("sleep",)
 
     def run(self, request: Request, control: Control) -> Timing | None:
         options = self._options

@@ -7,6 +7,7 @@ from nnhal.conformance.validate.trial import Trial
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
 BAD = "failed", "crashed", "hung"
+DRAWING = "draw"  # the stage at which the driver is not asked anything yet
 DRIVER = ""  # in place of an operation: of the driver as a whole
 Look = Callable[[Trial], object]
 # What single executions have to hold to before two are looked at, and then whatever else there is.
@@ -50,7 +51,8 @@ def check(
 class CheckOutcome:
     """What became of one check of one operation: one of `VERDICTS`, and why. place: FILE:LINE of the driver, "" if unknown.
 
-    found: names that the check found: of operations of extensions.
+    found: names that the check found: of operations of extensions. alone: of a check that cost a process in which others ran
+    before it, and no fresh one: its verdict there.
     """
 
     check: str
@@ -60,3 +62,4 @@ class CheckOutcome:
     place: str = ""
     nanoseconds: int = 0
     found: tuple[str, ...] = ()
+    alone: str = ""

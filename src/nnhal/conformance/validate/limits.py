@@ -11,6 +11,7 @@ from itertools import pairwise
 from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
 from nnhal.conformance.differential import Outputs, arrays_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.pool import children_of
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, Unmet, copies
@@ -120,17 +121,20 @@ def timing(trial: Trial) -> None:
 
 
 def _held(pid: int) -> dict[str, int]:
-    """What a process holds: bytes of memory, descriptors, threads."""
+    """What a process holds: bytes of memory, descriptors, threads, processes that it started."""
     gc.collect()
     with open(f"/proc/{pid}/statm") as statm:
         size, resident = (int(pages) * PAGE for pages in statm.read().split()[:2])
     counts = {
         what: len(os.listdir(f"/proc/{pid}/{place}")) for what, place in (("descriptors", "fd"), ("threads", "task"))
     }
+    counts["processes"] = len(children_of(pid))
     return {**counts, "resident memory": resident, "address space": size}
 
 
-@check("growth", "What runs, and what is prepared and closed, leaves no memory, descriptors or threads behind.")
+@check(
+    "growth", "What runs, and what is prepared and closed, leaves no memory, descriptors, threads or processes behind."
+)
 def growth(trial: Trial) -> None:
     process = process_of(trial.device)
     pid = os.getpid() if process is None else process.pid
@@ -163,7 +167,7 @@ def _look(trial: Trial, pid: int, what: str, once: Callable[[], object]) -> None
     except OSError as error:
         raise NotAsked(f"/proc/{pid} cannot be read: {error.strerror}") from None
     for name in seen[0]:
-        counted = name in ("descriptors", "threads")
+        counted = name in ("descriptors", "threads", "processes")
         least = rounds // 2 if counted else max(rounds * NOISE, 256 << 10)
         grown = [after[name] - before[name] for before, after in pairwise(seen)]
         if min(grown) >= least:

@@ -3,7 +3,7 @@
 import shlex
 from collections import defaultdict
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
@@ -11,7 +11,7 @@ from nnhal.base.names import meant
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.validate.check import CHECKS, DRIVER, CheckOutcome
+from nnhal.conformance.validate.check import BAD, CHECKS, DRAWING, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
 from nnhal.conformance.validate.table import of_operations, of_the_driver
 
@@ -86,13 +86,24 @@ class _Checks(Work):
         reason = reason.partition(": ")[2]  # there is but one device
         return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
 
+    def tries_again(self, item: CheckItem, verdict: str, stage: str) -> bool:
+        """What a driver left running may have done it: a crash at any time, or a hang at which it was asked nothing."""
+        return verdict == "crashed" or stage == DRAWING
+
+    def settled(self, first: CheckOutcome, second: CheckOutcome) -> CheckOutcome:
+        """A promise that is broken in a fresh process is this check's; else the crash is told, and nothing waits for it."""
+        if second.verdict in BAD:
+            return second
+        alone = "not in a fresh process: what ran before may have left it behind"
+        return replace(first, reason=f"{first.reason} ({alone})", alone=second.verdict, found=second.found)
+
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
         """Operations of extensions that were found; checks that waited for this one, or are skipped as it did not pass."""
         came = self._came[outcome.operation]
-        came[outcome.check] = outcome.verdict
+        verdict = came[outcome.check] = outcome.alone or outcome.verdict
         if outcome.check == "extensions":
             return [bundle for operation in outcome.found for bundle in self._first(operation)], []
-        if self._chosen.chooses or not outcome.operation or outcome.verdict == "unsupported":
+        if self._chosen.chooses or not outcome.operation or verdict == "unsupported":
             return [], []
         ready: list[CheckItem] = []
         skipped: list[CheckOutcome] = []

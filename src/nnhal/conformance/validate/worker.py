@@ -9,7 +9,7 @@ from nnhal.base.answers import may_be_own
 from nnhal.base.errors import DeadObject, NnhalError, told
 from nnhal.base.stacks import dumped, stack_of
 from nnhal.conformance.suite import fate_of
-from nnhal.conformance.validate.check import CHECKS, CheckOutcome, ContractCheck
+from nnhal.conformance.validate.check import CHECKS, DRAWING, CheckOutcome, ContractCheck
 from nnhal.conformance.validate.place import place_first, place_in
 from nnhal.conformance.validate.run import CheckItem, Validation
 from nnhal.conformance.validate.table import FAMILIES
@@ -34,7 +34,7 @@ class _Checker(Worker):
     def run(self, of: str, items: Sequence[CheckItem]) -> Iterator[CheckOutcome]:
         for item in items:
             begin = time.monotonic_ns()
-            self.at("draw")
+            self.at(DRAWING)
             with trying(Trial(self.device, self._drawn(of), self.at, isolated=self.subject.isolate)) as trial:
                 verdict, reason, place = outcome_of(CHECKS[item.check], trial)
                 found = trial.found
@@ -54,9 +54,7 @@ def outcome_of(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:
     if check.inside and trial.isolated:
         return "skipped", "needs the driver in this process", ""
     verdict, reason, place = _looked(check, trial)
-    for known in (f"{trial.where}: ", "driver: "):  # there is but one
-        reason = reason.replace(known, "")
-    return verdict, reason, place
+    return verdict, reason.replace(f"{trial.where}: ", ""), place  # there is but one
 
 
 def _looked(check: ContractCheck, trial: Trial) -> tuple[str, str, str]:

@@ -8,8 +8,10 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.positions import axis_moved, broadcast, lower_by_places
-from nnhal.frontends.tflite.task import OperatorTask, entry
+from nnhal.frontends.tflite.task import INT32_RANGE, OperatorTask, entry
 from nnhal.ops.schema import B8, I32
+
+MOST_LOOKED_UP = 1 << 24  # of a dimension: a constant has them all
 
 
 @entry("GATHER", inputs=2, becomes="GATHER; with batches, of their rows behind one another")
@@ -43,7 +45,7 @@ def batched(t: OperatorTask, x: Term, indices: Term, axis: int, batches: int) ->
     order = [*range(batches), axis, *range(batches, axis), *range(axis + 1, len(shape))]
     whole = t.reshaped(axis_moved(t, x, order), (math.prod(shape[:batches]) * size, inner))
     starts = np.arange(math.prod(shape[:batches])).reshape(*shape[:batches], *[1] * (len(places) - batches)) * size
-    counted = added(t, indices, starts)
+    counted = added(t, inside(t, indices, size), starts)
     found = t.make("GATHER", whole, 0, t.reshaped(counted, (math.prod(places),)))
     rest = places[batches:]
     found = t.reshaped(found, (*places, *between, *shape[axis + 1 :]))
@@ -55,6 +57,28 @@ def batched(t: OperatorTask, x: Term, indices: Term, axis: int, batches: int) ->
         *range(batches + count + len(between), len(t.known(found))),
     ]
     return axis_moved(t, found, back)
+
+
+def inside(t: OperatorTask, indices: Term, size: int, stride: int = 1) -> Term:
+    """Indices times a stride. One outside of 0 to size - 1, of which the place of another element would be made, is refused:
+    by GATHER where it is known at execution only.
+    """
+    if indices.data is not None:
+        numbers = np.asarray(indices.data)
+        t.require(
+            ((numbers >= 0) & (numbers < size)).all(), f"has an index outside of the {size} places of its dimension"
+        )
+        return constant(Value(I32), (numbers * stride).astype(np.int32))
+    t.require(size <= MOST_LOOKED_UP, f"takes indices to {size} places, must be {MOST_LOOKED_UP} at most")
+    places = (np.arange(size, dtype=np.int64) * stride).astype(np.int32)
+    return t.make("GATHER", constant(Value(I32), places), 0, indices)
+
+
+def none_below(t: OperatorTask, numbers: Term) -> Term:
+    """Numbers, and 0 in place of those below it."""
+    if numbers.data is not None:
+        return constant(Value(I32), np.maximum(np.asarray(numbers.data), 0))
+    return t.make("MAXIMUM", numbers, t.scalar(0, numbers))
 
 
 def added(t: OperatorTask, indices: Term, numbers: Array) -> Term:
@@ -70,7 +94,7 @@ def gather_nd(t: OperatorTask) -> None:
     shape, places = t.known(x), t.known(indices)
     depth = places[-1]
     t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must be 1 to {t.rank(x)}")
-    flat = row_numbers(t, indices, shape[:depth])
+    flat = row_numbers(t, indices, shape[:depth]) if depth > 1 else t.reshaped(indices, (math.prod(places[:-1]),))
     bare_x = t.ones(x) if x.value.type == B8 else x
     rows = t.reshaped(bare_x, (math.prod(shape[:depth]), math.prod(shape[depth:])))
     found = t.reshaped(t.make("GATHER", rows, 0, flat), (*places[:-1], *shape[depth:]) or (1,))
@@ -78,15 +102,20 @@ def gather_nd(t: OperatorTask) -> None:
 
 
 def row_numbers(t: OperatorTask, indices: Term, sizes: Sequence[int]) -> Term:
-    """Vectors of indices, the last dimension, as numbers of rows in dimensions of these sizes."""
+    """Vectors of indices, the last dimension, as numbers of rows in dimensions of these sizes; refused as by `inside`."""
     places = t.known(indices)
     count, depth = math.prod(places[:-1]), places[-1]
+    t.require(math.prod(sizes) <= INT32_RANGE.max, f"has {math.prod(sizes)} rows, must have {INT32_RANGE.max} at most")
+    if indices.data is not None:
+        vectors = np.asarray(indices.data).reshape(count, depth)
+        within = bool(((vectors >= 0) & (vectors < np.array(sizes))).all())
+        t.require(within, f"indices reach outside of {list(sizes)}")
+        return constant(Value(I32), np.ravel_multi_index(tuple(vectors.T), tuple(sizes)).astype(np.int32))
     table = t.reshaped(indices, (count, depth))
     total: Term | None = None
-    for n in range(depth):
-        column = t.make("SLICE", table, t.integers([0, n]), t.integers([count, 1]))
-        stride = math.prod(sizes[n + 1 :])
-        column = t.make("MUL", column, t.scalar(stride, column), activation=0) if stride != 1 else column
+    for n, size in enumerate(sizes):
+        column = t.make("SLICE", table, t.integers([0, n]), t.integers([count, 1])) if depth > 1 else table
+        column = inside(t, column, size, math.prod(sizes[n + 1 :]))
         total = column if total is None else t.make("ADD", total, column, activation=0)
     if total is None:
         t.refuse("has no indices")
@@ -95,7 +124,7 @@ def row_numbers(t: OperatorTask, indices: Term, sizes: Sequence[int]) -> Term:
 
 @entry("REVERSE_SEQUENCE", inputs=2, becomes="GATHER of steps counted through")
 def reverse_sequence(t: OperatorTask) -> None:
-    """The first steps of each batch in the other order: step i of n is n - 1 - i."""
+    """The first steps of each batch in the other order: step i of n is n - 1 - i. Of a negative number none is moved."""
     o, x, lengths = t.options("ReverseSequenceOptions"), t.x(0), t.index(1, "lengths")
     shape = t.known(x)
     batch, steps = t.axis(o("BatchDim"), len(shape)), t.axis(o("SeqDim"), len(shape))
@@ -104,6 +133,7 @@ def reverse_sequence(t: OperatorTask) -> None:
     front = axis_moved(t, x, order)
     batches, count = shape[batch], shape[steps]
     numbers = constant(Value(I32), np.arange(count, dtype=np.int32).reshape(1, count))
+    lengths = inside(t, none_below(t, lengths), count + 1)
     last = t.make("SUB", t.reshaped(lengths, (batches, 1)), t.scalar(1, lengths), activation=0)
     mirrored = t.make("SUB", last, numbers, activation=0)
     same = t.make("LESS", mirrored, t.scalar(0, mirrored), like=Value(B8))

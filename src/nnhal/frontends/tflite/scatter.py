@@ -8,7 +8,7 @@ import numpy as np
 from nnhal.base.codes import MAX_RANK, OperandType
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.functions import lowest
-from nnhal.frontends.tflite.gather import row_numbers
+from nnhal.frontends.tflite.gather import inside, none_below, row_numbers
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.positions import broadcast
 from nnhal.frontends.tflite.reduction import halved
@@ -70,9 +70,9 @@ def too_many(size: int) -> str:
     return f"takes {size} elements to choose from, must be {MOST_CHOICES} at most"
 
 
-def segments(t: OperatorTask, kind: str, count: int) -> None:
+def segments(t: OperatorTask, kind: str, ids: Term, count: int) -> None:
     """The first dimension combined by numbers."""
-    x, ids = t.x(0), t.index(1, "segment_ids")
+    x = t.x(0)
     shape = t.known(x)
     t.require(t.known(ids) == shape[: len(t.known(ids))], "segment_ids must have the shape of the first dimensions")
     depth = len(t.known(ids))
@@ -85,7 +85,7 @@ def segment_sum(t: OperatorTask) -> None:
     """There are as many segments as the last number says."""
     ids = t.ints(1, "segment_ids")
     t.require(ids and min(ids) >= 0, f"segment_ids = {ids}, must not be negative")
-    segments(t, "SUM", max(ids) + 1)
+    segments(t, "SUM", t.index(1, "segment_ids"), max(ids) + 1)
 
 
 @entry(
@@ -98,7 +98,11 @@ def segment_sum(t: OperatorTask) -> None:
 )
 def unsorted_segments(t: OperatorTask) -> None:
     """Any order; numbers below 0 belong to none."""
-    segments(t, t.name.rpartition("_")[2], t.integer(2, "num_segments"))
+    ids, count = t.index(1, "segment_ids"), t.integer(2, "num_segments")
+    t.require(count > 0, f"num_segments = {count}, must be 1 at least")
+    looked_up = inside(t, none_below(t, ids), count)
+    ids = t.make("MINIMUM", ids, looked_up) if ids.data is None else ids
+    segments(t, t.name.rpartition("_")[2], ids, count)
 
 
 @entry("SCATTER_ND", inputs=3, becomes="EQUAL or GATHER, SELECT, REDUCE_SUM")
@@ -114,13 +118,7 @@ def scattered(t: OperatorTask, indices: Term, updates: Term, shape: Sequence[int
     """Updates summed up at the rows that indices [.., depth] say: [rows, inner]."""
     depth = t.known(indices)[-1]
     count, inner = math.prod(shape[:depth]), math.prod(shape[depth:])
-    if indices.data is not None:
-        vectors = np.asarray(indices.data).reshape(-1, depth)
-        inside = bool(((vectors >= 0) & (vectors < np.array(shape[:depth]))).all())
-        t.require(inside, f"indices reach outside of {list(shape)}")
-        ids = constant(Value(I32), np.ravel_multi_index(tuple(vectors.T), tuple(shape[:depth])).astype(np.int32))
-    else:
-        ids = row_numbers(t, indices, shape[:depth])
+    ids = row_numbers(t, indices, shape[:depth])
     rows = t.reshaped(updates, (math.prod(t.known(ids)), inner))
     return combined(t, "SUM", rows, ids, count)
 
