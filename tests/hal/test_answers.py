@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -378,10 +379,20 @@ def test_a_fenced_execution_tells_its_end_once_to_each_who_asked():
     assert errors[0] is not errors[1]
 
 
-def test_a_worker_without_work_ends_and_its_place_is_given_up(monkeypatch):
+@pytest.fixture
+def idle(monkeypatch) -> Any:
+    """No worker is idle, and none works that would be later."""
+    end = time.monotonic() + LIMIT
+    while len(background._idle) < sum(t.name == "nnhal-worker" for t in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    monkeypatch.setattr(background, "_idle", found := type(background._idle)())
+    return found
+
+
+def test_a_worker_without_work_ends_and_its_place_is_given_up(idle, monkeypatch):
     monkeypatch.setattr(background, "_LOOK", 0.01)
     monkeypatch.setattr(background, "_LOOKS", 3)
-    monkeypatch.setattr(background, "_idle", idle := type(background._idle)())
     threads: list[threading.Thread] = []
     assert hand_over(lambda: threads.append(threading.current_thread())) is None
     while not threads:
@@ -390,8 +401,7 @@ def test_a_worker_without_work_ends_and_its_place_is_given_up(monkeypatch):
     assert not threads[0].is_alive() and not idle
 
 
-def test_a_worker_that_is_idle_does_the_next_work_though_the_last_one_failed(monkeypatch, caplog):
-    monkeypatch.setattr(background, "_idle", idle := type(background._idle)())
+def test_a_worker_that_is_idle_does_the_next_work_though_the_last_one_failed(idle, caplog):
     threads: list[threading.Thread] = []
 
     def work(fails: bool) -> None:
