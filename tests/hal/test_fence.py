@@ -226,6 +226,57 @@ def test_a_status_that_another_holder_took_out_is_a_dead_object_and_never_a_succ
     assert here.status() == here.duplicate().status() == status  # and so does who is in the process that signalled
 
 
+@pytest.mark.parametrize(
+    ("timeout", "milliseconds"),
+    [
+        (None, -1),
+        (float("inf"), -1),
+        (2_000_001, -1),
+        (1_999_999, 1_999_999_000),
+        (1.5, 1500),
+        (0.0011, 2),
+        (0, 0),
+        (-1, 0),
+    ],
+)
+def test_a_wait_is_polled_for_as_long_in_whole_milliseconds(
+    timeout: float | None, milliseconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fence, _signal = fence_pair()
+    asked: list[int] = []
+
+    def events(fd: int, most: int) -> int:
+        asked.append(most)
+        return 0
+
+    monkeypatch.setattr(subject, "_events", events)
+    with pytest.raises((MissedDeadline, TypeError)):  # without a limit nothing but a signal ends it
+        fence.wait(timeout)
+    assert fence.status() is None and asked == [milliseconds, 0]
+
+
+def test_who_signals_in_this_process_is_believed_though_another_took_the_status_out() -> None:
+    fence, signal = fence_pair()
+    duplicate, other = fence.duplicate(), foreign(fence)
+    signal.set(FAILED)
+    os.read(other.fileno(), 1)
+    assert fence.status() == duplicate.status() == FAILED and other.status() == DEAD
+
+
+def test_a_descriptor_that_is_given_once_is_a_fence() -> None:
+    fence, signal = fence_pair()
+    asked: list[int] = []
+
+    def take() -> int:
+        asked.append(1)
+        return os.dup(fence.fileno())
+
+    taken = Fence.taken(take)
+    assert asked == [1] and taken.status() is None
+    signal.set()
+    taken.wait(0)
+
+
 def test_a_duplicate_outlives_its_original() -> None:
     fence, signal = fence_pair()
     duplicate = fence.duplicate()

@@ -8,16 +8,21 @@ import numpy as np
 import pytest
 
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus, Preference, Priority
+from nnhal.base.codes import OperandType as Type
+from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed, OutputInsufficientSize
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import full
-from nnhal.hal.device import Capabilities, Hints
+from nnhal.hal.device import Capabilities, Hints, prepared_by
 from nnhal.hal.hidl.adapters import ATTEMPTS, GUESSED_ROOM, adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape, RequestArgument
 from nnhal.hal.hidl.calls import LIMIT, SECONDS, Callback, Calls, notified_within
 from nnhal.hal.hidl.interfaces import DEVICE_METHODS, PREPARED_METHODS, TOKEN_SIZE, InlinedModel, hal_level, newest
 from nnhal.hal.hidl.packets import BurstRequest, Memories, PacketQueue
+from nnhal.hal.host import HostBuffer
+from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
 from tests.hal.hidl.old_drivers import NONE, Plain, X, added, answering, prepared, reshaped, soon, tiled
@@ -283,6 +288,7 @@ def test_room_that_nobody_knows_is_guessed_by_what_is_given_and_at_least_a_page(
         ([(0, 0)], [4096, 4 * 4096]),
         ([(5000, 0)], [4096, 4 * 4096]),
         ([(30, 40)], [4096, 4800]),
+        ([(1, 5000)], [4096, 20_000]),
         ([(32, 32)], [4096, 4 * 4096]),  # as much as it had, so that cannot be all
         ([(2, 2)], [4096, 4 * 4096]),
         ([(), ()], [4096, 4 * 4096, 16 * 4096]),
@@ -388,6 +394,68 @@ def test_shapes_may_be_left_out_where_all_were_known():
     assert requests.run(prepared(driver), [X]).results[0].tolist() == (X + X).tolist()
     with pytest.raises(OperationFailed, match="gave 0 output shapes, must be 1"):
         requests.run(prepared(driver, reshaped(False)), [X, np.int32([6, 2])])
+
+
+def two_outputs(known_first: bool) -> Model:
+    """A RESHAPE whose shape is an input, and a RELU of a known shape beside it."""
+    b = ModelBuilder()
+    x, shape = b.operand(Type.TENSOR_FLOAT32, (3, 4)), b.operand(Type.TENSOR_INT32, (2,))
+    y, z = b.operand(Type.TENSOR_FLOAT32, (0, 0)), b.operand(Type.TENSOR_FLOAT32, (3, 4))
+    b.operation(Op.RESHAPE, [x, shape], [y])
+    b.operation(Op.RELU, [x], [z])
+    return b.finish([x, shape], [z, y] if known_first else [y, z])
+
+
+@pytest.mark.parametrize("known_first", [False, True])
+def test_of_two_outputs_the_one_that_lacks_room_gets_more(known_first):
+    had: list[list[int]] = []
+
+    def ordered(unknown: Any, known: Any) -> list[Any]:
+        return [known, unknown] if known_first else [unknown, known]
+
+    class Prepared(full.PreparedV1_2):
+        def executeSynchronously(self, request: Any, measure: bool) -> Any:  # noqa: N802
+            had.append([at.length for at in request.outputs])
+            if len(had) == 1:
+                return TOO_SMALL, ordered(OutputShape((30, 40), False), OutputShape((3, 4))), HalTiming()
+            return super().executeSynchronously(request, measure)
+
+    class Driver(full.FullV1_2):
+        def notified(self, notify: Any, _: Any, model: Any) -> Any:
+            return super().notified(notify, Prepared, model)
+
+    request = requests.run(prepared(Driver(), two_outputs(known_first)), [X, np.int32([6, 2])])
+    assert had == [ordered(4096, 48), ordered(4800, 48)]
+    assert [r.tolist() for r in request.results] == ordered(X.reshape(6, 2).tolist(), X.tolist())
+
+
+def test_an_execution_that_is_late_already_does_not_reach_the_driver():
+    driver = Rooms()
+    with pytest.raises(MissedDeadline):
+        requests.run(driver.model, [X, np.int32([1, 1])], Control(deadline=1))
+    assert not driver.had
+
+
+@pytest.mark.parametrize("way", ["0", "1"])
+def test_a_driver_is_called_by_the_form_that_it_has(way, monkeypatch):
+    monkeypatch.setenv("NNHAL_SYNC_EXEC", way)
+
+    class Synchronous:
+        def __init__(self, model: Any) -> None:
+            self.executeSynchronously = full.PreparedV1_2(model).executeSynchronously
+
+    class Driver(full.FullV1_2):
+        def notified(self, notify: Any, _: Any, model: Any) -> Any:
+            return super().notified(notify, Synchronous, model)
+
+    for driver in (Driver(), full.FullV1_0()):
+        assert requests.run(prepared(driver), [X]).results[0].tolist() == (X + X).tolist()
+
+
+def test_driver_buffers_at_1_3_are_nnhals_own():
+    device = adapt(noting("prepareModel_1_3"))
+    model = prepared_by(device, added(), Hints())
+    assert isinstance(device.allocate(BufferDesc(), [BufferRole(model, 0)]), HostBuffer)
 
 
 # -------------------------------------------------------------------------------------------------- forms of figures
