@@ -32,6 +32,7 @@ LOADING = 60.0  # seconds at least that a driver may take to load
 _WORKER = "from {} import main; main()"  # by -m, its classes would be those of __main__
 BARREN = 3  # processes in a row that end before a vector has begun: the driver does not come back
 ENDING = 2.0  # seconds for a process with nothing more to do
+LATELY = 500  # characters of what a process said last, which tell what is new
 TELLING = 2.0  # seconds for one that hangs to say where
 
 
@@ -160,7 +161,7 @@ class _WorkProcess:
 
     def stack(self) -> str:
         """Where the driver is that does not come back: its own frames, "" where that cannot be had."""
-        said = self.process.output.last_words().count(DUMPED)
+        said = self.process.output.last_words()[-LATELY:]
         for pid in children_of(self.process.pid) or [self.process.pid]:
             with contextlib.suppress(OSError):
                 os.kill(pid, TELL)
@@ -168,8 +169,9 @@ class _WorkProcess:
         while time.monotonic() < end:
             time.sleep(0.1)
             before, words = words, self.process.output.last_words()
-            if words.count(DUMPED) > said and words == before:  # all of it has come
-                return dumped(words)
+            new = words.rpartition(said)[2] if said else words  # an earlier crash may have dumped too
+            if DUMPED in new and words == before:  # all of it has come
+                return dumped(new)
         return ""
 
     def kill(self) -> None:

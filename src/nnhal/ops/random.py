@@ -52,6 +52,7 @@ register(
         (out("output", I32, "batch samples"),),
         draw,
         where={"samples": lambda a: a.sample_count},
+        random=True,
         doc="Draws samples of each row's classes.",
         example=example([[0, 0, 0]], input=[[-1]], sample_count=3, seeds=[1, 2]),
     )

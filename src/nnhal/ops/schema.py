@@ -288,6 +288,7 @@ class Op:
         where it cannot be said so. Layouts need none: they are marked in the arguments.
     flat: the first input counts by its elements in row-major order, whatever its shape; `reorder` is then by the order of
         the output.
+    random: whether results are samples, which another generator draws otherwise from the same seeds.
     kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
         output array or a tuple of them. A control-flow or random kernel (`context=True`) gets the execution context too.
     """
@@ -309,6 +310,7 @@ class Op:
     scaled: Mapping[str, Callable[[Any], tuple[float, int]]] = field(default_factory=dict)
     reorder: Reorder | None = None
     flat: bool = False
+    random: bool = False
     doc: str = ""
     example: Example | None = None
 

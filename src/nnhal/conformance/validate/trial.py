@@ -90,7 +90,7 @@ class Trial:
         self.found: tuple[str, ...] = ()
         self._open: list[Prepared] = []
         record = OPS.get(drawing.operation)
-        self.random = record is not None and record.context
+        self.random = record is not None and record.random
         self.rng = np.random.default_rng(zlib.crc32(drawing.operation.encode()))
 
     def at(self, stage: str) -> None:
