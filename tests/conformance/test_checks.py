@@ -123,6 +123,13 @@ RANDOM = (
 )
 
 
+def test_samples_of_another_generator_are_no_wrong_values_and_of_what_is_not_taken_nothing_is_said() -> None:
+    sampling = "RANDOM_MULTINOMIAL"
+    assert looked(discovery.cpu(), "values", sampling) == ("skipped", "its results are random", "")
+    assert looked(discovery.cpu(), "values", "ADD")[0] == "passed"
+    assert looked(device(), "values", sampling)[0] == "unsupported"
+
+
 def of_random_results(made: Any, name: str) -> tuple[str, str, str]:
     with trying(trial_of(made)) as trial:
         trial.random = True

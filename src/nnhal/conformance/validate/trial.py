@@ -175,6 +175,7 @@ class Trial:
     def fixed(self) -> None:
         """NotAsked where the results are drawn at random."""
         if self.random:
+            self.taken()  # NotTaken comes first
             raise NotAsked("its results are random")
 
     @staticmethod
