@@ -1,6 +1,5 @@
 """What drivers raise and what becomes of it: the class, the words, the stack."""
 
-import sys
 import traceback
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -220,4 +219,3 @@ def test_an_error_that_is_kept_holds_nothing_of_what_was_at_work_its_causes_and_
     loop = ValueError("loop")
     loop.__cause__ = loop
     assert let_frames_go(loop) is loop
-    sys.last_exc = None  # type: ignore[assignment]

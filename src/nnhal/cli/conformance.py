@@ -3,23 +3,21 @@
 import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from contextlib import closing
-from logging import CRITICAL, NOTSET
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nnhal.base.log import logger
 from nnhal.base.names import meant
 from nnhal.cli import common
+from nnhal.cli.judged import followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.parallel import run_vectors
 from nnhal.conformance.report import Group, grouped, repeats
 from nnhal.conformance.repro import write as write_repro
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.subject import ANY, TIMEOUT
-from nnhal.conformance.suite import BAD, VERDICTS, Outcome
+from nnhal.conformance.suite import VERDICTS, Outcome
 from nnhal.conformance.vectors import index
 from nnhal.conformance.ways import WAYS
 
@@ -83,7 +81,8 @@ def command(path: Path, jobs: int, all_failures: bool, repro: Path | None, as_js
         outputs=repro is not None,
         options=common.parse_options(options["driver_options"], None, options["device"] or ANY),
     )
-    outcomes, calls, device = _run(selection, jobs, as_json)
+    ran = followed(run_vectors(selection, jobs), "vectors", "vectors on", selection.device, as_json)
+    outcomes, calls, device = ran.outcomes, ran.calls, ran.device
     if not outcomes:
         raise click.UsageError(f"no vector under {path} is among those asked for, must be at least one")
     groups = grouped(outcomes)
@@ -96,26 +95,6 @@ def command(path: Path, jobs: int, all_failures: bool, repro: Path | None, as_js
             listed = ", ".join(f"{name} {number}" for name, number in sorted(calls.items()))
             common.console.print(f"methods called: {listed}", markup=False)
     return ANSWER_NO if groups else 0
-
-
-def _run(selection: Selection, jobs: int, quiet: bool) -> tuple[list[Outcome], Counter[str], str]:
-    """Outcomes, how often methods of an isolated driver were called, and the device's name."""
-    outcomes: list[Outcome] = []
-    calls: Counter[str] = Counter()
-    bad: Counter[str] = Counter()
-    device = selection.device
-    if logger("driver").level == NOTSET:  # what a driver says before it crashes is in the reason
-        logger("driver").setLevel(CRITICAL)
-    with closing(run_vectors(selection, jobs)) as results, common.progress(quiet) as bar:
-        task = bar.add_task("vectors", total=None)
-        for some, done, total in results:
-            outcomes += some.outcomes
-            calls += some.calls
-            device = some.device
-            bad.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
-            told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
-            bar.update(task, completed=done, total=total, description=f"vectors on {device}{told}")
-    return outcomes, calls, device
 
 
 def _known(what: str, names: Collection[str], known: Collection[str]) -> None:
@@ -133,11 +112,6 @@ def count(outcomes: Sequence[Outcome]) -> dict[str, Counter[str]]:
     return dict(sorted(counts.items()))
 
 
-def _totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    found = Counter(outcome.verdict for outcome in outcomes)
-    return {verdict: found[verdict] for verdict in VERDICTS}
-
-
 def _json(
     device: str,
     selection: Selection,
@@ -151,7 +125,7 @@ def _json(
     common.emit(
         {
             "device": device,
-            "totals": _totals(outcomes),
+            "totals": totals(outcomes, VERDICTS),
             "operations": {op: {v: c[v] for v in VERDICTS} for op, c in count(outcomes).items()},
             "failures": [
                 {"id": o.id, "variant": o.variant, "verdict": o.verdict, "reason": o.reason, "hint": o.hint}
@@ -184,9 +158,9 @@ def _print(
     every: bool,
 ) -> None:
     rows = [[op, *(c[v] or "" for v in VERDICTS)] for op, c in count(outcomes).items()]
-    totals = _totals(outcomes)
+    found = totals(outcomes, VERDICTS)
     common.table(
-        ["operation", *(f">{v}" for v in VERDICTS)], [*rows, ["all", *totals.values()]], title=f"device {device}"
+        ["operation", *(f">{v}" for v in VERDICTS)], [*rows, ["all", *found.values()]], title=f"device {device}"
     )
     for n, group in enumerate(groups if every else groups[:SHOWN]):
         hint = f" ({group.hint})" if group.hint else ""

@@ -4,19 +4,18 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from contextlib import closing
-from logging import CRITICAL, NOTSET
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nnhal.base.log import logger
 from nnhal.base.names import is_path
 from nnhal.cli import common
+from nnhal.cli.judged import followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.subject import ANY, TIMEOUT
-from nnhal.conformance.validate.check import BAD, CHECKS, VERDICTS, CheckOutcome
+from nnhal.conformance.suite import BAD
+from nnhal.conformance.validate.check import CHECKS, VERDICTS, CheckOutcome
 from nnhal.conformance.validate.run import DRAWS, Validation, repeats_check, run_checks
 
 LINE = 400  # characters of a reason that a line shows
@@ -64,7 +63,9 @@ def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any
         draws=options["draws"],
     )
     begin = time.monotonic_ns()
-    outcomes, device = _run(chosen, jobs, as_json)
+    ran = followed(run_checks(chosen, jobs), "checks", "checks of", chosen.device, as_json)
+    outcomes: list[CheckOutcome] = ran.outcomes
+    device = ran.device
     bad = sorted((o for o in outcomes if o.verdict in BAD), key=lambda o: (o.operation, list(CHECKS).index(o.check)))
     asked = [o for o in outcomes if chosen.takes(o.check, o.operation)]  # `extensions` runs for what it finds, too
     if not any(o.verdict not in ("unsupported", "skipped") for o in asked):
@@ -92,28 +93,6 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _run(chosen: Validation, jobs: int, quiet: bool) -> tuple[list[CheckOutcome], str]:
-    outcomes: list[CheckOutcome] = []
-    bad: Counter[str] = Counter()
-    device = chosen.device
-    if logger("driver").level == NOTSET:  # what a driver says before it crashes is in the reason
-        logger("driver").setLevel(CRITICAL)
-    with closing(run_checks(chosen, jobs)) as results, common.progress(quiet) as bar:
-        task = bar.add_task("checks", total=None)
-        for some, done, total in results:
-            outcomes += some.outcomes
-            device = some.device
-            bad.update(outcome.verdict for outcome in some.outcomes if outcome.verdict in BAD)
-            told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
-            bar.update(task, completed=done, total=total, description=f"checks of {device}{told}")
-    return outcomes, device
-
-
-def _totals(outcomes: Sequence[CheckOutcome]) -> dict[str, int]:
-    found = Counter(outcome.verdict for outcome in outcomes)
-    return {verdict: found[verdict] for verdict in VERDICTS}
-
-
 def _json(
     chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
 ) -> None:
@@ -125,7 +104,7 @@ def _json(
         {
             "device": device,
             "seed": chosen.seed,
-            "totals": _totals(outcomes),
+            "totals": totals(outcomes, VERDICTS),
             "operations": {name: {v: c[v] for v in VERDICTS[:-1]} for name, c in sorted(operations.items())},
             "failures": [
                 {
@@ -160,8 +139,8 @@ def _print(
     skipped = Counter(o.reason for o in outcomes if o.verdict == "skipped")
     for reason, number in skipped.most_common():
         common.console.print(f"skipped {number}: {reason}", markup=False)
-    totals = _totals(outcomes)
-    told = ", ".join(f"{totals[verdict]} {verdict}" for verdict in VERDICTS[:-1] if totals[verdict])
+    found = totals(outcomes, VERDICTS)
+    told = ", ".join(f"{found[verdict]} {verdict}" for verdict in VERDICTS[:-1] if found[verdict])
     operations = {o.operation for o in outcomes if o.operation and o.verdict != "unsupported"}
     many = f"{len(operations)} operation{'s' * (len(operations) != 1)}"
     common.console.print(f"device {device}: {told}; {many}, {spent / 1e9:.1f} s", markup=False)

@@ -167,7 +167,7 @@ class _WorkProcess:
                 os.kill(pid, TELL)
         end, words = time.monotonic() + TELLING, ""
         while time.monotonic() < end:
-            time.sleep(0.1)
+            time.sleep(0.1)  # another process writes, and nothing tells when it has done
             before, words = words, self.process.output.last_words()
             new = words.rpartition(said)[2] if said else words  # an earlier crash may have dumped too
             if DUMPED in new and words == before:  # all of it has come

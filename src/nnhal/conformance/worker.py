@@ -206,7 +206,7 @@ def serve_with(kind: type[Worker]) -> None:
 
     try:
         worker = kind(connection, board)
-    except Exception as error:
+    except Exception as error:  # of the driver, while it loads
         connection.send(_told(error))
         return
     thread = threading.Thread(target=serve, name="nnhal-items", daemon=True)
@@ -218,5 +218,6 @@ def serve_with(kind: type[Worker]) -> None:
 
 def _told(error: Exception) -> NnhalError:
     """An error that the other side knows the class of."""
-    known = isinstance(error, NnhalError) and type(error).__module__ == errors.__name__
-    return error if known else OperationFailed(told(error))  # type: ignore[return-value]
+    if isinstance(error, NnhalError) and type(error).__module__ == errors.__name__:
+        return error
+    return OperationFailed(told(error))

@@ -290,7 +290,7 @@ class Op:
         the output.
     random: whether results are samples, which another generator draws otherwise from the same seeds.
     kernel: `kernel(a, *tensors)`: arrays of the tensor arguments in order (None: omitted, a list: variadic), returns the
-        output array or a tuple of them. A control-flow or random kernel (`context=True`) gets the execution context too.
+        output array or a tuple of them. A control-flow kernel (`context=True`) gets the execution context too.
     """
 
     name: str

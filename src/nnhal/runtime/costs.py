@@ -157,12 +157,15 @@ class Prices:
     def of(self, devices: Sequence[str], steps: Sequence[StepPlan]) -> float:
         """The price of an assignment in which every operation can stand where it does."""
         starting = sum(self._starting[device] for device, _ in steps) + self._crossings(self._writer, devices)
-        standing = self._schedule.standing(steps)
+        return starting + self._running(enumerate(devices), self._schedule.standing(steps))
+
+    def _running(self, placed: Iterable[tuple[int, str]], standing: Mapping[int, Standing]) -> float:
+        """What operations take on their devices, those that stand together as one."""
         if not standing:
-            return starting + sum(times[device] for times, device in zip(self._alone, devices, strict=True))
-        return starting + sum(
+            return sum(self._alone[n][device] for n, device in placed)
+        return sum(
             standing[n].together.cost * self._seconds[n] if n in standing else self._alone[n][device]
-            for n, device in enumerate(devices)
+            for n, device in placed
         )
 
     def _crossings(self, operands: Iterable[int], devices: Sequence[str]) -> float:
@@ -231,10 +234,5 @@ class Prices:
 
     def _price(self, members: Sequence[int], device: str, operands: Iterable[int], devices: Sequence[str]) -> float:
         """What members of a step cost on a device, and what operands cost that cross."""
-        together = self._as_one(members, device)
-        crossings = self._crossings(operands, devices)
-        if not together:
-            return crossings + sum(self._alone[n][device] for n in members)
-        return crossings + sum(
-            together[n].together.cost * self._seconds[n] if n in together else self._alone[n][device] for n in members
-        )
+        running = self._running(((n, device) for n in members), self._as_one(members, device))
+        return self._crossings(operands, devices) + running

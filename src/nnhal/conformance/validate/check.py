@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from nnhal.conformance.validate.trial import Trial
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
-BAD = "failed", "crashed", "hung"
 DRAWING = "draw"  # the stage at which the driver is not asked anything yet
 DRIVER = ""  # in place of an operation: of the driver as a whole
 Look = Callable[[Trial], object]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError, OperationFailed
-from nnhal.base.levels import V1_2, V1_3
+from nnhal.base.levels import V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
@@ -199,6 +199,6 @@ def allocation_roles(trial: Trial) -> None:
         trial.unmet(f"allocate() gives memory for {what}, must be InvalidArgument")
 
 
-def _since(trial: Trial, what: str, level: object) -> None:
-    if trial.device.level < level:  # type: ignore[operator]
+def _since(trial: Trial, what: str, level: Level) -> None:
+    if trial.device.level < level:
         raise NotAsked(f"{what} exist since {level}, the device is at {trial.device.level}")

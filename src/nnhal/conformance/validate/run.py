@@ -11,7 +11,8 @@ from nnhal.base.names import meant
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.validate.check import BAD, CHECKS, DRAWING, DRIVER, CheckOutcome
+from nnhal.conformance.suite import BAD
+from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
 from nnhal.conformance.validate.table import of_operations, of_the_driver
 

@@ -75,7 +75,7 @@ def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
             hook.lower(t)
         except (Inexpressible, InvalidModel, BadFile):  # what it says of the operator, or of the file
             raise
-        except Exception as error:
+        except Exception as error:  # of the hook's author
             where = f"{t.graph.file.label}: {t.label}"
             failed = DriverFailed(f"{where}: {_name(hook)} raised {told(error)}{_line(error)}")
             failed.__cause__ = error

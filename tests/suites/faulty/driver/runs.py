@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,16 +159,22 @@ class WrongShape(Engine):
         super().give(request, [y.reshape(1, *y.shape, 1) for y in results])
 
 
+def filled(request: Request, results: Sequence[Array]) -> Iterator[Array]:
+    """The outputs that were filled in place, one after the other; others are written."""
+    for place, result in enumerate(results):
+        room = request.outputs[place]
+        if room is None:
+            request.write(place, result)
+        else:
+            room[...] = result
+            yield room
+
+
 @fault("past-the-end", "writes 16 bytes past its output's memory", "past-end")
 class PastTheEnd(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
-        for place, result in enumerate(results):
-            room = request.outputs[place]
-            if room is None:
-                request.write(place, result)
-            else:
-                room[...] = result
-                ctypes.memset(room.ctypes.data + room.nbytes, 0x11, PAST)
+        for room in filled(request, results):
+            ctypes.memset(room.ctypes.data + room.nbytes, 0x11, PAST)
 
 
 def later(work: Any) -> None:
@@ -183,13 +189,8 @@ def later(work: Any) -> None:
 @fault("late-write", "fills its output in place, and writes to it once more after the end", "late-write", (VALIDATE,))
 class LateWrite(Engine):
     def give(self, request: Request, results: Sequence[Array]) -> None:
-        for place, result in enumerate(results):
-            room = request.outputs[place]
-            if room is None:
-                request.write(place, result)
-            else:
-                room[...] = result
-                later(lambda room=room: room.fill(77))
+        for room in filled(request, results):
+            later(lambda room=room: room.fill(77))
 
 
 @fault("late-only", "returns before anything is written; a thread does that after the end", "output-once")
