@@ -1,8 +1,11 @@
-"""Small changes of meaning, one at a time: `python -m tests.mutants [--room R] [--seed N] [--count N]`.
+"""Small changes of meaning, one at a time: `python -m tests.mutants [--room R] [--seed N ...] [--count N]`.
 
 Each room's own tests are run once with coverage, which says what test runs which line; a change is then tried with the
 tests that run its line, the quickest first. It is killed when one of them fails, or does not end. What no test can notice
-stands in `equivalent.toml`, with the reason. Nothing is changed in place: the tests run in copies of the tree.
+stands in `equivalent.toml`, with the reason. Nothing is changed in place: the tests run in copies of the tree. Beside
+every tenth change its tests run with nothing changed, and must pass: else what they killed proves nothing.
+
+While one writes tests: `--file src/nnhal/hal/fence.py tests/hal/test_fence.py`, the changes of one file by some tests.
 """
 
 import argparse
@@ -19,7 +22,7 @@ import tempfile
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +53,7 @@ ROOMS = {
 BUDGET = 60.0  # seconds that the tests of one change took together when nothing was changed
 PATIENCE = 4.0  # times that, and a little: then it counts as hanging
 START = 30.0
+CONTROL = 10  # beside how many changes the tests run once with nothing changed
 PYTEST = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "not slow"]
 
 
@@ -120,11 +124,11 @@ def pytest(tree: Path, arguments: Sequence[str], seconds: float | None) -> int:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def measured(room: str, tree: Path) -> Coverage:
+def measured(room: str, tests: Sequence[str], tree: Path) -> Coverage:
     """Run a room's tests once, unchanged."""
     (tree / ".coveragerc").write_text("[run]\nsource = src\ndynamic_context = none\n[paths]\n")
     options = [f"--cov={tree / 'src' / 'nnhal' / room}", "--cov-context=test", "--cov-report=", "--junitxml=times.xml"]
-    status = pytest(tree, [*options, *ROOMS[room]], None)
+    status = pytest(tree, [*options, *tests], None)
     if status:
         raise SystemExit(f"{room}: its tests end with {status} when nothing is changed, must pass")
     seconds = {}
@@ -144,8 +148,8 @@ def measured(room: str, tree: Path) -> Coverage:
     return Coverage({key: frozenset(tests) for key, tests in lines.items()}, seconds)
 
 
-def killed(site: Site, tree: Path, coverage: Coverage) -> bool | None:
-    """Whether a test notices a change; None where no test runs its file."""
+def noticed(site: Site, tree: Path, coverage: Coverage, *, changed: bool = True) -> bool | None:
+    """Whether a test of a change fails with it, or without it; None where no test runs its file."""
     tests = coverage.tests_for(site)
     if not tests:
         return None
@@ -153,7 +157,8 @@ def killed(site: Site, tree: Path, coverage: Coverage) -> bool | None:
     before = target.read_bytes()
     seconds = sum(coverage.seconds.get(test, 0.0) for test in tests)
     try:
-        target.write_bytes(site.applied(before))
+        if changed:
+            target.write_bytes(site.applied(before))
         return pytest(tree, ["-x", *tests], START + PATIENCE * seconds) != 0
     finally:
         target.write_bytes(before)
@@ -175,60 +180,109 @@ def is_equivalent(site: Site, line: str, known: Iterable[Mapping[str, str]]) -> 
     )
 
 
-def drawn(room: str, count: int, seed: int) -> list[Site]:
-    """A sample of a room's changes."""
+def all_sites(room: str, files: Sequence[Path] = ()) -> list[Site]:
+    """The changes of a room, or of some of its files, without those that no test can notice."""
     known, found = equivalent(), []
     for path in sorted((ROOT / "src" / "nnhal" / room).rglob("*.py")):
-        source, name = path.read_bytes(), path.relative_to(ROOT)
+        if files and path not in files:
+            continue
+        source = path.read_bytes()
         text = source.decode().splitlines()
-        found += [site for site in sites(name, source) if not is_equivalent(site, text[site.line - 1], known)]
+        here = sites(path.relative_to(ROOT), source)
+        found += [site for site in here if not is_equivalent(site, text[site.line - 1], known)]
+    return found
+
+
+def drawn(found: Sequence[Site], room: str, count: int, seed: int) -> list[Site]:
+    """A sample of a room's changes."""
     return random.Random(f"{room} {seed}").sample(found, min(count, len(found)))
 
 
-def run(room: str, count: int, seed: int, jobs: int) -> dict[str, object]:
-    """Try a sample of one room; what survived."""
-    with tempfile.TemporaryDirectory(prefix="nnhal-mutants-") as folder:
-        trees: SimpleQueue[Path] = SimpleQueue()
-        for number in range(jobs):
-            trees.put(copied(Path(folder) / str(number)))
-        first = trees.get()
-        start = time.monotonic()
-        coverage = measured(room, first)
-        trees.put(first)
-        print(f"{room}: its tests take {time.monotonic() - start:.0f} s with coverage", flush=True)
+@dataclass
+class Trees:
+    """Copies of the tree, one for each change that is tried at a time."""
 
-        def attempt(site: Site) -> tuple[Site, bool | None]:
-            tree = trees.get()
-            try:
-                found = killed(site, tree, coverage)
-            finally:
-                trees.put(tree)
-            print(f"{'killed  ' if found else 'SURVIVED' if found is False else 'NO TEST '}  {site}", flush=True)
-            return site, found
+    coverage: Coverage
+    free: SimpleQueue[Path]
 
+    def attempt(self, site: Site, *, control: bool) -> bool | None:
+        """Try one change, and say what came of it."""
+        tree = self.free.get()
+        try:
+            found = noticed(site, tree, self.coverage)
+            if control and noticed(site, tree, self.coverage, changed=False):
+                print(f"FLAKY     {site}: its tests fail with nothing changed", flush=True)
+                found = False
+        finally:
+            self.free.put(tree)
+        print(f"{'killed  ' if found else 'SURVIVED' if found is False else 'NO TEST '}  {site}", flush=True)
+        return found
+
+    def sample(self, tried: Sequence[Site], jobs: int) -> list[Site]:
+        """Try changes; those that survived."""
         with ThreadPoolExecutor(jobs) as pool:
-            results = list(pool.map(attempt, drawn(room, count, seed)))
-    left = [str(site) for site, found in results if not found]
-    share = 1 - len(left) / max(1, len(results))
-    print(f"{room}: {len(results) - len(left)} of {len(results)} killed, {share:.0%}\n", flush=True)
-    return {"room": room, "seed": seed, "tried": len(results), "killed": len(results) - len(left), "survived": left}
+            controls = [n % CONTROL == CONTROL // 2 for n in range(len(tried))]
+            results = list(pool.map(lambda site, control: self.attempt(site, control=control), tried, controls))
+        return [site for site, found in zip(tried, results, strict=True) if not found]
+
+
+def run(room: str, given: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Try samples of one room, one a seed; what survived."""
+    with tempfile.TemporaryDirectory(prefix="nnhal-mutants-") as folder:
+        free: SimpleQueue[Path] = SimpleQueue()
+        for number in range(given.jobs):
+            free.put(copied(Path(folder) / str(number)))
+        first = free.get()
+        start = time.monotonic()
+        trees = Trees(measured(room, given.tests or ROOMS[room], first), free)
+        free.put(first)
+        print(f"{room}: its tests take {time.monotonic() - start:.0f} s with coverage", flush=True)
+        found = all_sites(room, given.file)
+        for seed in given.seed:
+            tried = drawn(found, room, given.count, seed)
+            left = trees.sample(tried, given.jobs)
+            share = 1 - len(left) / max(1, len(tried))
+            print(f"{room}, seed {seed}: {len(tried) - len(left)} of {len(tried)} killed, {share:.0%}\n", flush=True)
+            yield {
+                "room": room,
+                "seed": seed,
+                "sites": len(found),
+                "tried": len(tried),
+                "killed": len(tried) - len(left),
+                "survived": [str(site) for site in left],
+            }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.mutants", description=__doc__.splitlines()[0])
+    parser.add_argument("tests", nargs="*", help="tests to judge by; all of the room by default")
     parser.add_argument("--room", choices=ROOMS, action="append", help="one of the rooms; all by default")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=40, help="changes of each room")
+    parser.add_argument("--file", type=Path, action="append", help="changes of this file alone, which says the room")
+    parser.add_argument("--seed", type=int, action="append", help="1 by default; each has a sample of its own")
+    parser.add_argument("--count", type=int, default=40, help="changes of each room and seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--least", type=float, default=0.85, help="share that must be killed in every room")
     parser.add_argument("--json", type=Path, help="a file for what was found")
     given = parser.parse_args()
-    found = [run(room, given.count, given.seed, given.jobs) for room in given.room or ROOMS]
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1))
-    low = [str(each["room"]) for each in found if int(str(each["killed"])) < given.least * int(str(each["tried"]))]
+    given.file = [path.resolve() for path in given.file or ()]
+    given.seed = given.seed or [1]
+    rooms = given.room or list(ROOMS)
+    if given.file:
+        rooms = sorted({path.relative_to(ROOT / "src" / "nnhal").parts[0] for path in given.file})
+    if given.tests and len(rooms) > 1:
+        parser.error("tests are of one room: name it with --room or --file")
+    found = []
+    for room in rooms:
+        found += run(room, given)
+        if given.json:
+            given.json.write_text(json.dumps(found, indent=1))
+    low = [f"{each['room']} (seed {each['seed']})" for each in found if _low(each, given.least)]
     print(f"below {given.least:.0%}: {', '.join(low) or 'none'}")
     return 1 if low else 0
+
+
+def _low(found: Mapping[str, object], least: float) -> bool:
+    return int(str(found["killed"])) < least * int(str(found["tried"]))
 
 
 if __name__ == "__main__":
