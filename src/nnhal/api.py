@@ -16,6 +16,7 @@ from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
+from nnhal.runtime.cache.steps import Caching
 from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
@@ -67,6 +68,8 @@ def compile(
     deadline: float | None = None,
     driver_options: Mapping[str, Mapping[str, Any]] | None = None,
     isolation: Isolation = "none",
+    cache_dir: str | os.PathLike[str] | None = None,
+    token: bytes | None = None,
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
 
@@ -78,6 +81,9 @@ def compile(
     devices may take to say what they support and to prepare it, once they are there. driver_options: a mapping for each
     device name.
     isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one.
+    cache_dir: a folder of this user alone where drivers keep what they compiled, for the next time (NNHAL_CACHE_DIR by
+    default; none, and nothing is kept); `compiled.cache` says what became of it. token: 32 bytes that stand for the model
+    with its weights, and never for another; made of them by default.
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
     MissedDeadline, or what a driver raised.
     """
@@ -96,9 +102,11 @@ def compile(
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
     options = _options(driver_options, chosen)
+    caching = Caching.wanted(cache_dir, token)
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
-    wishes = Wishes(tuple(chosen), fallback, preference, priority, threads, point_in_time(deadline), options)
+    told = preference, priority, threads, point_in_time(deadline), options
+    wishes = Wishes(tuple(chosen), fallback, *told, caching)
     with ExitStack() as undo:
         compiled = Compiled(compile_plan(model, wishes, undo))
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once

@@ -96,12 +96,24 @@ class Layout(NamedTuple):
     format: int = BLOB
 
 
+class Origin(NamedTuple):
+    """The file that a memory's bytes were read from, as it was then: whoever finds the same finds the same bytes."""
+
+    device: int
+    inode: int
+    size: int
+    start: int  # the first byte that was taken
+    modified_ns: int
+    changed_ns: int
+
+
 class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (`fd`) can be sent over a socket"):
     """A region of bytes that can be shared.
 
     kind: "ashmem", "mmap_fd", "hardware_buffer_blob", "hardware_buffer" or "host". size: bytes. fd: descriptor of the
     region, -1 for "host". layout: of hardware buffers, None for others. dma_buf: a descriptor of the same bytes for devices
-    that import dma-bufs, -1 where there is none. one_way: written by this process alone.
+    that import dma-bufs, -1 where there is none. one_way: written by this process alone. origin: of one that was copied
+    from a file and sealed, what that was; None for any other.
     """
 
     __slots__ = (
@@ -116,6 +128,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
         "layout",
         "offset",
         "one_way",
+        "origin",
         "readonly",
         "size",
     )
@@ -137,6 +150,7 @@ class Memory(Uncopied, instead="`copy_to` copies its bytes, and its descriptor (
         self.fd, self.dma_buf = (*owner.fds, -1, -1)[:2]
         self.kind, self.size, self.offset, self.readonly = kind, size, offset, readonly
         self.layout, self.one_way = layout, False
+        self.origin: Origin | None = None
         self._source, self._closed = source, False
         self._root: weakref.ref[Array] | None = None
         self._owner: Owner | None = owner

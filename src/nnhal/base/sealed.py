@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile, OutOfMemory
-from nnhal.base.memory import Memory, aligned, seal
+from nnhal.base.memory import Memory, Origin, aligned, seal
 from nnhal.base.operands import Array
 
 _AT_ONCE = 1 << 20  # bytes asked of a stream
@@ -31,6 +31,7 @@ class Store:
             raise OutOfMemory(f"memory: no descriptor for {name}: {error.strerror}") from error
         (self._fd,) = self._owner.fds
         self.size = 0
+        self._origin: Origin | None = None
 
     def add(self, array: Array) -> int:
         """Write a copy of the array's bytes in row-major order; returns where they begin."""
@@ -39,6 +40,7 @@ class Store:
         return offset
 
     def _write(self, left: memoryview, offset: int) -> None:
+        self._origin = None
         self.size = offset + len(left)
         while left:
             try:
@@ -63,6 +65,10 @@ class Store:
             while count := os.sendfile(self._fd, file.fileno(), start + self.size - begin, 1 << 30):
                 self.size += count
             after = os.fstat(file.fileno())
+        self._origin = None
+        if not begin:
+            facts = after.st_dev, after.st_ino, after.st_size, start, after.st_mtime_ns, after.st_ctime_ns
+            self._origin = Origin(*facts)
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise BadFile(f"{os.fspath(path)}: was written to while it was read, must stay as it is until it is loaded")
 
@@ -72,7 +78,7 @@ class Store:
             return Memory.wrap(np.frombuffer(b"", np.uint8))
         seal(self._fd, one_way=True)
         memory = Memory.from_fd(self._fd, self.size)
-        memory.kind = "ashmem"
+        memory.kind, memory.origin = "ashmem", self._origin
         return memory
 
 

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
-from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel
+from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
+from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, empty
+from nnhal.hal.cache.keeper import identity, keep, recall
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -32,6 +35,7 @@ from nnhal.model.layouts import LAYOUTS, laid_out
 from nnhal.model.orders import Layout
 from nnhal.model.validate import let_constants_go
 
+_log = logger("compilation")
 T = TypeVar("T")
 MOST_THREADS = 1024  # that an engine may be asked to use
 RELAXATIONS = {
@@ -90,7 +94,8 @@ class Hints:
     threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice; a device is given no more than this
     process has CPUs. deadline: monotonic nanoseconds, None for no limit. options: the device's own, as given in
     `driver_options`. worked_out: for `Device.prepare` only, what `consider` worked out of a model that this one is, or was
-    cut from; None where there is no such thing, which may be at any time.
+    cut from; None where there is no such thing, which may be at any time. cache: files that `Device.prepare` may save to,
+    empty, and `Device.prepare_from_cache` is to read; None where nothing is kept, as for any device that asks for no files.
     """
 
     preference: Preference = Preference.FAST_SINGLE_ANSWER
@@ -99,6 +104,7 @@ class Hints:
     deadline: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     worked_out: "WorkedOut | None" = None
+    cache: Cache | None = None
 
 
 @dataclass(frozen=True)
@@ -226,6 +232,13 @@ class Prepared(ABC):
         """
         raise ContractBroken("reconfigure() is missing, must be there where `changeable` names options")
 
+    def save(self, files: CacheContent) -> bool:
+        """Fill the sections of the cache files, to be restored from; whether there is anything to save.
+
+        Called once, right after it was prepared, where the application wants compilations kept and the device has files.
+        """
+        return False
+
     def close(self) -> None:
         """Give resources back. Called once, after the last run has ended."""
 
@@ -235,6 +248,7 @@ class Device(ABC):
 
     one_at_a_time: as of `Prepared`, for all models that it has prepared together. preferred_layout: "nhwc" or "nchw" where
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
+    processor_matters: whether what it keeps in cache files is for this kind of processor alone.
     """
 
     name: str = "unnamed"
@@ -245,6 +259,7 @@ class Device(ABC):
     relaxations: Sequence[str] = ()  # what of `RELAXATIONS` its results may do
     one_at_a_time: bool = False
     preferred_layout: Layout | None = None
+    processor_matters: bool = False
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -274,6 +289,28 @@ class Device(ABC):
         Raises an NnhalError where that fails: InvalidArgument where the hints are at fault, which is an error to the
         application; after any other, UnsupportedModel among them, the runtime may place the model elsewhere.
         """
+
+    def number_of_cache_files(self) -> CacheFiles:
+        """How many files one compilation is kept in, up to 32 of each kind; none by default, and nothing is kept."""
+        return CacheFiles()
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        """What `Prepared.save` of a model had filled these with, ready to run. They are what was written, byte for byte.
+
+        hints: as given to `prepare` then. Raises an NnhalError where it cannot: the model is prepared anew.
+        """
+        raise OperationFailed("restore() is missing, must be there where save() is")
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """Prepare what `hints.cache` holds. outline: inputs, outputs and pools of the model, with no operations.
+
+        By default the files are read, held to the driver's private record of what it wrote, and given to `restore`. A driver
+        that has its own here, and saves in `prepare`, sees to its own integrity: it copies the files into memory before it
+        looks at them, and keeps a keyed hash of what it wrote. Raises an NnhalError, with the reason, for a miss.
+        """
+        assert hints.cache is not None
+        content = recall(hints.cache, outline.pools, identity_of(self).name, _written_by(self))
+        return self.restore(content, hints.cache.token, hints)
 
     def status(self) -> DeviceStatus:
         """What the device is busy with, as far as it tells."""
@@ -432,24 +469,72 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
     """What the device prepares, with its model noted; ContractBroken where that is none, or one that it gave before.
 
     It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
+    What it wants kept in the hints' cache is written there; where that fails, they are left empty.
     """
     model = laid_out(model, None if as_is else layout_of(device)).model
     where = where_of(device)
     with answering(where, "prepare()"):
-        prepared = device.prepare(model, within_the_machine(hints))
-        if not isinstance(prepared, Prepared):
-            raise ContractBroken(f"prepare() gave {shown(prepared)}, must give a Prepared")
-        _given_once(prepared, "prepare() gave a Prepared")
-        prepared.model = model
-        vars(prepared)["_where"] = where
-        traits = vars(prepared)["_traits"] = _traits(prepared)
-        alone = _turns_of(device, prepared)
-        if alone is not None:
-            _queue(prepared, alone, alone.one_at_a_time)
-        elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
-            turns = Turns()
-            _queue(prepared, turns, turns.side_by_side)
-        return prepared
+        prepared = _taken(device, device.prepare(model, within_the_machine(hints)), "prepare()", model, where)
+    if hints.cache is not None:
+        _save(device, prepared, hints.cache, model, where)
+    return prepared
+
+
+def restored_by(device: Device, outline: Model, hints: Hints) -> Prepared:
+    """What the device prepares from `hints.cache`, as `prepared_by`. Any NnhalError is a miss, and says why."""
+    where = where_of(device)
+    with answering(where, "prepare_from_cache()"):
+        prepared = device.prepare_from_cache(outline, within_the_machine(hints))
+        return _taken(device, prepared, "prepare_from_cache()", outline, where)
+
+
+def cache_files_by(device: Device) -> CacheFiles:
+    """How many files of each kind the device keeps a compilation in; none below level 1.2."""
+    if identity_of(device).level < V1_2:
+        return CacheFiles()
+    with answering(where_of(device), "number_of_cache_files()"):
+        numbers = device.number_of_cache_files()
+        fits = isinstance(numbers, tuple) and len(numbers) == len(CacheFiles._fields)
+        if not fits or not all(type(n) is int and 0 <= n <= MOST_FILES for n in numbers):
+            raise ContractBroken(
+                f"number_of_cache_files() gave {shown(numbers)}, must be two numbers of 0 to {MOST_FILES}"
+            )
+        return CacheFiles(*numbers)
+
+
+def _written_by(device: Device) -> bytes:
+    """The identity of a device in what it writes to cache files."""
+    own = identity_of(device)
+    matters = _member(bool, device.processor_matters, "processor_matters")
+    return identity(own.name, own.version, type(device).__module__, processor=matters)
+
+
+def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
+    content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
+    try:
+        with answering(where, "save()"):
+            if _member(bool, prepared.save(content), "what save() gave"):
+                keep(content, cache, identity_of(device).name, _written_by(device))
+    except (NnhalError, OSError) as error:
+        _log.warning("%s: its compilation is not kept: %s", where, error)
+        empty(cache)
+
+
+def _taken(device: Device, prepared: Any, query: str, model: Model, where: str) -> Prepared:
+    """A prepared model of a device, looked at and queued as it is to be."""
+    if not isinstance(prepared, Prepared):
+        raise ContractBroken(f"{query} gave {shown(prepared)}, must give a Prepared")
+    _given_once(prepared, f"{query} gave a Prepared")
+    prepared.model = model
+    vars(prepared)["_where"] = where
+    traits = vars(prepared)["_traits"] = _traits(prepared)
+    alone = _turns_of(device, prepared)
+    if alone is not None:
+        _queue(prepared, alone, alone.one_at_a_time)
+    elif traits.changeable and not prepared.timely:  # elsewhere the engine's own process sees to that
+        turns = Turns()
+        _queue(prepared, turns, turns.side_by_side)
+    return prepared
 
 
 def _turns_of(device: Device, prepared: Prepared) -> Turns | None:

@@ -55,6 +55,16 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
     return Part(part, inputs, outputs)
 
 
+def outline(model: Model) -> Model:
+    """A model as it is seen from outside: inputs and outputs with the shapes that are known, its pools, no operations."""
+    main, values = model.main, validate(model).subgraphs[0].values
+    roles = dict.fromkeys(main.inputs, Lifetime.SUBGRAPH_INPUT) | dict.fromkeys(main.outputs, Lifetime.SUBGRAPH_OUTPUT)
+    place = {old: new for new, old in enumerate(roles)}
+    operands = tuple(_operand(main.operands[i], values[i], role) for i, role in roles.items())
+    graph = Subgraph(operands, (), tuple(place[i] for i in main.inputs), tuple(place[i] for i in main.outputs))
+    return Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name)
+
+
 def live(model: Model) -> tuple[int, ...]:
     """The operations of the main subgraph without which an output could not be: what the others give, nobody reads."""
     if "live" not in model._memo:

@@ -36,7 +36,6 @@ from nnhal.hal.device import (
     identity_of,
     layout_of,
     let_weights_go,
-    prepared_by,
 )
 from nnhal.hal.utilities import is_extension
 from nnhal.ipc.client.device import RemoteDevice
@@ -46,6 +45,7 @@ from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
+from nnhal.runtime.cache.steps import NO_ENTRY, CacheOutcome, Caching, Entry, ModelCache
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
@@ -85,6 +85,7 @@ class Wishes:
     threads: int = 0
     deadline: int | None = None
     driver_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    caching: Caching = Caching()
 
     def hints(self, device: Device) -> Hints:
         """What the driver of a device is told; one that only takes over has no options."""
@@ -97,7 +98,7 @@ class Wishes:
 class Step:
     """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
 
-    laid: the part as the device has it.
+    laid: the part as the device has it. cached: what became of its entry in the cache.
     consumed: nobody needs its constants any more, and `part` has none.
     """
 
@@ -108,6 +109,7 @@ class Step:
     lane: Lane
     laid: LaidOut
     consumed: bool = False
+    cached: CacheOutcome = CacheOutcome("", "off")
 
 
 @dataclass(frozen=True)
@@ -304,12 +306,15 @@ def _attempt(
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
     found, parts = _placed(model, wishes, by_label, offers)
+    kept = ModelCache(wishes.caching, model)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
         hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
-            steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints))
+            whole = part.model is model
+            entry = Entry(kept, candidate.key.isolation, None if whole else planned.operations)
+            steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints, entry))
         except MissedDeadline:
             raise
         except Exception as error:
@@ -389,11 +394,13 @@ def prepare(
     label: str = "",
     undo: ExitStack | None = None,
     hints: Hints | None = None,
+    entry: Entry = NO_ENTRY,
 ) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
     label: the device's name, made to differ where several have the same. undo: closes it. hints: those of the wishes by
-    default. Where nothing may take over, a driver that needs the constants no more leaves none in the step's part.
+    default. entry: in the cache.
+    Where nothing may take over, a driver that needs the constants no more leaves none in the step's part.
     """
     laid = laid_out(part.model, layout_of(device))
     if wishes.fallback == "forbid":
@@ -411,8 +418,11 @@ def prepare(
     if undo is not None:
         undo.callback(lane.close)
 
+    outcomes: list[CacheOutcome] = []
+
     def work() -> None:
-        lane.prepared = prepared_by(device, laid.model, given, as_is=True)
+        lane.prepared, outcome = entry.prepare(device, laid.model, given, label or name)
+        outcomes.append(outcome)
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
@@ -423,4 +433,4 @@ def prepare(
     consumed = wishes.fallback == "forbid" and let_weights_go(lane.prepared, laid.model, lane.where)
     if consumed and laid.model is not part.model:
         let_weights_go(lane.prepared, part.model, lane.where)
-    return Step(device, part, lane.prepared, spent, lane, laid, consumed)
+    return Step(device, part, lane.prepared, spent, lane, laid, consumed, outcomes[0])

@@ -13,6 +13,7 @@ from nnhal.hal.fence import Fence, listed
 from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
+from nnhal.runtime.cache.steps import CacheOutcome
 from nnhal.runtime.caller import Caller, InUse, ModelCallable
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole
@@ -162,6 +163,11 @@ class Compiled(
             return memory_of(self._caller)
 
     # ------------------------------------------------------------------------------------------------------ the rest
+
+    @property
+    def cache(self) -> tuple[CacheOutcome, ...]:
+        """What became of each step in the cache: "hit", "miss: why", "off: why"."""
+        return tuple(step.cached for step in self._caller.plan.steps)
 
     @property
     def placement(self) -> Placement:

@@ -12,7 +12,7 @@ import stat
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from nnhal.base.operands import Array
 
 ALIGNMENT_MAPPED = 16  # of constants that stay where they lie: what the TFLite schema demands of a file's
 LEAST_MAPPED = 1 << 20  # bytes of constants in one pool for which it is mapped
-_PAGE = mmap.PAGESIZE
+PAGE = mmap.PAGESIZE
 _FIXED = 0x10  # MAP_FIXED, for which Python's mmap module has no name
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
@@ -30,15 +30,27 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 _FAILED = ctypes.c_void_p(-1).value
 
 
+class Mapped(NamedTuple):
+    """Bytes of a pool's descriptor that stand in a content: where from, how many, where."""
+
+    pool: "weakref.ref[Memory]"
+    start: int
+    length: int
+    at: int
+
+
 class Content:
     """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
 
     They begin as zeros, which take no memory before they are written. in_place: bytes of constants that were not copied.
+    copied: those before the first that are mapped. windows: what is mapped. room: bytes of the flatbuffer proper.
     """
 
-    in_place = 0
+    in_place = room = 0
 
     def __init__(self, size: int) -> None:
+        self.copied = size
+        self.windows: list[Mapped] = []
         self._data = bytes(size)
         self._address: int = np.frombuffer(self._data, np.uint8).ctypes.data
         self._mapped: list[tuple[int, int]] = []  # addresses and lengths
@@ -65,13 +77,28 @@ class Content:
 
     def page(self, offset: int) -> int:
         """The first offset, from `offset` on, at which a page of memory begins."""
-        return offset + -(self._address + offset) % _PAGE
+        return offset + -(self._address + offset) % PAGE
 
-    def map(self, offset: int, fd: int, start: int, length: int) -> None:
-        """Let bytes of a descriptor, from `start` on, stand at `offset`: whole pages on both sides."""
+    def map(self, offset: int, pool: Memory, start: int, length: int) -> None:
+        """Let bytes of a pool's descriptor, from `start` on, stand at `offset`: whole pages on both sides."""
         self._require(offset, length)
+        self.copied = min(self.copied, offset)
+        self.windows.append(Mapped(weakref.ref(pool), start, length, offset))
         self._mapped.append((self._address + offset, length))
-        _replace(self._address + offset, length, 0, fd, start)
+        _replace(self._address + offset, length, 0, pool.fd, start)
+
+    def map_or_copy(self, offset: int, pool: Memory, start: int, length: int) -> None:
+        """As `map`; where no page of memory begins there, as the allocator will, the bytes are copied."""
+        if self.page(offset) == offset and is_file(pool.fd):
+            self.map(offset, pool, start, length)
+            return
+        first = start - pool.offset  # in the pool, which may begin within its first page and end within its last
+        data = pool.bytes()[max(0, first) : max(0, first + length)]
+        self.write(offset + max(0, -first), data)
+
+    def head(self) -> memoryview:
+        """The bytes that are not mapped."""
+        return memoryview(self._data)[: self.copied]
 
     def _require(self, offset: int, length: int) -> None:
         if offset < 0 or offset + length > len(self):
@@ -108,11 +135,12 @@ def joined(room: int, arrays: Sequence[Array]) -> tuple[Content, list[int]]:
     windows = _windows(arrays, homes)
     homes = [home if home and home[0] in windows else None for home in homes]
     end = room + sum(aligned(array.nbytes) for array, home in zip(arrays, homes, strict=True) if home is None)
-    content = Content(end + sum(_PAGE + window.end - window.start for window in windows.values()))
+    content = Content(end + sum(PAGE + window.end - window.start for window in windows.values()))
+    content.room = room
     content.in_place = sum(window.size for window in windows.values())
     for pool, window in windows.items():
         window.at, length = content.page(end), window.end - window.start
-        content.map(window.at, pool.fd, window.start, length)
+        content.map(window.at, pool, window.start, length)
         end = window.at + length
     offsets, end = [], room
     for array, home in zip(arrays, homes, strict=True):
@@ -139,13 +167,13 @@ def _windows(arrays: Sequence[Array], homes: Sequence[tuple[Memory, int] | None]
     for array, home in zip(arrays, homes, strict=True):
         if home is not None:
             pool, start = home
-            first, end = start - start % _PAGE, aligned(start + array.nbytes, _PAGE)
+            first, end = start - start % PAGE, aligned(start + array.nbytes, PAGE)
             window = windows.setdefault(pool, _Window(first, end))
             window.start, window.end = min(window.start, first), max(window.end, end)
             window.size += array.nbytes
-    return {pool: window for pool, window in windows.items() if window.size >= LEAST_MAPPED and _is_file(pool.fd)}
+    return {pool: window for pool, window in windows.items() if window.size >= LEAST_MAPPED and is_file(pool.fd)}
 
 
-def _is_file(fd: int) -> bool:
+def is_file(fd: int) -> bool:
     """Whether it is a file or memfd: a dma-buf has no private mappings, and a pool may be mapped without a descriptor."""
     return fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode)

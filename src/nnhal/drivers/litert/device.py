@@ -9,9 +9,11 @@ from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit.shapes import for_each_shape
-from nnhal.drivers.litert.engine import LitertModel, Settings, engine
+from nnhal.drivers.litert.engine import LitertModel, engine
 from nnhal.drivers.litert.graph import TENSOR_TYPES
 from nnhal.drivers.litert.lowering import consider, lowered_before
+from nnhal.drivers.litert.recipe import Settings, recipe_of, restore
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
@@ -52,9 +54,15 @@ class Litert(Device):
 
         def make(known: Model) -> LitertModel:
             before = lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
-            return LitertModel(known, settings, before)
+            return LitertModel(recipe_of(known, settings, before))
 
         return for_each_shape(model, make, reference.Interpreter)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1, data=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        return LitertModel(restore(files, _settings(hints)))
 
 
 def _settings(hints: Hints) -> Settings:

@@ -10,24 +10,22 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import Closed, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.base.errors import Closed, InvalidRequest, OperationFailed
 from nnhal.base.log import logger
-from nnhal.base.operands import Array, dtype_of, fixed
+from nnhal.base.operands import Array
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter, unavailable
-from nnhal.drivers.litert.graph import Lowered
 from nnhal.drivers.litert.greeting import without_greeting
-from nnhal.drivers.litert.lowering import lower
+from nnhal.drivers.litert.recipe import Recipe, save
+from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
-from nnhal.model.graph import Model, describe
 from nnhal.ops.schema import show
 
 _log = logger("driver")
@@ -49,27 +47,6 @@ def engine() -> Any:
     least = writer.finish([x], [y])
     without_greeting(lambda: least.given_to(interpreter.Interpreter).allocate_tensors())
     return interpreter
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How interpreters are made. threads: at least 1. xnnpack: whether LiteRT's default delegate takes what it can.
-
-    dynamic_range: whether layers of constant integer weights compute with them as LiteRT does, see `Litert`.
-    """
-
-    threads: int = 1
-    xnnpack: bool = True
-    dynamic_range: bool = False
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What an interpreter is made of: the TFLite model, and element type and shape of each output of the NNAPI model."""
-
-    lowered: Lowered
-    outputs: tuple[tuple[Any, tuple[int, ...]], ...]
-    settings: Settings
 
 
 class EngineInstance(Member):
@@ -190,9 +167,8 @@ def _team(recipe: Recipe) -> Interpreters:
 class LitertModel(Prepared):
     """A model whose input shapes are known, prepared with LiteRT."""
 
-    def __init__(self, model: Model, settings: Settings, lowered: Lowered | None = None) -> None:
-        """lowered: the model as TFLite, where that was made before."""
-        recipe = _recipe(model, settings, lowered)
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
         self._in_place = recipe.lowered.packed.in_place
         self._team: Interpreters | None = _team(recipe)
 
@@ -215,18 +191,8 @@ class LitertModel(Prepared):
         """What is mapped for LiteRT; how much it packs and how large its arenas are, it does not tell."""
         return MemoryUse(weights_in_place=self._in_place)
 
+    def save(self, files: CacheContent) -> bool:
+        return save(self.recipe, files)
+
     def close(self) -> None:
         self._team = None
-
-
-def _recipe(model: Model, settings: Settings, lowered: Lowered | None) -> Recipe:
-    """Lower a model whose input shapes are all known, unless it was."""
-    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
-    outputs = []
-    for index, value in zip(model.main.outputs, lowered.values, strict=True):
-        shape = None if value is None else fixed(value.shape)
-        if value is None or shape is None:
-            name = describe(model, model.main, index)
-            raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")
-        outputs.append((dtype_of(value.type), shape))
-    return Recipe(lowered, tuple(outputs), settings)

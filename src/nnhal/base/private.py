@@ -1,0 +1,68 @@
+"""Folders and files of one user alone, for what others must neither read nor exchange."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+
+class NotPrivate(OSError):
+    """A place that is not this user's alone, or of the wrong kind; `strerror` says what it must be."""
+
+    def __init__(self, path: str | Path, why: str) -> None:
+        super().__init__(0, why, str(path))
+
+
+def private_folder(path: Path) -> int:
+    """A descriptor of a folder that only this user may write and read, made where it is missing, mode 0700.
+
+    NotPrivate for a link, another's folder, or one that others may use; OSError where it cannot be made. Whoever can write
+    above it can put another folder of this user's there, and no more.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the umask
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except NotADirectoryError:
+        raise NotPrivate(path, "is a link or no folder, must be a folder") from None
+    try:
+        _require_private(path, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def private_file(folder: int, name: str, flags: int) -> int:
+    """A descriptor of a file in a private folder, made with mode 0600 where the flags say O_CREAT.
+
+    NotPrivate for a link, one that has other names, another's file, or one that others may use.
+    """
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    if flags & os.O_CREAT and not flags & os.O_EXCL:
+        with suppress(FileExistsError):
+            return private_file(folder, name, flags | os.O_EXCL)
+        flags &= ~os.O_CREAT
+    fd = os.open(name, flags, 0o600, dir_fd=folder)
+    try:
+        if flags & os.O_EXCL:
+            os.fchmod(fd, 0o600)  # whatever the umask
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            raise NotPrivate(name, "is no regular file, must be one")
+        if facts.st_nlink > 1:
+            raise NotPrivate(name, f"has {facts.st_nlink} names, must have one")
+        _require_private(name, facts)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _require_private(path: str | Path, facts: os.stat_result) -> None:
+    if facts.st_uid != os.getuid():
+        raise NotPrivate(path, f"belongs to user {facts.st_uid}, must be this user's")
+    if facts.st_mode & 0o077:
+        raise NotPrivate(path, f"has mode {facts.st_mode & 0o777:04o}, must be this user's alone (chmod go-rwx)")

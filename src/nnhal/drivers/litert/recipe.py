@@ -1,0 +1,101 @@
+"""What an interpreter is made of: made of a model, kept in cache files, and made of those again."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import OperationFailed, UnsupportedModel
+from nnhal.base.memory import aligned
+from nnhal.base.operands import dtype_of, fixed
+from nnhal.drivers.litert.content import PAGE, Content
+from nnhal.drivers.litert.graph import Lowered
+from nnhal.drivers.litert.lowering import lower
+from nnhal.hal.cache.files import CacheContent
+from nnhal.model.graph import Model, describe
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How interpreters are made. threads: at least 1. xnnpack: whether LiteRT's default delegate takes what it can.
+
+    dynamic_range: whether layers of constant integer weights compute with them as LiteRT does, see `Litert`.
+    """
+
+    threads: int = 1
+    xnnpack: bool = True
+    dynamic_range: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an interpreter is made of: the TFLite model, and element type and shape of each output of the NNAPI model."""
+
+    lowered: Lowered
+    outputs: tuple[tuple[Any, tuple[int, ...]], ...]
+    settings: Settings
+
+
+def recipe_of(model: Model, settings: Settings, lowered: Lowered | None = None) -> Recipe:
+    """Lower a model whose input shapes are all known, unless it was."""
+    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
+    outputs = []
+    for index, value in zip(model.main.outputs, lowered.values, strict=True):
+        shape = None if value is None else fixed(value.shape)
+        if value is None or shape is None:
+            name = describe(model, model.main, index)
+            raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")
+        outputs.append((dtype_of(value.type), shape))
+    return Recipe(lowered, tuple(outputs), settings)
+
+
+def save(recipe: Recipe, files: CacheContent) -> bool:
+    """Keep a recipe: the graph and how it meets the model in the model file, constants in the data file.
+
+    Constants that are mapped stay where they are; where that is none of the model's own pools, nothing is kept.
+    """
+    lowered = recipe.lowered
+    packed, (model,), (data,) = lowered.packed, files.model, files.data
+    numbers = {id(pool): n for n, pool in enumerate(files.pools)}
+    windows = [(numbers.get(id(w.pool())), w.start, w.length, w.at) for w in packed.windows]
+    if any(number is None for number, *_ in windows):
+        return False
+    head = packed.head()
+    model["graph"], data["constants"] = head[: packed.room], head[packed.room :]
+    model["facts"] = json.dumps(
+        {
+            "size": len(packed),
+            "windows": windows,
+            "in_place": packed.in_place,
+            "inputs": lowered.inputs,
+            "outputs": [(t, np.dtype(d).str, s) for t, (d, s) in zip(lowered.outputs, recipe.outputs, strict=True)],
+            "resets": [(tensor, value.dtype.str, value.shape) for tensor, value in lowered.resets],
+        }
+    ).encode()
+    for n, (_, value) in enumerate(lowered.resets):
+        data[f"reset {n}"] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return True
+
+
+def restore(files: CacheContent, settings: Settings) -> Recipe:
+    """A recipe that was kept. OperationFailed where the model's pools are others than then."""
+    (model,), (data,) = files.model, files.data
+    facts: dict[str, Any] = json.loads(bytes(model["facts"]))
+    content = Content(facts["size"])
+    content.room, content.in_place = len(model["graph"]), facts["in_place"]
+    content.write(0, bytes(model["graph"]))
+    content.write(content.room, bytes(data["constants"]))
+    for number, start, length, at in facts["windows"]:
+        pool = files.pools[number] if number < len(files.pools) else None
+        if pool is None or start + length > aligned(pool.offset + pool.size, PAGE):
+            raise OperationFailed("litert: the model's memory is another than when this was kept")
+        content.map_or_copy(at, pool, start, length)
+    resets = tuple(
+        (tensor, np.frombuffer(bytes(data[f"reset {n}"]), dtype).reshape(shape))
+        for n, (tensor, dtype, shape) in enumerate(facts["resets"])
+    )
+    outputs = tuple((np.dtype(dtype), tuple(shape)) for _, dtype, shape in facts["outputs"])
+    inputs = tuple((number, tensor) for number, tensor in facts["inputs"])
+    tensors = tuple(tensor for tensor, _, _ in facts["outputs"])
+    return Recipe(Lowered(content, inputs, tensors, (), resets), outputs, settings)

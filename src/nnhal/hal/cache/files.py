@@ -1,0 +1,217 @@
+"""What a compilation leaves in cache files, as drivers write and read it: `header | sections | keyed hash`.
+
+The client that opened the files may have changed them, and so may anybody else who can write where they lie. So a file is
+read into memory once, and whatever is said of it is said of those bytes, never of the file again.
+
+    0   8  magic           48  32  token                    112  names and sizes of the sections, 16 bytes each and the name
+    8   4  version         80  32  identity of the driver     …  the sections, each from a multiple of 64 on
+    12  2  kind, number                                       …  32 bytes: keyed hash of all before
+    16  8  length of the whole file
+    24  4  count of sections
+"""
+
+import os
+import struct
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import ContractBroken, OperationFailed
+from nnhal.base.memory import Memory, aligned
+
+TOKEN_SIZE = 32  # bytes
+MOST_FILES = 32  # of each kind
+LARGEST = 1 << 31  # bytes of one file
+MOST_SECTIONS, LONGEST_NAME = 4096, 255
+MAGIC, VERSION = b"NNHALcf\n", 1
+HASH = 32  # bytes
+_HEADER = struct.Struct("<8sIBBxxQI20x32s32s")
+_SECTION = struct.Struct("<QII")  # size, length of the name, 0
+KINDS = "model", "data"
+
+
+class CacheFiles(NamedTuple):
+    """How many cache files of each kind one compilation has."""
+
+    model: int = 0
+    data: int = 0
+
+    def __bool__(self) -> bool:
+        return self.model > 0 or self.data > 0
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Files for one compilation, and the token that stands for it.
+
+    token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device asked for. They are the
+    caller's: a driver that needs them after the call duplicates them.
+    """
+
+    token: bytes
+    model_files: tuple[int, ...] = ()
+    data_files: tuple[int, ...] = ()
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """All descriptors, those of the model first."""
+        return self.model_files + self.data_files
+
+
+Section = bytes | bytearray | memoryview
+
+
+@dataclass
+class CacheContent:
+    """What a prepared model saves, and is restored from: for each file sections by name, bytes or what has such.
+
+    model: what may do harm where it is not what was written, such as code; data: constants. pools: the memories that the
+    model's constants lie in, the same in both: content may refer to bytes of them and leave them where they are.
+    """
+
+    model: list[MutableMapping[str, Any]] = field(default_factory=list)
+    data: list[MutableMapping[str, Any]] = field(default_factory=list)
+    pools: Sequence[Memory] = ()
+
+    @classmethod
+    def empty(cls, files: CacheFiles, pools: Sequence[Memory] = ()) -> "CacheContent":
+        """To be filled."""
+        return cls([{} for _ in range(files.model)], [{} for _ in range(files.data)], pools)
+
+
+class Damaged(OperationFailed):
+    """A cache file that is not what was written."""
+
+
+def written(content: CacheContent, token: bytes, identity: bytes, key: bytes) -> tuple[list[bytearray], bytes]:
+    """The bytes of each file, those of the model first, and the hash that stands for all of them together."""
+    made = [
+        _file(sections, kind, number, token, identity, key)
+        for kind, files in enumerate((content.model, content.data))
+        for number, sections in enumerate(files)
+    ]
+    return made, _together(made, key)
+
+
+def understood(
+    model: Sequence[Section], data: Sequence[Section], token: bytes, identity: bytes, key: bytes
+) -> tuple[CacheContent, bytes]:
+    """What the files hold, and the hash that stands for them; Damaged says what is wrong with which file.
+
+    What it answers reads the very bytes that were given.
+    """
+    content = CacheContent()
+    for kind, (files, into) in enumerate(((model, content.model), (data, content.data))):
+        for number, file in enumerate(files):
+            into.append(_sections(memoryview(file).toreadonly(), kind, number, token, identity, key))
+    return content, _together([*model, *data], key)
+
+
+def read(fd: int) -> bytearray:
+    """All that a file holds, copied. Damaged where that is too much; OSError."""
+    size = os.fstat(fd).st_size
+    if size > LARGEST:
+        raise Damaged(f"it has {size} bytes, must be at most {LARGEST}")
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size:
+        count = os.preadv(fd, [view[at : at + (1 << 26)]], at)
+        if not count:
+            raise Damaged(f"it ends at byte {at}, was {size} bytes long")
+        at += count
+    return data
+
+
+def write(fd: int, data: Section) -> None:
+    """Let a file hold these bytes and no others. OSError."""
+    os.ftruncate(fd, 0)
+    view, at = memoryview(data), 0
+    while at < len(view):
+        at += os.pwrite(fd, view[at : at + (1 << 26)], at)
+
+
+def empty(cache: Cache) -> None:
+    """Let the files hold nothing, as far as that can be done."""
+    for fd in cache.files:
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+
+
+def _file(sections: Mapping[str, Any], kind: int, number: int, token: bytes, identity: bytes, key: bytes) -> bytearray:
+    names = [_name(name) for name in sections]
+    views = [_view(value, name) for name, value in sections.items()]
+    if len(names) > MOST_SECTIONS:
+        raise ContractBroken(f"save() gave {len(names)} sections for a file, must be at most {MOST_SECTIONS}")
+    table = b"".join(_SECTION.pack(len(view), len(name), 0) + name for view, name in zip(views, names, strict=True))
+    starts, end = [], _HEADER.size + len(table)
+    for view in views:
+        starts.append(aligned(end))
+        end = starts[-1] + len(view)
+    size = end + HASH
+    if size > LARGEST:
+        raise ContractBroken(f"save() gave {size} bytes for a file, must be at most {LARGEST}")
+    made = bytearray(size)
+    _HEADER.pack_into(made, 0, MAGIC, VERSION, kind, number, size, len(names), token, identity)
+    made[_HEADER.size : _HEADER.size + len(table)] = table
+    for start, view in zip(starts, views, strict=True):
+        made[start : start + len(view)] = view
+    made[end:] = blake2b(memoryview(made)[:end], key=key, digest_size=HASH).digest()
+    return made
+
+
+def _name(name: Any) -> bytes:
+    encoded = name.encode() if isinstance(name, str) else b""
+    if not 0 < len(encoded) <= LONGEST_NAME:
+        raise ContractBroken(f"save() gave a section called {shown(name)}, must be text of 1 to {LONGEST_NAME} bytes")
+    return encoded
+
+
+def _view(value: Any, name: str) -> memoryview:
+    try:
+        return memoryview(value).cast("B")
+    except (TypeError, ValueError):
+        raise ContractBroken(f"save() gave {shown(value)} for section {name}, must be contiguous bytes") from None
+
+
+def _sections(
+    file: memoryview, kind: int, number: int, token: bytes, identity: bytes, key: bytes
+) -> dict[str, memoryview]:
+    """The sections of one file; nothing in it is used before its hash was found right."""
+    what = f"{KINDS[kind]} file {number}"
+    if len(file) < _HEADER.size + HASH:
+        raise Damaged(f"damaged: {what} has {len(file)} bytes, must be at least {_HEADER.size + HASH}")
+    magic, version, its_kind, its_number, size, count, its_token, its_identity = _HEADER.unpack_from(file)
+    if magic != MAGIC:
+        raise Damaged(f"damaged: {what} does not begin as a cache file does")
+    if version != VERSION:
+        raise Damaged(f"{what} is of format {version}, must be {VERSION}")
+    if size != len(file):
+        raise Damaged(f"damaged: {what} has {len(file)} bytes, must be {size}")
+    if its_identity != identity:
+        raise Damaged(f"{what} is of another driver, version, engine or processor")
+    if blake2b(file[:-HASH], key=key, digest_size=HASH).digest() != file[-HASH:]:
+        raise Damaged(f"damaged: {what} is not what was written, or was written with another key")
+    if its_token != token:
+        raise Damaged(f"{what} is of another token")
+    if (its_kind, its_number) != (kind, number):
+        raise Damaged(f"{what} was written as {KINDS[its_kind & 1]} file {its_number}")
+    found, at, sizes = {}, _HEADER.size, []
+    for _ in range(count):
+        length, name, _ = _SECTION.unpack_from(file, at)
+        at += _SECTION.size + name
+        sizes.append((str(file[at - name : at], "utf-8"), length))
+    for name, length in sizes:
+        start = aligned(at)
+        at = start + length
+        found[name] = file[start:at]
+    return found
+
+
+def _together(files: Sequence[Section], key: bytes) -> bytes:
+    together = blake2b(key=key, digest_size=HASH, person=b"nnhal entry")
+    for file in files:
+        together.update(memoryview(file)[-HASH:])
+    return together.digest()

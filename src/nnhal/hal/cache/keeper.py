@@ -1,0 +1,116 @@
+"""The integrity of cache files, for any driver: what was saved is known again byte by byte, or is a miss that says why."""
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+
+from nnhal.base.errors import OperationFailed
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.base.once import Once
+from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written
+from nnhal.hal.cache.tokens import TokenStore, state_folder
+
+_log = logger("compilation")
+_stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {key[1]}")
+_only: list[TokenStore] = []  # of a process that opens no files any more
+
+
+def open_ahead(driver: str) -> int:
+    """Open the record of the one driver of this process, which will be confined; its descriptor, -1 where it cannot be."""
+    try:
+        store = TokenStore.open(driver)
+    except OSError as error:
+        _log.warning("%s: nothing can be restored from caches: %s", driver, error.strerror or error)
+        return -1
+    _only.append(store)
+    return store.fileno()
+
+
+def _store(driver: str) -> TokenStore:
+    if _only:
+        return _only[0]
+
+    def open_it() -> TokenStore:
+        try:
+            return TokenStore.open(driver)
+        except OSError as error:
+            where = f" {error.filename}" if error.filename else ""
+            raise OperationFailed(f"no private record of what was cached:{where} {error.strerror or error}") from None
+
+    return _stores.get((state_folder(), driver), open_it, stale=lambda store: store.gone)
+
+
+os.register_at_fork(
+    after_in_child=_stores.forget
+)  # the locks of one description are one for both: the child opens its own
+
+
+def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:
+    """What wrote a cache file, or may read it: driver, version and code, nnhal's version, the processor where it matters."""
+    facts = [driver, its_version, code_of(module), version("nnhal"), features() if processor else ""]
+    return blake2b("\0".join(facts).encode(), digest_size=32).digest()
+
+
+@cache
+def code_of(module: str) -> str:
+    """What tells one state of a driver's code from another: the files of its package, by size and time of change."""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    if file is None:
+        return ""
+    path = Path(file)
+    files = sorted(path.parent.rglob("*.py")) if getattr(found, "__package__", "") else [path]
+    facts = []
+    for each in files:
+        try:
+            status = each.stat()
+        except OSError:
+            continue
+        facts.append(f"{each.name} {status.st_size} {status.st_mtime_ns}")
+    return "\n".join(facts)
+
+
+@cache
+def features() -> str:
+    """Which processor this is and what it can, as the kernel says it."""
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return "unknown"
+    return "\n".join(line for line in lines if line.partition(":")[0].strip() in wanted)
+
+
+def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> None:
+    """Write what was saved to the files, and note what it was first. OperationFailed, OSError: nothing is to be used."""
+    store = _store(driver)
+    files, digest = written(content, cache.token, identity, store.key(identity))
+    store.remember(identity, cache.token, digest)
+    for fd, data in zip(cache.files, files, strict=True):
+        write(fd, data)
+
+
+def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
+    """What was saved, out of the files. OperationFailed, Damaged among them, says why it is none of that."""
+    store = _store(driver)
+    model = [_read(fd, "model", n) for n, fd in enumerate(cache.model_files)]
+    data = [_read(fd, "data", n) for n, fd in enumerate(cache.data_files)]
+    content, digest = understood(model, data, cache.token, identity, store.key(identity))
+    if not store.knows(identity, cache.token, digest):
+        raise Damaged("is nothing that this driver noted to have written for the token")
+    content.pools = pools
+    return content
+
+
+def _read(fd: int, kind: str, number: int) -> bytearray:
+    try:
+        return read(fd)
+    except Damaged as error:
+        raise Damaged(f"damaged: {kind} file {number}: {error}") from None
+    except OSError as error:
+        raise OperationFailed(f"{kind} file {number} cannot be read: {error.strerror}") from None

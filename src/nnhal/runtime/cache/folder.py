@@ -1,0 +1,375 @@
+"""A cache folder: entries of several files each, published all at once, within a quota. Any number of processes share it.
+
+    lock                        number of the last use, 8 bytes; locked while entries come and go
+    digests                     see `runtime.cache.tokens`
+    KEY.entry                   what the entry is: `Manifest`; it names the generation whose files are the entry's
+    KEY.GENERATION.m0, .d0 …    the files, of the model and of data
+    KEY.used                    number of the last use, and how many uses: 8 bytes each
+    KEY.GENERATION.making       locked by who makes this generation, as long as it lives
+
+An entry comes to be when its manifest is renamed to its name: before that there is the old one, or none. What a process that
+died was making goes when somebody publishes or prunes next. Readers hold descriptors and no lock: nobody waits for them, and
+what is taken out under them stays until they let go. The order of uses is a number, no time: clocks may jump.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from nnhal.base.descriptors import Owner
+from nnhal.base.log import logger
+from nnhal.base.private import NotPrivate, private_file, private_folder
+from nnhal.hal.cache.files import Cache, CacheFiles
+
+FORMAT = 1
+MANIFEST_MOST = 1 << 20  # bytes
+NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+_NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQ")
+_ENTRY = re.compile(r"([0-9a-f]{64})\.entry")
+_FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})\.(making|new|[md][0-9]{1,2})")
+_log = logger("compilation")
+
+
+class Missing(Exception):
+    """There is no entry that could be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an entry is. facts: of what, for people and for `nnhal cache`; nothing is looked for by them."""
+
+    key: str
+    generation: str
+    model_files: int
+    data_files: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def packed(self) -> bytes:
+        """As it lies in the folder, with a checksum."""
+        body = asdict(self) | {"format": FORMAT}
+        return json.dumps(body | {"check": _check(body)}, indent=1, sort_keys=True).encode()
+
+    @classmethod
+    def unpacked(cls, data: bytes, key: str) -> "Manifest":
+        """Missing where it is damaged, of another format, or another entry's."""
+        try:
+            body = json.loads(data.decode())
+            its = body.pop("check", None)
+            if not isinstance(body, dict) or its != _check(body):
+                raise Missing("damaged: the entry's description is not what was written")
+            if body.pop("format") != FORMAT:
+                raise Missing("the entry is of another format")
+            found = cls(**body)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise Missing("damaged: the entry's description cannot be read") from None
+        if found.key != key:
+            raise Missing("damaged: the entry is that of another key")
+        return found
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of its files, those of the model first."""
+        return names(self.key, self.generation, CacheFiles(self.model_files, self.data_files))
+
+
+def _check(body: dict[str, Any]) -> str:
+    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def names(key: str, generation: str, files: CacheFiles) -> tuple[str, ...]:
+    """The names of an entry's files, those of the model first."""
+    kinds = [f"m{n}" for n in range(files.model)] + [f"d{n}" for n in range(files.data)]
+    return tuple(f"{key}.{generation}.{kind}" for kind in kinds)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One entry as it lies there. problem: why it cannot be used, "" where nothing is known against it."""
+
+    key: str
+    size: int
+    last_use: int
+    uses: int
+    manifest: Manifest | None
+    problem: str = ""
+
+
+class OpenFiles:
+    """Descriptors of one entry's files, open until this is closed or dropped."""
+
+    def __init__(self, count: CacheFiles) -> None:
+        self._owner, self._count = Owner(), count
+
+    def add(self, fd: int) -> None:
+        """Take one over."""
+        self._owner.fds.append(fd)
+
+    def cache(self, token: bytes) -> Cache:
+        """What a device is given."""
+        fds = tuple(self._owner.fds)
+        return Cache(token, fds[: self._count.model], fds[self._count.model :])
+
+    def close(self) -> None:
+        """Close them."""
+        self._owner.close()
+
+
+class Writing:
+    """An entry that is being made: its files are open and empty, and nobody else sees them before `publish`."""
+
+    def __init__(self, folder: "CacheFolder", key: str, count: CacheFiles) -> None:
+        self._folder, self._key, self._count = folder, key, count
+        self._generation = secrets.token_hex(8)
+        self._names = names(key, self._generation, count)
+        self.files = OpenFiles(count)
+        self._mark = Owner()
+        with folder.alone():
+            self._mark.fds.append(folder.open(self._name("making"), NEW))
+            fcntl.flock(self._mark.fds[0], fcntl.LOCK_EX)
+        try:
+            for name in self._names:
+                self.files.add(folder.open(name, NEW))
+        except BaseException:
+            self.discard()
+            raise
+
+    def _name(self, kind: str) -> str:
+        return f"{self._key}.{self._generation}.{kind}"
+
+    def publish(self, token: bytes, facts: dict[str, Any]) -> bool:
+        """Make the entry what was written, if anything was; whether it is now. OSError, and then nothing has changed."""
+        fds = self.files.cache(token).files
+        if not any(os.fstat(fd).st_size for fd in fds):
+            self.discard()
+            return False
+        try:
+            for fd in fds:
+                os.fsync(fd)
+            manifest = Manifest(self._key, self._generation, *self._count, facts)
+            new = self._name("new")
+            fd = self._folder.open(new, NEW)
+            try:
+                _write(fd, manifest.packed())
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            with self._folder.alone():
+                self._folder.rename(new, f"{self._key}.entry")
+                self._folder.used(self._key, uses=0)
+                self._folder.remove(self._name("making"))
+                self._folder.tidy(keep=self._key)
+        except BaseException:
+            self.discard()
+            raise
+        self._mark.close()
+        return True
+
+    def discard(self) -> None:
+        """Take away what was not published."""
+        for name in (*self._names, self._name("new"), self._name("making")):
+            with contextlib.suppress(OSError):
+                self._folder.remove(name)
+        self._mark.close()
+        self.files.close()
+
+
+class CacheFolder:
+    """One folder, open. Raises OSError (NotPrivate among them) where a call fails, from every method."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        """path: made where it is missing, and this user's alone. most: bytes of all entries together."""
+        self.path, self.most = path, most
+        self._owner = Owner()
+        self._owner.fds.append(private_folder(path))
+        self._fd = self._owner.fds[0]
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of a file in it."""
+        return private_file(self._fd, name, flags)
+
+    def remove(self, name: str) -> None:
+        """Take a file away, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._fd)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, at once and for good."""
+        os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        os.fsync(self._fd)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While nobody else publishes or prunes."""
+        fd = self.open("lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    # ------------------------------------------------------------------------------------------------------ entries
+
+    def entry(self, key: str, count: CacheFiles) -> OpenFiles:
+        """The files of an entry. Missing says why there are none that could be used."""
+        for _ in range(3):  # it may be replaced between the two
+            manifest = self._manifest(key)
+            if (manifest.model_files, manifest.data_files) != count:
+                had = f"{manifest.model_files} model and {manifest.data_files} data files"
+                raise Missing(f"the entry has {had}, the device has {count.model} and {count.data} now")
+            files = OpenFiles(count)
+            try:
+                for name in manifest.files:
+                    files.add(self.open(name, os.O_RDWR))
+            except FileNotFoundError:
+                files.close()
+                continue
+            except BaseException:
+                files.close()
+                raise
+            self.used(key)
+            return files
+        raise Missing("damaged: a file of the entry is missing")
+
+    def _manifest(self, key: str) -> Manifest:
+        try:
+            fd = self.open(f"{key}.entry", os.O_RDONLY)
+        except FileNotFoundError:
+            raise Missing("there is no entry") from None
+        try:
+            return Manifest.unpacked(_read(fd, MANIFEST_MOST), key)
+        finally:
+            os.close(fd)
+
+    def used(self, key: str, uses: int | None = None) -> None:
+        """Note that an entry was used now. uses: how often it was; once more than noted by default."""
+        fd = self.open("lock", os.O_RDWR | os.O_CREAT)
+        try:
+            (last,) = _NUMBER.unpack(_read(fd, 8).ljust(8, b"\0"))
+            os.pwrite(fd, _NUMBER.pack((last + 1) % (1 << 64)), 0)
+        finally:
+            os.close(fd)
+        fd = self.open(f"{key}.used", os.O_RDWR | os.O_CREAT)
+        try:
+            if uses is None:
+                uses = _USES.unpack(_read(fd, 16).ljust(16, b"\0"))[1] + 1
+            os.pwrite(fd, _USES.pack(last + 1, min(uses, (1 << 64) - 1)), 0)
+        finally:
+            os.close(fd)
+
+    def entries(self) -> list[Listed]:
+        """Every entry, the one used last first."""
+        found = []
+        for name in os.listdir(self._fd):
+            match = _ENTRY.fullmatch(name)
+            if match:
+                found.append(self._listed(match[1]))
+        return sorted(found, key=lambda entry: (-entry.last_use, entry.key))
+
+    def _listed(self, key: str) -> Listed:
+        last, uses = self._uses(key)
+        try:
+            manifest = self._manifest(key)
+        except (Missing, OSError) as error:
+            return Listed(key, 0, last, uses, None, str(error))
+        size, problem = 0, ""
+        for name in manifest.files:
+            try:
+                size += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size
+            except OSError:
+                problem = "damaged: a file of the entry is missing"
+        return Listed(key, size, last, uses, manifest, problem)
+
+    def _uses(self, key: str) -> tuple[int, int]:
+        try:
+            fd = self.open(f"{key}.used", os.O_RDONLY)
+        except OSError:
+            return 0, 0
+        try:
+            last, uses = _USES.unpack(_read(fd, 16).ljust(16, b"\0"))
+            return last, uses
+        finally:
+            os.close(fd)
+
+    # ---------------------------------------------------------------------------------------------------- tidying up
+
+    def take_out(self, keys: Sequence[str]) -> None:
+        """Take entries away."""
+        with self.alone():
+            for key in keys:
+                self._take_out(key)
+            self.tidy()
+
+    def prune(self, most: int | None = None) -> list[str]:
+        """Take out what was not used for longest until the rest is within the limit; the keys that went."""
+        with self.alone():
+            return self.tidy(most)
+
+    def _take_out(self, key: str) -> None:
+        for name in (f"{key}.entry", f"{key}.used"):
+            self.remove(name)
+
+    def tidy(self, most: int | None = None, keep: str = "") -> list[str]:
+        """As `prune`, for who holds the lock; also what nobody makes any more goes. keep: the entry that goes last."""
+        entries = self.entries()
+        total, gone = sum(entry.size for entry in entries), []
+        for entry in sorted(entries, key=lambda entry: (entry.key == keep, entry.last_use)):
+            if entry.manifest is not None and total <= (self.most if most is None else most):
+                continue
+            self._take_out(entry.key)
+            total -= entry.size
+            gone.append(entry.key)
+        self._sweep({e.key: e.manifest.generation for e in entries if e.manifest and e.key not in gone})
+        return gone
+
+    def _sweep(self, generations: dict[str, str]) -> None:
+        """Take away files of no entry that nobody makes."""
+        listed = os.listdir(self._fd)
+        found = [match for name in listed if (match := _FILE.fullmatch(name))]
+        made = {(m[1], m[2]) for m in found if m[3] == "making" and self._being_made(m[0])}
+        for match in found:
+            whose = match[1], match[2]
+            published = generations.get(match[1]) == match[2] and match[3] not in ("making", "new")
+            if whose not in made and not published:
+                self.remove(match[0])
+        for name in listed:
+            if name.endswith(".used") and f"{name[:-5]}.entry" not in listed:
+                self.remove(name)
+
+    def _being_made(self, name: str) -> bool:
+        try:
+            fd = self.open(name, os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+
+def _read(fd: int, most: int) -> bytes:
+    """What a file begins with, `most` bytes of it."""
+    data = b""
+    while len(data) < most and (more := os.pread(fd, most - len(data), len(data))):
+        data += more
+    return data
+
+
+def _write(fd: int, data: bytes) -> None:
+    at = 0
+    while at < len(data):
+        at += os.pwrite(fd, data[at:], at)
+
+
+__all__ = ["CacheFolder", "Listed", "Manifest", "Missing", "NotPrivate", "Writing"]

@@ -1,0 +1,69 @@
+"""Tokens: what stands for a model and its weights, where the application says nothing.
+
+A token is the hash of the model's structure and of all its constants. To hash 100 MB takes a tenth of a second, at each
+start: so for what was read from a file the hash is kept, by the file's identity, and it is hashed again when anything of
+that differs. A file that changed just now is not kept: it could change again within the same tick of its clock.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+
+from nnhal.base.memory import Memory
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.protocol.convert import model_to_wire
+from nnhal.model.graph import Model
+from nnhal.runtime.cache.folder import CacheFolder
+
+SETTLED_NS = 2_000_000_000  # since the last change of a file whose hash is kept
+MOST = 1024  # hashes that are kept
+_RECORD = struct.Struct("<32s32s16s")  # identity, hash, checksum
+
+
+def token_of(model: Model, folder: CacheFolder) -> bytes:
+    """The token of a model."""
+    token = blake2b(person=b"nnhal token", digest_size=32)
+    for pool in model.pools:
+        token.update(_digest(pool, folder))
+    places = {id(pool): n for n, pool in enumerate(model.pools)}
+    plain: Callable[[Memory], wire.Pool] = lambda pool: wire.Pool("ashmem", pool.size, 0, True, places[id(pool)])  # noqa: E731
+    token.update(wire.encode(model_to_wire(model, plain)))
+    return token.digest()
+
+
+def _digest(pool: Memory, folder: CacheFolder) -> bytes:
+    if pool.origin is None or abs(time.time_ns() - pool.origin.changed_ns) < SETTLED_NS:
+        return _hashed(pool)
+    identity = blake2b(repr((pool.origin, pool.size)).encode(), digest_size=32).digest()
+    try:
+        fd = folder.open("digests", os.O_RDWR | os.O_CREAT)
+    except OSError:
+        return _hashed(pool)
+    try:
+        records = list(_RECORD.iter_unpack(os.pread(fd, MOST * _RECORD.size, 0)[: _whole(fd)]))
+        for known, digest, check in records:
+            if known == identity and check == _check(identity, digest):
+                return bytes(digest)
+        digest = _hashed(pool)
+        place = len(records) if len(records) < MOST else int.from_bytes(identity[:4], "little") % MOST
+        os.pwrite(fd, _RECORD.pack(identity, digest, _check(identity, digest)), place * _RECORD.size)
+        return digest
+    except OSError:
+        return _hashed(pool)
+    finally:
+        os.close(fd)
+
+
+def _whole(fd: int) -> int:
+    size = min(os.fstat(fd).st_size, MOST * _RECORD.size)
+    return size - size % _RECORD.size
+
+
+def _check(identity: bytes, digest: bytes) -> bytes:
+    return blake2b(identity + digest, digest_size=16).digest()
+
+
+def _hashed(pool: Memory) -> bytes:
+    return blake2b(pool.bytes().data, digest_size=32).digest()
