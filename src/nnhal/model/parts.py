@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, consumers
-from nnhal.model.validate import validate
+from nnhal.model.validate import validate, validate_outline
 
 INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT))
 
@@ -62,7 +62,7 @@ def outline(model: Model) -> Model:
     place = {old: new for new, old in enumerate(roles)}
     operands = tuple(_operand(main.operands[i], values[i], role) for i, role in roles.items())
     graph = Subgraph(operands, (), tuple(place[i] for i in main.inputs), tuple(place[i] for i in main.outputs))
-    return Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name)
+    return validate_outline(Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name))
 
 
 def live(model: Model) -> tuple[int, ...]:

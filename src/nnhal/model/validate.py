@@ -72,6 +72,23 @@ def validate(model: Model) -> Facts:
     return facts
 
 
+def validate_outline(model: Model) -> Model:
+    """A model of inputs and outputs alone, checked as such; `validate` knows it from here on. Raises InvalidModel.
+
+    It stands for one that was prepared before: nobody can prepare it.
+    """
+    main = model.main
+    if main.operations or model.referenced:
+        raise InvalidModel("outline: has operations, must have none")
+    _check_operands(model, main, "outline")
+    ends = ("input", main.inputs, Lifetime.SUBGRAPH_INPUT), ("output", main.outputs, Lifetime.SUBGRAPH_OUTPUT)
+    for kind, indices, lifetime in ends:
+        _check_interface(model, main, "outline", kind, indices, lifetime)
+    bound = SubgraphBinding((), tuple(_value(model, operand, {}) for operand in main.operands))
+    model._memo["facts"] = Facts((bound,), V1_0, ())
+    return model
+
+
 def level_of(model: Model) -> Level:
     """The least level whose drivers can be given this model."""
     return validate(model).level

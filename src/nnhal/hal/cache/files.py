@@ -48,12 +48,13 @@ class Cache:
     """Files for one compilation, and the token that stands for it.
 
     token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device asked for. They are the
-    caller's: a driver that needs them after the call duplicates them.
+    caller's: a driver that needs them after the call duplicates them. kept_by: what keeps them open.
     """
 
     token: bytes
     model_files: tuple[int, ...] = ()
     data_files: tuple[int, ...] = ()
+    kept_by: Any = field(default=None, compare=False, repr=False)
 
     @property
     def files(self) -> tuple[int, ...]:

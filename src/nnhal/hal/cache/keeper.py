@@ -9,31 +9,17 @@ from importlib.metadata import version
 from pathlib import Path
 
 from nnhal.base.errors import OperationFailed
-from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.once import Once
 from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written
-from nnhal.hal.cache.tokens import TokenStore, state_folder
+from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
 
-_log = logger("compilation")
 _stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {key[1]}")
-_only: list[TokenStore] = []  # of a process that opens no files any more
-
-
-def open_ahead(driver: str) -> int:
-    """Open the record of the one driver of this process, which will be confined; its descriptor, -1 where it cannot be."""
-    try:
-        store = TokenStore.open(driver)
-    except OSError as error:
-        _log.warning("%s: nothing can be restored from caches: %s", driver, error.strerror or error)
-        return -1
-    _only.append(store)
-    return store.fileno()
 
 
 def _store(driver: str) -> TokenStore:
-    if _only:
-        return _only[0]
+    if (only := opened_ahead()) is not None:
+        return only
 
     def open_it() -> TokenStore:
         try:
@@ -89,7 +75,7 @@ def features() -> str:
 def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> None:
     """Write what was saved to the files, and note what it was first. OperationFailed, OSError: nothing is to be used."""
     store = _store(driver)
-    files, digest = written(content, cache.token, identity, store.key(identity))
+    files, digest = written(content, cache.token, identity, store.key)
     store.remember(identity, cache.token, digest)
     for fd, data in zip(cache.files, files, strict=True):
         write(fd, data)
@@ -100,7 +86,7 @@ def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) 
     store = _store(driver)
     model = [_read(fd, "model", n) for n, fd in enumerate(cache.model_files)]
     data = [_read(fd, "data", n) for n, fd in enumerate(cache.data_files)]
-    content, digest = understood(model, data, cache.token, identity, store.key(identity))
+    content, digest = understood(model, data, cache.token, identity, store.key)
     if not store.knows(identity, cache.token, digest):
         raise Damaged("is nothing that this driver noted to have written for the token")
     content.pools = pools

@@ -1,11 +1,13 @@
 """A driver's private record of what it has cached: by token the keyed hash of the files, in a file of the user's alone.
 
 The client owns the cache files and chooses the token; neither proves anything about contents. What a driver wrote it knows
-again by this record, which outlives it, and which begins anew, with a new key, when the driver is another: its version, its
-code, its engine, or the processor where that matters to it.
+again by this record, which outlives it. Each line says who wrote it, so the record begins anew when the driver is another:
+its version, its code, its engine, or the processor where that matters to it.
 
-    0   8  magic     40  32  identity of the driver     128  records: token, hash, number of its writing (32, 32, 8 bytes)
-    8  32  key       72   8  number of the last writing
+    0   8  magic
+    8  32  key of the hashes          40  records: token, identity of the driver, hash, checksum (32, 32, 32, 8 bytes)
+
+A record is one write to the end of the file: processes need no lock, and a driver's process, once confined, has none.
 """
 
 import fcntl
@@ -13,21 +15,17 @@ import os
 import re
 import secrets
 import struct
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from nnhal.base.log import logger
 from nnhal.base.private import private_file, private_folder
 
 MAGIC = b"NNHALtk\n"
 KEY = 32  # bytes
-MOST_RECORDS, MOST_OF_ONE = 4096, 8  # in all; of one token, which several processes may have written at once
-_HEAD = struct.Struct("<8s32s32sQ48x")
-_RECORD = struct.Struct("<32s32sQ")
-_log = logger("compilation")
+MOST = 8192  # records; beyond, the older half is forgotten when a process opens the file
+_HEAD = struct.Struct("<8s32s")
+_RECORD = struct.Struct("<32s32s32s8s")
 
 
 def state_folder() -> Path:
@@ -42,9 +40,9 @@ def state_folder() -> Path:
 class TokenStore:
     """The record of one driver. Any thread and any process may use it at any time. Every method may raise OSError."""
 
-    def __init__(self, fd: int) -> None:
-        """fd: of the file, read-write; it stays open as long as the process lives."""
-        self._fd, self._lock = fd, threading.Lock()
+    def __init__(self, fd: int, key: bytes) -> None:
+        """fd: of the file, to read and to write at its end; it stays open as long as the process lives."""
+        self._fd, self.key = fd, key
 
     @classmethod
     def open(cls, driver: str) -> "TokenStore":
@@ -52,7 +50,10 @@ class TokenStore:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", driver)[:64] + "-" + blake2b(driver.encode(), digest_size=8).hexdigest()
         folder = private_folder(state_folder())
         try:
-            return cls(private_file(folder, f"{name}.tokens", os.O_RDWR | os.O_CREAT))
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            fd = _opened(folder, f"{name}.tokens")
+            head = os.pread(fd, _HEAD.size, 0)
+            return cls(fd, head[-KEY:])
         finally:
             os.close(folder)
 
@@ -65,59 +66,56 @@ class TokenStore:
         """Whether the file has no name any more."""
         return os.fstat(self._fd).st_nlink == 0
 
-    def key(self, identity: bytes) -> bytes:
-        """The key of what this driver writes; a new one where the record was another driver's."""
-        with self._alone():
-            return self._begun(identity)[0]
-
     def remember(self, identity: bytes, token: bytes, digest: bytes) -> None:
-        """Note what was written for a token. The record written longest ago goes where there is no room."""
-        with self._alone():
-            key, count = self._begun(identity)
-            records = self._records()
-            same = [at for at, (its, _, _) in records.items() if its == token]
-            at = next((n for n in same if records[n][1] == digest), None)
-            if at is None and len(same) >= MOST_OF_ONE:
-                at = min(same, key=lambda n: records[n][2])
-            if at is None:
-                at = next((n for n in range(MOST_RECORDS) if n not in records), None)
-            if at is None:
-                at = min(records, key=lambda n: records[n][2])
-            os.pwrite(self._fd, _RECORD.pack(token, digest, count + 1), _HEAD.size + at * _RECORD.size)
-            os.pwrite(self._fd, _HEAD.pack(MAGIC, key, identity, count + 1), 0)
+        """Note what the driver `identity` wrote for a token."""
+        if not self.knows(identity, token, digest):
+            os.write(self._fd, _record(token, identity, digest))
 
     def knows(self, identity: bytes, token: bytes, digest: bytes) -> bool:
-        """Whether this is what was written for a token."""
-        with self._alone():
-            self._begun(identity)
-            return any((its, written) == (token, digest) for its, written, _ in self._records().values())
+        """Whether this is what the driver wrote for a token."""
+        return any(record == _record(token, identity, digest) for record in _records(self._fd))
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with self._lock:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    def _begun(self, identity: bytes) -> tuple[bytes, int]:
-        """Key and number of the last writing, of this very driver."""
-        head = os.pread(self._fd, _HEAD.size, 0)
-        if len(head) == _HEAD.size:
-            magic, key, its, count = _HEAD.unpack(head)
-            if (magic, its) == (MAGIC, identity):
-                return key, count
-            _log.info(
-                "the record of cached compilations begins anew: the driver, its engine or the processor is another"
-            )
-        key = secrets.token_bytes(KEY)
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, _HEAD.pack(MAGIC, key, identity, 0), 0)
-        return key, 0
+_only: list[TokenStore] = []  # of a process that opens no files any more
 
-    def _records(self) -> dict[int, tuple[bytes, bytes, int]]:
-        data = os.pread(self._fd, MOST_RECORDS * _RECORD.size, _HEAD.size)
-        whole = len(data) - len(data) % _RECORD.size
-        found = enumerate(_RECORD.iter_unpack(data[:whole]))
-        return {n: (token, digest, number) for n, (token, digest, number) in found if number}
+
+def open_ahead(driver: str) -> None:
+    """Open the record of the one driver of this process, which will be confined. Without one nothing is restored in it."""
+    with suppress(OSError):
+        _only.append(TokenStore.open(driver))
+
+
+def opened_ahead() -> TokenStore | None:
+    """The record that this process has opened so."""
+    return _only[0] if _only else None
+
+
+def _record(token: bytes, identity: bytes, digest: bytes) -> bytes:
+    check = blake2b(token + identity + digest, digest_size=8).digest()
+    return _RECORD.pack(token, identity, digest, check)
+
+
+def _records(fd: int) -> list[bytes]:
+    """All records, oldest first; what stands there half is none."""
+    data, size = b"", os.fstat(fd).st_size
+    while _HEAD.size + len(data) < size and (more := os.pread(fd, size, _HEAD.size + len(data))):
+        data += more
+    return [data[at : at + _RECORD.size] for at in range(0, len(data) - _RECORD.size + 1, _RECORD.size)]
+
+
+def _opened(folder: int, name: str) -> int:
+    """The file, whole and not too long; a new one with a new key in the place of any other."""
+    fd = private_file(folder, name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    head, records = os.pread(fd, _HEAD.size, 0), _records(fd)
+    size = _HEAD.size + len(records) * _RECORD.size
+    if head[:8] == MAGIC and os.fstat(fd).st_size == size and len(records) <= MOST:
+        return fd
+    os.close(fd)
+    key = head[8:] if head[:8] == MAGIC and len(head) == _HEAD.size else secrets.token_bytes(KEY)
+    new = f"{name}.new"
+    if new in os.listdir(folder):
+        os.unlink(new, dir_fd=folder)
+    fd = private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+    os.write(fd, _HEAD.pack(MAGIC, key) + b"".join(records[-MOST // 2 :] if head[:8] == MAGIC else []))
+    os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    return fd

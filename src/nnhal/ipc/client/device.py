@@ -1,12 +1,14 @@
 """A device in another process, as the runtime sees any device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nnhal.base.codes import DeviceStatus, DeviceType
 from nnhal.base.errors import MissedDeadline, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
+from nnhal.hal.cache.files import Cache, CacheFiles
 from nnhal.hal.device import (
     Capabilities,
     Considered,
@@ -31,6 +33,8 @@ from nnhal.ipc.protocol.convert import (
 )
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LAYOUTS
+
+Preparation = TypeVar("Preparation", wire.PrepareModel, wire.PrepareModelFromCache)
 
 
 class KeptElsewhere:
@@ -127,36 +131,69 @@ class RemoteDevice(Device):
         number = self._considered(hints)
         if number:
             places = () if hints.worked_out is None or hints.worked_out.whole else hints.worked_out.operations
-            self._await(wire.PrepareConsidered(prepared.number, number, places), None, hints, prepared)
+            with self._held(hints.cache) as cache:
+                self._await(wire.PrepareConsidered(prepared.number, number, places, cache), None, hints, prepared)
             if prepared.weights_consumed:
                 self.session.pools.forget(model.pools)
             return prepared
         low = lowered(model, self.level)
-        with self.session.carrying(low.pools) as packing:
-            self._await(self._preparation(prepared.number, low, packing, hints), packing, hints, prepared)
+        with self.session.carrying(low.pools) as packing, self._held(hints.cache) as cache:
+            message = self._preparation(wire.PrepareModel, prepared.number, low, packing, hints, cache)
+            self._await(message, packing, hints, prepared)
         if prepared.weights_consumed:
             self.session.pools.forget(low.pools)
         return prepared
+
+    def number_of_cache_files(self) -> CacheFiles:
+        """As the driver says; none below 1.2."""
+        if self.session.methods < V1_2:
+            return CacheFiles()
+        counts = self._query(wire.GetNumberOfCacheFiles(), wire.CacheFileCounts)
+        return CacheFiles(counts.model, counts.data)
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """Restore in the driver's process."""
+        prepared = RemotePrepared(self.session, outline)
+        with self.session.carrying(outline.pools) as packing, self._held(hints.cache) as cache:
+            message = self._preparation(wire.PrepareModelFromCache, prepared.number, outline, packing, hints, cache)
+            self._await(message, packing, hints, prepared)
+        return prepared
+
+    @contextmanager
+    def _held(self, cache: Cache | None) -> Iterator[int]:
+        """The number by which the service knows cache files meanwhile; 0 for none."""
+        if cache is None:
+            yield 0
+            return
+        number = self.session.number()
+        try:
+            message = wire.HoldFiles(number, cache.token, len(cache.model_files), len(cache.data_files))
+            self.session.call(message, wire.Acknowledged, fds=cache.files)
+            yield number
+        finally:
+            self.session.release(number)
 
     def _considered(self, hints: Hints) -> int:
         """The number of what the driver's process keeps for these hints; 0 for nothing."""
         kept = None if hints.worked_out is None else hints.worked_out.given
         if not isinstance(kept, KeptElsewhere) or kept.session is not self.session:
             return 0
-        return kept.number if kept.hints == replace(hints, worked_out=None) else 0
+        return kept.number if kept.hints == replace(hints, worked_out=None, cache=None) else 0
 
-    def _preparation(self, number: int, model: Model, packing: Packing, hints: Hints) -> wire.PrepareModel:
-        form = self._form(wire.PrepareModel)
+    def _preparation(
+        self, call: type[Preparation], number: int, model: Model, packing: Packing, hints: Hints, cache: int
+    ) -> Preparation:
+        form = self._form(call)
         newest = form >= V1_3
         preference = int(hints.preference) if form > Level.V1_0 else None
         priority, deadline = (int(hints.priority), hints.deadline or 0) if newest else (None, 0)
         whole = model_to_wire(model, packing.pool)
         options = options_to_wire(hints.options, f"driver_options of {self.name}")
-        return wire.PrepareModel(number, form, whole, preference, priority, deadline, hints.threads, options)
+        return call(number, form, whole, preference, priority, deadline, hints.threads, options, cache)
 
     def _await(
         self,
-        message: wire.PrepareModel | wire.PrepareConsidered,
+        message: wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache,
         packing: Packing | None,
         hints: Hints,
         prepared: RemotePrepared,

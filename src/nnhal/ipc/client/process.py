@@ -23,6 +23,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
+from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.fence import Fence
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -214,6 +215,14 @@ class Resilient(Device):
         """Compile in the driver's process."""
         return ResilientPrepared(self, model, hints)
 
+    def number_of_cache_files(self) -> CacheFiles:
+        """As the driver says."""
+        return self.remote().number_of_cache_files()
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """Restore in the driver's process."""
+        return ResilientPrepared(self, outline, hints, restored=True)
+
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
         """A buffer in the driver's process; its contents do not survive a death."""
         return self.remote().allocate(desc, roles)
@@ -229,14 +238,17 @@ class ResilientPrepared(Prepared):
 
     timely = True
 
-    def __init__(self, device: Resilient, model: Model, hints: Hints) -> None:
-        self._device, self.model, self._hints = device, model, replace(hints, deadline=None, worked_out=None)
+    def __init__(self, device: Resilient, model: Model, hints: Hints, *, restored: bool = False) -> None:
+        """restored: from the hints' cache; `model` is an outline, until whoever asked for that sets the whole one."""
+        self._device, self.model = device, model
+        self._hints = replace(hints, deadline=None, worked_out=None, cache=None)
         self._lock = threading.Lock()
-        self._inner = self._prepare(hints)
+        self._inner = self._prepare(hints, restored=restored)
         self.prepared_again = 0
 
-    def _prepare(self, hints: Hints) -> RemotePrepared:
-        prepared = self._device.remote().prepare(self.model, hints)
+    def _prepare(self, hints: Hints, *, restored: bool = False) -> RemotePrepared:
+        remote = self._device.remote()
+        prepared = (remote.prepare_from_cache if restored else remote.prepare)(self.model, hints)
         assert isinstance(prepared, RemotePrepared)
         return prepared
 

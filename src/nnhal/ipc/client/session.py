@@ -315,7 +315,7 @@ class Session:
 
     def notified(
         self,
-        message: wire.PrepareModel | wire.PrepareConsidered | wire.Execute,
+        message: wire.PrepareModel | wire.PrepareConsidered | wire.PrepareModelFromCache | wire.Execute,
         packing: Packing | None = None,
         deadline: int | None = None,
     ) -> Pending:

@@ -201,6 +201,14 @@ class Hold(MakingCall, tag=3, frozen=True):
     pools: Annotated[tuple[Pool, ...], Meta(max_length=MAX_DESCRIPTORS)]
 
 
+class HoldFiles(MakingCall, tag=42, frozen=True):
+    """Hold cache files whose descriptors come along, those of the model first; an object until it is released."""
+
+    token: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    model_files: Annotated[int, Meta(ge=0, le=32)]
+    data_files: Annotated[int, Meta(ge=0, le=32)]
+
+
 class GetCapabilities(ClientCall, tag=10, frozen=True):
     """`form` (in every versioned call): the HAL level whose form of the method is meant."""
 
@@ -236,6 +244,13 @@ class GetSupportedExtensions(ClientCall, tag=14, frozen=True):
     forms: ClassVar[tuple[Level, ...]] = (V1_2,)
 
 
+class GetNumberOfCacheFiles(ClientCall, tag=40, frozen=True):
+    """How many model and data files the driver keeps one compilation in."""
+
+    method: ClassVar[str] = "getNumberOfCacheFilesNeeded"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2,)
+
+
 class GetRelaxations(ClientCall, tag=34, frozen=True):
     """Names of what the device's results may do besides what the definitions say; nnhal's own, at every level."""
 
@@ -252,12 +267,18 @@ class GetSupportedOperations(ClientCall, tag=15, frozen=True):
 class PrepareModel(MakingCall, tag=16, frozen=True):
     """Compile; `NotifyPrepared` with its number follows on the callback lane, exactly once.
 
-    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none.
+    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of
+    the `HoldFiles` to save to, 0 for none.
     """
 
     method: ClassVar[str] = "prepareModel"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
-    since: ClassVar[dict[str, Level]] = {"preference": V1_1, "priority": V1_3, "deadline": V1_3}
+    since: ClassVar[dict[str, Level]] = {
+        "preference": V1_1,
+        "priority": V1_3,
+        "deadline": V1_3,
+        "cache": V1_2,
+    }
     form: U32
     model: WireModel
     preference: U32 | None = None
@@ -265,6 +286,23 @@ class PrepareModel(MakingCall, tag=16, frozen=True):
     deadline: U64 = 0
     threads: U32 = 0
     options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    cache: Id = 0
+
+
+class PrepareModelFromCache(MakingCall, tag=41, frozen=True):
+    """As `PrepareModel`, from what was saved to the files. model: its outline, with no operations."""
+
+    method: ClassVar[str] = "prepareModelFromCache"
+    forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
+    since: ClassVar[dict[str, Level]] = {"priority": V1_3, "deadline": V1_3}
+    form: U32
+    model: WireModel
+    preference: U32 | None = None
+    priority: U32 | None = None
+    deadline: U64 = 0
+    threads: U32 = 0
+    options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    cache: Id = 0
 
 
 class Consider(MakingCall, tag=38, frozen=True):
@@ -293,6 +331,7 @@ class PrepareConsidered(MakingCall, tag=39, frozen=True):
     forms: ClassVar[tuple[Level, ...]] = (V1_3,)
     considered: Id
     operations: Annotated[tuple[U32, ...], Meta(max_length=1 << 20)] = ()
+    cache: Id = 0
 
 
 class Bind(MakingCall, tag=19, frozen=True):
@@ -545,6 +584,13 @@ class WireMemoryUse(Reply, tag=14, frozen=True):
     per_execution: U64 | None = None
 
 
+class CacheFileCounts(Reply, tag=17, frozen=True):
+    """How many files of each kind."""
+
+    model: Annotated[int, Meta(ge=0, le=32)]
+    data: Annotated[int, Meta(ge=0, le=32)]
+
+
 class PreparedTraits(Reply, tag=15, frozen=True):
     """What a prepared model says of itself, as of `nnhal.hal.device.Traits`, in its notification."""
 
@@ -560,7 +606,7 @@ class ServiceCall(msgspec.Struct, array_like=True, frozen=True, gc=False, tag_fi
 
 
 class NotifyPrepared(ServiceCall, tag=0, frozen=True):
-    """The end of a PrepareModel or PrepareConsidered."""
+    """The end of a PrepareModel, PrepareConsidered or PrepareModelFromCache."""
 
     object: Id
     result: Acknowledged | Failed | PreparedTraits
@@ -577,11 +623,12 @@ ClientCalls = (
     Hello | AttachLane | Release | Cancel | Hold | GetCapabilities | GetStatus | GetVersionString | GetType
     | GetSupportedExtensions | GetSupportedOperations | PrepareModel | Bind | Execute | ExecuteSynchronously
     | ExecuteFenced | GetExecutionInfo | ConfigureExecutionBurst | Allocate | CopyTo | CopyFrom | GetShape
-    | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered
+    | GetRelaxations | GetUsage | GetMemoryUse | Reconfigure | Consider | PrepareConsidered | GetNumberOfCacheFiles
+    | PrepareModelFromCache | HoldFiles
 )  # fmt: skip
 Replies = (
     Acknowledged | Failed | Welcome | Stated | Word | Names | Verdicts | Executed | Info | Shape | Usage | WireMemoryUse
-    | Claimed
+    | Claimed | CacheFileCounts
 )  # fmt: skip
 ServiceCalls = NotifyPrepared | NotifyExecuted
 

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -17,12 +18,15 @@ from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.base.operands import dtype_of
 from nnhal.hal.binding import Place, bind_request
+from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
     MOST_THREADS,
     Device,
     Hints,
+    Prepared,
     allocated_by,
+    cache_files_by,
     capabilities_by,
     fenced_by,
     identity_of,
@@ -31,6 +35,7 @@ from nnhal.hal.device import (
     memory_by,
     prepared_by,
     reconfigured_by,
+    restored_by,
     status_by,
     traits_of,
     where_of,
@@ -49,16 +54,17 @@ from nnhal.ipc.protocol.convert import (
 )
 from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
-from nnhal.ipc.service.exports import ConsideredModel, Export, Exports
+from nnhal.ipc.service.exports import ConsideredModel, Export, Exports, OpenFiles
 from nnhal.ipc.service.pools import ServicePools
 from nnhal.ipc.service.quota import DECODED, Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted
 from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut
-from nnhal.model.validate import validate
+from nnhal.model.validate import validate, validate_outline
 
 Work = Callable[[], tuple[wire.ServiceCall, Sequence[int]]]
+_OfModel = wire.PrepareModel | wire.PrepareModelFromCache | wire.Consider
 
 
 class Client(Protocol):
@@ -100,6 +106,8 @@ class CallHandler:
             return self.binding(call.binding).run(control_of(call, plain))
         if isinstance(call, wire.PrepareModel):
             return self._prepare(call, fds, size)
+        if isinstance(call, wire.PrepareModelFromCache):
+            return self._restore(call, fds, size)
         if isinstance(call, wire.Consider):
             return self._consider(call, fds, size)
         if isinstance(call, wire.Bind):
@@ -171,7 +179,7 @@ class CallHandler:
 
     # --------------------------------------------------------------------------------------------------- compilation
 
-    def _model(self, call: wire.PrepareModel | wire.Consider, fds: Descriptors, size: int) -> tuple[Model, int]:
+    def _model(self, call: _OfModel, fds: Descriptors, size: int) -> tuple[Model, int]:
         """The model of a call that came in so many bytes, and what it counts for in memory."""
         model = model_from_wire(call.model, lambda pool: self._pools.accept(pool, fds, written=False, kept=True))
         return model, len(model.values) + DECODED * (size - len(model.values))
@@ -194,8 +202,47 @@ class CallHandler:
         return True
 
     def _prepare(self, call: wire.PrepareModel, fds: Descriptors, size: int) -> Answer:
-        (model, memory), hints = self._model(call, fds, size), _hints(call)
-        return self._prepare_later(call.object, memory, lambda: (model, hints))
+        (model, memory), hints = self._model(call, fds, size), self._with_cache(_hints(call), call.cache)
+
+        def prepare() -> tuple[Prepared, Model]:
+            return self._prepared(model, hints), model
+
+        return self._prepare_later(call.object, memory, prepare)
+
+    def _restore(self, call: wire.PrepareModelFromCache, fds: Descriptors, size: int) -> Answer:
+        (outline, memory), hints = self._model(call, fds, size), self._with_cache(_hints(call), call.cache)
+        if hints.cache is None:
+            raise InvalidArgument("prepareModelFromCache: cache is 0, must be the number of files that are held")
+        memory += sum(os.fstat(fd).st_size for fd in hints.cache.files)
+
+        validate_outline(outline)
+
+        def restore() -> tuple[Prepared, Model]:
+            return restored_by(self._device, outline, hints), outline
+
+        return self._prepare_later(call.object, memory, restore)
+
+    def _prepared(self, model: Model, hints: Hints) -> Prepared:
+        validate(model)
+        prepared = prepared_by(self._device, model, hints, as_is=True)
+        let_weights_go(prepared, model, self._where)
+        return prepared
+
+    def _number_of_cache_files(self, _: wire.GetNumberOfCacheFiles, __: Descriptors) -> Answer:
+        return wire.CacheFileCounts(*cache_files_by(self._device)), ()
+
+    def _hold_files(self, call: wire.HoldFiles, fds: Descriptors) -> Answer:
+        count = call.model_files + call.data_files
+        with self._share.take(descriptors=count) as claim:
+            held = OpenFiles(fds, count)
+            weakref.finalize(held, claim.passed().give).atexit = False
+        files = tuple(held.owner.fds)
+        cache = Cache(call.token, files[: call.model_files], files[call.model_files :], held)
+        self._exports.add(call.object, cache, lambda: None)
+        return DONE
+
+    def _with_cache(self, hints: Hints, number: int) -> Hints:
+        return replace(hints, cache=self._exports.get(number, Cache, "cache files")) if number else hints
 
     def _prepare_considered(self, call: wire.PrepareConsidered, _: Descriptors) -> Answer:
         claims, hints, memory = self._exports.get(call.considered, ConsideredModel, "considered model")
@@ -203,14 +250,16 @@ class CallHandler:
         if any(a >= b for a, b in pairwise(places)) or any(place >= count for place in places):
             raise InvalidArgument(f"prepareModel: operations of a part must be in order, each once, and below {count}")
 
-        def part() -> tuple[Model, Hints]:
-            whole = cut(claims.model, places or range(count)).model
-            return whole.again(), claims.hints(hints, places or None)  # its constants may be let go of
+        hints = self._with_cache(hints, call.cache)
 
-        return self._prepare_later(call.object, memory, part)
+        def prepare() -> tuple[Prepared, Model]:
+            part = cut(claims.model, places or range(count)).model.again()  # its constants may be let go of
+            return self._prepared(part, claims.hints(hints, places or None)), part
 
-    def _prepare_later(self, number: int, memory: int, what: Callable[[], tuple[Model, Hints]]) -> Answer:
-        """Prepare in the background, and notify. memory: what the model counts for. what: makes it, and the hints."""
+        return self._prepare_later(call.object, memory, prepare)
+
+    def _prepare_later(self, number: int, memory: int, prepare: Callable[[], tuple[Prepared, Model]]) -> Answer:
+        """Prepare in the background, and notify. memory: what the model counts for."""
         exports, claim = self._exports, self._share.take(prepared=1, memory=memory)
 
         def work() -> tuple[wire.ServiceCall, Sequence[int]]:
@@ -218,11 +267,8 @@ class CallHandler:
             try:
                 if not exports.holds(number):
                     raise Cancelled("prepare: was released before it began")
-                model, hints = what()
-                validate(model)
-                prepared = prepared_by(self._device, model, hints, as_is=True)
+                prepared, model = prepare()
                 entry = Export(prepared, model, self._where, claim.passed())
-                let_weights_go(prepared, model, self._where)
                 exports.fill(number, entry, entry.release)
                 traits = traits_of(prepared)
                 if any(traits):
@@ -410,6 +456,8 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
     wire.GetUsage: CallHandler._usage,
     wire.PrepareConsidered: CallHandler._prepare_considered,
     wire.GetMemoryUse: CallHandler._memory_use,
+    wire.GetNumberOfCacheFiles: CallHandler._number_of_cache_files,
+    wire.HoldFiles: CallHandler._hold_files,
     wire.Execute: CallHandler._execute,
     wire.ExecuteFenced: CallHandler._execute_fenced,
     wire.GetExecutionInfo: CallHandler._execution_info,
@@ -421,7 +469,7 @@ _HANDLERS: dict[type[wire.ClientCall], Callable[[Any, Any, Descriptors], Any]] =
 }
 
 
-def _hints(call: wire.PrepareModel | wire.Consider) -> Hints:
+def _hints(call: _OfModel) -> Hints:
     preference = Preference.FAST_SINGLE_ANSWER if call.preference is None else call.preference
     priority = Priority.MEDIUM if call.priority is None else call.priority
     if preference not in Preference.__members__.values():

@@ -1,5 +1,8 @@
 """What a service holds for one client: objects by number, private to the connection."""
 
+import fcntl
+import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -7,11 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nnhal.base.answers import let_go
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.request import Signature
 from nnhal.ipc.service.quota import Claim, Share
+from nnhal.ipc.transport.channel import Descriptors
 from nnhal.model.graph import Model
 
 T = TypeVar("T")
@@ -23,6 +28,22 @@ class ConsideredModel(NamedTuple):
     claims: Claims
     hints: Hints
     memory: int
+
+
+class OpenFiles:
+    """Cache files of the client's, open until nobody refers to this any more."""
+
+    def __init__(self, fds: Descriptors, count: int) -> None:
+        """Take the descriptors that came along. InvalidArgument where one is none of a file to read and write."""
+        self.owner = Owner()
+        while len(fds):
+            self.owner.fds.append(fds.take())
+        if len(self.owner.fds) != count:
+            raise InvalidArgument(f"cache files: {len(self.owner.fds)} descriptors came along, must be {count}")
+        for fd in self.owner.fds:
+            regular = stat.S_ISREG(os.fstat(fd).st_mode)
+            if not regular or fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+                raise InvalidArgument("cache files: a descriptor is of no file that can be read and written, must be")
 
 
 class Export:

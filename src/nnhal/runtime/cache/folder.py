@@ -116,7 +116,7 @@ class OpenFiles:
     def cache(self, token: bytes) -> Cache:
         """What a device is given."""
         fds = tuple(self._owner.fds)
-        return Cache(token, fds[: self._count.model], fds[self._count.model :])
+        return Cache(token, fds[: self._count.model], fds[self._count.model :], self._owner)
 
     def close(self) -> None:
         """Close them."""

@@ -185,7 +185,9 @@ class _Step:
             return None, f"the entry {_why(error)}"
         try:
             hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
-            return restored_by(self.device, outline(self.model), hints), ""
+            prepared = restored_by(self.device, outline(self.model), hints)
+            prepared.model = self.model
+            return prepared, ""
         except MissedDeadline:
             if self.hints.deadline is not None:
                 raise
