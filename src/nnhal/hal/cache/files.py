@@ -111,18 +111,17 @@ def understood(
     return content, _together([*model, *data], key)
 
 
-def read(fd: int) -> bytearray:
+def read(fd: int) -> bytes:
     """All that a file holds, copied. Damaged where that is too much; OSError."""
     size = os.fstat(fd).st_size
     if size > LARGEST:
         raise Damaged(f"it has {size} bytes, must be at most {LARGEST}")
-    data = bytearray(size)
-    view, at = memoryview(data), 0
-    while at < size:
-        count = os.preadv(fd, [view[at : at + (1 << 26)]], at)
-        if not count:
-            raise Damaged(f"it ends at byte {at}, was {size} bytes long")
-        at += count
+    data = os.pread(fd, size, 0)
+    while len(data) < size:
+        more = os.pread(fd, size - len(data), len(data))
+        if not more:
+            raise Damaged(f"it ends at byte {len(data)}, was {size} bytes long")
+        data += more
     return data
 
 

@@ -93,7 +93,7 @@ def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) 
     return content
 
 
-def _read(fd: int, kind: str, number: int) -> bytearray:
+def _read(fd: int, kind: str, number: int) -> bytes:
     try:
         return read(fd)
     except Damaged as error:
