@@ -309,8 +309,17 @@ class Device(ABC):
         looks at them, and keeps a keyed hash of what it wrote. Raises an NnhalError, with the reason, for a miss.
         """
         assert hints.cache is not None
-        content = recall(hints.cache, outline.pools, identity_of(self).name, _written_by(self))
+        content = recall(hints.cache, outline.pools, *_written_by(self))
         return self.restore(content, hints.cache.token, hints)
+
+    @property
+    def cached_as(self) -> "Device":
+        """Whose cache files its are: its own, or those of the device that it stands for."""
+        return self
+
+    def told(self, hints: Hints) -> Hints:
+        """What the driver is told of hints; of what is different here, it compiles different things."""
+        return hints
 
     def status(self) -> DeviceStatus:
         """What the device is busy with, as far as it tells."""
@@ -502,11 +511,12 @@ def cache_files_by(device: Device) -> CacheFiles:
         return CacheFiles(*numbers)
 
 
-def _written_by(device: Device) -> bytes:
-    """The identity of a device in what it writes to cache files."""
+def _written_by(device: Device) -> tuple[str, bytes]:
+    """The name of a device's record of what it wrote to cache files, and its identity there."""
+    device = device.cached_as
     own = identity_of(device)
     matters = _member(bool, device.processor_matters, "processor_matters")
-    return identity(own.name, own.version, type(device).__module__, processor=matters)
+    return own.name, identity(own.name, own.version, type(device).__module__, processor=matters)
 
 
 def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
@@ -514,7 +524,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
     try:
         with answering(where, "save()"):
             if _member(bool, prepared.save(content), "what save() gave"):
-                keep(content, cache, identity_of(device).name, _written_by(device))
+                keep(content, cache, *_written_by(device))
     except (NnhalError, OSError) as error:
         _log.warning("%s: its compilation is not kept: %s", where, error)
         empty(cache)

@@ -9,6 +9,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict, identity_of
 from nnhal.hal.fence import Fence
 from nnhal.hal.lowering import lowered, refusals, stated_at, with_neighbours
@@ -46,6 +47,23 @@ class Wrapper(Device):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         """As the device does."""
         return self.inner.prepare(model, hints)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        """As many as the device itself."""
+        return self.inner.number_of_cache_files()
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """As the device does."""
+        return self.inner.prepare_from_cache(outline, hints)
+
+    @property
+    def cached_as(self) -> Device:
+        """The device itself, or whose files those are."""
+        return self.inner.cached_as
+
+    def told(self, hints: Hints) -> Hints:
+        """What the device itself is told."""
+        return self.inner.told(hints)
 
     def status(self) -> DeviceStatus:
         """That of the device itself."""
@@ -109,6 +127,10 @@ class PreparedWrapper(Prepared):
         """As the prepared model does."""
         self.inner.reconfigure(options)
 
+    def save(self, files: CacheContent) -> bool:
+        """As the prepared model does."""
+        return self.inner.save(files)
+
     def close(self) -> None:
         """Close the prepared model itself."""
         self.inner.close()
@@ -151,6 +173,15 @@ class WithOptions(Wrapper):
         """With the options."""
         prepared = self.inner.prepare(model, self._with(hints))
         return PreparedWithOptions(prepared, model, self.options) if prepared.changeable else prepared
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """With the options."""
+        prepared = self.inner.prepare_from_cache(outline, self._with(hints))
+        return PreparedWithOptions(prepared, outline, self.options) if prepared.changeable else prepared
+
+    def told(self, hints: Hints) -> Hints:
+        """With the options."""
+        return self.inner.told(self._with(hints))
 
     def _with(self, hints: Hints) -> Hints:
         return replace(hints, options={**hints.options, **self.options})
@@ -207,6 +238,15 @@ class AtLevel(Wrapper):
         """Prepare the model in the level's form; what the level does not tell a driver keeps its default."""
         model = lowered(model, self.level)
         return PreparedAtLevel(self.inner.prepare(model, self._told(hints)), model, self.name, self.level)
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """As the device does, with what the level tells it. Since 1.2."""
+        prepared = self.inner.prepare_from_cache(outline, self._told(hints))
+        return PreparedAtLevel(prepared, outline, self.name, self.level)
+
+    def told(self, hints: Hints) -> Hints:
+        """What the level tells it."""
+        return self.inner.told(self._told(hints))
 
     def _told(self, hints: Hints) -> Hints:
         """What the driver is told of the hints."""
@@ -291,6 +331,16 @@ class Recorded(Wrapper):
         """Noted, and passed on; what is prepared notes its calls too."""
         self.calls.append("prepare")
         return RecordedPrepared(super().prepare(model, hints), model, self.calls)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        """Noted, and passed on."""
+        self.calls.append("number_of_cache_files")
+        return super().number_of_cache_files()
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """Noted, and passed on; what is prepared notes its calls too."""
+        self.calls.append("prepare_from_cache")
+        return RecordedPrepared(super().prepare_from_cache(outline, hints), outline, self.calls)
 
     def status(self) -> DeviceStatus:
         """Noted, and passed on."""

@@ -13,11 +13,12 @@ from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed, OutputInsufficientSize
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import full
+from nnhal.hal.cache.files import TOKEN_SIZE
 from nnhal.hal.device import Capabilities, Hints, prepared_by
 from nnhal.hal.hidl.adapters import ATTEMPTS, GUESSED_ROOM, adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape, RequestArgument
 from nnhal.hal.hidl.calls import LIMIT, SECONDS, Callback, Calls, notified_within
-from nnhal.hal.hidl.interfaces import DEVICE_METHODS, PREPARED_METHODS, TOKEN_SIZE, InlinedModel, hal_level, newest
+from nnhal.hal.hidl.interfaces import DEVICE_METHODS, PREPARED_METHODS, InlinedModel, hal_level, newest
 from nnhal.hal.hidl.packets import BurstRequest, Memories, PacketQueue
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole

@@ -4,7 +4,7 @@ The runtime knows `hal.device.Device` only; `adapt` gives it one over an object 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,12 @@ from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
 from nnhal.hal.background import asynchronous
 from nnhal.hal.burst import Burst, BurstExecutor
+from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
 from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
 from nnhal.hal.hidl.arguments import HalTiming, Laid, OutputShape, Room, collect, lay_out
 from nnhal.hal.hidl.burst import Call, HalExecutor, burst_of
 from nnhal.hal.hidl.calls import Callback, Calls, Trace
-from nnhal.hal.hidl.interfaces import TOKEN_SIZE, InlinedModel, hal_level, newest
+from nnhal.hal.hidl.interfaces import InlinedModel, hal_level, newest
 from nnhal.hal.host import LocalBurst
 from nnhal.hal.lowering import lowered, refusals, with_neighbours
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
@@ -130,11 +131,36 @@ class Adapted(Device):
 
     def _prepare(self, model: Model, hints: Hints) -> Prepared:
         old = _form(lowered(model, self.level), self.level)
-        callback = Callback(f"driver {self.name}: prepareModel")
         form = newest(self.driver, "prepareModel", self.level)
         assert form is not None  # adapt has looked
+        return self._notified(form, self._arguments(form[0], old, hints), old, hints)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        """What the driver says; none where it cannot prepare from them."""
+        here = [
+            newest(self.driver, each, self.level) for each in ("getNumberOfCacheFilesNeeded", "prepareModelFromCache")
+        ]
+        if None in here:
+            return CacheFiles()
+        return CacheFiles(*self.calls.answer(self.driver, "getNumberOfCacheFilesNeeded", 2))
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        """Have the driver prepare what the files hold. Their integrity is its own business, as in the HAL."""
+        form = newest(self.driver, "prepareModelFromCache", self.level)
+        if form is None:
+            raise OperationFailed(f"driver {self.name}: has no prepareModelFromCache")
+        until = (hints.deadline,) if form[0] == "prepareModelFromCache_1_3" else ()
+        old = _form(outline, self.level)
+        return self._notified(form, (*until, *_kept(hints)), old, hints)
+
+    def _notified(
+        self, form: tuple[str, Callable[..., Any]], arguments: Sequence[Any], old: Model, hints: Hints
+    ) -> Prepared:
+        """What a form of a method that prepares hands to its callback."""
+        method = form[0].partition("_")[0]
+        callback = Callback(f"driver {self.name}: {method}")
         try:
-            launched = self.calls.exactly(*form, *self._arguments(form[0], old, hints), callback)
+            launched = self.calls.exactly(*form, *arguments, callback)
             self.calls.expect(launched, form[0])
         except NnhalError:
             callback.close()
@@ -142,18 +168,18 @@ class Adapted(Device):
         result = callback.wait(hints.deadline)
         status = self.calls.status(result[0] if result else None, "notify")
         if status != ErrorStatus.NONE:
-            raise error_of(status, f"driver {self.name}: prepareModel ended with {status.name}")
+            raise error_of(status, f"driver {self.name}: {method} ended with {status.name}")
         prepared = result[1] if len(result) > 1 else None
         if not any(newest(prepared, name, self.level) for name in ("execute", "executeSynchronously")):
             raise OperationFailed(
-                f"driver {self.name}: prepareModel gave {type(prepared).__name__}, must be a prepared model"
+                f"driver {self.name}: {method} gave {type(prepared).__name__}, must be a prepared model"
             )
         return AdaptedPrepared(self.calls, prepared, old)
 
     @staticmethod
     def _arguments(form: str, model: Model, hints: Hints) -> tuple[Any, ...]:
-        """The arguments of a form of prepareModel, but for the callback. Nothing is kept, so there are no cache files."""
-        kept: tuple[Any, ...] = ((), (), bytes(TOKEN_SIZE))
+        """The arguments of a form of prepareModel, but for the callback."""
+        kept = _kept(hints)
         return {
             "prepareModel": (model,),
             "prepareModel_1_1": (model, hints.preference),
@@ -166,6 +192,12 @@ class Adapted(Device):
         if self.level < V1_3:
             raise OperationFailed(f"allocate needs level {V1_3}, device {self.name} is at {self.level}")
         return super().allocate(desc, roles)
+
+
+def _kept(hints: Hints) -> tuple[tuple[int, ...], tuple[int, ...], bytes]:
+    """Cache files and token as the HAL has them; none of both where nothing is kept."""
+    cache = hints.cache or Cache(bytes(TOKEN_SIZE))
+    return cache.model_files, cache.data_files, cache.token
 
 
 def _form(model: Model, level: Level) -> Model:

@@ -17,8 +17,6 @@ from nnhal.hal.hidl.packets import Memories, PacketQueue
 from nnhal.hal.utilities import OldCapabilities
 from nnhal.model.graph import Model, Operand, Operation
 
-TOKEN_SIZE = 32  # bytes of a cache token
-
 DEVICE_METHODS: Mapping[str, Level] = {
     "getCapabilities": V1_0,
     "getSupportedOperations": V1_0,
@@ -205,6 +203,11 @@ class DeviceV1_2(DeviceV1_1, Protocol):
     ) -> ErrorStatus:
         """Launch a compilation; cache files are descriptors, none where nothing is to be kept."""
 
+    def prepareModelFromCache(
+        self, modelCache: Sequence[int], dataCache: Sequence[int], token: bytes, callback: PreparedModelCallback
+    ) -> ErrorStatus:
+        """Launch the preparation of what was saved to the files for the token."""
+
 
 class DeviceV1_3(DeviceV1_2, Protocol):
     """A driver of 1.3, as far as it is adapted: driver buffers and fences are nnhal's own."""
@@ -227,6 +230,16 @@ class DeviceV1_3(DeviceV1_2, Protocol):
         callback: PreparedModelCallback,
     ) -> ErrorStatus:
         """Launch a compilation. deadline: nanoseconds on the monotonic clock."""
+
+    def prepareModelFromCache_1_3(
+        self,
+        deadline: int | None,
+        modelCache: Sequence[int],
+        dataCache: Sequence[int],
+        token: bytes,
+        callback: PreparedModelCallback,
+    ) -> ErrorStatus:
+        """Launch the preparation of what was saved to the files for the token."""
 
 
 def newest(owner: object, method: str, level: Level) -> tuple[str, Callable[..., Any]] | None:

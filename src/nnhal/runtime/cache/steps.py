@@ -240,7 +240,7 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
 
 
 def _key(token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None) -> bytes:
-    own = identity_of(device)
+    own, hints = identity_of(device), device.told(hints)
     facts = [
         *(token.hex(), own.name, own.version, str(own.level), place, own.preferred_layout),
         *(int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)),
