@@ -48,7 +48,7 @@ CALLS: list[tuple[Any, str]] = [
     (wire.GetSupportedOperations(4, _MODEL), f"93 0f 04 {_MODEL_HEX}"),
     (
         wire.PrepareModel(9, 4, _MODEL, 1, 100, 2**40, 2, b"{}"),
-        f"99 10 09 04 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d",
+        f"9a 10 09 04 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d 00",
     ),
     (wire.Bind(6, 2, _REQUEST), f"94 13 06 02 {_REQUEST_HEX}"),
     (wire.Execute(1, 3, 2, True, 0, 500), "97 14 01 03 02 c3 00 cd 01f4"),
@@ -67,7 +67,13 @@ CALLS: list[tuple[Any, str]] = [
         wire.Consider(9, _MODEL, 1, 100, 2**40, 2, b"{}"),
         f"98 26 09 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d",
     ),
-    (wire.PrepareConsidered(9, 8, (0, 2)), "94 27 09 08 92 00 02"),
+    (wire.PrepareConsidered(9, 8, (0, 2)), "95 27 09 08 92 00 02 00"),
+    (wire.GetNumberOfCacheFiles(), "91 28"),
+    (
+        wire.PrepareModelFromCache(9, 4, _MODEL, 1, 100, 2**40, 2, b"{}", 6),
+        f"9a 29 09 04 {_MODEL_HEX} 01 64 cf 0000010000000000 02 c4 02 7b7d 06",
+    ),
+    (wire.HoldFiles(6, bytes(range(32)), 2, 1), f"95 2a 06 c4 20 {bytes(range(32)).hex()} 02 01"),
 ]
 
 _FAILED = wire.Failed(5, "InvalidArgument", "no", ((2,), None), True, "at")
@@ -105,6 +111,7 @@ REPLIES: list[tuple[Any, str]] = [
         "94 0d 40 92 94 a5 6c616e6573 03 00 00 94 a6 6d656d6f7279 cd 1000 02 01 91 92 cd 012c 92 01 05",
     ),
     (wire.WireMemoryUse(7, None, 300, 0), "95 0e 07 c0 cd 012c 00"),
+    (wire.CacheFileCounts(1, 32), "93 11 01 20"),
 ]
 
 CALLBACKS: list[tuple[Any, str]] = [

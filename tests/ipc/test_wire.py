@@ -221,22 +221,31 @@ METHODS: dict[Level, set[str]] = {
     V1_2: {
         *("getVersionString", "getType", "getCapabilities_1_2", "getSupportedExtensions", "getSupportedOperations_1_2"),
         *("prepareModel_1_2", "execute_1_2", "executeSynchronously", "configureExecutionBurst"),
+        *("getNumberOfCacheFilesNeeded", "prepareModelFromCache"),
     },
     V1_3: {
         *("getCapabilities_1_3", "getSupportedOperations_1_3", "prepareModel_1_3", "allocate", "execute_1_3"),
-        *("executeSynchronously_1_3", "executeFenced", "getExecutionInfo", "copyTo", "copyFrom"),
+        *(
+            "prepareModelFromCache_1_3",
+            "executeSynchronously_1_3",
+            "executeFenced",
+            "getExecutionInfo",
+            "copyTo",
+            "copyFrom",
+        ),
     },
 }
 # What a method's later forms take besides, by the same files.
 LATER_FIELDS: dict[str, dict[str, Level]] = {
-    "prepareModel": {"preference": V1_1, "priority": V1_3, "deadline": V1_3},
+    "prepareModel": {"preference": V1_1, "priority": V1_3, "deadline": V1_3, "cache": V1_2},
+    "prepareModelFromCache": {"priority": V1_3, "deadline": V1_3},
     "execute": {"measure": V1_2, "deadline": V1_3, "loop_timeout": V1_3},
     "executeSynchronously": {"deadline": V1_3, "loop_timeout": V1_3},
 }
 VERSIONED = {type(m): m for m, _ in CALLS if m.method}
 OWN = {
     "Hello", "AttachLane", "Release", "Cancel", "GetUsage", "Hold", "Bind", "GetShape", "GetRelaxations", "GetMemoryUse",
-    "Reconfigure",
+    "Reconfigure", "HoldFiles",
 }  # fmt: skip
 
 

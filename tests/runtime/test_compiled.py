@@ -455,7 +455,19 @@ def test_an_application_sees_what_is_documented_and_nothing_else():
     compiled = nnhal.compile(b.finish([x], [b.relu(x)]), devices="reference")
     given = np.zeros(2, np.float32)
     assert public(compiled) == {
-        *("bind", "burst", "close", "configure", "execute_fenced", "inputs", "memory", "outputs", "placement", "run"),
+        *(
+            "bind",
+            "burst",
+            "cache",
+            "close",
+            "configure",
+            "execute_fenced",
+            "inputs",
+            "memory",
+            "outputs",
+            "placement",
+            "run",
+        ),
         *("stream", "submit"),
     }
     assert public(compiled.burst()) == {"close", "free_memory", "run", "ways"}

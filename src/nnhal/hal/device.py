@@ -485,7 +485,11 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
     with answering(where, "prepare()"):
         prepared = _taken(device, device.prepare(model, within_the_machine(hints)), "prepare()", model, where)
     if hints.cache is not None:
-        _save(device, prepared, hints.cache, model, where)
+        try:
+            _save(device, prepared, hints.cache, model, where)
+        except BaseException:  # interrupted
+            prepared.close()
+            raise
     return prepared
 
 

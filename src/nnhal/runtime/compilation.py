@@ -45,7 +45,7 @@ from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.steps import NO_ENTRY, CacheOutcome, Caching, Entry, ModelCache
+from nnhal.runtime.cache.steps import NOT_KEPT, CacheOutcome, Caching, ModelCache, StepEntry
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
@@ -313,7 +313,7 @@ def _attempt(
         hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
             whole = part.model is model
-            entry = Entry(kept, candidate.key.isolation, None if whole else planned.operations)
+            entry = StepEntry(kept, candidate.key.isolation, None if whole else planned.operations)
             steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints, entry))
         except MissedDeadline:
             raise
@@ -394,7 +394,7 @@ def prepare(
     label: str = "",
     undo: ExitStack | None = None,
     hints: Hints | None = None,
-    entry: Entry = NO_ENTRY,
+    entry: StepEntry = NOT_KEPT,
 ) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
@@ -421,8 +421,7 @@ def prepare(
     outcomes: list[CacheOutcome] = []
 
     def work() -> None:
-        lane.prepared, outcome = entry.prepare(device, laid.model, given, label or name)
-        outcomes.append(outcome)
+        outcomes.append(entry.prepare_in(lane, device, laid.model, given, label or name))
 
     timely = isinstance(device, Resilient | RemoteDevice)
     by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())

@@ -54,7 +54,7 @@ from nnhal.ipc.protocol.convert import (
 )
 from nnhal.ipc.service.binding import DONE, Answer, Held, LaunchedRequest, ServiceBinding
 from nnhal.ipc.service.burst import ServiceBurst
-from nnhal.ipc.service.exports import ConsideredModel, Export, Exports, OpenFiles
+from nnhal.ipc.service.exports import ClientFiles, ConsideredModel, Export, Exports
 from nnhal.ipc.service.pools import ServicePools
 from nnhal.ipc.service.quota import DECODED, Claim, Share
 from nnhal.ipc.service.scope import Ends, Wanted
@@ -234,7 +234,7 @@ class CallHandler:
     def _hold_files(self, call: wire.HoldFiles, fds: Descriptors) -> Answer:
         count = call.model_files + call.data_files
         with self._share.take(descriptors=count) as claim:
-            held = OpenFiles(fds, count)
+            held = ClientFiles(fds, count)
             weakref.finalize(held, claim.passed().give).atexit = False
         files = tuple(held.owner.fds)
         cache = Cache(call.token, files[: call.model_files], files[call.model_files :], held)

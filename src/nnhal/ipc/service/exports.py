@@ -30,7 +30,7 @@ class ConsideredModel(NamedTuple):
     memory: int
 
 
-class OpenFiles:
+class ClientFiles:
     """Cache files of the client's, open until nobody refers to this any more."""
 
     def __init__(self, fds: Descriptors, count: int) -> None:

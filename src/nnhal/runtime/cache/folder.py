@@ -123,59 +123,57 @@ class OpenFiles:
         self._owner.close()
 
 
-class Writing:
+class NewEntry:
     """An entry that is being made: its files are open and empty, and nobody else sees them before `publish`."""
 
     def __init__(self, folder: "CacheFolder", key: str, count: CacheFiles) -> None:
+        """`close` ends it."""
         self._folder, self._key, self._count = folder, key, count
         self._generation = secrets.token_hex(8)
         self._names = names(key, self._generation, count)
         self.files = OpenFiles(count)
         self._mark = Owner()
-        with folder.alone():
-            self._mark.fds.append(folder.open(self._name("making"), NEW))
-            fcntl.flock(self._mark.fds[0], fcntl.LOCK_EX)
+        self._published = False
         try:
+            with folder.alone():
+                self._mark.fds.append(folder.open(self._name("making"), NEW))
+                fcntl.flock(self._mark.fds[0], fcntl.LOCK_EX)
             for name in self._names:
                 self.files.add(folder.open(name, NEW))
         except BaseException:
-            self.discard()
+            self.close()
             raise
 
     def _name(self, kind: str) -> str:
         return f"{self._key}.{self._generation}.{kind}"
 
     def publish(self, token: bytes, facts: dict[str, Any]) -> bool:
-        """Make the entry what was written, if anything was; whether it is now. OSError, and then nothing has changed."""
+        """Make the entry what was written, if anything was; whether it is now. OSError: the entry is what it was."""
         fds = self.files.cache(token).files
         if not any(os.fstat(fd).st_size for fd in fds):
-            self.discard()
             return False
+        for fd in fds:
+            os.fsync(fd)
+        manifest = Manifest(self._key, self._generation, *self._count, facts)
+        new = Owner()
+        new.fds.append(self._folder.open(self._name("new"), NEW))
         try:
-            for fd in fds:
-                os.fsync(fd)
-            manifest = Manifest(self._key, self._generation, *self._count, facts)
-            new = self._name("new")
-            fd = self._folder.open(new, NEW)
-            try:
-                _write(fd, manifest.packed())
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            with self._folder.alone():
-                self._folder.rename(new, f"{self._key}.entry")
-                self._folder.used(self._key, uses=0)
-                self._folder.remove(self._name("making"))
-                self._folder.tidy(keep=self._key)
-        except BaseException:
-            self.discard()
-            raise
-        self._mark.close()
+            _write(new.fds[0], manifest.packed())
+            os.fsync(new.fds[0])
+        finally:
+            new.close()
+        with self._folder.alone():
+            self._folder.rename(self._name("new"), f"{self._key}.entry")
+            self._published = True
+            self._folder.used(self._key, uses=0)
+            self._folder.remove(self._name("making"))
+            self._folder.tidy(keep=self._key)
         return True
 
-    def discard(self) -> None:
-        """Take away what was not published."""
-        for name in (*self._names, self._name("new"), self._name("making")):
+    def close(self) -> None:
+        """Let go of the files, and take away what was not published."""
+        left = () if self._published else (*self._names, self._name("new"))
+        for name in (*left, self._name("making")):
             with contextlib.suppress(OSError):
                 self._folder.remove(name)
         self._mark.close()
@@ -235,7 +233,8 @@ class CacheFolder:
             except BaseException:
                 files.close()
                 raise
-            self.used(key)
+            with contextlib.suppress(OSError):
+                self.used(key)
             return files
         raise Missing("damaged: a file of the entry is missing")
 
@@ -372,4 +371,4 @@ def _write(fd: int, data: bytes) -> None:
         at += os.pwrite(fd, data[at:], at)
 
 
-__all__ = ["CacheFolder", "Listed", "Manifest", "Missing", "NotPrivate", "Writing"]
+__all__ = ["CacheFolder", "Listed", "Manifest", "Missing", "NewEntry", "NotPrivate"]

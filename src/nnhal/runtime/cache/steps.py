@@ -6,7 +6,6 @@ A fault of the cache, or of the driver while it keeps something, is a reason for
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -18,21 +17,25 @@ from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, told
 from nnhal.base.log import logger
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
-from nnhal.hal.device import Device, Hints, Prepared, cache_files_by, identity_of, prepared_by, restored_by
+from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
-from nnhal.runtime.cache.folder import CacheFolder, Missing, Writing
+from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
 from nnhal.runtime.cache.tokens import token_of
+from nnhal.runtime.lanes import Lane
 
 MOST = 1 << 30  # bytes of a folder, where nobody says more or less
 _log = logger("compilation")
+
+
+CacheState = Literal["hit", "miss", "off"]
 
 
 class CacheOutcome(NamedTuple):
     """What became of one step's entry in the cache. device: as `placement` names it. reason: why it is no hit."""
 
     device: str
-    state: Literal["hit", "miss", "off"]
+    state: CacheState
     reason: str = ""
 
     def __str__(self) -> str:
@@ -97,34 +100,43 @@ class ModelCache:
             return self._caching.token
         return token_of(self._model, self._folder)
 
-    def prepare(
-        self, device: Device, model: Model, hints: Hints, label: str, place: str, operations: Sequence[int] | None
-    ) -> tuple[Prepared, CacheOutcome]:
-        """Prepare one step. model: its part in the device's layout. place: in this process or another. operations: which of
-        the whole model it has, None for all.
+    def prepare_in(
+        self, lane: Lane, device: Device, model: Model, hints: Hints, place: str, operations: Sequence[int] | None
+    ) -> tuple[CacheState, str]:
+        """Prepare one step, for the lane; what became of its entry, and why.
+
+        model: its part in the device's layout. place: in this process or another. operations: which of the whole model it
+        has, None for all.
         """
+        step = self._step(device, model, hints, place, operations)
+        if isinstance(step, str):
+            lane.prepared = prepared_by(device, model, hints, as_is=True)
+            return "off", step
+        missed = step.restore_in(lane)
+        if not missed:
+            return "hit", ""
+        _log.info("%s: miss: %s", lane.where, missed)
+        lost = step.prepare_in(lane, self._facts(device, model, hints, place))
+        return "miss", f"{missed}; {lost}" if lost else missed
+
+    def _step(
+        self, device: Device, model: Model, hints: Hints, place: str, operations: Sequence[int] | None
+    ) -> "_Step | str":
+        """The step, or why nothing of it is kept."""
         folder = self._folder
         if isinstance(folder, str):
-            return prepared_by(device, model, hints, as_is=True), CacheOutcome(label, "off", folder)
+            return folder
         count, why = _count(device)
-        if why or any(not pool.mappable for pool in model.pools):
-            why = why or "the model has constants in memory that cannot be mapped"
-            return prepared_by(device, model, hints, as_is=True), CacheOutcome(label, "off", why)
+        if why:
+            return why
+        if any(not pool.mappable for pool in model.pools):
+            return "the model has constants in memory that cannot be mapped"
         try:
-            key = _key(self._token, device, hints, place, operations)
+            return _Step(folder, device, model, hints, _key(self._token, device, hints, place, operations), count)
         except (TypeError, ValueError) as error:
-            why = f"the options of the device cannot be written down: {error}"
-            return prepared_by(device, model, hints, as_is=True), CacheOutcome(label, "off", why)
+            return f"the options of the device cannot be written down: {error}"
         except OSError as error:
-            why = f"the model's token: {_why(error)}"
-            return prepared_by(device, model, hints, as_is=True), CacheOutcome(label, "off", why)
-        step = _Step(folder, device, model, hints, key, count)
-        prepared, why = step.restored()
-        if prepared is not None:
-            return prepared, CacheOutcome(label, "hit")
-        _log.info("device %s: miss: %s", label, why)
-        prepared, kept = step.prepared(self._facts(device, model, hints, place))
-        return prepared, CacheOutcome(label, "miss", "; ".join(filter(None, (why, kept))))
+            return f"the model's token: {_why(error)}"
 
     def _facts(self, device: Device, model: Model, hints: Hints, place: str) -> dict[str, Any]:
         own = identity_of(device)
@@ -143,21 +155,22 @@ class ModelCache:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """Where one step is kept. cache: None for nowhere. place, operations: as of `ModelCache.prepare`."""
+class StepEntry:
+    """Where one step is kept. cache: None for nowhere. place, operations: as of `ModelCache.prepare_in`."""
 
     cache: ModelCache | None
     place: str = "none"
     operations: Sequence[int] | None = None
 
-    def prepare(self, device: Device, model: Model, hints: Hints, label: str) -> tuple[Prepared, CacheOutcome]:
-        """Prepare the step."""
+    def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
+        """Prepare the step for its lane. label: of the device."""
         if self.cache is None:
-            return prepared_by(device, model, hints, as_is=True), CacheOutcome(label, "off", "")
-        return self.cache.prepare(device, model, hints, label, self.place, self.operations)
+            lane.prepared = prepared_by(device, model, hints, as_is=True)
+            return CacheOutcome(label, "off", "nothing of it is kept")
+        return CacheOutcome(label, *self.cache.prepare_in(lane, device, model, hints, self.place, self.operations))
 
 
-NO_ENTRY = Entry(None)
+NOT_KEPT = StepEntry(None)
 
 
 @dataclass(frozen=True)
@@ -175,59 +188,57 @@ class _Step:
     def _name(self) -> str:
         return self.key.hex()
 
-    def restored(self) -> tuple[Prepared | None, str]:
-        """What was prepared from the entry; or None, and why not."""
+    def restore_in(self, lane: Lane) -> str:
+        """Prepare from the entry; why that could not be, "" where it was."""
         try:
             files = self.folder.entry(self._name, self.count)
         except Missing as missing:
-            return None, str(missing)
+            return str(missing)
         except OSError as error:
-            return None, f"the entry {_why(error)}"
+            return f"the entry {_why(error)}"
         try:
             hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
-            prepared = restored_by(self.device, outline(self.model), hints)
-            prepared.model = self.model
-            return prepared, ""
+            lane.prepared = restored_by(self.device, outline(self.model), hints)
+            lane.prepared.model = self.model
         except MissedDeadline:
             if self.hints.deadline is not None:
                 raise
-            return None, "the driver did not restore it in time"
+            return "the driver did not restore it in time"
         except NnhalError as error:
-            where = f"device {identity_of(self.device).name}: "
-            return None, told(error).replace(where, "").removeprefix("prepare_from_cache() raised Damaged: ")
+            name = identity_of(self.device).name
+            return told(error).removeprefix(f"device {name}: ")
         finally:
             files.close()
+        return ""
 
-    def prepared(self, facts: Mapping[str, Any]) -> tuple[Prepared, str]:
-        """What is prepared anew; and why it was not kept, "" where it was."""
+    def prepare_in(self, lane: Lane, facts: Mapping[str, Any]) -> str:
+        """Prepare anew, and keep it; why it was not kept, "" where it was."""
         try:
-            writing = Writing(self.folder, self._name, self.count)
+            writing = NewEntry(self.folder, self._name, self.count)
         except OSError as error:
-            return self._plainly(), f"it cannot be kept: {_why(error)}"
+            self._plainly_in(lane)
+            return f"it cannot be kept: {_why(error)}"
         try:
-            prepared = prepared_by(
-                self.device, self.model, replace(self.hints, cache=writing.files.cache(self.key)), as_is=True
-            )
-        except BaseException as error:
-            with suppress(OSError):
-                writing.discard()
-            own = not isinstance(error, NnhalError) or isinstance(error, MissedDeadline | InvalidArgument)
-            if own:
-                raise
-            return self._plainly(), f"the driver failed while it was to keep it: {told(error)}"
-        try:
-            kept = writing.publish(self.key, dict(facts))
-        except OSError as error:
-            return prepared, f"it cannot be kept: {_why(error)}"
-        except BaseException:
-            prepared.close()
-            raise
+            return self._saved_in(lane, writing, facts)
         finally:
-            writing.files.close()
-        return prepared, "" if kept else "the device kept nothing of it"
+            writing.close()
 
-    def _plainly(self) -> Prepared:
-        return prepared_by(self.device, self.model, self.hints, as_is=True)
+    def _saved_in(self, lane: Lane, writing: NewEntry, facts: Mapping[str, Any]) -> str:
+        hints = replace(self.hints, cache=writing.files.cache(self.key))
+        try:
+            lane.prepared = prepared_by(self.device, self.model, hints, as_is=True)
+        except (MissedDeadline, InvalidArgument):
+            raise
+        except NnhalError as error:
+            self._plainly_in(lane)
+            return f"the driver failed while it was to keep it: {told(error)}"
+        try:
+            return "" if writing.publish(self.key, dict(facts)) else "the device kept nothing of it"
+        except OSError as error:
+            return f"it cannot be kept: {_why(error)}"
+
+    def _plainly_in(self, lane: Lane) -> None:
+        lane.prepared = prepared_by(self.device, self.model, self.hints, as_is=True)
 
 
 def _count(device: Device) -> tuple[CacheFiles, str]:
