@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,9 +55,16 @@ def interrupts() -> Iterator[Interrupts]:
         yield made
 
 
-def pytest_configure() -> None:
-    """Ctrl-C is heard, by commands that tests start too: a shell has what it runs in the background ignore it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Ctrl-C is heard, by commands that tests start too: a shell has what it runs in the background ignore it.
+
+    What drivers note of their caches is none of the user's, and no cache is where the user has one.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    folder = tempfile.TemporaryDirectory(prefix="nnhal-state-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["NNHAL_STATE_DIR"] = folder.name
+    os.environ.pop("NNHAL_CACHE_DIR", None)
 
 
 def pytest_collection_finish() -> None:

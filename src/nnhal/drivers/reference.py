@@ -77,14 +77,15 @@ class Interpreter(Prepared):
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self.graphs = tuple(model.subgraphs)
         self.facts: Facts = validate(model)
-        self.steps = [self._plan(i) for i in range(len(model.subgraphs))]
+        self.steps = [self._plan(i) for i in range(len(self.graphs))]
         self.constants = [
-            {i: model.constant(o) for i, o in enumerate(g.operands) if o.lifetime in CONSTANTS} for g in model.subgraphs
+            {i: model.constant(o) for i, o in enumerate(g.operands) if o.lifetime in CONSTANTS} for g in self.graphs
         ]
 
     def _plan(self, number: int) -> list[ReadyOperation]:
-        subgraph, binding = self.model.subgraphs[number], self.facts.subgraphs[number]
+        subgraph, binding = self.graphs[number], self.facts.subgraphs[number]
         last_use = {
             i: n for n, operation in enumerate(subgraph.operations) for i in (*operation.inputs, *operation.outputs)
         }
@@ -111,13 +112,13 @@ class Interpreter(Prepared):
 
     def memory(self) -> MemoryUse:
         """Constants are read where they lie; intermediates are known where all shapes are, and no subgraph is called."""
-        constants = {(o.lifetime, o.location): o.location.length for g in self.model.subgraphs for o in constants_of(g)}
+        constants = {(o.lifetime, o.location): o.location.length for g in self.graphs for o in constants_of(g)}
         return MemoryUse(0, sum(constants.values()), 0, self._intermediates())
 
     def _intermediates(self) -> int | None:
         """The most bytes of results that are there at once in an execution; None where that is not known before."""
         values, held, most = self.facts.subgraphs[0].values, dict[int, int](), 0
-        if self.model.referenced:
+        if len(self.graphs) > 1:
             return None
         for step in self.steps[0]:
             for index in step.outputs:
@@ -133,7 +134,7 @@ class Interpreter(Prepared):
 
     def call(self, number: int, inputs: Sequence[Array | None], control: Control) -> list[Array]:
         """Run subgraph `number`. Results may share memory with inputs and constants."""
-        subgraph, values = self.model.subgraphs[number], self.facts.subgraphs[number].values
+        subgraph, values = self.graphs[number], self.facts.subgraphs[number].values
         arrays: dict[int, Any] = dict(self.constants[number])
         arrays.update(zip(subgraph.inputs, inputs, strict=True))
         rebind = any(x is None for x in inputs)

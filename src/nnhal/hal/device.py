@@ -160,7 +160,8 @@ class WorkedOut:
 class Prepared(ABC):
     """A model that a device has prepared. `run` may be called by several threads at once.
 
-    model: what was prepared; set by `prepared_by`. timely: whether `run` returns at its deadline whatever the engine does,
+    model: what was prepared, or the outline of what was restored; set by who asked for it, so a driver keeps what it needs
+    for itself. timely: whether `run` returns at its deadline whatever the engine does,
     as it does where the engine is in another process. one_at_a_time: no two executions of it run at once, who comes
     meanwhile waits in order of arrival; where it has `execute` or `execute_fenced` of its own, those see to that themselves.
     weights_consumed: it asks for the model's constants no more once it is prepared, so whoever holds them only for it may

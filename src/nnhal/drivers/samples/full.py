@@ -8,15 +8,21 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus, Preference
 from nnhal.base.errors import NnhalError
 from nnhal.base.levels import V1_3
+from nnhal.base.memory import Memory
 from nnhal.drivers.reference import Interpreter, Reference
-from nnhal.hal.device import Capabilities, Device, Performance
+from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.device import Capabilities, Device, Hints, Performance, Prepared
 from nnhal.hal.hidl.arguments import HalRequest, HalTiming, OutputShape, output_shapes, to_arrays
 from nnhal.hal.hidl.interfaces import ExecutionCallback, InlinedModel, PreparedModelCallback
 from nnhal.hal.request import Control, Request
 from nnhal.hal.utilities import OldCapabilities
+from nnhal.model.graph import Model
+from nnhal.model.stored import stored, unstored
 
 STATED = Performance(1.1, 1.1)
 VERSION = "sample"
@@ -183,8 +189,18 @@ class FullV1_2(FullV1_1):
         return self.notified(callback.notify_1_2, PreparedV1_2, model)
 
 
+class PreparedV1_3(Interpreter):
+    """A prepared model that can be kept: what it was prepared of in the model file, constants in the data file."""
+
+    def save(self, files: CacheContent) -> bool:
+        files.model[0]["model"] = stored(self.model)
+        for n, pool in enumerate(self.model.pools):
+            files.data[0][f"pool {n}"] = pool.bytes()
+        return True
+
+
 class FullV1_3(Reference):
-    """A driver of 1.3."""
+    """A driver of 1.3, which keeps compilations."""
 
     name = "sample-full-1.3"
     version = VERSION
@@ -192,6 +208,16 @@ class FullV1_3(Reference):
 
     def capabilities(self) -> Capabilities:
         return Capabilities.uniform(*STATED)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return PreparedV1_3(model)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1, data=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        pools = tuple(Memory.wrap(np.frombuffer(data, np.uint8)) for data in files.data[0].values())
+        return PreparedV1_3(unstored(files.model[0]["model"], pools))
 
 
 v1_0, v1_1, v1_2 = FullV1_0, FullV1_1, FullV1_2
