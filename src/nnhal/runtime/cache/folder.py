@@ -14,21 +14,23 @@ what is taken out under them stays until they let go. The order of uses is a num
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import secrets
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.log import logger
-from nnhal.base.private import NotPrivate, private_file, private_folder
-from nnhal.hal.cache.files import Cache, CacheFiles
+from nnhal.base.private import private_file, private_folder
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles
 
 FORMAT = 1
 MANIFEST_MOST = 1 << 20  # bytes
@@ -43,34 +45,32 @@ class Missing(Exception):
     """There is no entry that could be used; the text says why."""
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an entry is. facts: of what, for people and for `nnhal cache`; nothing is looked for by them."""
 
-    key: str
-    generation: str
-    model_files: int
-    data_files: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    generation: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
+    model_files: Annotated[int, Meta(ge=0, le=MOST_FILES)]
+    data_files: Annotated[int, Meta(ge=0, le=MOST_FILES)]
+    facts: dict[str, Any] = {}
+    format: int = FORMAT
+    check: str = ""
 
     def packed(self) -> bytes:
         """As it lies in the folder, with a checksum."""
-        body = asdict(self) | {"format": FORMAT}
-        return json.dumps(body | {"check": _check(body)}, indent=1, sort_keys=True).encode()
+        return msgspec.json.format(_json(msgspec.structs.replace(self, check=_check(self))), indent=1)
 
     @classmethod
     def unpacked(cls, data: bytes, key: str) -> "Manifest":
         """Missing where it is damaged, of another format, or another entry's."""
         try:
-            body = json.loads(data.decode())
-            its = body.pop("check", None)
-            if not isinstance(body, dict) or its != _check(body):
-                raise Missing("damaged: the entry's description is not what was written")
-            if body.pop("format") != FORMAT:
-                raise Missing("the entry is of another format")
-            found = cls(**body)
-        except (ValueError, TypeError, KeyError, AttributeError):
+            found = msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Missing("damaged: the entry's description cannot be read") from None
+        if found.check != _check(found):
+            raise Missing("damaged: the entry's description is not what was written")
+        if found.format != FORMAT:
+            raise Missing("the entry is of another format")
         if found.key != key:
             raise Missing("damaged: the entry is that of another key")
         return found
@@ -81,8 +81,11 @@ class Manifest:
         return names(self.key, self.generation, CacheFiles(self.model_files, self.data_files))
 
 
-def _check(body: dict[str, Any]) -> str:
-    return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+_json = msgspec.json.Encoder(order="deterministic").encode
+
+
+def _check(manifest: Manifest) -> str:
+    return blake2b(_json(msgspec.structs.replace(manifest, check="")), digest_size=16).hexdigest()
 
 
 def names(key: str, generation: str, files: CacheFiles) -> tuple[str, ...]:
@@ -154,7 +157,7 @@ class NewEntry:
             return False
         for fd in fds:
             os.fsync(fd)
-        manifest = Manifest(self._key, self._generation, *self._count, facts)
+        manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)
         new = Owner()
         new.fds.append(self._folder.open(self._name("new"), NEW))
         try:
@@ -369,6 +372,3 @@ def _write(fd: int, data: bytes) -> None:
     at = 0
     while at < len(data):
         at += os.pwrite(fd, data[at:], at)
-
-
-__all__ = ["CacheFolder", "Listed", "Manifest", "Missing", "NewEntry", "NotPrivate"]

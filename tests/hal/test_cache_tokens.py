@@ -1,0 +1,169 @@
+"""A driver's private record of what it cached."""
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nnhal.hal.cache import tokens
+from nnhal.hal.cache.tokens import TokenStore, state_folder
+
+A, B, C = (bytes([n]) * 32 for n in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def file_of(state: Path) -> Path:
+    (file,) = state.glob("*.tokens")
+    return file
+
+
+def test_what_was_noted_is_known_by_driver_token_and_hash_together():
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    assert store.knows(A, B, C)
+    for other in ((A, B, A), (A, A, C), (B, B, C), (B, A, C)):
+        assert not store.knows(*other)
+
+
+def test_it_outlives_the_process_and_is_noted_once(state):
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    size = file_of(state).stat().st_size
+    again = TokenStore.open("npu")
+    assert again.knows(A, B, C) and again.key == store.key and len(store.key) == 32
+    again.remember(A, B, C)
+    assert file_of(state).stat().st_size == size == 40 + 104
+
+
+def test_each_driver_has_its_own_key_and_record(state):
+    one, two = TokenStore.open("npu"), TokenStore.open("../npu")
+    one.remember(A, B, C)
+    assert not two.knows(A, B, C) and one.key != two.key
+    assert {stat.S_IMODE(each.stat().st_mode) for each in state.iterdir()} == {0o600}
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+
+
+def test_of_one_token_several_may_be_known():
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    store.remember(A, B, A)
+    assert store.knows(A, B, C) and store.knows(A, B, A)
+
+
+def test_every_flipped_bit_is_unknown_or_harmless(state):
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    data = file_of(state).read_bytes()
+    for bit in range(8 * 40, 8 * len(data)):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        file_of(state).write_bytes(broken)
+        assert not store.knows(A, B, C)
+
+
+def test_half_a_record_is_none_and_the_next_is_whole(state):
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    data = file_of(state).read_bytes()
+    for length in range(40, len(data)):
+        file_of(state).write_bytes(data[:length])
+        after = TokenStore.open("npu")
+        assert not after.knows(A, B, C) and after.key == store.key
+        after.remember(A, A, C)
+        assert TokenStore.open("npu").knows(A, A, C)
+
+
+@pytest.mark.parametrize("length", [0, 1, 39])
+def test_a_head_that_is_none_begins_anew(state, length):
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    file_of(state).write_bytes(file_of(state).read_bytes()[:length])
+    anew = TokenStore.open("npu")
+    assert anew.key != store.key and not anew.knows(A, B, C)
+    anew.remember(A, B, C)
+    assert TokenStore.open("npu").knows(A, B, C)
+
+
+def test_beyond_the_limit_the_older_half_is_forgotten(monkeypatch, state):
+    monkeypatch.setattr(tokens, "MOST", 10)
+    store = TokenStore.open("npu")
+    names = [bytes([n]) * 32 for n in range(11)]
+    for name in names:
+        store.remember(A, name, C)
+    assert TokenStore.open("npu").key == store.key
+    assert [TokenStore.open("npu").knows(A, name, C) for name in names] == [False] * 6 + [True] * 5
+    assert store.gone and not TokenStore.open("npu").gone
+    assert len(list(state.iterdir())) == 1
+
+
+def test_what_a_process_left_in_the_middle_of_that_is_in_nobodys_way(monkeypatch, state):
+    store = TokenStore.open("npu")
+    store.remember(A, B, C)
+    file_of(state).with_name(file_of(state).name + ".new").write_bytes(b"half")
+    file_of(state).write_bytes(b"")
+    assert not TokenStore.open("npu").knows(A, B, C)
+    assert len(list(state.iterdir())) == 1
+
+
+NOTING = """
+import sys
+from nnhal.hal.cache.tokens import TokenStore
+store = TokenStore.open("npu")
+for n in range(50):
+    store.remember(b"a" * 32, bytes([int(sys.argv[1]), n]) * 16, b"c" * 32)
+"""
+
+
+def test_processes_and_threads_note_side_by_side():
+    TokenStore.open("npu")
+    with ThreadPoolExecutor(4) as pool:
+        done = [pool.submit(subprocess.run, [sys.executable, "-c", NOTING, str(n)], check=True) for n in range(4)]
+        assert all(each.result() for each in done)
+    store = TokenStore.open("npu")
+    assert all(store.knows(b"a" * 32, bytes([p, n]) * 16, b"c" * 32) for p in range(4) for n in range(50))
+
+
+def test_a_folder_or_file_that_is_not_private_is_refused(state):
+    TokenStore.open("npu")
+    file_of(state).chmod(0o644)
+    with pytest.raises(OSError, match="has mode 0644"):
+        TokenStore.open("npu")
+    file_of(state).chmod(0o600)
+    state.chmod(0o755)
+    with pytest.raises(OSError, match="has mode 0755"):
+        TokenStore.open("npu")
+
+
+def test_where_the_record_lies(monkeypatch, tmp_path):
+    assert state_folder() == tmp_path / "state"
+    monkeypatch.delenv("NNHAL_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_folder() == tmp_path / "xdg" / "nnhal"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert state_folder() == tmp_path / "home" / ".local" / "state" / "nnhal"
+
+
+def test_a_process_that_opened_its_record_ahead_uses_that_one(monkeypatch):
+    monkeypatch.setattr(tokens, "_only", [])
+    assert tokens.opened_ahead() is None
+    tokens.open_ahead("npu")
+    only = tokens.opened_ahead()
+    assert only is not None and os.fstat(only.fileno()).st_size == 40
+
+
+def test_where_there_can_be_no_record_none_is_opened_ahead(monkeypatch, tmp_path):
+    monkeypatch.setattr(tokens, "_only", [])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "file"))
+    tokens.open_ahead("npu")
+    assert tokens.opened_ahead() is None

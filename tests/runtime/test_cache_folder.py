@@ -1,0 +1,326 @@
+"""A cache folder: entries come whole or not at all, within a quota, whoever dies in between."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nnhal.hal.cache.files import CacheFiles
+from nnhal.runtime.cache import folder as subject
+from nnhal.runtime.cache.folder import CacheFolder, Manifest, Missing, NewEntry
+
+TOKEN = bytes(32)
+ONE, TWO, THREE = (f"{n:064x}" for n in (1, 2, 3))
+PAIR = CacheFiles(1, 1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> CacheFolder:
+    return CacheFolder(tmp_path / "cache", 1 << 20)
+
+
+def publish(folder: CacheFolder, key: str = ONE, data: bytes = b"data", facts: dict | None = None) -> bool:
+    entry = NewEntry(folder, key, PAIR)
+    try:
+        for fd in entry.files.cache(TOKEN).files:
+            os.write(fd, data)
+        return entry.publish(TOKEN, facts or {})
+    finally:
+        entry.close()
+
+
+def read(folder: CacheFolder, key: str = ONE) -> list[bytes]:
+    files = folder.entry(key, PAIR)
+    try:
+        cache = files.cache(TOKEN)
+        assert (len(cache.model_files), len(cache.data_files)) == PAIR
+        return [os.read(fd, 1000) for fd in cache.files]
+    finally:
+        files.close()
+
+
+def names(folder: CacheFolder) -> set[str]:
+    return {name.partition(".")[2] for name in os.listdir(folder.path)}
+
+
+def test_an_entry_is_there_once_it_was_published_and_not_before(folder):
+    with pytest.raises(Missing, match="there is no entry"):
+        folder.entry(ONE, PAIR)
+    entry = NewEntry(folder, ONE, PAIR)
+    for n, fd in enumerate(entry.files.cache(TOKEN).files):
+        os.write(fd, b"%d" % n)
+    with pytest.raises(Missing, match="there is no entry"):
+        folder.entry(ONE, PAIR)
+    assert entry.publish(TOKEN, {"model": "m"})
+    entry.close()
+    assert read(folder) == [b"0", b"1"]
+    (found,) = folder.entries()
+    assert (found.key, found.size, found.problem) == (ONE, 2, "")
+    assert found.manifest is not None and found.manifest.facts == {"model": "m"}
+
+
+def test_files_are_open_to_read_and_write_from_their_beginning(folder):
+    publish(folder)
+    files = folder.entry(ONE, PAIR)
+    for fd in files.cache(TOKEN).files:
+        assert os.lseek(fd, 0, os.SEEK_CUR) == 0
+        os.pwrite(fd, b"DATA", 0)
+    files.close()
+    assert read(folder) == [b"DATA", b"DATA"]
+
+
+def test_an_entry_in_which_nothing_was_written_is_none(folder):
+    assert not publish(folder, data=b"")
+    assert folder.entries() == [] and names(folder) <= {""}
+
+
+def test_what_is_given_up_leaves_nothing_and_the_old_entry(folder):
+    publish(folder, data=b"old")
+    entry = NewEntry(folder, ONE, PAIR)
+    os.write(entry.files.cache(TOKEN).files[0], b"new")
+    entry.close()
+    assert read(folder) == [b"old", b"old"]
+    assert len(os.listdir(folder.path)) == 5  # lock, entry, used, two files
+
+
+def test_a_reader_keeps_what_is_replaced_under_it(folder):
+    publish(folder, data=b"old")
+    files = folder.entry(ONE, PAIR)
+    publish(folder, data=b"new")
+    assert [os.read(fd, 9) for fd in files.cache(TOKEN).files] == [b"old", b"old"]
+    files.close()
+    assert read(folder) == [b"new", b"new"]
+    assert len(os.listdir(folder.path)) == 5
+
+
+def test_another_number_of_files_is_a_miss(folder):
+    publish(folder)
+    with pytest.raises(Missing, match="the entry has 1 model and 1 data files, the device has 2 and 0 now"):
+        folder.entry(ONE, CacheFiles(2, 0))
+
+
+def test_a_missing_file_is_a_miss(folder):
+    publish(folder)
+    next(folder.path.glob("*.d0")).unlink()
+    with pytest.raises(Missing, match="a file of the entry is missing"):
+        folder.entry(ONE, PAIR)
+    assert folder.entries()[0].problem == "damaged: a file of the entry is missing"
+
+
+def test_every_flipped_bit_of_the_description_is_a_miss_or_changes_nothing(folder):
+    publish(folder, facts={"model": "m"})
+    manifest = folder.path / f"{ONE}.entry"
+    data = manifest.read_bytes()
+    for bit in range(8 * len(data)):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        manifest.write_bytes(broken)
+        try:
+            assert read(folder) == [b"data", b"data"]
+        except Missing as missing:
+            assert str(missing)
+    manifest.write_bytes(data)
+    assert read(folder) == [b"data", b"data"]
+
+
+def test_an_entry_under_another_key_is_a_miss(folder):
+    publish(folder)
+    for file in folder.path.glob(f"{ONE}*"):
+        file.rename(folder.path / file.name.replace(ONE, TWO))
+    with pytest.raises(Missing, match="the entry is that of another key"):
+        folder.entry(TWO, PAIR)
+
+
+def test_an_entry_of_another_format_is_a_miss(folder, monkeypatch):
+    monkeypatch.setattr(subject, "FORMAT", 2)
+    publish(folder)
+    monkeypatch.undo()
+    with pytest.raises(Missing, match="the entry is of another format"):
+        folder.entry(ONE, PAIR)
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{}", b'{"check": 1}', b"\xff", b"[" * 100_000])
+def test_a_description_that_is_none_is_a_miss(folder, text):
+    publish(folder)
+    (folder.path / f"{ONE}.entry").write_bytes(text)
+    with pytest.raises(Missing, match="damaged: the entry's description"):
+        folder.entry(ONE, PAIR)
+
+
+def test_a_description_does_not_lead_to_other_files():
+    body = Manifest(ONE, "../../etc/passwd", 1, 0).packed()
+    with pytest.raises(Missing, match="damaged"):
+        Manifest.unpacked(body, ONE)
+
+
+# -------------------------------------------------------------------------------------------------------------- quota
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path):
+    folder = CacheFolder(tmp_path / "cache", 20)
+    for key in (ONE, TWO):
+        publish(folder, key, b"1234")  # 8 bytes an entry
+    read(folder, ONE)
+    publish(folder, THREE, b"1234")
+    assert [entry.key for entry in folder.entries()] == [THREE, ONE]
+    assert [(entry.last_use > 0, entry.uses) for entry in folder.entries()] == [(True, 0), (True, 1)]
+
+
+def test_the_order_of_uses_is_no_time(tmp_path, monkeypatch):
+    folder = CacheFolder(tmp_path / "cache", 1 << 20)
+    for key in (ONE, TWO, THREE):
+        publish(folder, key)
+    for file in folder.path.iterdir():
+        os.utime(file, ns=(0, random.Random(file.name).randrange(1 << 60)))
+    read(folder, ONE)
+    assert [entry.key for entry in folder.entries()] == [ONE, THREE, TWO]
+
+
+def test_a_quota_that_is_too_small_for_one_entry_keeps_none(tmp_path):
+    folder = CacheFolder(tmp_path / "cache", 7)
+    publish(folder, ONE, b"1234")
+    assert folder.entries() == [] and os.listdir(folder.path) == ["lock"]
+
+
+def test_pruning_says_what_went(folder):
+    for key in (ONE, TWO, THREE):
+        publish(folder, key, b"1234")
+    assert folder.prune(17) == [ONE]
+    assert folder.prune(0) == [TWO, THREE]
+    assert os.listdir(folder.path) == ["lock"]
+
+
+def test_taking_out_takes_the_files_too(folder):
+    publish(folder, ONE)
+    publish(folder, TWO)
+    folder.take_out([ONE])
+    assert [entry.key for entry in folder.entries()] == [TWO]
+    assert not list(folder.path.glob(f"{ONE}*"))
+
+
+def test_a_damaged_entry_goes_when_the_next_is_published(folder):
+    publish(folder, ONE)
+    (folder.path / f"{ONE}.entry").write_bytes(b"{}")
+    publish(folder, TWO)
+    assert [entry.key for entry in folder.entries()] == [TWO]
+    assert not list(folder.path.glob(f"{ONE}*"))
+
+
+def test_what_is_being_made_is_not_tidied_away(folder):
+    entry = NewEntry(folder, ONE, PAIR)
+    os.write(entry.files.cache(TOKEN).files[0], b"x")
+    publish(folder, TWO)
+    folder.prune(0)
+    assert entry.publish(TOKEN, {})
+    entry.close()
+    assert read(folder)[0] == b"x"
+
+
+def test_other_files_in_the_folder_stay(folder):
+    (folder.path / "notes.txt").write_text("mine")
+    publish(folder)
+    folder.prune(0)
+    assert sorted(os.listdir(folder.path)) == ["lock", "notes.txt"]
+
+
+# ------------------------------------------------------------------------------------------------------------- deaths
+
+CALLS = ["open", "write", "pwrite", "fsync", "rename", "unlink", "close", "fchmod", "listdir"]
+
+
+def die_after(calls: int, folder: CacheFolder) -> int:
+    """Publish in a process of its own that is killed at a system call; how it ended."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    left = calls
+
+    def counted(call):
+        def run(*a, **k):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*a, **k)
+
+        return run
+
+    for name in CALLS:
+        setattr(os, name, counted(getattr(os, name)))
+    try:
+        publish(folder, data=b"new!")
+    finally:
+        os._exit(0)
+
+
+def test_a_writer_killed_at_any_call_leaves_the_old_entry_or_the_new(folder):
+    publish(folder, data=b"old!")
+    seen = set()
+    for calls in range(200):
+        ended = die_after(calls, folder)
+        found = read(folder)
+        assert found in ([b"old!", b"old!"], [b"new!", b"new!"])
+        seen.add(found[0])
+        if ended == 0:
+            break
+        assert ended == signal.SIGKILL
+        publish(folder, TWO)  # tidies up
+        publish(folder, data=b"old!")
+        assert len(os.listdir(folder.path)) == 9  # lock, and two entries with their numbers and two files each
+    assert ended == 0 and seen == {b"old!", b"new!"}
+
+
+WRITING = """
+import os, sys
+from pathlib import Path
+from nnhal.hal.cache.files import CacheFiles
+from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
+
+folder, own = CacheFolder(Path(sys.argv[1]), 64), sys.argv[2].encode() * 8
+for n in range(int(sys.argv[3])):
+    key = "%064x" % (n % 5)
+    if n % 2:
+        try:
+            files = folder.entry(key, CacheFiles(1, 1))
+        except Missing:
+            continue
+        one, two = (os.read(fd, 100) for fd in files.cache(bytes(32)).files)
+        assert one == two and len(one) == 8 and len(set(one)) == 1, (one, two)
+        files.close()
+    else:
+        entry = NewEntry(folder, key, CacheFiles(1, 1))
+        for fd in entry.files.cache(bytes(32)).files:
+            os.write(fd, own)
+        entry.publish(bytes(32), {})
+        entry.close()
+"""
+
+
+def storm(path: Path, processes: int, rounds: int) -> None:
+    """Processes that read and write the same keys, and never see half of an entry."""
+    running = [subprocess.Popen([sys.executable, "-c", WRITING, path, str(n), str(rounds)]) for n in range(processes)]
+    assert [each.wait() for each in running] == [0] * processes
+    folder = CacheFolder(path, 64)
+    folder.prune()
+    assert sum(entry.size for entry in folder.entries()) <= 64
+    assert len(os.listdir(path)) <= 1 + 4 * 4
+
+
+def test_processes_that_read_and_write_the_same_keys_see_whole_entries(folder):
+    storm(folder.path, 4, 60)
+
+
+@pytest.mark.slow
+def test_processes_that_read_and_write_the_same_keys_for_long_see_whole_entries(folder):
+    storm(folder.path, 8, 2000)
+
+
+def test_the_description_is_json_for_people(folder):
+    publish(folder, facts={"model": "m"})
+    body = json.loads((folder.path / f"{ONE}.entry").read_text())
+    assert (body["facts"], body["key"], body["format"], body["model_files"]) == ({"model": "m"}, ONE, 1, 1)
