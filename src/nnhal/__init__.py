@@ -10,7 +10,7 @@ Importing this package imports neither an engine nor a file format; each comes w
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from nnhal.base.version import __version__
 
 _EXPORTS = {
     "load": "nnhal.api",

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.once import Once
+from nnhal.base.version import __version__
 from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
 
@@ -38,7 +38,7 @@ os.register_at_fork(
 
 def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:
     """What wrote a cache file, or may read it: driver, version and code, nnhal's version, the processor where it matters."""
-    facts = [driver, its_version, code_of(module), version("nnhal"), features() if processor else ""]
+    facts = [driver, its_version, code_of(module), __version__, features() if processor else ""]
     return blake2b("\0".join(facts).encode(), digest_size=32).digest()
 
 

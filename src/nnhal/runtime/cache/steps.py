@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, told
 from nnhal.base.log import logger
+from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
 from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
 from nnhal.model.graph import Model
@@ -150,7 +150,7 @@ class ModelCache:
             "preference": hints.preference.name,
             "priority": hints.priority.name,
             "token": self._token.hex(),
-            "nnhal": version("nnhal"),
+            "nnhal": __version__,
         }
 
 

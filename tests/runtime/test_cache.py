@@ -1,0 +1,527 @@
+"""Compilation through a cache: the same results, and of every entry what became of it and why."""
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import InvalidArgument, OperationFailed
+from nnhal.drivers.litert.lowering import lower
+from nnhal.drivers.reference import Reference
+from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
+from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.wrappers import AtLevel, Limited, Recorded, WithOptions
+from nnhal.model.graph import Model
+from nnhal.runtime.cache import steps
+from nnhal.runtime.cache.tokens import token_of
+
+X = np.array([1, -2, 3, 4], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def scaled(by: float = 2.0, name: str = "m") -> Model:
+    b = nnhal.Builder(name)
+    x = b.input((4,))
+    return b.finish([x], [b.mul(x, b.constant(np.full(4, by, np.float32)))])
+
+
+def run(model: Model, folder: Path | None, devices: Any = None, by: float = 2.0, **settings: Any) -> str:
+    """What became of the entry of a model of one step, whose result is right."""
+    with nnhal.compile(model, devices=devices or [FullV1_3()], cache_dir=folder, **settings) as compiled:
+        np.testing.assert_array_equal(compiled(X), X * np.float32(by))
+        (outcome,) = compiled.cache
+        return str(outcome)
+
+
+MISS, HIT = "miss: there is no entry", "hit"
+
+
+def test_the_second_compilation_is_a_hit(folder):
+    assert [run(scaled(), folder) for _ in range(3)] == [MISS, HIT, HIT]
+
+
+def test_a_hit_prepares_nothing(folder):
+    run(scaled(), folder)
+    calls: list[str] = []
+    assert run(scaled(), folder, [Recorded(FullV1_3(), calls)]) == HIT
+    assert "prepare" not in calls and "prepare_from_cache" in calls
+
+
+def test_nothing_is_kept_unasked(monkeypatch, folder, tmp_path):
+    assert run(scaled(), None) == "off: no cache folder was given"
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("NNHAL_CACHE_DIR", str(folder))
+    assert [run(scaled(), None) for _ in range(2)] == [MISS, HIT]
+
+
+def test_other_weights_another_structure_and_another_relaxation_are_other_models(folder):
+    assert run(scaled(2), folder) == MISS
+    assert run(scaled(3), folder, by=3) == MISS
+    b = nnhal.Builder("m")
+    x = b.input((4,))
+    assert run(b.finish([x], [b.add(x, x)]), folder) == MISS
+    assert run(scaled(2), folder, relaxed=True) == MISS
+    assert run(scaled(2), folder) == HIT
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"preference": "LOW_POWER"}, {"priority": "HIGH"}, {"threads": 1},
+        {"driver_options": {"sample-full-1.3": {"a": 1}}},
+    ],
+)  # fmt: skip
+def test_what_the_driver_is_told_is_part_of_the_key(folder, other):
+    run(scaled(), folder)
+    assert run(scaled(), folder, **other) == MISS
+    assert run(scaled(), folder, **other) == HIT
+
+
+def test_options_of_a_wrapper_are_part_of_the_key(folder):
+    run(scaled(), folder)
+    assert run(scaled(), folder, [WithOptions(FullV1_3(), {"fast": True})]) == MISS
+    assert run(scaled(), folder, [WithOptions(FullV1_3(), {"fast": False})]) == MISS
+    assert run(scaled(), folder, [WithOptions(FullV1_3(), {"fast": True})]) == HIT
+
+
+def test_a_wrapped_driver_finds_what_it_kept_unwrapped(folder):
+    run(scaled(), folder)
+    assert run(scaled(), folder, [Limited(FullV1_3(), lambda model, n: True)]) == HIT
+
+
+def test_a_level_without_caching_keeps_nothing(folder):
+    for level, wanted in ((nnhal.Level.V1_1, "off: the device keeps none"), (nnhal.Level.V1_2, MISS)):
+        assert run(scaled(), folder, [AtLevel(FullV1_3(), level)]) == wanted
+
+
+def test_options_that_cannot_be_written_down_keep_nothing(folder):
+    told = run(scaled(), folder, driver_options={"sample-full-1.3": {"f": print}})
+    assert told.startswith("off: the options of the device cannot be written down")
+
+
+def test_another_version_or_another_driver_is_a_miss(folder):
+    class Later(FullV1_3):
+        version = "later"
+
+    class Other(FullV1_3):
+        name = "other"
+
+    run(scaled(), folder)
+    assert run(scaled(), folder, [Later()]) == MISS
+    assert run(scaled(), folder, [Other()]) == MISS
+    assert run(scaled(), folder) == HIT
+
+
+def test_a_driver_whose_code_changed_under_the_same_version_is_a_miss(folder, monkeypatch):
+    run(scaled(), folder)
+    real = steps.restored_by.__globals__["identity"]
+    monkeypatch.setitem(steps.restored_by.__globals__, "identity", lambda *a, **k: real(a[0], a[1] + "x", *a[2:], **k))
+    assert run(scaled(), folder) == "miss: model file 0 is of another driver, version, engine or processor"
+    assert run(scaled(), folder) == HIT
+
+
+def test_each_part_of_a_model_has_an_entry(folder):
+    b = nnhal.Builder("parts")
+    x = b.input((4,))
+    model = b.finish([x], [b.floor(b.mul(x, b.constant(np.full(4, 2, np.float32))))])
+    second = FullV1_3()
+    second.name = "second"
+    devices = [Limited(FullV1_3(), lambda m, n: n == 0), Limited(second, lambda m, n: n == len(m.main.operations) - 1)]
+    found = []
+    for _ in range(2):
+        with nnhal.compile(model, devices=devices, cache_dir=folder) as compiled:
+            np.testing.assert_array_equal(compiled(X), np.floor(2 * X))
+            found.append([(each.device, str(each)) for each in compiled.cache])
+    assert found == [[("sample-full-1.3", each), ("second", each)] for each in (MISS, HIT)]
+
+
+# -------------------------------------------------------------------------------------------------------------- tokens
+
+
+def test_a_token_of_the_applications_stands_for_the_model(folder):
+    token = bytes(range(32))
+    assert [run(scaled(2), folder, token=token) for _ in range(2)] == [MISS, HIT]
+    assert run(scaled(3), folder, by=2, token=token) == HIT  # it said that it is the same
+    assert run(scaled(3), folder, by=3, token=token[::-1]) == MISS
+
+
+@pytest.mark.parametrize("token", ["x" * 32, b"x" * 31, b"x" * 33, 5, bytearray(32)])
+def test_what_is_no_token_is_refused(folder, token):
+    with pytest.raises(InvalidArgument, match=r"token is .*, must be 32 bytes"):
+        nnhal.compile(scaled(), cache_dir=folder, token=token)
+
+
+@pytest.mark.parametrize("path", ["", 5, b"", True])
+def test_what_is_no_folder_is_refused(path):
+    with pytest.raises(InvalidArgument, match=r"cache_dir is .*, must be the path of a folder"):
+        nnhal.compile(scaled(), cache_dir=path)
+
+
+def test_a_size_that_is_none_is_refused(monkeypatch, folder):
+    monkeypatch.setenv("NNHAL_CACHE_SIZE", "1 GB")
+    with pytest.raises(InvalidArgument, match="NNHAL_CACHE_SIZE is '1 GB', must be a number of MiB"):
+        nnhal.compile(scaled(), cache_dir=folder)
+    monkeypatch.setenv("NNHAL_CACHE_SIZE", "3")
+    assert steps.quota() == 3 << 20
+
+
+def test_the_users_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert steps.user_folder() == tmp_path / "nnhal"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert steps.user_folder() == tmp_path / ".cache" / "nnhal"
+
+
+TOKEN = """
+import sys, nnhal, numpy as np
+from pathlib import Path
+from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.tokens import token_of
+b = nnhal.Builder("m")
+x = b.input((4,))
+model = b.finish([x], [b.mul(x, b.constant(np.full(4, 2, np.float32)))])
+print(token_of(model, CacheFolder(Path(sys.argv[1]), 1)).hex())
+"""
+
+
+@pytest.mark.parametrize("place", ["hash seed", "locale", "time zone", "working directory", "umask"])
+def test_a_token_is_the_same_everywhere(folder, tmp_path, place):
+    changed = {
+        "hash seed": {"PYTHONHASHSEED": "7"},
+        "locale": {"LC_ALL": "C", "LANG": "tr_TR.UTF-8"},
+        "time zone": {"TZ": "Asia/Tokyo"},
+    }.get(place, {})
+    told = subprocess.check_output(
+        [sys.executable, "-c", TOKEN, str(tmp_path / "another")],
+        env=os.environ | changed,
+        cwd="/" if place == "working directory" else None,
+        umask=0o077 if place == "umask" else -1,
+        text=True,
+    )
+    assert bytes.fromhex(told) == token_of(scaled(), steps.CacheFolder(folder, 1))
+
+
+def test_weights_of_a_file_are_hashed_once_until_it_changes(folder, tmp_path, monkeypatch):
+    from nnhal.runtime.cache import tokens
+
+    hashed: list[int] = []
+    real = tokens._hashed
+    monkeypatch.setattr(tokens, "_hashed", lambda pool: hashed.append(pool.size) or real(pool))
+    file = tmp_path / "m.tflite"
+    b = nnhal.Builder("large")
+    x = b.input((5000,))
+    large = b.finish([x], [b.mul(x, b.constant(np.ones(5000, np.float32)))])
+    file.write_bytes(lower(large).content)
+
+    def token() -> bytes:
+        return token_of(nnhal.load(file), steps.CacheFolder(folder, 1))
+
+    first = token()
+    assert [token(), len(hashed)] == [first, 2]  # it changed a moment ago: nothing is kept
+    monkeypatch.setattr(tokens, "SETTLED_NS", 0)
+    assert [token(), token(), token(), len(hashed)] == [first, first, first, 3]
+    times = file.stat()
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # its time of change tells
+    assert token() != first and len(hashed) == 4
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if each.name.split(".")[-1] in ("m0", "d0"))
+
+
+def test_a_damaged_entry_is_a_miss_with_its_reason_and_mended(folder):
+    run(scaled(), folder)
+    for n, kind in enumerate(("data", "model")):
+        file = files_of(folder)[n]
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        assert run(scaled(), folder).startswith(f"miss: damaged: {kind} file 0 is not what was written")
+        assert run(scaled(), folder) == HIT
+
+
+def test_bits_flipped_anywhere_never_change_a_result(folder):
+    run(scaled(), folder)
+    dice = np.random.default_rng(1)
+    for _ in range(60):
+        files = [each for each in folder.iterdir() if each.stat().st_size]
+        file = files[dice.integers(len(files))]
+        data = bytearray(file.read_bytes())
+        data[dice.integers(len(data))] ^= 1 << dice.integers(8)
+        file.write_bytes(data)
+        assert run(scaled(), folder).partition(":")[0] in (HIT, "miss")
+
+
+def test_entries_swapped_between_models_are_misses(folder):
+    run(scaled(2), folder)
+    first = files_of(folder)
+    run(scaled(3), folder, by=3)
+    second = [each for each in files_of(folder) if each not in first]
+    for one, two in zip(first, second, strict=True):
+        one_data, two_data = one.read_bytes(), two.read_bytes()
+        one.write_bytes(two_data)
+        two.write_bytes(one_data)
+    assert run(scaled(2), folder) == "miss: model file 0 is of another token"
+    assert run(scaled(3), folder, by=3) == "miss: model file 0 is of another token"
+
+
+def test_an_entry_of_another_user_is_a_miss(folder, state, monkeypatch):
+    run(scaled(), folder)
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(state.with_name("other")))
+    why = "damaged: model file 0 is not what was written, or was written with another key"
+    assert run(scaled(), folder) == f"miss: {why}"
+
+
+def test_an_old_entry_in_the_place_of_the_new_one_is_still_one_that_was_written(folder):
+    run(scaled(), folder)
+    kept = folder.with_name("copy")
+    shutil.copytree(folder, kept)
+    shutil.rmtree(folder)
+    run(scaled(), folder)
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    folder.chmod(0o700)
+    assert run(scaled(), folder) == HIT
+
+
+def test_a_folder_that_others_may_write_is_not_used(folder):
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    told = run(scaled(), folder)
+    assert told == f"off: the folder {folder} has mode 0777, must be this user's alone (chmod go-rwx)"
+    assert list(folder.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(folder, tmp_path):
+    run(scaled(), folder)
+    victim = tmp_path / "victim"
+    for kind in range(2):
+        file = files_of(folder)[kind]
+        file.rename(victim)
+        file.symlink_to(victim)
+        before = victim.read_bytes()
+        assert run(scaled(), folder).startswith("miss: the entry too many levels of symbolic links")
+        assert victim.read_bytes() == before
+        assert run(scaled(), folder) == HIT
+
+
+def test_without_a_private_record_nothing_is_kept_and_all_runs(folder, state):
+    state.touch()
+    told = run(scaled(), folder)
+    assert told == "miss: there is no entry; the device kept nothing of it"
+
+
+# ---------------------------------------------------------------------------------------------------- drivers that lie
+
+
+class Lying(FullV1_3):
+    """A driver that keeps compilations, and does one thing wrong."""
+
+    name = "lying"
+
+    def __init__(self, **methods: Callable[..., Any]) -> None:
+        super().__init__()
+        self.save = methods.pop("save", None)
+        vars(self).update({name: method.__get__(self) for name, method in methods.items()})
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        prepared = PreparedV1_3(model)
+        if self.save is not None:
+            prepared.save = self.save.__get__(prepared)  # type: ignore[method-assign]
+        return prepared
+
+
+def fails(*_: Any) -> Any:
+    raise KeyError("conv_weights")
+
+
+def says(answer: Any) -> Callable[..., Any]:
+    return lambda *_: answer
+
+
+FILES: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "raises": (fails, "raised KeyError: 'conv_weights'"),
+    "no numbers": (says("1, 1"), "must be two numbers of 0 to 32"),
+    "too many": (says((33, 0)), "must be two numbers of 0 to 32"),
+    "too few": (says((-1, 0)), "must be two numbers of 0 to 32"),
+    "three": (says((1, 1, 1)), "must be two numbers of 0 to 32"),
+    "truths": (says((True, False)), "must be two numbers of 0 to 32"),
+}
+
+
+@pytest.mark.parametrize("lie", FILES)
+def test_a_driver_that_cannot_say_how_many_files_it_keeps_keeps_none(folder, lie):
+    method, why = FILES[lie]
+    told = run(scaled(), folder, [Lying(number_of_cache_files=method)])
+    assert told.startswith("off: the driver failed to say how many files it keeps:") and why in told
+
+
+def half(self: PreparedV1_3, files: CacheContent) -> bool:
+    PreparedV1_3.save(self, files)
+    raise MemoryError
+
+
+def to_a_file_more(self: PreparedV1_3, files: CacheContent) -> bool:
+    files.model[1]["x"] = b""
+    return True
+
+
+SAVES: Mapping[str, Callable[..., Any]] = {
+    "raises": fails, "half": half, "no bytes": lambda self, files: files.model[0].update(x="text") or True,
+    "nothing": says(None), "no truth": says("yes"), "says no": says(False), "a file more": to_a_file_more,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", SAVES)
+def test_a_driver_that_fails_to_save_runs_and_keeps_nothing(folder, lie):
+    for _ in range(2):
+        assert (
+            run(scaled(), folder, [Lying(save=SAVES[lie])]) == "miss: there is no entry; the device kept nothing of it"
+        )
+    assert [each.name for each in folder.iterdir()] == ["lock"]
+
+
+RESTORES: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "raises": (fails, "KeyError: 'conv_weights'"),
+    "nothing": (says(None), "prepare_from_cache() gave None, must give a Prepared"),
+    "another thing": (says("model"), "must give a Prepared"),
+    "refuses": (lambda *_: (_ for _ in ()).throw(OperationFailed("the engine is busy")), "the engine is busy"),
+    "says invalid": (lambda *_: (_ for _ in ()).throw(InvalidArgument("no")), "no"),
+}
+
+
+@pytest.mark.parametrize("lie", RESTORES)
+def test_a_driver_that_fails_to_restore_prepares_anew(folder, lie):
+    run(scaled(), folder, [Lying()])
+    method, why = RESTORES[lie]
+    for _ in range(2):
+        told = run(scaled(), folder, [Lying(restore=method)])
+        assert told.startswith("miss: ") and why in told
+
+
+def test_a_driver_that_fails_only_while_it_is_to_keep_something_runs(folder):
+    def prepare(self: Lying, model: Model, hints: Hints) -> Prepared:
+        if hints.cache is not None:
+            raise OperationFailed("no room")
+        return PreparedV1_3(model)
+
+    told = run(scaled(), folder, [Lying(prepare=prepare)])
+    assert told == "miss: there is no entry; the driver failed while it was to keep it: device lying: no room"
+    assert [each.name for each in folder.iterdir()] == ["lock"]
+
+
+def test_hints_that_a_driver_refuses_are_an_error_with_a_cache_too(folder):
+    def prepare(self: Lying, model: Model, hints: Hints) -> Prepared:
+        raise InvalidArgument("option x is unknown")
+
+    with pytest.raises(InvalidArgument, match="option x is unknown"):
+        run(scaled(), folder, [Lying(prepare=prepare)])
+
+
+class OwnFiles(Reference):
+    """A driver that writes and reads the files itself, as drivers of the HAL do."""
+
+    name = "own"
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(2, 1)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if hints.cache is not None:
+            for fd in hints.cache.files:
+                os.write(fd, hints.cache.token)
+        return super().prepare(model, hints)
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        assert hints.cache is not None and not outline.main.operations
+        assert [os.read(fd, 99) for fd in hints.cache.files] == [hints.cache.token] * 3
+        return super().prepare(scaled(), hints)
+
+
+def test_a_driver_may_see_to_its_files_itself(folder):
+    assert [run(scaled(), folder, [OwnFiles()]) for _ in range(2)] == [MISS, HIT]
+
+
+# ------------------------------------------------------------------------------------------------ the system's refusals
+
+WRITES = ["write", "pwrite", "fsync", "rename", "unlink", "ftruncate", "mkdir"]
+CALLS = {os: ["open", "read", "pread", "listdir", "fstat", "stat", *WRITES], fcntl: ["flock"]}
+ERRORS = [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EMFILE, errno.EIO]
+
+
+@pytest.mark.parametrize("number", ERRORS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("there", [False, True], ids=["saving", "restoring"])
+def test_a_refusal_of_the_system_at_any_call_is_no_failure(folder, state, monkeypatch, number, there):
+    if there:
+        run(scaled(), folder)
+    model, device = scaled(), FullV1_3()
+    with nnhal.compile(model, devices=[device]):  # what has nothing to do with caches is done
+        pass
+    for left in range(200):
+        count = 0
+
+        def failing(call: Any, at: int = left) -> Any:
+            def run(*a: Any, **k: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count > at:
+                    raise OSError(number, os.strerror(number))
+                return call(*a, **k)
+
+            return run
+
+        steps.restored_by.__globals__["recall"].__globals__["_stores"].forget()
+        with monkeypatch.context() as patch:
+            for module, names in CALLS.items():
+                for name in names:
+                    patch.setattr(module, name, failing(getattr(module, name)))
+            compiled = nnhal.compile(model, devices=[device], cache_dir=folder)
+            (outcome,) = compiled.cache
+        np.testing.assert_array_equal(compiled(X), 2 * X)
+        compiled.close()
+        if count <= left:
+            break
+        assert outcome.reason or outcome.state == "hit"
+        if not there:
+            shutil.rmtree(folder, ignore_errors=True)
+    assert left > 20 and str(outcome) == (HIT if there else MISS)
+
+
+def test_an_interrupted_saving_closes_what_was_prepared(folder, interrupts):
+    closed: list[int] = []
+
+    def save(self: PreparedV1_3, files: CacheContent) -> bool:
+        self.close = lambda: closed.append(1)  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(scaled(), folder, [Lying(save=save)])
+    assert closed == [1]
+    assert [each.name for each in folder.iterdir()] == ["lock"]
