@@ -43,7 +43,8 @@ class Content:
     """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
 
     They begin as zeros, which take no memory before they are written. in_place: bytes of constants that were not copied.
-    copied: those before the first that are mapped. windows: what is mapped. room: bytes of the flatbuffer proper.
+    room: bytes of the flatbuffer proper. copied: of that and the constants that were. windows: what is mapped behind.
+    moves: places in the flatbuffer that say where a mapped constant lies, and the number of its window.
     """
 
     in_place = room = 0
@@ -51,6 +52,7 @@ class Content:
     def __init__(self, size: int) -> None:
         self.copied = size
         self.windows: list[Mapped] = []
+        self.moves: list[tuple[int, int]] = []
         self._data = bytes(size)
         self._address: int = np.frombuffer(self._data, np.uint8).ctypes.data
         self._mapped: list[tuple[int, int]] = []  # addresses and lengths
@@ -82,19 +84,17 @@ class Content:
     def map(self, offset: int, pool: Memory, start: int, length: int) -> None:
         """Let bytes of a pool's descriptor, from `start` on, stand at `offset`: whole pages on both sides."""
         self._require(offset, length)
-        self.copied = min(self.copied, offset)
         self.windows.append(Mapped(weakref.ref(pool), start, length, offset))
         self._mapped.append((self._address + offset, length))
         _replace(self._address + offset, length, 0, pool.fd, start)
 
     def map_or_copy(self, offset: int, pool: Memory, start: int, length: int) -> None:
-        """As `map`; where no page of memory begins there, as the allocator will, the bytes are copied."""
-        if self.page(offset) == offset and is_file(pool.fd):
+        """As `map`; of a pool without a descriptor the bytes are copied."""
+        if is_file(pool.fd):
             self.map(offset, pool, start, length)
             return
         first = start - pool.offset  # in the pool, which may begin within its first page and end within its last
-        data = pool.bytes()[max(0, first) : max(0, first + length)]
-        self.write(offset + max(0, -first), data)
+        self.write(offset + max(0, -first), pool.bytes()[max(0, first) : max(0, first + length)])
 
     def head(self) -> memoryview:
         """The bytes that are not mapped."""
@@ -129,27 +129,32 @@ class _Window:
     at: int = 0
 
 
-def joined(room: int, arrays: Sequence[Array]) -> tuple[Content, list[int]]:
-    """`room` bytes, behind them contiguous arrays, each copied or mapped with its pool; and the arrays' offsets."""
+def joined(room: int, arrays: Sequence[Array], places: Sequence[int]) -> tuple[Content, list[int]]:
+    """`room` bytes, behind them contiguous arrays, each copied or mapped with its pool; and the arrays' offsets.
+
+    places: where in the room each offset will be written.
+    """
     homes = [_home(array) for array in arrays]
     windows = _windows(arrays, homes)
     homes = [home if home and home[0] in windows else None for home in homes]
     end = room + sum(aligned(array.nbytes) for array, home in zip(arrays, homes, strict=True) if home is None)
     content = Content(end + sum(PAGE + window.end - window.start for window in windows.values()))
-    content.room = room
+    content.room, content.copied = room, end
     content.in_place = sum(window.size for window in windows.values())
     for pool, window in windows.items():
         window.at, length = content.page(end), window.end - window.start
         content.map(window.at, pool, window.start, length)
         end = window.at + length
     offsets, end = [], room
-    for array, home in zip(arrays, homes, strict=True):
+    numbers = {pool: number for number, pool in enumerate(windows)}
+    for array, home, place in zip(arrays, homes, places, strict=True):
         if home is None:
             content.write(end, array)
             offsets.append(end)
             end += aligned(array.nbytes)
         else:
             window = windows[home[0]]
+            content.moves.append((place, numbers[home[0]]))
             offsets.append(window.at + home[1] - window.start)
     return content, offsets
 

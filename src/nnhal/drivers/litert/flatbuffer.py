@@ -18,6 +18,7 @@ from nnhal.drivers.litert.content import Content, joined
 
 IDENTIFIER = b"TFL3"
 VERSION = 3
+MARK = 0x5A96_C33C_A500_0000  # what nothing in a flatbuffer is but what is put there to be found
 
 
 @cache
@@ -112,7 +113,10 @@ class FlatbufferWriter:
                 table((0, "i", VERSION), (1, TO, codes), (2, TO, tables([graph])), (4, TO, buffers)), IDENTIFIER
             )
 
-        content, offsets = joined(aligned(len(head([0] * len(self._data)))), self._data)
+        marks = [MARK + number for number in range(len(self._data))]
+        marked = head(marks)
+        places = [marked.index(mark.to_bytes(8, "little")) for mark in marks]
+        content, offsets = joined(aligned(len(marked)), self._data, places)
         content.write(0, head(offsets))
         return content
 

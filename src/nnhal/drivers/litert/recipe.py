@@ -67,6 +67,7 @@ def save(recipe: Recipe, files: CacheContent) -> bool:
         {
             "size": len(packed),
             "windows": windows,
+            "moves": packed.moves,
             "in_place": packed.in_place,
             "inputs": lowered.inputs,
             "outputs": [(t, np.dtype(d).str, s) for t, (d, s) in zip(lowered.outputs, recipe.outputs, strict=True)],
@@ -82,15 +83,22 @@ def restore(files: CacheContent, settings: Settings) -> Recipe:
     """A recipe that was kept. OperationFailed where the model's pools are others than then."""
     (model,), (data,) = files.model, files.data
     facts: dict[str, Any] = json.loads(bytes(model["facts"]))
-    content = Content(facts["size"])
-    content.room, content.in_place = len(model["graph"]), facts["in_place"]
-    content.write(0, bytes(model["graph"]))
-    content.write(content.room, bytes(data["constants"]))
-    for number, start, length, at in facts["windows"]:
+    content, graph, constants = Content(facts["size"]), bytearray(model["graph"]), bytes(data["constants"])
+    content.room, content.copied = len(graph), len(graph) + len(constants)
+    content.in_place, content.moves = facts["in_place"], [(place, window) for place, window in facts["moves"]]
+    end = content.copied
+    for window, (number, start, length, was) in enumerate(facts["windows"]):
         pool = files.pools[number] if number < len(files.pools) else None
         if pool is None or start + length > aligned(pool.offset + pool.size, PAGE):
             raise OperationFailed("litert: the model's memory is another than when this was kept")
+        at = content.page(end)
         content.map_or_copy(at, pool, start, length)
+        end = at + length
+        for place in (place for place, its in content.moves if its == window):
+            offset = int.from_bytes(graph[place : place + 8], "little") + at - was
+            graph[place : place + 8] = offset.to_bytes(8, "little")
+    content.write(0, bytes(graph))
+    content.write(content.room, constants)
     resets = tuple(
         (tensor, np.frombuffer(bytes(data[f"reset {n}"]), dtype).reshape(shape))
         for n, (tensor, dtype, shape) in enumerate(facts["resets"])
