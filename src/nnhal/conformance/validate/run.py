@@ -22,7 +22,10 @@ APART = 6  # checks that one process is given together
 
 @dataclass(frozen=True)
 class Validation(Subject):
-    """Which checks to run. only: CHECK, CHECK/OPERATION, or /OPERATION; all where none is named. draws: of each cell."""
+    """Which checks to run. draws: of each cell.
+
+    only: CHECK, CHECK/OPERATION, or /OPERATION; all where none is named. `cache` names all whose names begin with `cache-`.
+    """
 
     only: tuple[str, ...] = ()
     seed: int = 0
@@ -41,7 +44,12 @@ class Validation(Subject):
     @property
     def wanted(self) -> list[tuple[str, str]]:
         """Pairs of check and operation, "" for any."""
-        return [(each.partition("/")[0], each.partition("/")[2].upper()) for each in self.only]
+        pairs = []
+        for each in self.only:
+            check, _, operation = each.partition("/")
+            family = [] if check in CHECKS or not check else [name for name in CHECKS if name.startswith(f"{check}-")]
+            pairs += [(name, operation.upper()) for name in family or [check]]
+        return pairs
 
     def takes(self, check: str, operation: str) -> bool:
         """Whether a check of an operation is among those asked for."""

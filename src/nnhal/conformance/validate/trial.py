@@ -211,6 +211,10 @@ class Trial:
         """Prepare; closed with the trial where the check does not."""
         with self.asking("prepare"):
             prepared = prepared_by(self.device, model, hints)
+        return self.opened(prepared)
+
+    def opened(self, prepared: Prepared) -> Prepared:
+        """What the driver has given just now; closed with the trial where the check does not."""
         self._open.append(prepared)
         self.prepared = prepared
         return prepared

@@ -1,0 +1,152 @@
+"""Compilations that are kept in files: what is restored computes the same, and what is not what was written is a miss."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from nnhal.base.errors import MissedDeadline, NnhalError
+from nnhal.conformance.differential import arrays_of
+from nnhal.conformance.draw import Call
+from nnhal.conformance.validate.check import check
+from nnhal.conformance.validate.state import data_sets
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, copies
+from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
+from nnhal.hal.device import Prepared, cache_files_by, restored_by
+from nnhal.model.graph import Model
+from nnhal.model.parts import outline
+
+TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
+FLIPS = 48  # bits of each file
+
+
+@check("cache-files", "number_of_cache_files() gives two numbers of 0 to 32, the same ones each time.", whole=True)
+def cache_files(trial: Trial) -> None:
+    with trial.asking("number_of_cache_files"):
+        counts = {cache_files_by(trial.device) for _ in range(3)}
+    if len(counts) > 1:
+        trial.unmet(f"number_of_cache_files() gives {' and then '.join(map(str, map(tuple, counts)))}")
+
+
+@check("cache-saved", "A compilation that is kept in files computes what one that is not does.", ("stale-output",))
+def saved(trial: Trial) -> None:
+    for call, model, cache in _saved(trial):
+        prepared = trial.prepare(model, replace(PLAIN, cache=cache))
+        _computes(trial, call, model, prepared, "where it is saved")
+
+
+@check("cache-restored", "What is restored from files computes what was prepared, again and again.", ("cache-saved",))
+def restored(trial: Trial) -> None:
+    asked = False
+    for call, model, cache in _saved(trial):
+        trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
+        if not _written(cache):
+            continue
+        asked = True
+        for _ in range(2):
+            try:
+                prepared = _restored(trial, model, cache)
+            except NnhalError as error:
+                trial.unmet(f"what it saved a moment ago is a miss: {error}")
+            _computes(trial, call, model, prepared, "where it is restored")
+            trial.close(prepared)
+    if not asked:
+        raise NotAsked("it saves nothing of the calls that it takes")
+
+
+@check("cache-damaged", "Files that are not what was written are a miss, and nothing worse.", ("cache-restored",))
+def damaged(trial: Trial) -> None:
+    for call, model, cache in _saved(trial):
+        trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
+        for fd in cache.files:
+            data = os.pread(fd, os.fstat(fd).st_size, 0)
+            for what, broken in _broken(data, trial):
+                _fill(fd, broken)
+                _missed(trial, call, model, cache, what)
+            _fill(fd, data)
+
+
+@check("cache-token", "Files of another token or of another model are a miss.", ("cache-restored",))
+def token(trial: Trial) -> None:
+    for call, model, cache in _saved(trial):
+        trial.close(trial.prepare(model, replace(PLAIN, cache=cache)))
+        if _written(cache):
+            other = Cache(OTHER, cache.model_files, cache.data_files, cache.kept_by)
+            _missed(trial, call, model, other, "of another token", at_all=True)
+
+
+def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
+    """The samples, each with empty files for it. NotAsked where the driver keeps nothing."""
+    trial.fixed()
+    with trial.asking("number_of_cache_files"):
+        count = cache_files_by(trial.device)
+    if not count:
+        raise NotAsked("it keeps no compilations: number_of_cache_files() gives 0, 0")
+    for call, model in trial.samples():
+        with _files(count) as cache:
+            yield call, model, cache
+        trial.end()
+
+
+@contextmanager
+def _files(count: CacheFiles) -> Iterator[Cache]:
+    with ExitStack() as open_files:
+        fds = [open_files.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(sum(count))]
+        yield Cache(TOKEN, tuple(fds[: count.model]), tuple(fds[count.model :]))
+
+
+def _written(cache: Cache) -> bool:
+    return any(os.fstat(fd).st_size for fd in cache.files)
+
+
+def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:
+    for fd in cache.files:
+        os.lseek(fd, 0, os.SEEK_SET)
+    with trial.asking("prepare_from_cache"):
+        return trial.opened(restored_by(trial.device, outline(model), replace(PLAIN, cache=cache)))
+
+
+def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: str) -> None:
+    for each, arrays, wanted in data_sets(trial, call, model, 3):
+        trial.same(each, wanted, trial.run(prepared, copies(arrays)), what)
+
+
+def _missed(trial: Trial, call: Call, model: Model, cache: Cache, what: str, *, at_all: bool = False) -> None:
+    """Unmet where files do harm. at_all: already where they are taken, whatever they compute."""
+    try:
+        prepared = _restored(trial, model, cache)
+    except MissedDeadline as error:
+        trial.unmet(f"files {what}: {error}")
+    except NnhalError:
+        return
+    if at_all:
+        trial.unmet(f"files {what} are taken")
+    wanted = trial.alone(model, arrays_of(call))
+    try:
+        results = trial.run(prepared, copies(arrays_of(call)))
+    except NnhalError as error:
+        trial.unmet(f"files {what} are taken, and its execution fails: {error}")
+    problem = trial.differs(call, wanted, results)
+    if problem:
+        trial.unmet(f"files {what} are taken, and change results: {problem}")
+    trial.close(prepared)
+
+
+def _broken(data: bytes, trial: Trial) -> Iterator[tuple[str, bytes]]:
+    """What a file may become, and how that is called."""
+    yield "that are empty", b""
+    yield "with more behind", data + bytes(64)
+    for length in sorted({1, len(data) // 2, max(0, len(data) - 1)}):
+        yield f"cut off after byte {length}", data[:length]
+    yield "of zeros", bytes(len(data))
+    for _ in range(FLIPS if data else 0):
+        bit = int(trial.rng.integers(8 * len(data)))
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        yield f"with bit {bit % 8} of byte {bit // 8} flipped", bytes(broken)
+
+
+def _fill(fd: int, data: bytes) -> None:
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, data, 0)
