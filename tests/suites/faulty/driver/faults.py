@@ -115,7 +115,7 @@ def made(name: str) -> Any:
 
 def table() -> Mapping[str, Fault]:
     """All of them."""
-    from . import ends, hal, memory, numbers, queries, runs  # noqa: F401 - they fill the table
+    from . import ends, hal, kept, memory, numbers, queries, runs  # noqa: F401 - they fill the table
 
     return FAULTS
 

@@ -1,0 +1,167 @@
+"""Compilations that are kept in files: what is saved wrongly, restored wrongly, or trusted."""
+
+import os
+import time
+from hashlib import blake2b
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import OperationFailed
+from nnhal.base.memory import Memory
+from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, read
+from nnhal.hal.device import Hints, Prepared
+from nnhal.model.graph import Model
+from nnhal.model.stored import stored, unstored
+
+from .faults import VALIDATE, fault
+from .healthy import Engine, Healthy
+
+
+class KeptEngine(Engine):
+    def __init__(self, device: Healthy, model: Model) -> None:
+        super().__init__(device, model)
+        self.whole = model
+
+    def save(self, files: CacheContent) -> bool:
+        files.model[0]["model"] = stored(self.whole)
+        for n, pool in enumerate(self.whole.pools):
+            files.model[0][f"pool {n}"] = pool.bytes()
+        return True
+
+
+class Keeping(Healthy):
+    """The healthy driver, which keeps compilations."""
+
+    engine = KeptEngine
+
+    def number_of_cache_files(self) -> Any:
+        return CacheFiles(model=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        sections = dict(files.model[0])
+        model = unstored(sections.pop("model"), tuple(Memory.wrap(self.pool(data)) for data in sections.values()))
+        return self.prepare(model, hints)
+
+    def pool(self, data: Any) -> Any:
+        return np.frombuffer(data, np.uint8)
+
+
+def of_saving(name: str, what: str, check: str, **settings: Any) -> Any:
+    """A fault of a driver that keeps compilations."""
+    return fault(name, what, check, (VALIDATE,), alone=True, **settings)
+
+
+@of_saving("cache-files-nonsense", "keeps 33 files", "cache-files", operation="")
+class FilesNonsense(Keeping):
+    def number_of_cache_files(self) -> Any:
+        return 33, 0
+
+
+@of_saving("cache-files-change", "keeps another number of files each time it is asked", "cache-files", operation="")
+class FilesChange(Keeping):
+    def __init__(self) -> None:
+        self.asked = count()
+
+    def number_of_cache_files(self) -> Any:
+        return CacheFiles(model=1 + next(self.asked) % 2)
+
+
+@of_saving("cache-save-spoils", "what was saved computes with other constants afterwards", "cache-saved", numbers=True)
+class SaveSpoils(Keeping):
+    class engine(KeptEngine):  # noqa: N801 (as the attribute is called)
+        def save(self, files: CacheContent) -> bool:
+            self.constants = {i: x + x.dtype.type(1) for i, x in self.constants.items()}
+            return super().save(files)
+
+
+@of_saving("cache-never-restores", "restore() always fails", "cache-restored")
+class NeverRestores(Keeping):
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        raise KeyError("model")
+
+
+@of_saving("cache-restores-nothing", "restore() gives None", "cache-restored")
+class RestoresNothing(Keeping):
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        return None
+
+
+@of_saving("cache-restore-hangs", "restore() never comes back", "cache-restored", hangs=True, survives=False)
+class RestoreHangs(Keeping):
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        while True:
+            time.sleep(1)
+
+
+@of_saving("cache-restore-leaves", "restore() ends its process", "cache-restored", survives=False)
+class RestoreLeaves(Keeping):
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        os._exit(3)
+
+
+@of_saving("cache-restores-one", "restores one prepared model for all", "cache-restored")
+class RestoresOne(Keeping):
+    one: Prepared | None = None
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        self.one = self.one or super().restore(files, token, hints)
+        return self.one
+
+
+@of_saving("cache-loses-weights", "restores weights as zeros", "cache-restored", operation="CONV_2D", numbers=True)
+class LosesWeights(Keeping):
+    def pool(self, data: Any) -> Any:
+        return np.zeros(len(data), np.uint8)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Any:
+        prepared = super().restore(files, token, hints)
+        assert isinstance(prepared, Engine)
+        prepared.constants = {i: np.zeros_like(x) for i, x in prepared.constants.items()}
+        return prepared
+
+
+class OwnFiles(Keeping):
+    """Writes and reads the file itself."""
+
+    class engine(KeptEngine):  # noqa: N801
+        def save(self, files: CacheContent) -> bool:
+            return False
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        if hints.cache is not None and not model.pools:
+            data = stored(model)
+            os.write(hints.cache.files[0], self.seal(data, hints.cache) + data)
+        return super().prepare(model, hints)
+
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        assert hints.cache is not None
+        data = read(hints.cache.files[0])
+        if data[:32] != self.seal(data[32:], hints.cache):
+            raise OperationFailed("the file is not what was written")
+        return super().prepare(unstored(data[32:], ()), hints)
+
+    def seal(self, data: bytes, cache: Cache) -> bytes:
+        return blake2b(cache.token + data, digest_size=32).digest()
+
+
+@of_saving("cache-any-token", "takes files of any token", "cache-token")
+class AnyToken(OwnFiles):
+    def seal(self, data: bytes, cache: Cache) -> bytes:
+        return blake2b(data, digest_size=32).digest()
+
+
+@of_saving("cache-trusts", "believes what is in a file", "cache-damaged", numbers=True)
+class Trusts(OwnFiles):
+    def seal(self, data: bytes, cache: Cache) -> bytes:
+        return bytes(32)
+
+
+@of_saving("cache-damage-ends", "a damaged file ends its process", "cache-damaged")
+class DamageEnds(OwnFiles):
+    def prepare_from_cache(self, outline: Model, hints: Hints) -> Prepared:
+        try:
+            return super().prepare_from_cache(outline, hints)
+        except OperationFailed:
+            os._exit(3)
