@@ -287,6 +287,14 @@ def test_tiling_repeats_and_bounds_what_it_makes() -> None:
         bound("TILE", [count(2), ints(GREATEST)])
 
 
+@pytest.mark.parametrize("times", [(0, 1), (1, -1)])
+def test_a_multiple_below_1_is_rejected(times: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidModel, match=r"TILE: multiples = .*, must be at least 1"):
+        bound("TILE", [count(2, 2), ints(*times)])
+    with pytest.raises(InvalidModel, match="TILE: multiples has 1 elements, must have 2"):
+        bound("TILE", [count(2, 2), ints(1)])
+
+
 def test_tiling_keeps_the_rank_whatever_the_multiples_are() -> None:
     assert bound("TILE", [Value(F32, (3, None, 2)), Value(I32, (3,))]).shapes == [(None, None, None)]
 
@@ -409,6 +417,10 @@ def test_a_tensor_is_filled_with_a_scalar_of_its_type(scalar: int, tensor: int) 
     assert bound("FILL", operands, result(tensor)).level == V1_3
     with pytest.raises(InvalidModel, match="FILL: output 0 is"):
         bound("FILL", operands, result(F32 if tensor == I32 else I32))
+
+
+def test_a_tensor_without_elements_is_filled_too() -> None:
+    assert run("FILL", [ints(0, 2), 7.0])[0].shape == (0, 2)
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2, LEAST), ()])
