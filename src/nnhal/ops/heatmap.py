@@ -45,7 +45,7 @@ def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
     maps = np.moveaxis(heatmap, -1, 1).astype(np.float64)  # of which products are taken
     size = a.heatmap_size
     y, x = np.divmod(maps.reshape(*maps.shape[:2], size * size).argmax(-1), size)
-    beside = -1, 0, 1
+    beside = np.arange(-1, 2)
     box, keypoint, down, right = np.ix_(np.arange(len(maps)), np.arange(maps.shape[1]), beside, beside)
     rows, columns = (mirrored(at[..., None, None] + step, size) for at, step in ((y, down), (x, right)))
     offset, score = peak(a, maps[box, keypoint, rows, columns])
