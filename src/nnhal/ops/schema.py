@@ -174,7 +174,7 @@ class Form(tuple[Arg, ...]):
         """The numbers of inputs this form takes, and the least number where it is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
         trailing = sum(1 for a in self if a.default is not REQUIRED)
-        whole = [n for n in range(least, least + trailing + 1) if n == len(self) or not self[n].paired]
+        whole = [n for n in range(least, least + trailing + 1) if n >= len(self) or not self[n].paired]
         return whole, (least if any(a.many is not None for a in self) else None)
 
     def takes(self, count: int) -> bool:
