@@ -252,6 +252,15 @@ def test_small_boxes_count_for_the_limit_before_suppression():
     assert propose(GRID, deltas, [[0.0, 0.0, 4.0, 4.0]], pre=2)[0].tolist() == np.float32([0.8]).tolist()
 
 
+def test_a_picture_that_is_not_square_has_its_height_first():
+    """Boxes 30 and 50 wide at x = 40, in a picture 20 high and 60 wide: the second is cut at its right edge."""
+    outs = result(), result(), result(I32)
+    anchors = np.float32([[40, 0, 70, 5], [40, 10, 55, 18], [5, 15, 9, 40]])
+    inputs = [np.float32([[[[0.9, 0.8, 0.7]]]]), np.zeros((1, 1, 1, 12), np.float32), anchors, [[20.0, 60.0]]]
+    made = run(PROPOSALS, [*inputs, 1.0, 1.0, 0, 0, 0.5, 0.0, False], *outs)
+    assert made[1].tolist() == [[40, 0, 60, 5], [40, 10, 55, 18], [5, 15, 9, 20]]
+
+
 def test_negative_scores_are_scores_too():
     assert len(propose(GRID - 5, STILL, [[0.0, 0.0, 4.0, 4.0]])[0]) == 4
 

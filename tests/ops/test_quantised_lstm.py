@@ -314,6 +314,15 @@ def test_clips_bound_cell_and_projection():
     assert np.abs(output.astype(int) + 3).max() <= 16
 
 
+@pytest.mark.parametrize("clip", [0.0, -1.0])
+def test_a_clip_of_0_or_less_is_none(clip):
+    inputs, outputs = qlstm(project=True)
+    plain = run("QUANTIZED_LSTM", inputs, *outputs)
+    inputs[24:26] = [clip, clip]
+    for one, other in zip(plain, run("QUANTIZED_LSTM", inputs, *outputs), strict=True):
+        assert (one == other).all()
+
+
 def test_quantised_lstm_exists_since_1_3_and_infers_its_shapes():
     inputs, outputs = qlstm(project=True)
     a = bound("QUANTIZED_LSTM", inputs, *outputs)
@@ -434,6 +443,8 @@ def test_every_bit_of_a_quantised_cell_is_the_published_one(norm, cifg, project)
                 quantised(Q16S, 2.0**-15, 4, reach=30000) for _ in range(2)
             ]
             inputs[17] = None if zero else inputs[17]
+        if project and peep:  # so that what is projected leaves 8 bits
+            inputs[16] = quantised(Q8SYMM, 2.0**-4, 2, 4)
         inputs[26:30] = [2.0**-9, 2.0**-10, 2.0**-9.5, 2.0**-8]  # each its own
         state, cell, output = run("QUANTIZED_LSTM", inputs, *outputs)
         wanted = [stepped(inputs, row) for row in (0, 1)]

@@ -130,6 +130,13 @@ def test_what_lies_beyond_the_last_element_is_that_element_to_the_bit():
     np.testing.assert_array_equal(run(BILINEAR, [x, 8, 7, False, *CENTRED])[0][:, 0, 0], x[:, 0, 0])
 
 
+def test_a_place_that_is_rounded_beyond_the_last_element_is_that_element():
+    """In float32 the last of 6,000,001 places in 3 elements is 3."""
+    x = value(Q8, np.array([1, 2, 3]).reshape(1, 1, 3, 1), 0.5)
+    made = run(NEAREST, [x, 6_000_001, 1, False, *CENTRED], result(Q8, None, 0.5))[0]
+    assert made.shape == (1, 1, 6_000_001, 1) and made[0, 0, -1, 0] == 3 and made[0, 0, 0, 0] == 1
+
+
 @pytest.mark.parametrize(("scale", "fine"), [(0.5, True), (0.49, False), (2.0**30 - 64, True), (2.0**30, False)])
 def test_a_scale_makes_one_element_to_as_many_as_numbers_count(scale, fine):
     x = Value(Q8, (0, 1, 2, 1), 0.5, 3)

@@ -355,7 +355,7 @@ class Bound:
         self.shapes: list[Shape | None] = []
         self.level: Level = op.since
         self.reasons: list[str] = [op.existence]
-        self.needed = 0  # inputs that have to be there: those after them hold their defaults
+        self.needed: int  # inputs that have to be there: those after them hold their defaults
         self.deferred = False  # something has to be checked or computed at run time
 
     def __getattr__(self, name: str) -> Any:

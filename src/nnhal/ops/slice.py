@@ -32,7 +32,7 @@ def places(d: Draw) -> list[int]:
 
 def steps(d: Draw) -> list[int]:
     """Range: strides in both directions."""
-    return [d.pick(1, 1, 2, 3, -1, -2) for _ in d["input"].known]
+    return [d.pick(1, 2, 3, -1, -2) for _ in d["input"].known]
 
 
 def mask(d: Draw) -> int:
