@@ -43,6 +43,13 @@ def test_quantised_boxes_count_eighths():
     assert a.level == V1_3  # for the signed deltas
 
 
+@pytest.mark.parametrize(("image", "edge"), [((10.0, 40.0), [40, 10]), ((40.0, 10.0), [10, 40])])
+def test_a_box_beyond_its_picture_ends_at_its_edges(image, edge):
+    roi, still = [[50.0, 60.0, 70.0, 80.0], [-9.0, -8.0, -3.0, -2.0]], np.zeros((2, 4), np.float32)
+    made = run(TRANSFORM, [roi, still, ints(0, 0), [image]])[0]
+    assert made.tolist() == [edge * 2, [0, 0, 0, 0]]
+
+
 def test_no_boxes_make_no_boxes():
     deltas = np.zeros((0, 8), np.float32)
     assert run(TRANSFORM, [EMPTY, deltas, ints(), [[9.0, 9.0]]])[0].shape == (0, 8)

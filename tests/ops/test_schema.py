@@ -390,3 +390,9 @@ def test_a_fixed_scale_is_compared_as_float32_holds_it():
     assert bind(OPS["LOGISTIC"], [x], outputs[:1]).shapes == [(2,)]
     with pytest.raises(InvalidModel, match=r"has scale 0.00390625 and zero point 1, must be 0.00390625 and 0"):
         bind(OPS["LOGISTIC"], [x], outputs[1:])
+
+
+def test_a_record_infers_a_shape_for_every_output():
+    wrong = replace(OPS["TOPK_V2"], infer=lambda a: [(1,)])
+    with pytest.raises(ValueError, match="shorter"):
+        bind(wrong, [Value(F32, (2,)), number(1)], [RESULT, Value(Type.TENSOR_INT32, None)])
