@@ -399,3 +399,24 @@ def test_a_model_that_has_the_layout_is_the_very_same() -> None:
     assert laid_out(model, "nchw").model is model
     assert laid_out(model, None).model is model
     assert laid_out(model, "nhwc").model is not model
+
+
+def test_elements_that_stay_where_they_are_need_no_transpose_before_a_dense_layer() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.average_pool_2d(x, padding="valid", filter_size=4, stride=1)
+    model = b.finish([x], [b.fully_connected(y, np.ones((2, 3), np.float32), np.zeros(2, np.float32)), b.relu(x)])
+    found = laid_out(model, "nchw")
+    assert found.transposes == 1  # of what goes in
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
+def test_transposes_of_matrices_cancel_too() -> None:
+    b = Builder()
+    x, m = b.input((1, 4, 4, 3)), b.input((2, 3))
+    turn = np.array((1, 0), np.int32)
+    y = b.transpose(b.relu(b.transpose(m, turn)), turn)
+    model = b.finish([x, m], [y, b.max_pool_2d(x, padding="valid", filter_size=2, stride=1)])
+    found = laid_out(model, "nchw")
+    assert transposes(model) == 2 and transposes(found.model) == 2 and found.transposes == 2  # those of the picture
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))

@@ -171,6 +171,13 @@ def test_a_constant_has_every_dimension() -> None:
     validate(scalar)
 
 
+def test_constants_of_types_that_nobody_knows_are_not_measured() -> None:
+    at = {"lifetime": COPY, "location": Location(0, 0, 5)}
+    validate(with_spare(bytes(5), type=Type.OEM, dimensions=(), **at))
+    unknown = with_spare(bytes(5), type=5 << 16, dimensions=(3,), **at)
+    validate(replace(unknown, extensions=(("com.example.nobody", 5),)))
+
+
 @pytest.mark.parametrize(
     ("type", "dims", "shape"),
     [(F32, (), None), (F32, (0, 3), (None, 3)), (F32, (2,), (2,)), (Type.INT32, (), ()), (5 << 16, (2,), (2,))],

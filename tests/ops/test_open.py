@@ -292,3 +292,11 @@ def test_a_gate_may_swallow_what_is_unsteady() -> None:
     rows = np.tile(np.float32([[-500, 499]]), (20, 1))
     relu = 1
     assert unsteady(rows, [1, 1]).any() and not unsteady(rows, [1, 1], activation=relu).any()
+
+
+def test_a_product_of_three_numbers_may_be_off_by_more_than_the_tolerance() -> None:
+    """By 3 * 2**-22 of itself, which is more than 5 * 2**-23; of powers of two, so that nothing is rounded."""
+    size = np.float32([[2**10]])
+    inputs = [np.tile(size, (20, 1)), size, size, None, np.zeros((20, 1), np.float32), 1, NONE]
+    state, output = left_open("SVDF", inputs, result(), result())
+    assert output.any() and not state.any()
