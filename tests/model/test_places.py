@@ -284,3 +284,11 @@ def test_a_tall_picture_goes_on_in_columns(count: int, width: int, columns: list
         assert {b.x for b in boxes[start : start + size]} == {width / 2 + n * (width + BETWEEN)}
     assert found.width == len(columns) * (width + BETWEEN) - BETWEEN and found.height == max(columns) * 54 - DOWN
     assert len(found.edges) == count - len(columns)
+
+
+def test_edges_within_a_column_are_drawn_beside_those_that_come_from_another() -> None:
+    boxes = [Box(100, 20, [0, n - 1] if n > 1 else [0] * n) for n in range(37)]
+    found = arrange(boxes)
+    drawn = {(source, target) for source, target, _ in found.edges}
+    wanted = {(s, n) for n, box in enumerate(boxes) for s in box.sources if boxes[s].column == box.column}
+    assert drawn == wanted and len(wanted) > 40 and len(drawn) + len(found.jumps) == 71

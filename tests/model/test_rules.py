@@ -92,6 +92,7 @@ def test_operands_at_the_edge_are_fine(fields: dict[str, Any]) -> None:
         ({"type": Type.INT32}, r"has dimensions \[2\], must have none: it is a scalar"),
         ({"dimensions": (1,) * 33}, "has rank 33, must be at most 32"),
         ({"dimensions": (2**32,)}, r"has dimensions \[4294967296\], must be 0 \(unknown\) to 2\*\*32 - 1"),
+        ({"dimensions": (1, 2**32)}, r"has dimensions \[1, 4294967296\], must be 0 \(unknown\) to 2\*\*32 - 1"),
         ({"dimensions": (5, -1)}, r"has dimensions \[5, -1\], must be 0"),
         ({"dimensions": (2**30,)}, "has 4294967296 bytes, must be at most 4294967295"),
         ({"dimensions": (0, 2**30)}, "has 4294967296 bytes, must be at most 4294967295"),
@@ -536,6 +537,15 @@ def test_a_part_knows_the_shapes_that_were_inferred_and_carries_what_the_model_s
     part = cut(model, [1]).model
     assert [o.dimensions for o in part.main.operands] == [(2, 3), (2, 3)] and part.relaxed
     assert [o.lifetime for o in part.main.operands] == [Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT]
+
+
+def test_a_part_leaves_open_what_is_not_known() -> None:
+    b = ModelBuilder()
+    x, y, z = b.operand(F32, (0, 3)), b.operand(F32), b.operand(F32)
+    b.operation("ABS", [x], [y])
+    b.operation("ABS", [y], [z])
+    part = cut(b.finish([x], [z]), [1]).model
+    assert [o.dimensions for o in part.main.operands] == [(0, 3), (0, 3)]
 
 
 def test_only_a_part_that_refers_to_subgraphs_has_some() -> None:
