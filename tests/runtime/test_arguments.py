@@ -12,7 +12,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.extensions import ExtensionType, register_extension
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import EdgeForm
+from nnhal.model.graph import EdgeForm, State
 from nnhal.runtime.arguments import Edge, Spec, accept, make_control, no_overlap, optional_inputs
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
 from tests.runtime.test_execution import Own, relued, two_outputs
@@ -188,6 +188,21 @@ def test_states_are_neither_inputs_nor_outputs_of_a_call():
     out = np.empty(4, np.float32)
     assert compiled(B, out=out) is out and (out == 2).all()
     assert list(compiled({"x": B})) == ["y"]
+
+
+def test_a_state_is_read_and_written_at_places_of_its_own():
+    b = ModelBuilder("running sum")
+    total, x, following, y = (b.operand(FLOATS, SHAPE, name=n) for n in ("total", "x", "total_out", "y"))
+    none = b.constant(OperandType.INT32, 0)
+    b.operation("ADD", [x, total, none], [following])
+    b.operation("MUL", [following, x, none], [y])
+    model = b.finish([total, x], [y, following], states=[State(0, 1, np.full(SHAPE, 10, np.float32))])
+    compiled = nnhal.compile(model, devices="reference")
+    assert [s.name for s in (*compiled.inputs, *compiled.outputs)] == ["x", "y"]
+    out = np.empty(4, np.float32)
+    assert compiled(2 * B).tolist() == compiled(2 * B, out=out).tolist() == out.tolist() == [24] * 4
+    stream = compiled.stream()
+    assert [stream(2 * B)[0] for _ in range(3)] == [24, 28, 32]
 
 
 # ----------------------------------------------------------------------------------------------- what may be left out

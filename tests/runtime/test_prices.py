@@ -150,6 +150,16 @@ def test_what_crosses_counts_by_its_bytes_as_far_as_known():
     assert cost_of_crossing(branching(shape=(None, CHAIN)), "abaa") == pytest.approx(2 * US)
 
 
+def test_an_element_of_an_extensions_type_counts_by_its_bytes():
+    extension = register_extension("com.example.crossing", [ExtensionType("T", "<f4")], ["OP"])
+    b = ModelBuilder("extended")
+    x, y, z = (b.operand(extension.type("T"), (CHAIN,)) for _ in "xyz")
+    for here, there in ((x, y), (y, z)):
+        b.operation(extension.operation("OP"), [here], [there])
+    model = b.finish([x], [z], extensions=[(extension.name, extension.prefix)])
+    assert cost_of_crossing(model, "ab") == pytest.approx(2 * US + 4 * CHAIN * 0.2 * NS)
+
+
 def test_what_is_in_another_order_there_is_transposed_where_it_crosses():
     model = branching()
     (y,) = model.main.operations[0].outputs
