@@ -9,7 +9,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.base.extensions import ExtensionType, register_extension
+from nnhal.base.extensions import register_extension
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, State
@@ -228,12 +228,18 @@ def test_what_may_be_left_out_is_told_as_optional():
         nnhal.compile(svdf(), devices="reference")({})
 
 
-def test_an_operation_of_an_extension_needs_all_of_its_inputs():
-    extension = register_extension("com.example.needs", [ExtensionType("T", "<f4")], ["OP"])
+@pytest.mark.parametrize(("reads", "optional"), [("bias", frozenset()), ("x", {3})])
+def test_an_operation_of_an_extension_needs_all_of_its_inputs(reads, optional):
+    extension = register_extension("com.example.needs", [], ["OP"])
     b = ModelBuilder("extended")
-    x, y = (b.operand(extension.type("T"), (4,), name=n) for n in "xy")
-    b.operation(extension.operation("OP"), [x], [y])
-    assert optional_inputs(b.finish([x], [y], extensions=[(extension.name, extension.prefix)])) == frozenset()
+    shapes = {"x": (1, 2), "features": (2, 2), "times": (2, 1), "bias": (2,), "state": (1, 2), "state_out": (1, 2)}
+    at = {name: b.operand(FLOATS, shape, name=name) for name, shape in (shapes | {"y": (1, 2), "z": (1, 2)}).items()}
+    given = [at[name] for name in ("x", "features", "times", "bias", "state")]
+    b.operation(extension.operation("OP"), [at[reads]], [at["z"]])
+    one, none = b.constant(OperandType.INT32, 1), b.constant(OperandType.INT32, 0)
+    b.operation("SVDF", [*given, one, none], [at["state_out"], at["y"]])
+    model = b.finish(given, [at["y"], at["z"]], extensions=[(extension.name, extension.prefix)])
+    assert optional_inputs(model) == optional
 
 
 # ------------------------------------------------------------------------------------------------------------ outputs
@@ -386,6 +392,7 @@ def test_one_array_is_not_two_arguments(compiled, two):
         ((X, out[...]), out),
         ((out, B), out[...]),
         ((X, out), [out]),
+        ((out[...], out[...]), out),
         ((X, out[1:].copy()[:0], B)[::2], X),
     )
     for inputs, room in cases:

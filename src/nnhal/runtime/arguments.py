@@ -246,8 +246,8 @@ def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     spans = [
         (start := address(x), start + x.nbytes, place) for place, x in [*((-1, x) for x in read), *rooms] if x.size
     ]
-    end = (0, -1)  # the furthest byte so far, and whose it is: an output's place, -1 for an input
-    written = (0, -1)  # likewise of outputs
+    # The furthest byte so far, and whose it is: an output's place, -1 for an input; likewise of outputs.
+    end = written = (0, -1)
     for start, stop, place in sorted(spans):
         last = end if place >= 0 else written
         if start < last[0]:
