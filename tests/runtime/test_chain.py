@@ -54,6 +54,7 @@ class Launching(Device):
     def __init__(self, name: str = "launching", takes: Callable[[int], bool] = lambda n: True) -> None:
         self.name, self.takes, self.launches, self.closed = name, takes, list[Launch](), 0
         self.on_launch: Callable[[int], None] = lambda n: None
+        self.changeable: tuple[str, ...] = ()
 
     def supports(self, model: nnhal.Model) -> list[Verdict]:
         return [YES if self.takes(n) else Verdict(False, "not this one") for n in range(len(model.main.operations))]
@@ -62,6 +63,8 @@ class Launching(Device):
         device = self
 
         class Mine(Prepared):
+            changeable = device.changeable
+
             def run(self, request: Request, control: Control) -> None:
                 add(request, control)
 
@@ -260,6 +263,19 @@ def test_a_buffer_of_the_drivers_own_has_contents_where_it_went_well(well):
     launch.fail(OperationFailed("mine"))
     with pytest.raises(OperationFailed, match="mine"):
         fenced.result(LONG)
+    with pytest.raises(OperationFailed, match="has no contents"):
+        taken.read()
+
+
+def test_a_buffer_that_was_not_filled_has_no_contents_though_the_driver_says_it_went_well():
+    compiled, device = with_buffers()
+    taken = nnhal.allocate([(compiled, "output", 0)])
+    taken.write(X)
+    fenced = compiled.execute_fenced(X, B, out=taken)
+    device.launches[0].give()
+    for _ in range(2):
+        with pytest.raises(ContractBroken, match="was not written"):
+            fenced.result(LONG)
     with pytest.raises(OperationFailed, match="has no contents"):
         taken.read()
 
@@ -490,6 +506,14 @@ def test_one_driver_with_fences_is_enough(monkeypatch):
     assert fenced.result(LONG)[1].tolist() == [0, 2, 8, 18]
     assert nnhal.compile(sums(), devices=[Fake()]).execute_fenced(X, B).way == (
         "in the background: no driver has fences of its own"
+    )
+
+
+def test_options_that_may_change_are_the_same_for_all_steps_where_they_run_here():
+    device = Launching()
+    device.changeable = ("gain",)
+    assert way(nnhal.compile(sums(), devices=[device]), X, B) == (
+        "in the background: options may change between executions, and the steps of one are to have the same"
     )
 
 
