@@ -382,6 +382,27 @@ def test_what_failed_to_prepare_goes_elsewhere_and_the_rest_stays(monkeypatch):
     assert (compiled(X) == 6 * X).all()
 
 
+def test_what_was_prepared_in_vain_is_closed_before_it_is_tried_anew(monkeypatch):
+    for_nothing(monkeypatch)
+
+    class Second(Counting):
+        def prepare(self, model: Model, hints: Hints) -> Prepared:
+            self.at = 1 if not refused else 99
+            try:
+                return super().prepare(model, hints)
+            except RuntimeError:
+                refused.append(list(self.closes))
+                raise
+
+    refused: list[list[int]] = []
+    device = Second(1, RuntimeError("second"))
+    compiled = nnhal.compile(sums(3), devices=[device, "reference"], fallback="allow")
+    assert refused == [[0]] and device.closes == [1, 0]  # that of the first attempt, and that of the second
+    assert compiled.placement.devices() == {"fake": 1, "reference": 2}
+    compiled.close()
+    assert device.closes == [1, 1]
+
+
 def test_one_operation_that_failed_is_named_alone():
     device = Fake(takes=lambda n: n == 1, on_prepare=BROKEN)
     compiled = nnhal.compile(sums(2), devices=[device, "reference"], fallback="allow")

@@ -10,6 +10,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -543,6 +544,32 @@ def test_what_was_refused_is_not_in_use(use):
     assert device.prepared[0].closed and not compiled._caller.use.calls and not compiled._caller.use.behind
     with pytest.raises(nnhal.InvalidRequest):
         getattr(added(), use)(F)
+
+
+@pytest.mark.parametrize("way", ["call", "run", "bind", "burst", "submit"])
+def test_closing_waits_for_a_call_in_flight_and_no_longer(way):
+    gate, entered = threading.Event(), threading.Event()
+    device = Fake(on_run=lambda: (entered.set(), gate.wait(10)))
+    compiled = added(devices=[device])
+    results = []
+    ways = {
+        "call": lambda: compiled(F, F),
+        "run": lambda: compiled.run(F, F, deadline=10)[0],
+        "bind": compiled.bind(F, F),
+        "burst": partial(compiled.burst(), F, F),
+        "submit": lambda: compiled.submit(F, F).result(10),
+    }
+    caller = threading.Thread(target=lambda: results.append(ways[way]().tolist()))
+    caller.start()
+    assert entered.wait(10)
+    closer = threading.Thread(target=compiled.close, daemon=True)
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive() and not device.prepared[0].closed
+    gate.set()
+    closer.join(10)
+    caller.join(10)
+    assert not closer.is_alive() and device.prepared[0].closed and results == [[2, 4, 6, 8]]
 
 
 def test_a_closed_model_says_why_to_whoever_holds_a_burst_or_a_binding_of_it():

@@ -160,6 +160,16 @@ def test_an_element_of_an_extensions_type_counts_by_its_bytes():
     assert cost_of_crossing(model, "ab") == pytest.approx(2 * US + 4 * CHAIN * 0.2 * NS)
 
 
+def test_an_element_of_a_type_that_nobody_here_knows_counts_as_a_byte():
+    code = 0x7000 << 16 | 1
+    b = ModelBuilder("unknown")
+    x, y, z = (b.operand(code, (CHAIN,)) for _ in "xyz")
+    for here, there in ((x, y), (y, z)):
+        b.operation(code, [here], [there])
+    model = b.finish([x], [z], extensions=[("com.example.elsewhere", 0x7000)])
+    assert cost_of_crossing(model, "ab") == pytest.approx(2 * US + CHAIN * 0.2 * NS)
+
+
 def test_what_is_in_another_order_there_is_transposed_where_it_crosses():
     model = branching()
     (y,) = model.main.operations[0].outputs
