@@ -603,6 +603,33 @@ def test_an_allocation_says_where_it_is_and_what_for():
     assert ", closed: " in repr(one)
 
 
+@pytest.mark.parametrize("at", ["input", "output"])
+def test_memory_of_a_drivers_own_is_an_argument_of_the_step_that_it_is_for(at, monkeypatch):
+    for_nothing(monkeypatch)
+    device = Noting(takes=lambda n: n == (0 if at == "input" else 1))
+    compiled = nnhal.compile(sums(2), devices=[device, "reference"])
+    seen = []
+
+    def run(request: Request, control: Control) -> None:
+        seen.append((list(request.input_buffers), list(request.output_buffers)))
+        x = request.input_buffers[0].contents if at == "input" else request.inputs[0]
+        if at == "input":
+            request.write(0, x + request.inputs[1])
+        else:
+            request.output_buffers[0].contents = x + request.inputs[1]
+            request.filled(0, SHAPE)
+
+    device.prepared[0].run = run  # type: ignore[method-assign]
+    again = nnhal.Compiled(compiled._caller.plan)
+    a = nnhal.allocate([(again, at, "x" if at == "input" else "y")])
+    assert a.device == "fake"
+    if at == "input":
+        a.write(X)
+        assert again(a, B).tolist() == [2, 3, 4, 5] and seen == [([0], [])]
+    else:
+        assert again(X, B, out=a) is a and a.read().tolist() == [2, 3, 4, 5] and seen == [([], [0])]
+
+
 # ---------------------------------------------------------------------------------------- states in memory of a driver's
 
 

@@ -73,7 +73,9 @@ def test_a_deadline_that_passes_in_a_driver_is_missed_and_nothing_is_tried_again
     assert model.placement.live.total == 0
 
 
-def test_a_step_does_not_begin_after_the_deadline_or_a_cancellation(monkeypatch):
+@pytest.mark.parametrize("timely", [False, True])
+def test_a_step_does_not_begin_after_a_cancellation(timely, monkeypatch):
+    """Nor where the driver ends in time by itself."""
     for_nothing(monkeypatch)
     began = []
     first = Fake(takes=lambda n: n == 0)
@@ -81,6 +83,8 @@ def test_a_step_does_not_begin_after_the_deadline_or_a_cancellation(monkeypatch)
     second.name = "second"
     compiled = nnhal.compile(sums(2), devices=[first, second])
     (prepared,) = first.prepared
+    for line in compiled._caller.lines:
+        line.timely = timely
     execution: list[nnhal.Execution] = []
     ready = threading.Event()
     prepared.before = lambda: (ready.wait(LONG), execution[0].cancel())
