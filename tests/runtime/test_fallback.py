@@ -87,7 +87,14 @@ def test_a_step_does_not_begin_after_a_cancellation(timely, monkeypatch):
         line.timely = timely
     execution: list[nnhal.Execution] = []
     ready = threading.Event()
-    prepared.before = lambda: (ready.wait(LONG), execution[0].cancel())
+    run = prepared.inner.run
+
+    def cancelled_at_its_end(request: Request, control: Control) -> None:
+        run(request, control)
+        assert ready.wait(LONG)
+        execution[0].cancel()
+
+    prepared.inner.run = cancelled_at_its_end  # type: ignore[method-assign]
     execution.append(compiled.submit(X, B))
     ready.set()
     with pytest.raises(nnhal.Cancelled):
