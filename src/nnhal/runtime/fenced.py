@@ -93,7 +93,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds; the outputs as of `Compiled.__call__`, or what the execution raised.
 
-        Asked again, it gives the same arrays as they are by then.
+        Asked again, it gives the same arrays as they are by then, or raises the same.
         """
         self._home.check("fenced execution")
         timeout = limit(timeout, "timeout")
