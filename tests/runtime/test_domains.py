@@ -670,6 +670,18 @@ def test_a_state_in_memory_of_a_drivers_own_is_carried_from_one_to_the_other():
     assert (first.closed, second.closed) == (1, 1)
 
 
+def test_a_reset_after_the_memory_was_lost_takes_other_memory_and_closes_the_first():
+    device = Carrying()
+    stream = nnhal.compile(counter(), devices=[device]).stream()
+    stream(B)
+    lost = device.seen[0][:2]
+    for buffer in lost:
+        buffer.copy_from = lambda *_: failing(DeadObject("gone"))()
+    stream.reset()
+    assert [stream(B)[0] for _ in range(2)] == [2, 4]
+    assert [buffer.closed for buffer in lost] == [1, 1] and not set(lost) & set(device.seen[-1][:2])
+
+
 def test_a_step_that_failed_in_memory_of_a_drivers_own_leaves_the_state_as_it_was():
     device = Carrying()
     stream = nnhal.compile(counter(), devices=[device]).stream()

@@ -2,7 +2,9 @@
 
 import pytest
 
+from nnhal.base.codes import OperandType
 from nnhal.frontends.python import Builder
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
 
@@ -130,6 +132,26 @@ def test_any_number_of_rings_is_taken_apart(rings):
     step_of = {n: number for number, step in enumerate(found) for n in step.operations}
     for n, place in enumerate(reads):
         assert place == "-" or step_of[place] <= step_of[n]
+
+
+def test_units_that_all_wait_for_all_others_are_taken_apart_in_the_end():
+    """To open one after the other would take longer than is tried."""
+    count = 9
+    b = ModelBuilder()
+    x = b.operand(OperandType.TENSOR_FLOAT32, (4,))
+    first = [b.operand(OperandType.TENSOR_FLOAT32, (4,)) for _ in range(count)]
+    for each in first:
+        b.operation("RELU", [x], [each])
+    last = []
+    axis = b.constant(OperandType.INT32, 0)
+    for n in range(count):
+        last.append(b.operand(OperandType.TENSOR_FLOAT32, (4 * (count - 1),)))
+        b.operation("CONCATENATION", [*(each for m, each in enumerate(first) if m != n), axis], [last[-1]])
+    model = b.finish([x], last)
+    devices = [f"d{n}" for n in range(count)] * 2
+    claimed = {f"d{n}": dict.fromkeys((n, count + n), pair(f"d{n}", n, count + n)) for n in range(count)}
+    found = Schedule(model, claimed).steps(devices)
+    assert sorted(n for step in found for n in step.operations) == list(range(2 * count))
 
 
 def test_what_stands_in_one_step_with_enough_of_its_group_runs_as_one():
