@@ -55,6 +55,14 @@ def test_multiplications_count_a_fifth_of_an_element():
     assert seconds(b.finish([x], [y])) == near(50 * US + touched * NS + 3 * 10 * 20 * 0.2 * NS)
 
 
+def test_what_is_left_out_counts_nothing():
+    b = Builder()
+    x, features, times, state = (b.input(shape) for shape in ((1, 2), (2, 2), (2, 1), (1, 2)))
+    _, y = b.svdf(x, features, times, None, state, 1, "none")
+    touched = 2 + 4 + 2 + 2 + 1 + 1 + 2 + 2  # rank and activation too
+    assert seconds(b.finish([x, features, times, state], [y])) == near(50 * US + touched * NS)
+
+
 def test_an_operation_of_an_extension_touches_elements_as_well():
     extension = register_extension("com.example.priced", [ExtensionType("T", "<f4")], ["OP"])
     b = ModelBuilder("extended")
