@@ -298,7 +298,6 @@ def tile(t: OperatorTask) -> None:
 def reverse(t: OperatorTask) -> None:
     """One dimension after the other."""
     x, axes = t.x(0), t.ints(1, "axis")
-    t.require(axes, "names no axis")
     axes = [t.axis(axis, t.rank(x)) for axis in axes]
     for axis in axes[:-1]:
         x = t.make("REVERSE", x, t.integers([axis]))
