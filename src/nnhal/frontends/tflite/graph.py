@@ -281,7 +281,7 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
     known = None if data.dtype == object else data.reshape(shape)
     span = None
     if known is not None and data.dtype == np.int64 and value.type == I32:
-        span = int(data.min(initial=0)), int(data.max(initial=0))
+        span = (int(data.min()), int(data.max())) if data.size else (0, 0)
         if not fits(span):
             return Term(Value(UNTYPED, shape), kind, data, scalar=data.ndim == 0, made=True)
         known, blob = known.astype(np.int32), None
