@@ -129,7 +129,7 @@ class ImportContext:
             raise BadFile(f"{self.file.label}: {where}: refers to subgraph {number}, must be 0 to {limit - 1}")
         if number in self._open:
             raise BadFile(f"{self.file.label}: {where}: subgraph {number} refers to itself, directly or through others")
-        if len(self._open) > MAX_DEPTH:
+        if len(self._open) >= MAX_DEPTH:  # this one would be deeper
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         source = self.file.subgraphs[number]
         if len(source.inputs) != count:
