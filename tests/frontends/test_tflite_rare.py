@@ -190,3 +190,54 @@ def test_an_input_that_is_left_out_is_named():
     content, _ = file_of("FULLY_CONNECTED", [f(2, 3), None, None], [out(2, 4)], "FullyConnected")
     with pytest.raises(nnhal.UnsupportedModel, match="FULLY_CONNECTED #0: input 1 is omitted, must be given"):
         load(content)
+
+
+def test_an_update_of_a_mebi_of_elements_is_moved_one_by_one():
+    whole = X(np.broadcast_to(np.zeros((), "f4"), (1 << 20,)))
+    content, _ = file_of("DYNAMIC_UPDATE_SLICE", [whole, f(2), c([0])], [out(1 << 20)], "DynamicUpdateSlice")
+    assert load(content).main.operations
+
+
+@pytest.mark.parametrize("open_", [0, -1])
+def test_0_and_minus_1_leave_a_dimension_of_an_input_open(open_):
+    w = Writer()
+    x, y = w.tensor([2, 3]), w.tensor([2, 3])
+    w.operator("ABS", [x], [y], "Abs")
+    w.ends([x], [y])
+    for shapes in ({"t0": (open_, 3)}, [(open_, 3)]):
+        compiled = nnhal.compile(load(w.bytes(), shapes=shapes), devices="reference")
+        assert compiled.inputs[0].shape == (None, 3)
+        assert compiled(-np.ones((5, 3), "f4")).tolist() == [[1] * 3] * 5
+    with pytest.raises(nnhal.InvalidArgument, match="shapes"):
+        load(w.bytes(), shapes=[(-2, 3)])
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1, 2, 2)])
+def test_eight_bits_that_nnapi_takes_are_not_made_real(shape):
+    y = out(*shape, kind="i1", scale=0.13, zero=-7)
+    content, fed = file_of("ADD", [q(*shape), q(*shape, scale=0.1)], [y], "Add")
+    names = [o.op.name for o in nnhal.validate(load(content)).subgraphs[0].operations]
+    assert "ADD" in names and "DEQUANTIZE" not in names
+    agrees(content, fed)
+
+
+@pytest.mark.parametrize(("zeros", "wrong"), [([0, 300], 300), ([-1, 0], -1), ([256, 0], 256), ([0, -5], -5)])
+def test_any_zero_point_out_of_range_is_named(zeros, wrong):
+    w = Writer()
+    x, y = w.tensor([2, 2], "u1", scale=[0.5, 0.5], zero=zeros), w.tensor([2, 2], "u1", scale=1.0)
+    w.operator("RELU", [x], [y])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.BadFile, match=f"tensor 0: has zero point {wrong}, must be 0 to 255"):
+        load(w.bytes())
+
+
+def test_zero_points_are_one_for_all_scales_or_one_each():
+    def spoil(model):
+        model.subgraphs[0].tensors[0].quantization.zeroPoint = [0, 0, 0]
+
+    w = Writer()
+    x, y = w.tensor([2, 2], "u1", scale=[0.5, 0.5]), w.tensor([2, 2], "u1", scale=1.0)
+    w.operator("RELU", [x], [y])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.BadFile, match="tensor 0: has 3 zero points, must be 2, one for each scale"):
+        load(w.bytes(spoil))
