@@ -5,6 +5,8 @@ import pytest
 
 import nnhal
 from nnhal.frontends.tflite import load
+from nnhal.frontends.tflite.budget import Budget, Cost
+from nnhal.frontends.tflite.reader import read
 from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, check, f, file_of, out, q, run
 from tests.frontends.flat import Writer
 
@@ -241,3 +243,78 @@ def test_zero_points_are_one_for_all_scales_or_one_each():
     w.ends([x], [y])
     with pytest.raises(nnhal.BadFile, match="tensor 0: has 3 zero points, must be 2, one for each scale"):
         load(w.bytes(spoil))
+
+
+def paid(**changes: object) -> dict[Cost, int]:
+    """What reading a file of one tensor takes from its allowances."""
+
+    def change(model):
+        for name, value in changes.items():
+            setattr(model.subgraphs[0].tensors[0], name, value)
+
+    w = Writer()
+    x, y = w.tensor([2, 2], "u1", scale=[0.5, 0.5]), w.tensor([2, 2], "u1", scale=1.0)
+    w.operator("RELU", [x], [y])
+    w.ends([x], [y])
+    content = w.bytes(change)
+    file = read(np.frombuffer(content, np.uint8), "x")
+    return {cost: Budget("x", len(content)).left[cost] - left for cost, left in file.budget.left.items()}
+
+
+def test_every_record_is_paid_by_its_bytes():
+    before = paid()
+    for changes, more in (
+        ({"name": "t" * 102}, 100),
+        ({"shape": [2, 2, 1]}, 4),
+        ({"shapeSignature": [-1, 2]}, 8),
+    ):
+        after = paid(**changes)
+        assert after[Cost.RECORDS] - before[Cost.RECORDS] == more
+        assert after[Cost.TABLES] == before[Cost.TABLES]
+    w = Writer()
+    x = w.tensor([1], name="")
+    w.ends([x], [x])
+    content = w.bytes()
+    left = read(np.frombuffer(content, np.uint8), "x").budget.left
+    whole = Budget("x", len(content)).left
+    assert whole[Cost.TABLES] - left[Cost.TABLES] == 3  # a subgraph, a tensor, a buffer
+    assert whole[Cost.RECORDS] - left[Cost.RECORDS] == 3 * 4 + 4 + 2 * 4  # references, a shape, the ends
+
+
+def shaped(*shape: int, kind: str = "f4") -> X:
+    """An input of which only the shape counts: it takes no room."""
+    return X(np.broadcast_to(np.zeros((), kind), shape), kind)
+
+
+LARGEST: dict[str, Case] = {
+    "a mebi of units": ("FULLY_CONNECTED", [f(1, 1), shaped(1 << 20, 1), None], [out(1, 1 << 20)], "FullyConnected"),
+    "a mean of 46,340 integers": ("MEAN", [shaped(46340, kind="i4"), c([0])], [out(kind="i4")], "Reducer"),
+    "a mebi of classes": (
+        "ONE_HOT",
+        [shaped(1, kind="i4"), c(1 << 20), c(1.0, "f4"), c(0.0, "f4")],
+        [out(1, 1 << 20)],
+        "OneHot",
+        {"axis": -1},
+    ),
+    "one class": ("ONE_HOT", [shaped(2, kind="i4"), c(1), c(1.0, "f4"), c(0.0, "f4")], [out(2, 1)], "OneHot", {"axis": -1}),
+    "the least threshold": (
+        "NON_MAX_SUPPRESSION_V4",
+        [f(3, 4), f(3), c(1), c(0.5, "f4"), c(-3.4028232635611926e38, "f4")],
+        [out(1, kind="i4"), out(kind="i4")],
+    ),
+    "boundaries of 31 bits": ("BUCKETIZE", [shaped(3, kind="i4")], [out(3, kind="i4")], "Bucketize",
+                              {"boundaries": [-2147483520.0, 2147483520.0]}),
+    "embeddings of eight dimensions": (
+        "EMBEDDING_LOOKUP_SPARSE",
+        [c([1]), c([[0] * 8]), c([1] * 8), f(1), f(3, 4)],
+        [out(*[1] * 7, 4)],
+        "EmbeddingLookupSparse",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LARGEST)
+def test_the_largest_that_may_be_is_taken(what):
+    name, inputs, outputs, options, fields = (*LARGEST[what], *("", {})[len(LARGEST[what]) - 3 :])
+    content, _ = file_of(name, inputs, outputs, options, **fields)
+    assert load(content).main.operations
