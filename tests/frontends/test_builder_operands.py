@@ -166,3 +166,10 @@ def test_an_operation_of_an_extension_registered_later_is_a_method_too() -> None
     assert b.relu.__name__ == "relu"
     assert b.__getattr__("relu6")(b.input((1,))).shape == (1,)
     assert b.__getattr__("if_").args == ("IF",)
+
+
+def test_the_first_of_a_list_of_output_types_chooses_the_form() -> None:
+    b = Builder()
+    y = b.fill(shape=[2], value=2**24 + 1, out_type=["TENSOR_INT32"])
+    assert y.value.type == OperandType.TENSOR_INT32
+    assert nnhal.compile(b.finish([], [y]), devices="reference")().tolist() == [2**24 + 1] * 2

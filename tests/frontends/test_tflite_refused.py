@@ -263,6 +263,10 @@ REFUSED: dict[str, tuple[Case, str]] = {
         ("GATHER_ND", [wide(2, 16777217), i(1, 2)], [out(1)], "GatherNd"),
         "takes indices to 16777217 places, must be 16777216 at most",
     ),
+    "very many indices in batches": (
+        ("GATHER", [wide(2, 5), wide(2, 524289, kind="i4")], [out(2, 1)], "Gather", {"axis": 1, "batchDims": 1}),
+        "has 1048578 elements to move one by one, must be 1048576 at most",
+    ),
     "steps that are batches": (
         ("REVERSE_SEQUENCE", [f(2, 2), i(2)], [out(2, 2)], "ReverseSequence", {"seqDim": 1, "batchDim": -1}),
         "batch and sequence are both dimension 1",

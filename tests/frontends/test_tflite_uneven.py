@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import nnhal
+from nnhal.frontends.tflite import load
 from tests.frontends.cases import RANDOM, Case, X, b, bias, c, channels, check, const, f, file_of, i, out, q, run
 from tests.frontends.flat import Writer
 
@@ -346,3 +348,70 @@ def test_what_litert_does_not_fuse_is_the_activation_behind_the_operator():
         shape = (2, 5) if name == "L2_NORMALIZATION" else (6, 3)
         content, fed = file_of(name, inputs, [out(*shape)], options, fusedActivationFunction=1)
         np.testing.assert_allclose(run(content, fed)[0], np.maximum(expected(*fed), 0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "crops", [[[1, 0], [0, 0]], [[0, 1], [0, 0]], [[0, 0], [1, 0]], [[0, 0], [0, 1]], [[2, 1], [1, 3]]]
+)
+def test_each_side_of_a_picture_is_cropped_for_itself(crops):
+    check(
+        (
+            "BATCH_TO_SPACE_ND",
+            [f(4, 3, 4, 2), c([2, 2]), c(crops)],
+            [out(1, 6 - sum(crops[0]), 8 - sum(crops[1]), 2)],
+        )
+    )
+
+
+BLOCK = c([2, 2])
+OWN: list[tuple[Case, list[str]]] = [
+    (("RESHAPE", [f(2, 6), c([3, -1])], [out(3, 4)]), ["RESHAPE"]),
+    (("SQUEEZE", [f(1, 3, 1)], [out(1, 3)], "Squeeze", {"squeezeDims": [2]}), ["SQUEEZE"]),
+    (("SQUEEZE", [i(1, 3, 1)], [out(1, 3, kind="i4")], "Squeeze", {"squeezeDims": [2]}), ["RESHAPE"]),
+    (("EXPAND_DIMS", [f(2, 3), c(-1)], [out(2, 3, 1)]), ["EXPAND_DIMS"]),
+    (("TRANSPOSE", [f(2, 3, 5, 4), c([3, 0, 2, 1])], [out(4, 2, 5, 3)]), ["TRANSPOSE"]),
+    (("TRANSPOSE", [f(2, 1, 3, 1, 5), c([4, 1, 2, 3, 0])], [out(5, 1, 3, 1, 2)]), ["RESHAPE", "TRANSPOSE", "RESHAPE"]),
+    (("CONCATENATION", [f(2, 3), f(2, 1)], [out(2, 4)], "Concatenation", {"axis": -1}), ["CONCATENATION"]),
+    (("PACK", [f(2, 3), f(2, 3)], [out(2, 2, 3)], "Pack", {"valuesCount": 2, "axis": 1}), ["PACK"]),
+    (("UNPACK", [f(2, 3)], [out(2)] * 3, "Unpack", {"num": 3, "axis": 1}), ["SPLIT", *["SQUEEZE"] * 3]),
+    (("SPLIT", [c(-1), f(2, 6)], [out(2, 2)] * 3, "Split", {"numSplits": 3}), ["SPLIT"]),
+    (("SPLIT_V", [f(2, 6), c([2, -1, 2]), c(1)], [out(2, 2)] * 3, "SplitV", {"numSplits": 3}), ["SPLIT"]),
+    (("SPLIT_V", [f(2, 6), c([1, 3, 2]), c(1)], [out(2, n) for n in (1, 3, 2)], "SplitV", {"numSplits": 3}),
+     ["SLICE"] * 3),
+    (("SLICE", [f(3, 4), c([1, 0]), c([2, -1])], [out(2, 4)]), ["SLICE"]),
+    (("STRIDED_SLICE", [f(4, 5), c([1, 0]), c([3, 5]), c([1, 2])], [out(2, 3)], "StridedSlice"), ["STRIDED_SLICE"]),
+    (("STRIDED_SLICE", [f(4, 5), c([1, 0]), c([2, 5]), c([1, 2])], [out(3)], "StridedSlice", {"shrinkAxisMask": 1}),
+     ["STRIDED_SLICE"]),
+    (("STRIDED_SLICE", [f(4), c([0, 1]), c([0, 3]), c([1, 1])], [out(1, 2)], "StridedSlice", {"newAxisMask": 1}),
+     ["STRIDED_SLICE", "EXPAND_DIMS"]),
+    (("GATHER", [f(3, 4), c([1, 0, 1])], [out(3, 3)], "Gather", {"axis": 1}), ["GATHER"]),
+    (("TILE", [f(2, 3), c([2, 1])], [out(4, 3)]), ["TILE"]),
+    (("REVERSE_V2", [f(2, 3), c([0, 1])], [out(2, 3)], "ReverseV2"), ["REVERSE", "REVERSE"]),
+    (("PAD", [f(2, 3), c([[1, 0], [0, 2]])], [out(3, 5)]), ["PAD"]),
+    (("PADV2", [f(2, 3), c([[1, 0], [0, 2]]), c(1.5, "f4")], [out(3, 5)]), ["PAD_V2"]),
+    (("MIRROR_PAD", [f(2, 3), c([[1, 0], [0, 2]])], [out(3, 5)], "MirrorPad", {"mode": 1}), ["MIRROR_PAD"]),
+    (("SPACE_TO_DEPTH", [f(1, 4, 6, 3)], [out(1, 2, 3, 12)], "SpaceToDepth", {"blockSize": 2}), ["SPACE_TO_DEPTH"]),
+    (("DEPTH_TO_SPACE", [f(1, 2, 3, 12)], [out(1, 4, 6, 3)], "DepthToSpace", {"blockSize": 2}), ["DEPTH_TO_SPACE"]),
+    (("SPACE_TO_BATCH_ND", [f(1, 4, 6, 3), BLOCK, c([[0, 0], [0, 0]])], [out(4, 2, 3, 3)]), ["SPACE_TO_BATCH_ND"]),
+    (("BATCH_TO_SPACE_ND", [f(4, 2, 3, 3), BLOCK, c([[0, 0], [0, 0]])], [out(1, 4, 6, 3)]), ["BATCH_TO_SPACE_ND"]),
+    (("BATCH_TO_SPACE_ND", [f(4, 2, 3, 3), BLOCK, c([[1, 0], [0, 2]])], [out(1, 3, 4, 3)]),
+     ["BATCH_TO_SPACE_ND", "SLICE"]),
+    (("BATCH_MATMUL", [f(2, 3, 4), f(2, 4, 5)], [out(2, 3, 5)], "BatchMatMul"), ["BATCH_MATMUL"]),
+    (("BATCH_MATMUL", [f(2, 3, 4), f(1, 4, 5)], [out(2, 3, 5)], "BatchMatMul"),
+     ["RESHAPE", "RESHAPE", "BATCH_MATMUL", "RESHAPE"]),
+    (("FULLY_CONNECTED", [f(2, 3), const(f(4, 3)), None], [out(2, 4)], "FullyConnected"), ["FULLY_CONNECTED"]),
+    (("SOFTMAX", [f(2, 3, 4, 5)], [out(2, 3, 4, 5)], "Softmax", {"beta": 1.0}), ["SOFTMAX"]),
+    (("SUM", [f(2, 3, 4, 5), c([1])], [out(2, 4, 5)], "Reducer"), ["REDUCE_SUM"]),
+    (("SELECT_V2", [b(2, 3), f(2, 3), f(2, 3)], [out(2, 3)]), ["SELECT"]),
+    (("BROADCAST_TO", [f(3), c([2, 3])], [out(2, 3)], "BroadcastTo"), ["RESHAPE", "TILE"]),
+    (("CONV_2D", [f(1, 4, 5, 4), const(f(6, 2, 2, 2)), const(f(6))], [out(1, 4, 5, 6)], "Conv2D", UNIT),
+     ["GROUPED_CONV_2D"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "names"), [pytest.param(*each, id=f"{each[0][0]}-{n}") for n, each in enumerate(OWN)])
+def test_what_nnapi_has_an_operation_for_is_that_operation(case, names):
+    """No way round it, though one would give the same numbers."""
+    name, inputs, outputs, options, fields = (*case, *("", {})[len(case) - 3 :])
+    content, _ = file_of(name, inputs, outputs, options, **fields)
+    assert [o.op.name for o in nnhal.validate(load(content)).subgraphs[0].operations] == names
