@@ -36,7 +36,7 @@ REASONS = {  # for which calls of any scales may be refused whose arguments are 
     "DIV": "least integer by -1 ends the process",
     "ELU": r"alpha is [\d.]+, LiteRT's kernel has 1",
     "FILL": EMPTY,
-    "LSH_PROJECTION": "LiteRT's sparse (signatures have an offset|projections take no weights)|the bytes of float16 are hashed",
+    "LSH_PROJECTION": "LiteRT's sparse signatures have|LiteRT's sparse projections|bytes of float16 are hashed",
     "LSTM": LSTM,
     "SVDF": "needs state_size",  # of a state without elements
     "PRELU": "LiteRT broadcasts alpha alone, and the input is smaller",
