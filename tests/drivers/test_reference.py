@@ -1,4 +1,4 @@
-"""The reference device: what it takes and holds, when it lets go, when it looks whether it is wanted, what it says is wrong."""
+"""The reference device: what it holds and lets go, when it looks whether it is still wanted, what it says is wrong."""
 
 import threading
 from types import SimpleNamespace
