@@ -287,3 +287,74 @@ def test_what_is_made_of_the_bytes_keeps_them():
     content = Content(8)
     made = content.given_to(SimpleNamespace, num_threads=3)
     assert (made.num_threads, made.nnhal_content, len(made.model_content)) == (3, content, 8)
+
+
+# ------------------------------------------------------------------------------------------------------ what is written
+
+NAMES = {number: name for name, number in vars(tfl.BuiltinOperator).items() if not name.startswith("_")}
+
+
+def operators(model: Any) -> list[str]:
+    """The operators that a model becomes, in order."""
+    found = read(lower(model).content)
+    codes = [NAMES[code.builtinCode] for code in found.operatorCodes]
+    return [codes[each.opcodeIndex] for each in found.subgraphs[0].operators]
+
+
+def windowed(how: Any, size: int | None = 5, op: str = "conv_2d") -> Any:
+    b = nnhal.Builder()
+    x = b.input((1, size, size, 2))
+    if op == "conv_2d":
+        y = b.conv_2d(x, np.ones((3, 3, 3, 2), np.float32), np.zeros(3, np.float32), padding=how)
+    else:
+        y = getattr(b, op)(x, padding=how, filter_size=3, stride=1)
+    return b.finish([x], [y])
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ("same", ["CONV_2D"]),
+        ("valid", ["CONV_2D"]),
+        (((1, 1), (1, 1)), ["CONV_2D"]),
+        (((0, 0), (0, 0)), ["CONV_2D"]),
+        (((0, 2), (1, 1)), ["PAD", "CONV_2D"]),
+        (((2, 2), (2, 2)), ["PAD", "CONV_2D"]),
+    ],
+)
+def test_padding_that_is_a_schemes_is_said_as_one_and_other_padding_is_put_around(how, wanted):
+    assert operators(windowed(how)) == wanted
+    pooled = ["PADV2" if name == "PAD" else "MAX_POOL_2D" for name in wanted]
+    assert operators(windowed(how, op="max_pool_2d")) == pooled
+    mean = operators(windowed(how, op="average_pool_2d"))
+    assert mean == (["AVERAGE_POOL_2D"] if len(wanted) == 1 else ["PAD", "AVERAGE_POOL_2D", "MUL"])
+
+
+@pytest.mark.parametrize("how", ["same", "valid", ((0, 0), (0, 0))])
+def test_a_scheme_needs_no_sizes(how):
+    assert litert.device().supports(windowed(how, None))[0] == (True, "")
+
+
+@pytest.mark.parametrize(
+    ("build", "wanted"),
+    [
+        (lambda b, x: b.add(x, x), ["ADD"]),
+        (lambda b, x: b.relu6(x), ["RELU6"]),
+        (lambda b, x: b.relu1(x), ["RELU_N1_TO_1"]),
+        (lambda b, x: b.cast(x, out_type="TENSOR_FLOAT32"), ["RESHAPE"]),  # an input that is given out
+        (lambda b, x: b.softmax(x, 1.0), ["SOFTMAX"]),
+        (lambda b, x: b.softmax(x, 1.0, axis=0), ["TRANSPOSE", "SOFTMAX", "TRANSPOSE"]),
+        (lambda b, x: b.log_softmax(x, 1.0, -1), ["LOG_SOFTMAX"]),
+        (lambda b, x: b.mean(x, np.int32([0, 1]), 0), ["MEAN", "RESHAPE"]),  # a scalar
+        (lambda b, x: b.mean(x, np.int32([0, 1]), 1), ["MEAN"]),
+        (lambda b, x: b.transpose(x, np.int32([1, 0])), ["TRANSPOSE"]),
+        (lambda b, x: b.abs(b.floor(x)), ["FLOOR", "ABS"]),
+        (lambda b, x: b.maximum(x, x), ["GREATER", "SELECT_V2", "NOT_EQUAL", "SELECT_V2"]),
+        (lambda b, x: b.mul(x, np.ones((1, 1, 1), np.float32)), ["RESHAPE", "MUL"]),
+        (lambda b, x: b.mul(x, np.ones((1, 1), np.float32)), ["MUL"]),
+    ],
+)
+def test_an_operation_becomes_no_more_operators_than_it_needs(build, wanted):
+    b = nnhal.Builder()
+    x = b.input((2, 3))
+    assert operators(b.finish([x], [build(b, x)])) == wanted
