@@ -193,15 +193,27 @@ def test_an_execution_that_fails_is_notified_once_too(monkeypatch, raised, statu
     assert told.one() == (status, (), HalTiming())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_execution_that_breaks_off_is_notified_too(monkeypatch):
+def test_an_execution_that_breaks_off_is_notified_too_and_breaks_off(monkeypatch):
     made = prepared(2, model())[1].one()[1]
+    threads: list[threading.Thread] = []
+    broken_off: list[BaseException] = []
+
+    class Watched(threading.Thread):
+        def run(self) -> None:
+            threads.append(self)
+            try:
+                super().run()
+            except SystemExit as error:
+                broken_off.append(error)
 
     def ended(*_: Any) -> None:
         raise SystemExit
 
     monkeypatch.setattr(full.Request, "execute", ended)
-    told = Told()
-    assert made.execute(request()[0], told) == NONE and told.one() == (FAILURE,)
-    told = Told()
-    assert made.execute_1_2(request()[0], False, told) == NONE and told.one() == (FAILURE, (), HalTiming())
+    monkeypatch.setattr(full.threading, "Thread", Watched)
+    first, second = Told(), Told()
+    assert made.execute(request()[0], first) == NONE and first.one() == (FAILURE,)
+    assert made.execute_1_2(request()[0], False, second) == NONE and second.one() == (FAILURE, (), HalTiming())
+    for thread in threads:
+        thread.join(30)
+    assert len(broken_off) == 2 and all(thread.daemon for thread in threads)
