@@ -335,6 +335,12 @@ def test_a_scheme_needs_no_sizes(how):
     assert litert.device().supports(windowed(how, None))[0] == (True, "")
 
 
+def cut(b: Any, x: Any, shrunk: int) -> Any:
+    """The first element of both dimensions, of which those of the mask are taken away."""
+    at = {name: np.int32([n, n]) for name, n in (("begin", 0), ("end", 1), ("strides", 1))}
+    return b.strided_slice(x, **at, begin_mask=0, end_mask=0, shrink_mask=shrunk)
+
+
 @pytest.mark.parametrize(
     ("build", "wanted"),
     [
@@ -352,6 +358,14 @@ def test_a_scheme_needs_no_sizes(how):
         (lambda b, x: b.maximum(x, x), ["GREATER", "SELECT_V2", "NOT_EQUAL", "SELECT_V2"]),
         (lambda b, x: b.mul(x, np.ones((1, 1, 1), np.float32)), ["RESHAPE", "MUL"]),
         (lambda b, x: b.mul(x, np.ones((1, 1), np.float32)), ["MUL"]),
+        (lambda b, x: cut(b, x, 0), ["STRIDED_SLICE"]),
+        (lambda b, x: cut(b, x, 1), ["STRIDED_SLICE"]),
+        (lambda b, x: cut(b, x, 3), ["STRIDED_SLICE", "RESHAPE"]),  # a scalar
+        (lambda b, x: cut(b, x, 4), ["STRIDED_SLICE"]),  # of a dimension that there is not
+        (lambda b, x: b.exp(x), ["RESHAPE", "EXP", "RESHAPE"]),
+        (lambda b, x: b.logistic(x), ["MUL", "MUL", "LOGISTIC"]),
+        (lambda b, x: b.div(x, x), ["DIV"]),
+        (lambda b, x: b.argmax(x, 1), ["NOT_EQUAL", "SELECT_V2", "ARG_MAX"]),
     ],
 )
 def test_an_operation_becomes_no_more_operators_than_it_needs(build, wanted):
