@@ -381,6 +381,23 @@ def test_a_task_is_finished_once_its_entry_has_returned_and_not_where_it_refused
     assert ended == ["RELU"]
 
 
+def test_an_argument_that_is_or_may_be_omitted_has_no_operands():
+    b = nnhal.Builder()
+    x, perhaps = b.input((1, 3)), b.input((0,))
+    weights, state = b.constant(np.ones((2, 3), np.float32)), b.constant(np.zeros((1, 8), np.float32))
+    time = b.constant(np.ones((2, 4), np.float32))
+    outputs = [b.svdf(x, weights, time, bias, state, rank=1, activation_kind=0)[1] for bias in (perhaps, None)]
+    outputs += [b.transpose(x), b.svdf(x, weights, time, np.ones(2, np.float32), state, rank=1, activation_kind=0)[1]]
+    model = b.finish([x, perhaps], outputs)
+    bounds = validate(model).subgraphs[0].operations
+    tasks = [LoweringTask(a, o) for a, o in zip(bounds, model.main.operations, strict=True) if a is not None]
+    assert [task.places("bias") for task in tasks[:2]] == [(), ()] and tasks[2].places("permutation") == ()
+    assert len(tasks[3].places("bias")) == 1 and tasks[3].array("bias").tolist() == [1, 1]
+    for task in tasks[:2]:
+        with pytest.raises(Refused, match=r"^bias is omitted$"):
+            task.array("bias")
+
+
 def test_a_device_made_of_it_is_a_device():
     found = prepared_by(Kit(), twice_relu(), Hints())
     assert isinstance(found, Doubled)
