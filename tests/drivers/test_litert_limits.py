@@ -302,6 +302,49 @@ def test_weights_known_only_at_execution_may_not_unfold_the_picture_many_times()
     assert f"LiteRT would hold {256 * 256 * 9 * 9 * 64 * 4} bytes for the places of its filter" in convolution(False)
 
 
+@pytest.mark.parametrize(("constant", "held"), [(True, 1024 * 1024 * 9 * 9 * 8), (False, 1016 * 1016 * 9 * 9 * 4)])
+def test_a_transposed_convolution_holds_a_pointer_or_a_sum_for_each_element_that_a_filter_meets(
+    constant: bool, held: int
+) -> None:
+    """Of 1016 * 1016 elements to 1024 * 1024: XNNPACK, which wants weights constant, holds pointers of 8 bytes for each
+    place of the output, LiteRT sums of 4 bytes for each of the input.
+    """
+    weights, bias = (X(shape, F32, constant=constant) for shape in ((1, 9, 9, 1), (1,)))
+    found = reason(
+        "TRANSPOSE_CONV_2D",
+        input=X((1, 1016, 1016, 1), F32),
+        filter=weights,
+        bias=bias,
+        padding=((0, 0), (0, 0)),
+        stride=1,
+        nchw=False,
+    )
+    assert found == f"LiteRT would hold {held} bytes for the places of its filter, must be at most {2**28}"
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_depthwise_convolution_holds_a_pointer_for_each_element_that_its_filter_meets(constant: bool) -> None:
+    weights, bias = (X(shape, F32, constant=constant) for shape in ((1, 9, 9, 1), (1,)))
+    found = reason(
+        "DEPTHWISE_CONV_2D",
+        input=X((1, 1024, 1024, 1), F32),
+        filter=weights,
+        bias=bias,
+        padding="same",
+        depth_multiplier=1,
+    )
+    held = 1024 * 1024 * 9 * 9 * 8
+    assert found == f"LiteRT would hold {held} bytes for the places of its filter, must be at most {2**28}"
+
+
+def test_a_window_of_a_pooling_holds_a_pointer_for_each_element_that_it_meets() -> None:
+    """Of 8200 rows of 16 elements, windows of 4096 by 2: rows are met by each window, columns that windows share once."""
+    more = {"padding": "valid", "filter_size": (4096, 2), "stride": (1, 1)}
+    found = reason("MAX_POOL_2D", input=X((1, 8200, 16, 1), F32), **more)
+    held = (8200 - 4096 + 1) * 4096 * 16 * 8
+    assert found == f"LiteRT would hold {held} bytes for the places of its window, must be at most {2**28}"
+
+
 # -------------------------------------------------------------------------------------------- dimensions that turn out 0
 
 
