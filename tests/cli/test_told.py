@@ -255,6 +255,49 @@ def test_a_bench_runs_as_often_as_asked_after_the_first_and_the_warm_up(monkeypa
     assert calls[1] == (0.01, 0, 1)
 
 
+class Peer:
+    """Another engine: what it is asked, in order."""
+
+    load_ns, compile_ns = 11, 10**15
+
+    def __init__(self, shape: list[int]) -> None:
+        self.inputs, self.resized, self.calls = [{"shape": np.array(shape)}], [], 0
+
+    def resize(self, shapes: Any) -> None:
+        self.resized.append(shapes)
+
+    def __call__(self, inputs: Any) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize(("asked", "pairs"), [(None, 200), (25, 25), (1, 1)])
+def test_a_peer_is_resized_where_it_must_be_warmed_up_and_run_in_as_many_pairs(monkeypatch, asked, pairs):
+    blocks: list[tuple[int, int, int]] = []
+
+    def interleaved(ours: Any, theirs: Any, count: int, inner: int, seed: int) -> list[tuple[float, float]]:
+        blocks.append((count, inner, seed))
+        return [(20.0, 10.0)] * count
+
+    made: list[Peer] = []
+    shape = [1, 3] if asked else [2, 3]
+    monkeypatch.setattr(bench, "peer", lambda name, path, threads: made.append(Peer(shape)) or made[-1])
+    monkeypatch.setattr(bench, "interleaved", interleaved)
+    monkeypatch.setattr(bench, "timed", lambda run: run() or 70_000)
+    runs: list[None] = []
+    options = {"iterations": asked, "threads": 1, "warmup": 3, "as_json": True}
+    inputs = [np.zeros((1, 3), np.float32)]
+    latencies, compared = bench._compare("litert", "m", inputs, lambda: runs.append(None), (5, 6), options)
+    assert sum(count for count, _, _ in blocks) == pairs and all(count <= 20 for count, _, _ in blocks)
+    assert [seed for _, _, seed in blocks] == list(range(0, pairs, 20))
+    assert {inner for _, inner, _ in blocks} == {2}, "calls of 70 us are timed two at once"
+    assert len(made) == 2 and made[1].resized == ([] if asked else [[[1, 3]]]) and made[0].calls == 0
+    assert len(runs) == 1 + 3 and made[1].calls == 1 + 3 + 1
+    ours, theirs = latencies["nnhal"], latencies["litert"]
+    assert (ours.load, ours.compile, ours.first, ours.runs, ours.wall) == (5, 6, 70_000, (20,) * pairs, 20 * pairs)
+    assert (theirs.load, theirs.first, theirs.runs, theirs.wall) == (11, 70_000, (10,) * pairs, 10 * pairs)
+    assert 10**15 < theirs.compile < 10**15 + 10**11 and compared.median == 2
+
+
 # ----------------------------------------------------------------------------------------------------------------- diff
 
 
