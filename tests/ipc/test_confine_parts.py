@@ -340,18 +340,19 @@ def test_privileges_are_given_up_and_nobody_may_trace(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "largest", "bits"),
-    [("x86_64", 2**63 - 1, 0), ("aarch64", 2**63 - 1, 0), ("riscv64", 2**63 - 1, 64), ("x86_64", 2**31 - 1, 32)],
+    ("name", "pointer", "fits"),
+    [("x86_64", 8, True), ("aarch64", 8, True), ("riscv64", 8, False), ("x86_64", 4, False), ("x86_64", 16, False)],
 )
 def test_machines_with_a_table_have_64_bits(
-    name: str, largest: int, bits: int, monkeypatch: pytest.MonkeyPatch
+    name: str, pointer: int, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=name))
-    monkeypatch.setattr(sys, "maxsize", largest)
-    if not bits:
+    monkeypatch.setattr(struct, "calcsize", {"P": pointer}.__getitem__)
+    if fits:
         assert kernel.machine() == name
         return
-    with pytest.raises(OSError, match=f"system is {name} with {bits} bits, must be x86_64 or aarch64 with 64") as error:
+    says = f"system is {name} with {8 * pointer} bits, must be x86_64 or aarch64 with 64"
+    with pytest.raises(OSError, match=says) as error:
         kernel.machine()
     assert error.value.errno == 0
 
@@ -379,8 +380,9 @@ def test_limits_are_those_that_are_wanted_and_never_above_those_there_are(monkey
     kinds = resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC
     assert free.set == list(zip(kinds, [(1000, 1000), (50, 50), (0, 0), (7, 7)], strict=True))
     # The soft limit of descriptors may rise to the hard one; the others may not.
-    Kernel(monkeypatch, data=(600, 900), nofile=(10, 40), core=(5, 5), nproc=(3, NONE))
+    bound = Kernel(monkeypatch, data=(600, 900), nofile=(10, 40), core=(5, 5), nproc=(3, NONE))
     assert limits.limit(wanted) == "data 600, descriptors 40, core 0, processes 3"
+    assert bound.set == list(zip(kinds, [(600, 600), (40, 40), (0, 0), (3, 3)], strict=True))
     assert limits.limit(limits.Limits(memory=1, descriptors=1)) == "data 1, descriptors 1, core 0"
 
 
@@ -468,7 +470,7 @@ def test_what_cannot_be_opened_anew_is_named(monkeypatch: pytest.MonkeyPatch, he
 
     with monkeypatch.context() as patched:
         patched.setattr(stdio, "_replace", refused)
-        assert not stdio._write_only(held[1])
+        assert stdio._write_only(held[1]) is False
     replaced: list[tuple[int, str, int]] = []
     monkeypatch.setattr(stdio, "_replace", lambda *how: replaced.append(how))
     for bad, names in (({1}, "output"), ({2}, "errors"), ({1, 2}, "output and errors")):
