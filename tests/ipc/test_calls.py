@@ -513,6 +513,29 @@ def test_a_buffer_counts_for_its_size_until_it_is_closed(service: Service) -> No
     assert service.more() == {}
 
 
+def test_arguments_lie_in_memories_and_in_buffers(service: Service) -> None:
+    service.prepared()
+    service.call(wire.Allocate(2, (4,), ((1, 0, False, 1.0),)))
+    service.call(wire.Allocate(3, (4,), ((1, 0, True, 1.0),)))
+    memory, room = Memory.from_array(numbers().view(np.uint8)), Memory.allocate(16)
+    service.call(wire.CopyFrom(2, wire.Pool("ashmem", 16, 0, False), (4,)), came(os.dup(memory.fd)))
+    whole = wire.WireArgument(0, 0, 0, ())
+    pools = (wire.BufferPool(2), wire.MemoryPool(wire.Pool("ashmem", 16, 0, False)), wire.BufferPool(3))
+    to_memory = wire.WireRequest((whole,), (wire.WireArgument(1, 0, 16, (4,)),), pools)
+    to_buffer = wire.WireRequest((whole,), (wire.WireArgument(2, 0, 0, ()),), pools)
+    for number, request in ((4, to_memory), (5, to_buffer)):
+        service.call(wire.Bind(number, 1, request), came(os.dup(room.fd)))
+        assert len(service.handler.binding(number).memories) == 1
+        assert isinstance(service.call(wire.ExecuteSynchronously(V1_3, number)), wire.Acknowledged | wire.Executed)
+    assert np.array_equal(room.bytes().view(np.float32), 2 * numbers())
+    room.bytes()[:] = 0
+    service.call(wire.CopyTo(3, wire.Pool("ashmem", 16, 0, False)), came(os.dup(room.fd)))
+    assert np.array_equal(room.bytes().view(np.float32), 2 * numbers())
+    wrong = wire.WireRequest((whole,), (whole,), (wire.BufferPool(1),))
+    with pytest.raises(InvalidArgument, match="buffer 1 is not held"):
+        service.call(wire.Bind(6, 1, wrong))
+
+
 def test_a_buffer_of_open_shape_counts_for_what_was_copied_in_last(service: Service) -> None:
     service.prepared(1, open_doubling())
     service.mark()

@@ -18,8 +18,10 @@ from nnhal.base.errors import (
 )
 from nnhal.base.levels import FL8, V1_0, V1_3, Level
 from nnhal.drivers.null import Null
-from nnhal.hal.device import Device, Hints, Prepared
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request, Timing
+from nnhal.ipc.client.device import RemoteDevice
+from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service import connection as subject
@@ -29,7 +31,8 @@ from nnhal.ipc.service.scope import Ends
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model
-from tests.ipc.support import LIMIT, a_share, a_table, doubling, wait_until
+from tests import requests
+from tests.ipc.support import LIMIT, a_share, a_table, doubling, numbers, served_here, wait_until
 
 SECONDS = 1_000_000_000
 HELLO = wire.Hello(wire.VERSION, 0b1010)
@@ -353,18 +356,31 @@ def test_an_answer_that_cannot_travel_is_an_error_that_says_so() -> None:
     assert subject._encoded(wire.Word("good")) == wire.encode(wire.Word("good"))
 
 
-def test_a_release_is_answered_when_what_was_released_has_ended_where_that_is_asked(client: Client) -> None:
-    gate = threading.Event()
-    client.connection.ends(lambda: gate.wait(LIMIT))
+def test_a_release_that_is_to_be_answered_is_when_what_was_released_has_ended(client: Client) -> None:
+    settled: list[int] = []
+    client.connection._calls.settle = lambda: settled.append(1)  # type: ignore[method-assign]
     client.lane.send(wire.encode(wire.Release((5,))))  # wants no answer, and is not waited for
-    assert client.ask(wire.GetVersionString()) == wire.Word("1")
-    lane, answers = client.attached(3), list[Any]()
-    asking = threading.Thread(target=lambda: answers.append(client.ask(wire.Release((5,)), lane=lane)))
-    asking.start()
-    assert client.ask(wire.GetVersionString()) == wire.Word("1") and not answers
-    gate.set()
-    asking.join(LIMIT)
-    assert answers == [wire.DONE]
+    assert client.ask(wire.GetVersionString()) == wire.Word("1") and settled == []
+    assert client.ask(wire.Release((5,))) == wire.DONE and settled == [1]
+
+
+def test_outputs_that_travel_in_a_memory_leave_no_descriptor_here() -> None:
+    with served_here(Null()) as device:
+        prepared, before = prepared_by(device, doubling(100_000), Hints()), 0
+        for _ in range(3):
+            done = requests.run(prepared, [numbers(100_000)])
+            assert done.results[0].tolist() == [0] * 100_000
+            before = before or descriptors()
+            assert descriptors() == before
+
+
+def test_each_call_is_traced_by_its_name_where_that_is_wanted(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nnhal.driver")
+    client.ask(wire.GetVersionString())
+    assert not caplog.messages
+    caplog.set_level("DEBUG", "nnhal.driver")
+    client.ask(wire.GetCapabilities(V1_3))
+    assert "getCapabilities_1_3" in caplog.messages
 
 
 # ----------------------------------------------------------------------------------------------------------- callbacks
@@ -406,7 +422,7 @@ def test_a_client_that_cannot_be_notified_is_hung_up_on(client: Client) -> None:
 # ----------------------------------------------------------------------------------------------------------------- end
 
 
-def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open() -> None:
+def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: pytest.LogCaptureFixture) -> None:
     before = descriptors()
     client = Client()
     client.ask(HELLO)
@@ -421,6 +437,7 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open() -> Non
             lane.receive(int(LIMIT * SECONDS))
         lane.close()
     client.lane.close()
+    assert not any("is not waited for" in text for text in caplog.messages)
     assert wanted.is_set() and client.connection.wanted.gone.is_set() and ended == ["object"]
     wait_until(lambda: descriptors() == before, "descriptors are closed")
     wait_until(lambda: client.used() == client.first, "all is given back")
@@ -431,12 +448,15 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open() -> Non
         client.connection._take_lane(Channel(theirs), wire.AttachLane(9, False))
 
 
-def test_an_object_whose_end_takes_too_long_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_whose_end_takes_too_long_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(subject, "END_SECONDS", 0.01)
     gate, client = threading.Event(), Client()
     client.ask(HELLO)
     client.connection.ends(lambda: gate.wait(LIMIT))
     client.close()
+    assert any("is not waited for" in text for text in caplog.messages)
     assert client.used() != client.first  # it counts as long as it hangs
     gate.set()
     wait_until(lambda: client.used() == client.first, "all is given back")
@@ -534,6 +554,61 @@ def test_one_client_too_many_is_told_so_and_of_many_no_more_than_eight_at_once()
             greeted(lane)
     for lane in lanes:
         lane.close()
+
+
+def test_the_place_of_a_client_that_is_gone_is_free() -> None:
+    table = a_table(shared=True)
+    table.clients = 1
+    pairs = [pair() for _ in range(3)]
+
+    class Follow(Listener):
+        """The next one comes when the last one is gone."""
+
+        def accept(self) -> tuple[socket.socket, str]:
+            if len(self._comes) < len(pairs):
+                lane = Channel(pairs[len(pairs) - len(self._comes) - 1][0])
+                assert isinstance(greeted(lane), wire.Welcome)
+                lane.close()
+                wait_until(
+                    lambda: not any(t.name.startswith("nnhal-client") for t in threading.enumerate()), "it is gone"
+                )
+            return super().accept()
+
+    assert serve_clients(Odd(), Follow(*(theirs for _, theirs in pairs)), {}, table) == 0  # type: ignore[arg-type]
+
+
+def test_the_client_of_a_process_of_its_own_shares_it_with_nobody() -> None:
+    with served_here(Null()) as device:
+        assert device.session.welcome.shared is False
+        usage = device.session.call(wire.GetUsage(), wire.Usage)[0]
+        assert [client.pid for client in usage.clients] == [os.getpid()]
+
+
+def test_no_thread_of_a_service_or_a_session_keeps_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: dict[str, bool] = {}
+    begin = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        started[thread.name] = thread.daemon
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    table = a_table(shared=True)
+    table.clients = 1
+    (ours, theirs), (more, refused) = pair(), pair()
+    assert serve_clients(Odd(), Listener(theirs, refused), {}, table) == 0  # type: ignore[arg-type]
+    Channel(more).close()
+    device = RemoteDevice(Session(ours, "here"))
+    prepared = prepared_by(device, doubling(), Hints())
+    with prepared.burst() as burst:
+        assert burst is not None
+    prepared.close()
+    device.close()
+    names = {"nnhal-refusal", "nnhal-session", "nnhal-lane", "nnhal-burst", "nnhal-background", "nnhal-ends"}
+    wait_until(lambda: names <= set(started), "all kinds of threads")
+    assert {f"nnhal-client-{os.getpid()}", *names} <= set(started) and all(
+        daemon for name, daemon in started.items() if name.startswith("nnhal-")
+    )
 
 
 def test_who_is_turned_away_makes_room_for_another_who_is_told() -> None:

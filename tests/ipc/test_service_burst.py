@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.base.errors import InvalidArgument, OperationFailed
-from nnhal.base.levels import V1_2, V1_3, Level
+from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
+from nnhal.base.levels import FL8, V1_2, V1_3, Level
 from nnhal.base.memory import Memory
 from nnhal.hal.burst import BurstExecutor
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import timing_to_wire
+from nnhal.ipc.service import burst as subject
 from nnhal.ipc.service.burst import ServiceBurst
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
-from tests.ipc.alone import Service, Watched, WatchedPrepared
+from tests.ipc.alone import Service, Watched, WatchedPrepared, came
 from tests.ipc.support import LIMIT, numbers, wait_until
 
 PATIENCE = int(LIMIT * 1e9)
@@ -220,6 +221,91 @@ def test_a_driver_that_does_not_open_a_burst_has_none(service: Service, monkeypa
         ServiceBurst(entry, fd, service.handler.binding, V1_3, -1, service.client.share.take(bursts=1))
     os.close(fd)
     assert not entry._users
+
+
+@pytest.mark.parametrize(("level", "says"), [(V1_2, "needs level 1.3, the service is at 1.2"), (FL8, "")])
+def test_a_burst_takes_the_forms_of_its_device(level: Level, says: str) -> None:
+    driver = Watched()
+    driver.level = level
+    service = Service(driver)
+    service.prepared()
+    memory = service.bound()
+    fd = _native.create_queues(64, 64)
+    queues = _native.Queues(fd, _native.CLIENT)
+    assert service.call(wire.ConfigureExecutionBurst(3, 1), came(fd)) is wire.DONE
+    answer = queues.exchange(pack(wire.encode(EXECUTE)), PATIENCE)
+    assert isinstance(answer, bytes)
+    reply = wire.decode_reply(unpack(answer))
+    assert says in reply.message if isinstance(reply, wire.Failed) else not says and reply == wire.DONE
+    service.handler.close()
+    ended()
+    assert memory is not None
+
+
+class Noted:
+    """Queues that note what is called of them."""
+
+    def __init__(self, queues: _native.Queues) -> None:
+        self._queues, self.called = queues, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.called.append(name)
+        return getattr(self._queues, name)
+
+
+def test_a_listener_holds_its_side_until_it_has_closed_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the client hears of its end however that comes."""
+    noted: list[Noted] = []
+    start = ServiceBurst.start
+
+    def started(burst: ServiceBurst) -> None:
+        noted.append(Noted(burst._queues))
+        burst._queues = noted[0]  # type: ignore[assignment]
+        start(burst)
+        assert "hold" in noted[0].called  # before anybody is told that there is a burst
+
+    monkeypatch.setattr(ServiceBurst, "start", started)
+    opened = Opened(service)
+    assert opened.ask(EXECUTE) == wire.DONE
+    opened.close()
+    assert noted[0].called == ["hold", "receive", "send", "receive", "close", "drop"]
+
+
+def test_a_listener_that_is_slow_to_begin_is_waited_for_and_one_that_does_not_is_not(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = threading.Semaphore(0)
+
+    class Looked(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            looks.release()
+            return super().wait(timeout)
+
+    listen = ServiceBurst._listen
+
+    def slow(burst: ServiceBurst) -> None:
+        for _ in range(3):
+            assert looks.acquire(timeout=LIMIT)
+        listen(burst)
+
+    start = ServiceBurst.start
+
+    def started(burst: ServiceBurst) -> None:
+        burst._held = Looked()
+        start(burst)
+
+    monkeypatch.setattr(subject, "_LOOK", 0.001)
+    monkeypatch.setattr(ServiceBurst, "start", started)
+    with monkeypatch.context() as patched:
+        patched.setattr(ServiceBurst, "_listen", slow)
+        opened = Opened(service)
+        assert opened.ask(EXECUTE) == wire.DONE
+        opened.close()
+    monkeypatch.setattr(ServiceBurst, "_listen", lambda _: None)  # as a thread without memory ends
+    service.mark()
+    with pytest.raises(ResourceExhausted, match="burst: no thread for it; close some"):
+        Opened(service)
+    assert service.more() == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- slots

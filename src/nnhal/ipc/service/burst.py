@@ -92,15 +92,12 @@ class ServiceBurst:
             finally:
                 self._held.set()
             while True:
-                packet = queues.receive(-1)
+                packet = queues.receive()
                 if isinstance(packet, int):
                     _log.debug("burst of %s ends: %s", self._entry.signature.where, _ENDS.get(packet, packet))
                     break
-                status = queues.send(self._answer(packet))
-                if status == _native.FULL:
-                    status = queues.send(_TOO_LONG)
-                if status < 0:
-                    break
+                if queues.send(self._answer(packet)) == _native.FULL:
+                    queues.send(_TOO_LONG)
         except BaseException:
             _log.exception("burst of %s: the listener failed", self._entry.signature.where)
         finally:
