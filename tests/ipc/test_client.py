@@ -91,6 +91,7 @@ def other(**fields: Any) -> bytes:
         ),
         (wire.encode(wire.Failed(7, "ResourceExhausted", "full", stack="in x")), ResourceExhausted, "peer: full"),
     ],
+    ids=["done", "version", "level 0", "level 99", "garbage", "hang-up", "refused", "full"],
 )
 def test_a_greeting_that_is_not_answered_as_it_must_be_says_so_and_leaves_nothing(
     answer: bytes | None, kind: type[NnhalError], says: str

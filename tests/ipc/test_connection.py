@@ -150,6 +150,7 @@ def test_the_greeting_is_answered_with_all_that_a_client_has_to_know(shared: boo
         (wire.encode(wire.Hello(wire.VERSION - 1, 0)), f"speaks version {wire.VERSION - 1}, must be {wire.VERSION}"),
         (b"\xc0", "message: "),
     ],
+    ids=["query", "newer", "older", "garbage"],
 )
 def test_another_first_message_is_answered_with_what_it_must_be_and_ends_the_connection(
     first: bytes, says: str
