@@ -202,8 +202,9 @@ def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
     session = service.session
     service.waits = lambda call: True
     with ThreadPoolExecutor(33) as pool:
-        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(33)]
+        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
         wait_until(lambda: len(service.came) == 32, "32 calls at once")
+        calls.append(pool.submit(session.call, ASK, wire.Word))
         session.give_up("the test ends it")
         for call in calls:
             with pytest.raises(DeadObject, match="the test ends it"):
