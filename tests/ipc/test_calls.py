@@ -396,7 +396,7 @@ def test_outputs_in_the_drivers_memory_are_in_the_answer_up_to_32_kib_and_else_i
         reply, fds = service.handler.answer(wire.ExecuteSynchronously(V1_3, 2), _native.NONE, PLAIN, 10)
         wanted = 2 * np.arange(count, dtype=np.float32)
         assert isinstance(reply, wire.Executed) and reply.shapes == ((count,),) and reply.provided == (0,)
-        assert len(fds) == (0 if inline else 1) and len(os.listdir("/proc/self/fd")) == before + len(fds)
+        assert len(fds) == (0 if inline else 1) and len(os.listdir("/proc/self/fd")) <= before + len(fds)
         data = reply.data if inline else os.pread(fds[0], 4 * count, 0)
         assert data == wanted.tobytes() and (inline or reply.data == b"")
         for fd in fds:

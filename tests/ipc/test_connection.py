@@ -122,6 +122,7 @@ def client() -> Iterator[Client]:
 
 
 def descriptors() -> int:
+    """How many are open; what other tests left behind may be closed at any time."""
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -198,7 +199,7 @@ def test_what_is_no_lane_is_refused_and_its_descriptor_closed(client: Client) ->
         fd = make()
         assert says in client.says(wire.AttachLane(3, False), (fd,))
         os.close(fd)
-        assert descriptors() == before
+        assert descriptors() <= before
     assert "no descriptor came along, must be one end of a socket pair" in client.says(wire.AttachLane(3, False))
     assert client.ask(wire.GetVersionString()) == wire.Word("1")
 
@@ -234,7 +235,7 @@ def test_a_lane_that_is_refused_says_why_and_counts_for_nothing(client: Client) 
         with pytest.raises(DeadObject):
             refused.receive(int(LIMIT * SECONDS))
         refused.close()
-    assert client.used() == held and len(client.connection._lanes) == 1 and descriptors() == before
+    assert client.used() == held and len(client.connection._lanes) == 1 and descriptors() <= before
     assert client.ask(wire.GetVersionString(), lane=lane) == wire.Word("1")
     callbacks.close()
 
@@ -343,7 +344,7 @@ def test_descriptors_that_nobody_asked_for_are_closed(client: Client) -> None:
     before = descriptors()
     for _ in range(3):
         assert client.ask(wire.GetVersionString(), (0, 1, 2)) == wire.Word("1")
-        assert descriptors() == before
+        assert descriptors() <= before
 
 
 def test_an_answer_that_cannot_travel_is_an_error_that_says_so() -> None:
@@ -372,7 +373,7 @@ def test_outputs_that_travel_in_a_memory_leave_no_descriptor_here() -> None:
             done = requests.run(prepared, [numbers(100_000)])
             assert done.results[0].tolist() == [0] * 100_000
             before = before or descriptors()
-            assert descriptors() == before
+            assert descriptors() <= before
 
 
 def test_each_call_is_traced_by_its_name_where_that_is_wanted(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -440,7 +441,7 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: 
     client.lane.close()
     assert not any("is not waited for" in text for text in caplog.messages)
     assert wanted.is_set() and client.connection.wanted.gone.is_set() and ended == ["object"]
-    wait_until(lambda: descriptors() == before, "descriptors are closed")
+    wait_until(lambda: descriptors() <= before, "descriptors are closed")
     wait_until(lambda: client.used() == client.first, "all is given back")
     with pytest.raises(DeadObject, match="connection: is ending"):
         client.connection._call_back(wire.NotifyExecuted(8, wire.Executed()))
