@@ -5,6 +5,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -510,6 +511,29 @@ def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> N
         session.call(ASK, wire.Word)
     session.give_up("too late")
     assert isinstance(session.dead, Closed)
+
+
+def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_its_service_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
+    with Service() as session:
+        session.call(ASK, wire.Word)
+        lanes = [session._control, session._callbacks, *session._lanes]
+        watch, wake, locks = session.watch, session._wake, (session._death_lock, session._attaching)
+        kept = os.dup(wake)
+        subject._after_fork()
+        assert isinstance(session.dead, Closed)
+        assert "peer: belongs to the process that this one was forked from; compile again here" in str(session.dead)
+        assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 3
+        assert session.watch == -1 and watch >= 0 and not session._own.fds
+        assert session._death_lock is not locks[0] and session._attaching is not locks[1]
+        with pytest.raises(Closed):
+            session.call(ASK, wire.Word)
+        os.eventfd_write(kept, 1)  # the thread, which a child does not have, ends
+        session._thread.join(LIMIT)
+        session._wake = kept
+    os.close(kept)
 
 
 def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_confirms(service: Service) -> None:

@@ -310,16 +310,18 @@ def test_a_device_that_is_closed_while_it_connects_again_is_closed(device: Resil
 
 
 def test_a_device_of_the_process_that_this_one_was_forked_from_does_not_connect(
-    device: Resilient, connect: Connect
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(subject, "_resilient", weakref.WeakSet())  # those of other tests are not forked
+    device = Resilient("mine", connect)
     connect.kill()
-    ready(device)
     lock = device._lock
     subject._after_fork()
     assert device.unusable and device._lock is not lock
     with pytest.raises(DeadObject, match="killed"):
         device.status()
     assert len(connect.sessions) == 1
+    device.close()
 
 
 def test_a_device_in_quarantine_is_offline(device: Resilient, connect: Connect) -> None:
