@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -312,6 +313,17 @@ def test_an_end_within_a_moment_is_seen_without_giving_the_interpreter_up(proces
     assert fate.ended(watch) is True
     os.close(watch)
     assert 0 < fate._ENDING_MS <= 100 and fate.DYING_MS > fate._ENDING_MS
+
+
+def test_a_look_at_an_end_asks_for_one_descriptor_and_keeps_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bytes, int]] = []
+    given_up = SimpleNamespace(POLLIN=select.POLLIN, poll=lambda: pytest.fail("gives the interpreter up"))
+    monkeypatch.setattr(fate, "select", given_up)
+    monkeypatch.setattr(
+        fate, "_libc", SimpleNamespace(poll=lambda entry, count, _: asked.append((entry.raw[:8], count)) or 0)
+    )
+    assert [fate.ended(watch) for watch in (-1, 0, 5)] == [False] * 3
+    assert asked == [(struct.pack("ihh", watch, select.POLLIN, 0), 1) for watch in (0, 5)]
 
 
 @pytest.mark.parametrize("newer", [True, False])
