@@ -317,8 +317,8 @@ def test_an_end_within_a_moment_is_seen_without_giving_the_interpreter_up(proces
 
 def test_a_look_at_an_end_asks_for_one_descriptor_and_keeps_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[bytes, int]] = []
-    given_up = SimpleNamespace(POLLIN=select.POLLIN, poll=lambda: pytest.fail("gives the interpreter up"))
-    monkeypatch.setattr(fate, "select", given_up)
+    waits = SimpleNamespace(register=lambda *_: None, poll=lambda _: pytest.fail("gives the interpreter up"))
+    monkeypatch.setattr(fate, "select", SimpleNamespace(POLLIN=select.POLLIN, poll=lambda: waits))
     monkeypatch.setattr(
         fate, "_libc", SimpleNamespace(poll=lambda entry, count, _: asked.append((entry.raw[:8], count)) or 0)
     )
