@@ -94,7 +94,7 @@ class _WorkProcess:
         subject = work.subject
         self._timeout = subject.timeout
         self.task: Bundle | None = None
-        self.answered = 0  # of its items
+        self.answered: int  # of its items
         self.fresh = True  # it has run nothing yet
         self.ready = False
         self.until = time.monotonic() + max(LOADING, subject.timeout)

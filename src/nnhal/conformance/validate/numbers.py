@@ -68,8 +68,9 @@ def steps(trial: Trial) -> None:
             offs.setdefault(number, []).append(off)
     for number, found in offs.items():
         off = np.concatenate(found)
-        if off.size >= ENOUGH and abs(np.sign(off).mean()) > 0.9:
-            side = "high" if off[0] > 0 else "low"
+        lean = np.sign(off).mean() if off.size >= ENOUGH else 0.0
+        if abs(lean) > 0.9:
+            side = "high" if lean > 0 else "low"
             trial.unmet(f"output {number}: {np.count_nonzero(off)} of {off.size} elements are too {side}, zero point?")
 
 

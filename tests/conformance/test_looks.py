@@ -1,0 +1,565 @@
+"""Where exactly a check draws its lines: numbers at a limit and one beyond it, and what it goes on with."""
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import ContractBroken, DeadObject, DriverFailed, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.operands import Value
+from nnhal.conformance.draw import Call
+from nnhal.conformance.validate import limits, numbers, other_ways, outputs
+from nnhal.conformance.validate.check import CHECKS, CheckOutcome
+from nnhal.conformance.validate.place import place_of
+from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, trying
+from nnhal.conformance.validate.worker import outcome_of
+from nnhal.hal.device import Hints
+from nnhal.hal.wrappers import Wrapper
+from nnhal.runtime import discovery
+from tests.conformance.test_checks import looked, trial_of
+from tests.conformance.test_differential import F32, Q8, added
+from tests.conformance.test_validate import ADD, FAULTS, Healthy, HealthyDevice, device, giving, in_place, running
+
+GRACE_NS = 300_000_000
+
+
+class Clock:
+    """Time as `limits` sees it."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic_ns()
+
+    def monotonic_ns(self) -> int:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now / 1e9
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(limits, "time", made)
+    return made
+
+
+def with_samples(made: Any, name: str, *calls: Call) -> tuple[str, str, str]:
+    """What comes of a check that looks at these calls."""
+    from nnhal.conformance.differential import model_of
+
+    with trying(trial_of(made)) as trial:
+        trial.drawing.samples = [(call, model_of(call)) for call in calls]
+        return outcome_of(CHECKS[name], trial)
+
+
+SMALL = added([[1, 2]], [[3, 4]])
+LARGE = replace(added([[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [1, 2, 3]]), given=(0,))  # with a constant
+
+
+def of(call: Call, model: Any) -> bool:
+    """Whether a model is that of a call."""
+    return model.main.operands[model.main.outputs[0]].dimensions == call.outputs[0].shape
+
+
+# ------------------------------------------------------------------------------------------------------- each sample
+
+OF_THE_FIRST = {"growth", "hints", "many-prepared", "options", "allocation-roles"}
+OF_ALL_CALLS = {"verdicts", "values", "steps"}
+OF_THE_DEVICE = {"stable-verdicts", "intermediates", "allocation"}  # whose faults are not of what is prepared
+SLOW = {"threads", "deadline", "cancellation"}
+EACH = [
+    name
+    for name, check in CHECKS.items()
+    if not check.whole and name not in OF_THE_FIRST | OF_ALL_CALLS | OF_THE_DEVICE | SLOW
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_fault_at_the_second_sample_alone_is_found(name: str) -> None:
+    make, _, _ = FAULTS[name][0]
+    faulty = make()
+
+    class Half(HealthyDevice):
+        prepared = type(faulty).prepared
+
+        def prepare(self, model: Any, hints: Any) -> Any:
+            return Healthy(model, self) if of(SMALL, model) else faulty.prepare(model, hints)
+
+    assert with_samples(Half(), name, SMALL, LARGE)[0] == "failed"
+    assert with_samples(Half(), name, SMALL)[0] in ("passed", "skipped")
+
+
+def failing_at(call: Call, error: Exception, otherwise: Callable[[Any, Any, Any], None]) -> Any:
+    """A device whose executions of one call fail, and those of others do what they do."""
+
+    def give(self: Any, request: Any, result: Any) -> None:
+        if result.shape == call.outputs[0].shape:
+            raise error
+        otherwise(self, request, result)
+
+    return giving(give)
+
+
+def unwritten(self: Any, request: Any, result: Any) -> None:
+    request.outputs[0][0] = result[0]  # of two rows
+
+
+def read_only_by_the_array(self: Any, request: Any, result: Any) -> None:
+    x = request.inputs[0]
+    ctypes.memset(x.ctypes.data, 7, x.nbytes)
+    request.write(0, result)
+
+
+@pytest.mark.parametrize(
+    ("name", "act"), [("output-filled", unwritten), ("inputs-kept", read_only_by_the_array)]
+)  # fmt: skip
+def test_a_sample_that_fails_by_another_rule_is_passed_over_and_the_next_is_not(name: str, act: Any) -> None:
+    made = failing_at(SMALL, OperationFailed("no"), act)
+    assert with_samples(made, name, SMALL, LARGE)[0] == "failed"
+    assert with_samples(made, name, SMALL) == ("passed", "", "")
+
+
+def test_an_option_that_is_an_invalid_argument_is_no_reason_not_to_ask_for_the_next() -> None:
+    def prepare(self: Any, model: Any, hints: Hints) -> Any:
+        for value in hints.options.values():
+            raise InvalidArgument("no such option") if value == 1 else OperationFailed("what is this?")
+        return Healthy(model, self)
+
+    verdict, reason, _ = looked(device(prepare=prepare), "options", ADD)
+    assert verdict == "failed" and "{'an option of no driver': 'text'}" in reason and "what is this?" in reason
+
+
+def test_a_call_that_fails_by_right_with_other_constants_is_passed_over_and_the_next_is_not() -> None:
+    def prepare(self: Any, model: Any, hints: Any) -> Any:
+        made = Healthy(model, self)
+        self.count = getattr(self, "count", 0) + of(SMALL, model)
+        if self.count == 2 and of(SMALL, model):  # that of other constants, alone
+
+            def fail(request: Any, control: Any) -> None:
+                raise OperationFailed("by right")
+
+            made.run = fail  # type: ignore[method-assign]
+        if of(LARGE, model):
+            self.large = getattr(self, "large", 0) + 1
+            if self.large == 3:  # behind those that run alone
+                made.give = lambda request, y: request.write(0, y + 1)  # type: ignore[method-assign]
+        return made
+
+    verdict, reason, _ = with_samples(device(prepare=prepare), "interleaved", SMALL, LARGE)
+    assert (verdict, reason.partition(":")[0]) == ("failed", "in turns with another prepared model")
+
+
+def test_a_call_that_the_reference_cannot_run_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted, failed = Trial.wanted, []
+
+    def first_fails(model: Any, arrays: Any) -> Any:
+        if not failed:
+            failed.append(model)
+            raise OperationFailed("no")
+        return wanted(model, arrays)
+
+    monkeypatch.setattr(Trial, "wanted", staticmethod(first_fails))
+    trial = trial_of(device())
+    samples = trial.samples()
+    assert samples and failed[0] not in [model for _, model in samples]
+
+    def fails(model: Any, arrays: Any) -> Any:
+        raise OperationFailed("no")
+
+    monkeypatch.setattr(Trial, "wanted", staticmethod(fails))
+    with pytest.raises(
+        NotAsked, match="none of the calls that it takes has an element to write that the reference can"
+    ):
+        trial_of(device()).samples()
+
+
+def test_models_are_prepared_for_one_thread_where_hints_are_not_looked_at() -> None:
+    seen = set()
+
+    def prepare(self: Any, model: Any, hints: Hints) -> Any:
+        seen.add(hints.threads)
+        return Healthy(model, self)
+
+    assert looked(device(prepare=prepare), "stale-output", ADD)[0] == "passed"
+    assert seen == {1}
+
+
+# ------------------------------------------------------------------------------------------------ deadlines, cancellation
+
+
+def late_by(clock: Clock, nanoseconds: int, bounded: Callable[[Any], bool]) -> Any:
+    """A device that takes so long where its time is bounded. runs: how often that was."""
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        if bounded(control):
+            self.device.runs = getattr(self.device, "runs", 0) + 1
+            clock.now += nanoseconds
+        self.give(request, self.result(request))
+
+    return running(run)
+
+
+@pytest.mark.parametrize(
+    ("late", "tries", "verdict"),
+    [(0, 1, "passed"), (GRACE_NS - 1, 1, "passed"), (GRACE_NS, 3, "passed"), (GRACE_NS + 1, 3, "failed")],
+)
+def test_one_of_three_executions_in_time_is_enough(clock: Clock, late: int, tries: int, verdict: str) -> None:
+    made = late_by(clock, late, lambda control: control.deadline is not None and control.deadline < clock.now)
+    found, reason, _ = with_samples(made, "deadline", SMALL)
+    assert (found, made.runs) == (verdict, tries)
+    assert verdict == "passed" or reason == "came back 0.3 s after its deadline, must poll control.check()"
+    made = late_by(clock, late, lambda control: control.cancelled is not None)
+    found, reason, _ = with_samples(made, "cancellation", SMALL)
+    assert (found, made.runs) == (verdict, 6 if verdict == "passed" else 3)
+    assert verdict == "passed" or reason == "came back 0.3 s after it was cancelled, must poll control.check()"
+
+
+def test_a_deadline_lies_far_ahead_behind_and_shortly_ahead(clock: Clock) -> None:
+    seen = []
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        if control.deadline is not None:
+            seen.append((control.deadline - clock.now) / 1e9)
+        self.give(request, self.result(request))
+
+    assert with_samples(running(run), "deadline", SMALL)[0] == "passed"
+    far, behind, short = seen
+    assert far > 60 and behind < 0 < short < 1
+
+
+def test_a_deadline_that_is_far_is_not_missed_and_one_of_the_compilation_may_be() -> None:
+    def run(self: Any, request: Any, control: Any) -> None:
+        if control.deadline is not None:
+            raise MissedDeadline("already?")
+        self.give(request, self.result(request))
+
+    verdict, reason, _ = with_samples(running(run), "deadline", SMALL)
+    assert (verdict, reason) == ("failed", "MissedDeadline long before the deadline")
+
+    def prepare(self: Any, model: Any, hints: Hints) -> Any:
+        if hints.deadline is not None:
+            raise MissedDeadline("too late")
+        made = Healthy(model, self)
+        if of(LARGE, model):
+            made.run = lambda request, control: run(made, request, control)  # type: ignore[method-assign]
+        return made
+
+    assert with_samples(device(prepare=prepare), "deadline", SMALL)[0] == "passed"
+    assert with_samples(device(prepare=prepare), "deadline", SMALL, LARGE)[0] == "failed"
+
+
+# ----------------------------------------------------------------------------------------------------------------- growth
+
+KIB = 1024
+
+
+def grown(clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, what: str, *steps: int) -> tuple[int, str]:
+    """How many rounds there are of what takes so long, and what is said of something that grows so in each block."""
+    rounds: list[int] = []
+    totals = iter([0, *np.cumsum(steps).tolist()])
+    counts = {"descriptors": 3, "threads": 1, "processes": 0, "resident memory": 10**6, "address space": 10**7}
+    monkeypatch.setattr(limits, "_held", lambda pid: counts | {what: counts[what] + next(totals)})
+
+    def once() -> None:
+        rounds.append(1)
+        clock.now += int(seconds * 1e9)
+
+    trial = SimpleNamespace(place=lambda what="run": f"{what}.py:1")
+    try:
+        limits._look(trial, 1, "run", once)  # type: ignore[arg-type]
+        return len(rounds), ""
+    except Unmet as error:
+        assert error.place == "run.py:1"
+        return len(rounds), str(error)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1.0, 5), (0.009, 5), (0.0024, 20), (0.001, 40), (0.0, 40)])
+def test_a_block_is_of_5_to_40_rounds_and_about_50_ms_after_5_of_warming_up(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, rounds: int
+) -> None:
+    assert grown(clock, monkeypatch, seconds, "threads", 0, 0, 0) == (5 + 3 * rounds, "")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "what", "steps", "said"),
+    [
+        (1.0, "descriptors", (2, 2, 2), "each run leaves 0.4 descriptors behind (15 rounds)"),
+        (1.0, "descriptors", (2, 1, 9), ""),
+        (1.0, "threads", (5, 5, 5), "each run leaves 1 threads behind (15 rounds)"),
+        (1.0, "processes", (5, 0, 5), ""),
+        (0.0, "processes", (20, 20, 20), "each run leaves 0.5 processes behind (120 rounds)"),
+        (0.0, "processes", (19, 20, 20), ""),
+        (1.0, "resident memory", (256 * KIB,) * 3, "each run leaves 51 KiB of resident memory behind (15 rounds)"),
+        (1.0, "resident memory", (256 * KIB, 256 * KIB - 1, 256 * KIB), ""),
+        (0.0, "address space", (320 * KIB,) * 3, "each run leaves 8 KiB of address space behind (120 rounds)"),
+        (0.0, "address space", (320 * KIB - 1,) * 3, ""),
+    ],
+)
+def test_what_grows_in_each_block_by_more_than_noise_is_left_behind(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, seconds: float, what: str, steps: tuple[int, ...], said: str
+) -> None:
+    assert grown(clock, monkeypatch, seconds, what, *steps)[1] == said
+
+
+def test_what_cannot_be_read_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(pid: int) -> dict[str, int]:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr(limits, "_held", held)
+    verdict, reason, _ = with_samples(device(), "growth", SMALL)
+    assert verdict == "skipped" and reason.endswith("cannot be read: Permission denied")
+
+
+# ---------------------------------------------------------------------------------------------------------------- numbers
+
+
+class Told:
+    """A trial of which only what the reference and the driver give is asked. An error is raised."""
+
+    operation = "ADD"
+    device = SimpleNamespace(relaxations=())
+
+    def __init__(self, *pairs: tuple[Any, Any]) -> None:
+        self._pairs = iter(pairs)
+        self._actual: Any = None
+
+    def fixed(self) -> None:
+        pass
+
+    def wanted(self, model: Any, arrays: Any) -> Any:
+        wanted, self._actual = next(self._pairs)
+        return self._given(wanted)
+
+    def alone(self, model: Any, arrays: Any) -> Any:
+        return self._given(self._actual)
+
+    def unmet(self, text: str) -> None:
+        raise Unmet(text)
+
+    @staticmethod
+    def _given(what: Any) -> Any:
+        if isinstance(what, Exception):
+            raise what
+        return what
+
+
+@pytest.mark.parametrize(
+    ("wanted", "actual", "said"),
+    [
+        ([np.float32([4])], [np.float32([4])], ""),
+        ([np.float32([4])], [np.float32([5])], "output 0 differs in 1 of 1, the first at [0]: 5, must be 4"),
+        (OperationFailed("no"), [np.float32([4])], "runs, must fail: no"),
+        (OperationFailed("no"), OperationFailed("not at all"), ""),
+        (OperationFailed("no"), InvalidArgument("not that"), "InvalidArgument: not that"),
+        (OperationFailed("no"), ContractBroken("oops"), "ContractBroken: oops"),
+        ([np.float32([4])], OperationFailed("not today"), "OperationFailed: not today"),
+    ],
+)
+def test_a_result_is_held_against_the_reference_and_so_is_an_error(wanted: Any, actual: Any, said: str) -> None:
+    found: Any = numbers._problem(Told((wanted, actual)), added([1], [3]), None)  # type: ignore[arg-type]
+    assert found == said
+
+
+@pytest.mark.parametrize("error", [DriverFailed("a bug"), ContractBroken("a bug")])
+def test_a_bug_of_the_reference_is_no_error_that_a_driver_may_have_too(error: Exception) -> None:
+    with pytest.raises(type(error), match="a bug"):
+        numbers._problem(Told((error, error)), added([1], [3]), None)  # type: ignore[arg-type]
+
+
+def quantised(values: str = "ordinary", *kinds: int) -> Any:
+    return SimpleNamespace(
+        cell=SimpleNamespace(values=values), outputs=[Value(kind, (1,), 1.0, 0) for kind in kinds or (Q8,)]
+    )
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, *calls: tuple[Any, Any, Any]) -> str:
+    """What the check says of calls with what is wanted and what came."""
+    monkeypatch.setattr(numbers, "model_of", lambda call: call)
+    monkeypatch.setattr(numbers, "arrays_of", lambda call: [])
+    trial: Any = Told(*((wanted, actual) for _, wanted, actual in calls))
+    trial.many = lambda: ((call, None) for call, *_ in calls)
+    try:
+        numbers.steps(trial)
+    except Unmet as error:
+        return str(error)
+    return ""
+
+
+def off_by(*offs: int) -> tuple[Any, Any]:
+    middle = np.full(len(offs), 100, np.uint8)
+    return [middle], [(middle + np.array(offs)).astype(np.uint8)]
+
+
+@pytest.mark.parametrize(
+    ("offs", "said"),
+    [
+        ((1,) * 24, "output 0: 24 of 24 elements are too high, zero point?"),
+        ((-2,) * 24, "output 0: 24 of 24 elements are too low, zero point?"),
+        ((1,) * 23, ""),
+        ((0, 0, *(1,) * 28), "output 0: 28 of 30 elements are too high, zero point?"),
+        ((0, 0, *(-1,) * 28), "output 0: 28 of 30 elements are too low, zero point?"),
+        ((0, 0, 0, *(1,) * 27), ""),
+        ((-1, *(1,) * 29), "output 0: 30 of 30 elements are too high, zero point?"),
+        ((-1, -1, *(1,) * 28), ""),
+    ],
+)
+def test_24_elements_of_which_nine_in_ten_are_off_to_one_side_are_so_by_no_chance(
+    monkeypatch: pytest.MonkeyPatch, offs: tuple[int, ...], said: str
+) -> None:
+    assert steps(monkeypatch, (quantised(), *off_by(*offs))) == said
+
+
+def test_elements_of_all_calls_count_together_but_for_those_that_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    half, most = off_by(*(1,) * 12), off_by(*(1,) * 23)
+    said = "output 0: 24 of 24 elements are too high, zero point?"
+    assert steps(monkeypatch, (quantised(), *half), (quantised(), *half)) == said
+    for other in (
+        (quantised("far"), *half),
+        (quantised("ordinary", F32), *half),
+        (quantised(), [np.full(12, 255, np.uint8)], [np.full(12, 254, np.uint8)]),
+        (quantised(), [np.full(12, 0, np.uint8)], [np.full(12, 1, np.uint8)]),
+        (quantised(), [None], [None]),
+        (quantised(), [half[0][0]], [half[1][0].astype(np.int8)]),
+        (quantised(), [half[0][0]], [half[1][0][:3]]),
+        (quantised(), OperationFailed("no"), [None]),
+        (quantised(), half[0], OperationFailed("no")),
+    ):
+        calls = [(quantised(), *most), other]
+        passed_over = [*calls, (quantised(), *off_by(1))]
+        if other[0].cell.values == "far" or other[0].outputs[0].type == F32:  # nothing is run of these
+            calls, passed_over = [calls[0]], [calls[0], passed_over[2]]
+        assert steps(monkeypatch, *calls) == ""
+        assert steps(monkeypatch, *passed_over) == said
+
+
+def test_each_output_counts_by_itself_and_one_that_is_not_quantised_hides_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    (wanted,), (actual,) = off_by(*(1,) * 24)
+    real = np.zeros(24, np.float32)
+    found = steps(monkeypatch, (quantised("ordinary", F32, Q8), [real, wanted], [real, actual]))
+    assert found == "output 1: 24 of 24 elements are too high, zero point?"
+
+
+@pytest.mark.parametrize(
+    ("share", "exact"), [(0.5, False), (0.4995, False), (0.4985, True), (0.5015, True), (0.25, True)]
+)
+def test_an_element_of_quantize_is_exact_where_it_is_a_thousandth_of_a_step_away_from_a_half(
+    share: float, exact: bool
+) -> None:
+    from nnhal.conformance.validate.numbers import _exact
+
+    source = Value(F32, (1,), 0.0, 0, data=np.float32([share]))
+    asked: Any = SimpleNamespace(
+        inputs=[source],
+        outputs=[Value(Q8, (1,), 1.0, 0)],
+        cell=SimpleNamespace(op=SimpleNamespace(leaves_open=None)),
+    )
+    right = np.uint8([share > 0.5])
+    trial: Any = Told()
+    _exact(trial, asked, right, right)
+    if not exact:
+        return _exact(trial, asked, right, 1 - right)
+    with pytest.raises(Unmet, match="output 0 is off in 1 of 1 elements that no half decides, the first at"):
+        _exact(trial, asked, right, 1 - right)
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- other ways
+
+
+def test_a_fenced_execution_wants_outputs_whose_shape_is_known_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trial, "signature_of", lambda self, prepared: SimpleNamespace(closed=False))
+    assert with_samples(device(), "fenced", SMALL) == ("skipped", "the shapes of its outputs are not known before", "")
+
+
+def test_a_callback_that_never_comes_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_ways, "WAIT", 0.01)
+    made = device(prepared=type("P", (Healthy,), {"execute": lambda *_: None}))
+    assert with_samples(made, "callback", SMALL)[:2] == ("failed", "notified nothing within 0.01 s")
+
+
+def test_a_callback_that_the_hal_swallowed_is_heard_and_nothing_else_is() -> None:
+    def execute(said: str) -> Any:
+        def act(self: Any, request: Any, control: Any, notify: Any) -> None:
+            logging.getLogger("nnhal.driver").warning("device judged: %s", said)
+            super(type(self), self).execute(request, control, notify)
+
+        return device(prepared=type("P", (Healthy,), {"execute": act}))
+
+    said = "notified again or too late"
+    assert with_samples(execute(said), "callback", SMALL)[:2] == ("failed", f"device judged: {said}".partition(": ")[2])
+    assert with_samples(execute("is slow"), "callback", SMALL) == ("passed", "", "")
+
+
+def test_memory_has_roles_of_inputs_where_there_are_some() -> None:
+    constant = replace(SMALL, given=())
+    assert with_samples(device(), "allocation-roles", constant) == ("skipped", "it has no inputs", "")
+
+
+# ------------------------------------------------------------------------------------------------------------ late writes
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_memory_that_was_lent_is_looked_at_with_what_lies_behind_it(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    lent: list[Any] = []
+
+    def settle(seconds: float) -> None:
+        own = lent[0]
+        ctypes.memset(own.ctypes.data + (0, own.nbytes + 1)[at], 1, 1)
+
+    def give(own: Any, result: Any) -> None:
+        own[...] = result
+        lent.append(own)
+
+    monkeypatch.setattr(outputs, "time", SimpleNamespace(sleep=settle))
+    said = "memory that was lent for an output is written to after the execution ended"
+    assert with_samples(giving(in_place(give)), "late-write", SMALL)[:2] == ("failed", said)
+
+
+# ---------------------------------------------------------------------------------------------------------------- threads
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "said"),
+    [
+        (OperationFailed("busy"), "failed", "with 4 threads: OperationFailed: busy"),
+        (DeadObject("the driver process ended"), "crashed", "run(): the driver process ended"),
+    ],
+)
+def test_what_fails_beside_others_is_said_to_have(error: Exception, verdict: str, said: str) -> None:
+    def run(self: Any, request: Any, control: Any) -> None:
+        if threading.current_thread().name == "nnhal-validate":
+            raise error
+        self.give(request, self.result(request))
+
+    found, reason, place = with_samples(running(run), "threads", SMALL)
+    assert (found, reason) == (verdict, said)
+    assert verdict == "crashed" or place.startswith("test_looks.py:")
+
+
+# ------------------------------------------------------------------------------------------------------------------ places
+
+
+def test_wrappers_are_looked_through_and_a_circle_of_them_is_no_trap() -> None:
+    class Looking(HealthyDevice):
+        def supports(self, model: Any) -> Any:
+            return super().supports(model)
+
+    line = Looking.supports.__code__.co_firstlineno
+    wrapped: Any = Looking()
+    for _ in range(4):
+        wrapped = Wrapper(wrapped)
+    assert place_of(wrapped, None, "supports") == f"test_looks.py:{line}"
+    wrapped.inner = wrapped
+    assert place_of(wrapped, None, "supports") == ""
+    assert place_of(discovery.cpu(), None, "no such method") == ""
+
+
+def test_an_outcome_that_nothing_was_asked_for_took_no_time() -> None:
+    assert CheckOutcome("runs", ADD, "skipped").nanoseconds == 0
