@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ import pytest
 
 from nnhal.base.errors import ContractBroken, DeadObject, DriverFailed, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.operands import Value
+from nnhal.conformance.differential import model_of
 from nnhal.conformance.draw import Call
-from nnhal.conformance.validate import limits, numbers, other_ways, outputs
+from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.place import place_of
 from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, trying
 from nnhal.conformance.validate.worker import outcome_of
-from nnhal.hal.device import Hints
+from nnhal.hal.device import Capabilities, Hints, Verdict
+from nnhal.hal.request import Timing
 from nnhal.hal.wrappers import Wrapper
 from nnhal.runtime import discovery
 from tests.conformance.test_checks import looked, trial_of
@@ -52,8 +55,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def with_samples(made: Any, name: str, *calls: Call) -> tuple[str, str, str]:
     """What comes of a check that looks at these calls."""
-    from nnhal.conformance.differential import model_of
-
     with trying(trial_of(made)) as trial:
         trial.drawing.samples = [(call, model_of(call)) for call in calls]
         return outcome_of(CHECKS[name], trial)
@@ -470,6 +471,210 @@ def test_an_element_of_quantize_is_exact_where_it_is_a_thousandth_of_a_step_away
     return None
 
 
+def test_what_quantize_leaves_open_and_what_is_not_there_or_of_another_shape_need_not_be_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Value(F32, (2,), 0.0, 0, data=np.float32([0.25, 7.2]))
+    asked: Any = SimpleNamespace(inputs=[source], outputs=[Value(Q8, (2,), 2.0, 0)], cell="cell")
+    right, wrong, trial = np.uint8([0, 4]), np.uint8([1, 4]), Told()
+    for mask in (np.bool_([True, False]), np.bool_([False, False])):
+        monkeypatch.setattr(numbers, "open_masks", lambda call, count, mask=mask: [mask])
+        if mask.any():
+            numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
+            continue
+        with pytest.raises(
+            Unmet, match=r"1 of 2 elements that no half decides, the first at \[0\]: 1, must be 0 \(cell\)"
+        ):
+            numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
+        for wanted, actual in ((None, wrong), (right, None), (right, wrong[:1])):
+            numbers._exact(trial, asked, wanted, actual)  # type: ignore[arg-type]
+        asked.inputs = [None]
+        numbers._exact(trial, asked, right, wrong)  # type: ignore[arg-type]
+
+
+def test_the_smallest_call_that_is_wrong_is_told_of_and_how_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"nine": (4, 5), "two": (1, 1), "five": (5,), "right": (1,)}
+    calls = [SimpleNamespace(cell=name) for name in sizes]
+    monkeypatch.setattr(numbers, "arrays_of", lambda call: [np.zeros(n) for n in sizes[call.cell]])
+    monkeypatch.setattr(numbers, "_problem", lambda t, call, m: "" if call.cell == "right" else f"wrong at {call.cell}")
+    trial: Any = Told()
+    trial.many = lambda: ((call, None) for call in calls)
+    with pytest.raises(Unmet, match=r"^3 of 4 calls: wrong at two \(two\)$"):
+        numbers.values(trial)
+    trial.many = lambda: ((call, None) for call in calls if call.cell == "right")
+    numbers.values(trial)
+
+
+# ---------------------------------------------------------------------------------------------------------------- queries
+
+
+@pytest.mark.parametrize(("at", "verdict"), [(1, "failed"), (2, "failed"), (3, "passed")])
+def test_a_query_is_asked_three_times_and_the_first_answer_must_stay(at: int, verdict: str) -> None:
+    count: list[int] = []
+
+    def answered(self: Any) -> Capabilities:
+        count.append(1)
+        return Capabilities.uniform(2.0 if len(count) > at else 1.0)
+
+    stages: list[str] = []
+    with trying(trial_of(device(capabilities=answered), stages=stages)) as trial:
+        found, reason, place = outcome_of(CHECKS["capabilities"], trial)
+    assert (found, len(count), stages) == (verdict, 3, ["capabilities"] * 3)
+    assert verdict == "passed" or (reason.endswith(", must stay the same") and place.startswith("test_looks.py:"))
+
+
+def test_what_changed_is_named_and_cut() -> None:
+    one, other = (SimpleNamespace(same=1, text=letter * 101, more=letter) for letter in "xy")
+    assert queries._difference(one, other) == f"text is {'x' * 100}, then {'y' * 100}"
+    assert queries._difference(Timing(1, 2), Timing(1, 3)) == "in_driver is 2, then 3"
+
+
+def test_a_device_is_asked_for_its_status() -> None:
+    stages: list[str] = []
+    with trying(trial_of(device(), stages=stages)) as trial:
+        assert outcome_of(CHECKS["status"], trial)[0] == "passed"
+    assert stages == ["status"]
+
+
+def test_operations_of_extensions_that_are_named_are_found_and_each_has_a_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = {5 << 16: "com.one.FIRST", 5 << 16 | 1: "com.one.SECOND", 6 << 16: "com.other.THIRD"}
+    monkeypatch.setattr(queries, "FOREIGN_OPERATIONS", names)
+    monkeypatch.setattr(queries, "operation_name", names.__getitem__)
+    monkeypatch.setattr(queries, "EXTENSIONS", {"com.one": None, "com.other": None})
+    monkeypatch.setattr(queries, "identity_of", lambda device: SimpleNamespace(extensions=("com.one",)))
+    monkeypatch.setattr(queries, "OPS", {"com.one.FIRST": None})
+    assert looked(device(), "extensions", "")[:2] == (
+        "failed",
+        "com.one.SECOND has no record, must have one for the driver to be compared with (ops.schema.register)",
+    )
+    monkeypatch.setattr(queries, "OPS", dict.fromkeys(names.values()))
+    with trying(trial_of(device())) as trial:
+        assert outcome_of(CHECKS["extensions"], trial)[0] == "passed"
+        assert trial.found == ("com.one.FIRST", "com.one.SECOND")
+
+
+@pytest.mark.parametrize(("first", "then"), [(True, False), (False, True)])
+def test_a_verdict_is_the_same_of_the_same_model_and_of_one_built_anew(first: bool, then: bool) -> None:
+    seen: list[Any] = []
+    texts = {True: "yes", False: "no"}
+
+    def again(self: Any, model: Any) -> Any:
+        known = any(model is each for each in seen)
+        seen.append(model)
+        return [Verdict(then if known else first, "tired")]
+
+    def anew(self: Any, model: Any) -> Any:
+        known = any(model is each for each in seen) or len(seen) < len(trial.drawing.calls)
+        seen.append(model)
+        return [Verdict(first if known else then, "tired")]
+
+    for supports, how in ((again, "again"), (anew, "of a model built anew")):
+        if not first:  # one is taken, or nothing is asked
+            inner = supports
+
+            def supports(self: Any, model: Any, inner: Any = inner) -> Any:
+                return [Verdict(True)] if model == trial.drawing.calls[0][1] else inner(self, model)
+
+        seen.clear()
+        with trying(trial_of(device(supports=supports))) as trial:
+            found, reason, _ = outcome_of(CHECKS["verdicts"], trial)
+        said = f"supports() says {texts[first]}, and {texts[then]} when asked {how}"
+        assert found == "failed" and reason.startswith(said), reason
+
+
+def counting() -> Any:
+    """A healthy device that counts what is open, and the most at once."""
+
+    class Counting(Healthy):
+        def __init__(self, model: Any, made: Any) -> None:
+            super().__init__(model, made)
+            made.opened = getattr(made, "opened", 0) + 1
+            made.open = getattr(made, "open", 0) + 1
+            made.most = max(getattr(made, "most", 0), made.open)
+
+        def close(self) -> None:
+            self.device.open -= 1
+
+    return device(prepared=Counting)
+
+
+@pytest.mark.parametrize(
+    ("name", "opened", "most"),
+    [
+        ("prepared-anew", 6, 3), ("prepared-twice", 4, 2), ("many-prepared", 33, 16), ("hints", 10, 1),
+        ("options", 2, 1), ("close", 18, 1), ("interleaved", 8, 2),
+    ],
+)  # fmt: skip
+def test_a_check_prepares_so_many_and_lets_them_go_before_it_goes_on(name: str, opened: int, most: int) -> None:
+    made = counting()
+    assert with_samples(made, name, SMALL, LARGE)[0] == "passed"
+    assert (made.opened, made.most, made.open) == (opened, most, 0)
+
+
+def test_what_was_prepared_first_is_kept_for_the_check_that_closes() -> None:
+    made = counting()
+    with trying(trial_of(made)) as trial:
+        assert outcome_of(CHECKS["prepares"], trial)[0] == "passed"
+        several = len(trial.samples())
+        assert len(trial.drawing.kept) == several == made.open
+        trial.end()
+        assert made.open == several
+        assert outcome_of(CHECKS["close"], trial)[0] == "passed"
+        assert made.open == 0 and trial.drawing.kept == []
+
+
+def test_verdicts_after_a_close_are_looked_at_too() -> None:
+    def close(self: Any) -> None:
+        self.device.closed = True
+
+    def supports(self: Any, model: Any) -> Any:
+        return [Verdict(not getattr(self, "closed", False), "tired")]
+
+    made = device(prepared=type("P", (Healthy,), {"close": close}), supports=supports)
+    with trying(trial_of(made)) as trial:
+        trial.drawing.samples = [(SMALL, model_of(SMALL))]
+        found, reason, _ = outcome_of(CHECKS["stable-verdicts"], trial)
+    assert (found, reason) == ("failed", "supports() says yes, and no after it was closed")
+
+
+def test_hints_are_told_by_what_differs_and_their_deadline_is_far() -> None:
+    assert queries._told(Hints(threads=1)) == "the default hints"
+    assert queries._told(Hints(threads=2, deadline=7)) == "threads 2, deadline 7"
+    left = []
+
+    def prepare(self: Any, model: Any, hints: Hints) -> Any:
+        left.extend([] if hints.deadline is None else [hints.deadline - time.monotonic_ns()])
+        return Healthy(model, self)
+
+    assert looked(device(prepare=prepare), "hints", ADD)[0] == "passed"
+    assert len(left) == 1 and left[0] > 60e9
+
+
+# ---------------------------------------------------------------------------------------------------------------- outputs
+
+
+def test_what_is_another_checks_business_runs() -> None:
+    for give in (
+        lambda s, r, y: r.write(0, y.astype(np.float64)),
+        lambda s, r, y: r.write(0, y.reshape(-1)),
+        lambda s, r, y: None,
+        lambda s, r, y: [r.write(0, y), r.write(0, y)],
+    ):
+        assert with_samples(giving(give), "runs", SMALL) == ("passed", "", "")
+    verdict, reason, _ = with_samples(giving(lambda s, r, y: 1 // 0), "runs", SMALL)
+    assert verdict == "failed" and reason.startswith("run(): DriverFailed: ") and reason.endswith(f"({SMALL.cell})")
+
+
+@pytest.mark.parametrize("pattern", [0x5A, 0xA5])
+def test_an_element_that_is_the_pattern_by_right_is_no_element_that_was_left(pattern: int) -> None:
+    element = np.frombuffer(bytes([pattern] * 4), np.float32)[0]
+    assert with_samples(giving(lambda s, r, y: r.write(0, np.full_like(y, element))), "output-filled", SMALL) == (
+        "passed", "", "",
+    )  # fmt: skip
+
+
 # --------------------------------------------------------------------------------------------------------- other ways
 
 
@@ -541,6 +746,22 @@ def test_what_fails_beside_others_is_said_to_have(error: Exception, verdict: str
     found, reason, place = with_samples(running(run), "threads", SMALL)
     assert (found, reason) == (verdict, said)
     assert verdict == "crashed" or place.startswith("test_looks.py:")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_one_thread_that_fails_is_enough_and_threads_take_turns_often(number: int) -> None:
+    before, often, failed = sys.getswitchinterval(), [], []
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        if threading.current_thread().name == "nnhal-validate":
+            often.append(sys.getswitchinterval())
+            if len(often) == 10 + number and not failed:
+                failed.append(number)
+                raise OperationFailed("busy")
+        self.give(request, self.result(request))
+
+    assert with_samples(running(run), "threads", SMALL)[0] == "failed"
+    assert max(often) < 1e-3 and sys.getswitchinterval() == before
 
 
 # ------------------------------------------------------------------------------------------------------------------ places
