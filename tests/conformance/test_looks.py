@@ -1,12 +1,16 @@
 """Where exactly a check draws its lines: numbers at a limit and one beyond it, and what it goes on with."""
 
 import ctypes
+import gc
+import itertools
 import logging
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +21,7 @@ from nnhal.base.errors import ContractBroken, DeadObject, DriverFailed, InvalidA
 from nnhal.base.operands import Value
 from nnhal.conformance.differential import model_of
 from nnhal.conformance.draw import Call
+from nnhal.conformance.pool import children_of
 from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.place import place_of
@@ -316,6 +321,63 @@ def test_what_cannot_be_read_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(limits, "_held", held)
     verdict, reason, _ = with_samples(device(), "growth", SMALL)
     assert verdict == "skipped" and reason.endswith("cannot be read: Permission denied")
+
+
+def test_what_a_process_holds_is_what_the_system_says() -> None:
+    found = limits._held(os.getpid())
+    lines = Path("/proc/self/status").read_text().splitlines()
+    said = {
+        name: int(rest.split()[0]) * KIB for name, _, rest in (each.partition(":") for each in lines) if "kB" in rest
+    }
+    assert 0.8 < found["resident memory"] / said["VmRSS"] < 1.25
+    assert 0.8 < found["address space"] / said["VmSize"] < 1.25
+    assert found["threads"] == len(os.listdir("/proc/self/task"))
+    assert abs(found["descriptors"] - len(os.listdir("/proc/self/fd"))) <= 1
+    assert found["processes"] == len(children_of(os.getpid()))
+
+
+def test_garbage_in_circles_is_not_left_behind() -> None:
+    def give(self: Any, request: Any, result: Any) -> None:
+        circle: list[Any] = [np.ones(1 << 18, np.uint8)]
+        circle.append(circle)
+        request.write(0, result)
+
+    gc.disable()
+    try:
+        assert with_samples(giving(give), "growth", SMALL) == ("passed", "", "")
+    finally:
+        gc.enable()
+
+
+def test_growth_is_looked_for_where_the_driver_runs_and_with_one_model_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[Any] = []
+
+    def look(trial: Any, pid: int, what: str, once: Callable[[], object]) -> None:
+        looked_at.append((pid, what, made.open))
+        for _ in range(3):
+            once()
+            assert made.open == (what == "run")
+
+    monkeypatch.setattr(limits, "_look", look)
+    for process, pid in ((None, os.getpid()), (SimpleNamespace(pid=77), 77)):
+        monkeypatch.setattr(limits, "process_of", lambda device, process=process: process)
+        made = counting()
+        assert with_samples(made, "growth", SMALL, LARGE) == ("passed", "", "")
+        assert looked_at == [(pid, "run", 1), (pid, "prepare, run and close", 0)]
+        assert (made.opened, made.most, made.open) == (4, 1, 0)
+        looked_at.clear()
+
+
+def test_the_place_of_growth_is_what_was_done(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = itertools.count(0, 10**6)
+    monkeypatch.setattr(limits, "_held", lambda pid: {"address space": next(held)})
+    trial: Any = SimpleNamespace(place=lambda what="run": f"{what}.py:1")
+    for what, place in (("run", "run.py:1"), ("prepare, run and close", "prepare.py:1")):
+        with pytest.raises(Unmet, match=f"^each {what} leaves ") as found:
+            limits._look(trial, 1, what, lambda: None)
+        assert found.value.place == place
 
 
 # ---------------------------------------------------------------------------------------------------------------- numbers
