@@ -335,6 +335,19 @@ def test_a_scalar_of_floats_is_drawn_up_to_2_from_its_least_or_a_little_above_0(
         assert low < min(drawn) < low + 0.2 and 1.9 < max(drawn) <= 2
 
 
+def test_a_scalar_of_truth_is_drawn_either_way_and_one_of_integers_from_its_least_to_its_most():
+    made = Drawn(Cell(OPS["ADD"], 0, F32, "ordinary"), np.random.default_rng(3))
+
+    def scalars(kind, least=None, most=None):
+        made._types["x"] = kind
+        argument = SimpleNamespace(name="x", enum=None, at_least=least, at_most=most)
+        return Counter(made._scalar(argument) for _ in range(300))
+
+    assert set(scalars(OperandType.BOOL)) == {False, True} and min(scalars(OperandType.BOOL).values()) > 100
+    assert set(scalars(OperandType.INT32)) == {-2, -1, 0, 1, 2, 3}
+    assert set(scalars(OperandType.INT32, 1)) == {1, 2, 3} and set(scalars(OperandType.INT32, 4, 5)) == {4, 5}
+
+
 def test_complex_elements_have_two_ordinary_parts(monkeypatch):
     monkeypatch.setattr(drawing, "dtype_of", lambda kind: np.dtype("c8"))
     found = contents(np.random.default_rng(3), 77, (500,), "ordinary")

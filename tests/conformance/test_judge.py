@@ -182,3 +182,9 @@ def test_an_order_of_summing_up_may_cost_64_units_of_the_magnitudes():
     room = 1e-5 + 64 * 2e4 * 2.0**-23  # and the absolute tolerance
     for off, fine in ((0.99 * room, True), (-0.99 * room, True), (1.005 * room, False), (-1.005 * room, False)):
         assert (judge(asked, [np.float32([[0]])], [np.float32([[off]])]) == "") is fine, off
+
+
+def test_both_parts_of_complex_elements_count():
+    asked, wanted = added([1], [3]), np.complex64([1 + 1j])
+    for actual, fine in ((1 + 1j, True), (1 + 1.000001j, True), (1 + 2j, False), (2 + 1j, False)):
+        assert agreeing(asked, 0, wanted, np.complex64([actual])).tolist() == [fine]

@@ -30,6 +30,7 @@ from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import Capabilities, Hints, Verdict
 from nnhal.hal.request import Timing
 from nnhal.hal.wrappers import Wrapper
+from nnhal.ipc.client.process import ResilientPrepared
 from nnhal.runtime import discovery
 from tests.conformance.test_checks import looked, trial_of
 from tests.conformance.test_differential import F32, Q8, added
@@ -223,6 +224,25 @@ def test_models_are_prepared_for_one_thread_where_hints_are_not_looked_at() -> N
 
     assert looked(device(prepare=prepare), "stale-output", ADD)[0] == "passed"
     assert seen == {1}
+
+
+@pytest.mark.parametrize(("alive", "did"), [(True, ["close", "end"]), (False, ["close", "close()"])])
+def test_a_prepared_model_of_another_process_is_ended_where_that_lives(alive: bool, did: list[str]) -> None:
+    class Remote(ResilientPrepared):
+        def __init__(self) -> None:
+            pass
+
+        alive = property(lambda self: lives)  # type: ignore[assignment]
+
+        def end(self) -> None:
+            stages.append("end")
+
+        def close(self) -> None:
+            stages.append("close()")
+
+    lives, stages = alive, list[str]()
+    trial_of(device(), stages=stages).close(Remote())
+    assert stages == did  # the stage, and what is asked
 
 
 # ------------------------------------------------------------------------------------------------ deadlines, cancellation
@@ -729,14 +749,16 @@ def test_verdicts_after_a_close_are_looked_at_too() -> None:
 def test_hints_are_told_by_what_differs_and_their_deadline_is_far() -> None:
     assert queries._told(Hints(threads=1)) == "the default hints"
     assert queries._told(Hints(threads=2, deadline=7)) == "threads 2, deadline 7"
-    left = []
+    left, differ, default = [], [], vars(Hints(threads=1))
 
     def prepare(self: Any, model: Any, hints: Hints) -> Any:
         left.extend([] if hints.deadline is None else [hints.deadline - time.monotonic_ns()])
+        differ.append(sum(value != default[name] for name, value in vars(hints).items()))
         return Healthy(model, self)
 
     assert looked(device(prepare=prepare), "hints", ADD)[0] == "passed"
     assert len(left) == 1 and left[0] > 60e9
+    assert set(differ) == {0, 1}  # one thing at a time
 
 
 # ---------------------------------------------------------------------------------------------------------------- outputs
