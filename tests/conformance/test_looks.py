@@ -720,6 +720,28 @@ def test_a_check_prepares_so_many_and_lets_them_go_before_it_goes_on(name: str, 
     assert (made.opened, made.most, made.open) == (opened, most, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "told", "at_runs"),
+    [
+        ("timing", set(), {"run"}), ("malformed-request", set(), {"run"}), ("burst", {"burst"}, {"run"}),
+        ("fenced", {"execute_fenced"}, {"run", "execute_fenced"}), ("callback", {"execute"}, {"run", "execute"}),
+        ("allocation", {"allocate"}, {"run", "allocate"}), ("late-write", {"wait"}, {"run"}),
+    ],
+)  # fmt: skip
+def test_what_the_driver_is_asked_is_told_before_it_is(name: str, told: set[str], at_runs: set[str]) -> None:
+    stages: list[str] = []
+    found: set[str] = set()
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        found.add(stages[-1])
+        self.give(request, self.result(request))
+
+    with trying(trial_of(running(run), stages=stages)) as trial:
+        trial.drawing.samples = [(SMALL, model_of(SMALL))]
+        assert outcome_of(CHECKS[name], trial)[0] == "passed"
+    assert set(stages) == {"prepare", "run", "close"} | told and found == at_runs
+
+
 def test_what_was_prepared_first_is_kept_for_the_check_that_closes() -> None:
     made = counting()
     with trying(trial_of(made)) as trial:
@@ -855,6 +877,37 @@ def test_what_fails_beside_others_is_said_to_have(error: Exception, verdict: str
     found, reason, place = with_samples(running(run), "threads", SMALL)
     assert (found, reason) == (verdict, said)
     assert verdict == "crashed" or place.startswith("test_looks.py:")
+
+
+def test_inputs_come_in_one_order_then_in_another_and_the_first_twice_in_a_row() -> None:
+    ran: dict[str, list[tuple[int, bytes]]] = {}
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        ran[name].append((id(self), request.given[0].tobytes()))
+        self.give(request, self.result(request))
+
+    def of_the_last(count: int) -> list[int]:
+        """Which inputs each of the last executions had, by when they first came."""
+        values = [value for _, value in ran[name][-count:]]
+        first = list(dict.fromkeys(values))
+        return [first.index(value) for value in values]
+
+    for name in ("order", "burst"):
+        ran[name] = []
+        assert with_samples(running(run), name, SMALL) == ("passed", "", "")
+    name = "order"
+    order = of_the_last(9)
+    assert order[:4] == [0, 1, 2, 3] and set(order[4:]) == {0, 1, 2, 3} and (0, 0) in itertools.pairwise(order)
+    name = "burst"
+    order = of_the_last(8)
+    assert order[:4] == order[4:] == [0, 1, 2, 0]  # in each of two bursts
+    name = "interleaved"
+    ran[name] = []
+    assert with_samples(running(run), name, replace(SMALL, given=(0,))) == ("passed", "", "")
+    which = [prepared for prepared, _ in ran[name][-8:]]
+    turns = list(itertools.pairwise(which[:-1]))
+    one, other = dict.fromkeys(which)
+    assert {(one, other), (other, one), (other, other)} <= set(turns) and which[-1] == other  # the one that is left
 
 
 @pytest.mark.parametrize("number", range(4))
