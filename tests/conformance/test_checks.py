@@ -253,7 +253,7 @@ def test_calls_are_the_same_of_the_same_seed_and_others_of_another() -> None:
         ]
 
     assert seen(0) == seen(0) != seen(1)
-    found = Counter(str(call.cell) for call, _ in Drawing(ADD, 0, 3).calls)
+    found = Counter(str(call.cell) for call, _ in Drawing(ADD, 0, 3).calls if not call.late)
     assert set(found.values()) == {3} and len(found) > 20
     assert 0.05 < sum(call.open for call, _ in Drawing(ADD, 0, 3).calls) / sum(found.values()) < 0.3
 
@@ -277,10 +277,11 @@ def test_an_operation_of_which_nothing_is_taken_has_the_first_reason() -> None:
         trial_of(refusing, "IF").taken()
 
 
-def test_samples_are_of_different_types_ordinary_and_closed_and_one_has_constants() -> None:
+def test_samples_are_of_different_types_ordinary_and_closed_and_one_has_constants_one_late_parameters() -> None:
     trial = trial_of(discovery.cpu(), "CONV_2D")
     samples = trial.samples()
-    assert trial.samples() is samples and 3 <= len(samples) <= 4
+    assert trial.samples() is samples and 4 <= len(samples) <= 5
+    assert samples.pop()[0].late and not any(call.late for call, _ in samples)
     assert len({call.cell.kind for call, _ in samples[:3]}) == 3
     assert all(call.cell.values == "ordinary" and not call.open for call, _ in samples[:3])
     taken = [call for call, _ in trial.taken() if not call.open]

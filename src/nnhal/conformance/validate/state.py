@@ -222,7 +222,8 @@ def malformed_request(trial: Trial) -> None:
         prepared = trial.prepare(model)
         arrays = arrays_of(call)
         for number, array in enumerate(arrays):
-            for bad in (None, array[:0], array.reshape(1, *array.shape), array.reshape(-1)[:1]):
+            flat = array.reshape(-1)
+            for bad in (None, flat[:0] if not array.ndim else array[:0], array.reshape(1, *array.shape), flat[:1]):
                 _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
         if not trial.random:
             trial.same(call, wanted, trial.run(prepared, copies(arrays)), "after requests that were not valid")

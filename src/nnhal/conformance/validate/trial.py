@@ -58,19 +58,25 @@ class Drawing:
         rng = np.random.default_rng([seed, zlib.crc32(operation.encode())])
         for cell in cells([operation]):
             for _ in range(draws):
-                call = draw(cell, rng, open=bool(rng.random() < OPEN))
-                self.calls.append((call, model_of(call)))
+                self._add(draw(cell, rng, open=bool(rng.random() < OPEN)))
+        for cell in cells([operation]):
+            if cell.values == "ordinary" and any(argument.scalar for argument in cell.op.forms[cell.form]):
+                for _ in range(draws):
+                    self._add(draw(cell, rng, late=True))
         self._rng, self._draws = rng, draws
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
         self.samples: list[tuple[Call, Model]] | None = None
         self.kept: list[Prepared] = []  # for a later check to close
 
+    def _add(self, call: Call) -> None:
+        self.calls.append((call, model_of(call)))
+
     def more(self) -> Iterator[tuple[Call, Model]]:
-        """Further calls of the cells of which any was taken."""
-        for cell in {str(call.cell): call.cell for call, _ in self.taken or ()}.values():
+        """Further calls of the cells of which any was taken, with late parameters where such a one was."""
+        for (_, late), cell in {(str(c.cell), c.late): c.cell for c, _ in self.taken or ()}.items():
             for _ in range(MORE * self._draws):
-                call = draw(cell, self._rng, open=bool(self._rng.random() < OPEN))
+                call = draw(cell, self._rng, open=not late and bool(self._rng.random() < OPEN), late=late)
                 yield call, model_of(call)
 
 
@@ -126,7 +132,7 @@ class Trial:
     def samples(self) -> list[tuple[Call, Model]]:
         """A few of them, of different types, with something to write and much to read, which the reference can run.
 
-        One of them has as many constants as there are in any.
+        One of them has as many constants as there are in any, one parameters that are given at run time.
         """
         if self.drawing.samples is None:
             self.drawing.samples = self._samples()
@@ -136,14 +142,16 @@ class Trial:
 
     def _samples(self) -> list[tuple[Call, Model]]:
         chosen: dict[Any, tuple[Call, Model]] = {}
-        taken = [pair for pair in self.taken() if not pair[0].open]
+        shut = [pair for pair in self.taken() if not pair[0].open]
+        taken = [pair for pair in shut if not pair[0].late]
         ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
         by_constants = sorted(taken, key=lambda pair: -_constants(pair[0]))
         for kind, call, model in [
             *((call.cell.kind, call, model) for call, model in ordered),
             *(("constants", call, model) for call, model in by_constants if _constants(call)),
+            *(("late", call, model) for call, model in shut if call.late),
         ]:
-            if kind in chosen or (len(chosen) == SAMPLES and kind != "constants"):
+            if kind in chosen or (len(chosen) == SAMPLES and kind not in ("constants", "late")):
                 continue
             try:
                 wanted = self.wanted(model, arrays_of(call))
