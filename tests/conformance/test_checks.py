@@ -12,6 +12,7 @@ import pytest
 
 from nnhal.base.errors import DeadObject, InvalidArgument, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3
+from nnhal.conformance.differential import other_constants
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.run import Validation, repeats_check
 from nnhal.conformance.validate.trial import Drawing, NotTaken, ProcessDied, Trial, Unmet, trying
@@ -274,7 +275,7 @@ def test_an_operation_of_which_nothing_is_taken_has_the_first_reason() -> None:
     with pytest.raises(NotTaken, match=r"^the first$"):
         trial_of(refusing).samples()
     with pytest.raises(NotTaken, match="has no calls to be drawn"):
-        trial_of(refusing, "IF").taken()
+        trial_of(refusing, "NO_SUCH_OPERATION").taken()
 
 
 def test_samples_are_of_different_types_ordinary_and_closed_and_one_has_constants_one_late_parameters() -> None:
@@ -329,7 +330,7 @@ def test_another_call_has_other_constants_and_the_same_of_what_is_given() -> Non
     trial = trial_of(discovery.cpu(), "CONV_2D")
     changed = 0
     for call, _ in trial.taken():
-        other = trial.of_other_constants(call)
+        other = other_constants(call, trial.rng)
         for place, (x, y) in enumerate(zip(call.inputs, other.inputs, strict=True)):
             constant = x is not None and place not in call.given and x.rank and x.array.dtype != np.int32
             assert (x is y) is not bool(constant)

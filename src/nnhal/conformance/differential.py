@@ -8,6 +8,7 @@ a NaN gets that is clipped. A device may say that its results do more (`hal.devi
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,11 @@ def model_of(call: Call) -> Model:
     return b.finish(inputs, outputs, extensions=b.extensions())
 
 
+@singledispatch
 def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
     """Operands of a call added to a model: all that go in, those of them that are given at run time, those that come out."""
     indices, inputs = [], []
-    for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True)):
+    for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
         if value is None:
             allowed = call.cell.kind if not isinstance(argument.spec, dict) else next(iter(argument.spec))
             indices.append(b.no_value(allowed))
@@ -64,6 +66,7 @@ def arrays_of(call: Call) -> list[Array]:
     return [value.array for place in call.given if (value := call.inputs[place]) is not None]
 
 
+@singledispatch
 def again(call: Call, rng: np.random.Generator) -> Call:
     """The same call with other values where elements may be anything: in inputs without a range of their own.
 
@@ -103,6 +106,19 @@ def _others(value: Value | None, argument: Arg, rng: np.random.Generator) -> Ite
         yield replace(value, data=np.asarray(number, value.dtype))
 
 
+@singledispatch
+def other_constants(call: Call, rng: np.random.Generator) -> Call:
+    """The same call with other constants; those whose elements may not be anything have them in another order."""
+    inputs = list(call.inputs)
+    for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
+        if value is None or place in call.given or argument.scalar or value.array.dtype == np.int32:
+            continue
+        free = argument.drawn is None
+        data = contents(rng, value.type, value.known, call.cell.values) if free else np.flip(value.array).copy()
+        inputs[place] = replace(value, data=data)
+    return replace(call, inputs=tuple(inputs))
+
+
 def run(prepared: Prepared, arrays: Sequence[Array]) -> Outputs:
     """One execution; what the driver raises escapes."""
     request = prepared.request(arrays)
@@ -131,6 +147,7 @@ def bound_of(call: Call) -> Bound:
     return bind(call.cell.op, call.inputs, call.outputs)
 
 
+@singledispatch
 def judge(
     call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
 ) -> str:

@@ -121,6 +121,28 @@ class Call:
         arguments = self.arguments
         return any(arguments[place].scalar for place in self.given)
 
+    @property
+    def variety(self) -> Any:
+        """What a few calls of one operation should differ in."""
+        return self.cell.kind
+
+    @property
+    def constants(self) -> int:
+        """How many elements of real numbers are constants."""
+        return sum(
+            value.array.size
+            for place, (argument, value) in enumerate(zip(self.arguments, self.inputs, strict=True))
+            if value is not None and place not in self.given and not argument.scalar and value.type != I32
+        )
+
+    def returns_to(self) -> int | None:
+        """The place of an input that the one result can be given for; None where there is none."""
+        if len(self.outputs) != 1:
+            return None
+        out, given = self.outputs[0], [(place, self.inputs[place]) for place in self.given]
+        form = out.type, out.shape, out.scale, out.zero_point
+        return next((p for p, v in given if v and (v.type, v.shape, v.scale, v.zero_point) == form), None)
+
 
 def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False, late: bool = False) -> Call:
     """A call that the record accepts; AssertionError where none of many is.

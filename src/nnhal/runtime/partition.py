@@ -19,7 +19,7 @@ from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
 from nnhal.model.layouts import LaidOut
 from nnhal.model.parts import live
-from nnhal.model.validate import validate
+from nnhal.model.validate import level_needed
 from nnhal.runtime import costs
 from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
 
@@ -210,8 +210,7 @@ def _moved(
 
 def _needs(model: Model, index: int) -> tuple[str, Level | None]:
     """What of an operation decides who may have it: its extension or "", its level where it has one."""
-    known, operation = validate(model).subgraphs[0].operations[index], model.main.operations[index]
-    return extension_name(operation.type, model.extensions), None if known is None else known.level
+    return extension_name(model.main.operations[index].type, model.extensions), level_needed(model, index)
 
 
 def _choices(model: Model, offers: Sequence[Offer], preference: Preference, claimed: Claimed) -> list[Choice]:

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import meant
+from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import BAD
 from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
-from nnhal.conformance.validate.table import of_operations, of_the_driver
+from nnhal.conformance.validate.table import of_operation, of_the_driver
 
 DRAWS = 2  # of each cell
 APART = 6  # checks that one process is given together
@@ -71,13 +72,13 @@ class _Checks(Work):
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
         whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
         wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
-        names = dict.fromkeys(cell.op.name for cell in cells())
+        names = dict.fromkeys([*(cell.op.name for cell in cells()), *CONTROL])
         first = [bundle for name in names for bundle in self._first(name)]
         super().__init__(chosen, [*(Bundle(DRIVER, (item,)) for item in wanted), *first])
 
     def _first(self, operation: str) -> list[Bundle]:
         """What an operation begins with."""
-        wanted = [each for each in of_operations() if self._chosen.takes(each.name, operation)]
+        wanted = [each for each in of_operation(operation) if self._chosen.takes(each.name, operation)]
         if not self._chosen.chooses:
             wanted = [each for each in wanted if not each.needs]
         parts = [tuple(wanted[start : start + APART]) for start in range(0, len(wanted), APART)]
@@ -111,7 +112,7 @@ class _Checks(Work):
         news = [outcome.check]
         while news:
             done = news.pop()
-            for each in of_operations():
+            for each in of_operation(outcome.operation):
                 if each.name in came or done not in each.needs or not all(need in came for need in each.needs):
                     continue
                 failed = next((need for need in each.needs if came[need] != "passed"), "")
