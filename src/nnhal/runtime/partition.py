@@ -73,6 +73,7 @@ class Choice(NamedTuple):
     others: Mapping[str, str]
     costs: Mapping[str, float]  # stated, by those that take it by itself
     together: tuple[int, ...] = ()  # those that it runs as one with, itself among them
+    as_one: float = 0.0  # stated for those together
 
     @property
     def label(self) -> str:
@@ -197,7 +198,9 @@ def _moved(
             why = f"one of {len(members)} that {device} runs as one, at {together.cost:g} {unit}"
             if best and best != device:
                 others[best] = f"states {there:g} {unit}"
-            found.append(choice._replace(device=device, reason=why, others=others, together=members))
+            found.append(
+                choice._replace(device=device, reason=why, others=others, together=members, as_one=together.cost)
+            )
         elif device != best:
             why = f"a step of its own on {best}, which states {there:g}, would cost more than it saves"
             others[best] = f"states {there:g} {unit}, which a step of its own would not be worth"
