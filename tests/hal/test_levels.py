@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
@@ -225,6 +226,22 @@ def test_each_operation_above_the_level_is_refused_and_those_beside_it_are_not()
     model = chain("relu", "abs", "relu6")
     assert refusals(model, V1_1) == ["", "needs level 1.2: ABS exists since 1.2; the device is at 1.1", ""]
     assert refusals(model, V1_2) == refusals(model, V1_3) == ["", "", ""]
+
+
+def test_control_flow_needs_the_level_of_what_is_inside():
+    from nnhal import Builder
+
+    b = Builder()
+    x = b.input((2,), "TENSOR_INT32")
+    then, other = b.subgraph(), b.subgraph()
+    y, z = then.input((2,), "TENSOR_INT32"), other.input((2,), "TENSOR_INT32")
+    late = then.finish_subgraph([y], [then.reshape(y, [2])])
+    early = other.finish_subgraph([z], [other.add(z, [1, 1])])
+    made = [b.if_([True], *parts, [x], out_type="TENSOR_INT32") for parts in ((late, early), (early, early))]
+    model = b.finish([x], made)
+    of_late, of_early = refusals(model, V1_3)
+    assert of_early == "" and re.fullmatch(r"RESHAPE #0 of subgraph 0 needs level feature level 6: .*", of_late)
+    assert refusals(model, Level.FL6) == ["", ""]
 
 
 @pytest.mark.parametrize(

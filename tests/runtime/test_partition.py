@@ -7,7 +7,7 @@ import pytest
 from nnhal.base.codes import OperandType, OperationType, Preference
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import register_extension
-from nnhal.base.levels import FL8, V1_0, V1_2
+from nnhal.base.levels import FL8, V1_0, V1_2, V1_3
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Capabilities, Performance, Verdict
 from nnhal.model.builder import ModelBuilder
@@ -60,6 +60,22 @@ def test_a_device_below_the_level_of_an_operation_does_not_get_it():
     found = partition(model, [offer("old", 0.1, "y", level=V1_0), offer("new", 1.0, "y", level=V1_2)])
     assert found.steps[0].device == "new"
     assert found.choices[0].others["old"] == "needs level 1.2, the device is at 1.0"
+
+
+def test_a_device_below_the_level_of_what_a_branch_does_does_not_get_the_branch():
+    b = Builder()
+    x = b.input((2,), "TENSOR_INT32")
+    branches = []
+    for _ in range(2):
+        sub, deep = b.subgraph(), b.subgraph()
+        z = deep.input((2,), "TENSOR_INT32")
+        late = deep.finish_subgraph([z], [deep.reshape(z, [2])])
+        y = sub.input((2,), "TENSOR_INT32")
+        branches.append(sub.finish_subgraph([y], [sub.if_([True], late, late, [y], out_type="TENSOR_INT32")]))
+    model = b.finish([x], [b.if_([True], *branches, [x], out_type="TENSOR_INT32")])
+    found = partition(model, [offer("old", 0.1, "y", level=V1_3), offer("new", 1.0, "y")])
+    assert [step.device for step in found.steps] == ["new"]
+    assert found.choices[0].others["old"] == "needs level feature level 6, the device is at 1.3"
 
 
 def test_operations_that_nobody_takes_are_all_listed():

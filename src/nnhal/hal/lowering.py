@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nnhal.base.codes import TYPE_FACTS, operation_name, type_name
+from nnhal.base.codes import TYPE_FACTS, Lifetime, operation_name, type_name
 from nnhal.base.errors import InvalidModel, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.operands import Value, is_tensor
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, convert_to, is_extension, upgrade
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, Operand
 from nnhal.model.parts import INSIDE, cut
 from nnhal.model.validate import validate
 from nnhal.ops.schema import perhaps_omitted, show
@@ -22,25 +22,42 @@ _log = logger("driver")
 
 def refusals(model: Model, level: Level) -> list[str]:
     """For each operation of the main subgraph, why a driver of this level is not asked about it; "" where it is."""
-    binding, main = validate(model).subgraphs[0], model.main
+    return with_neighbours(model, _refusals(model, 0, level, {}), level)
+
+
+def _refusals(model: Model, graph: int, level: Level, known: dict[int, str]) -> list[str]:
+    """For each operation of a subgraph, 0 for the main one, what the level lacks of it and of what it refers to."""
+    subgraph = model.referenced[graph - 1] if graph else model.main
     reasons = []
-    for operation, a in zip(main.operations, binding.operations, strict=True):
+    for operation, a in zip(subgraph.operations, validate(model).subgraphs[graph].operations, strict=True):
+        operands = [subgraph.operands[i] for i in operation.inputs]
         if a is None:
             late = is_extension(operation.type) and level < V1_2
             reasons.append(f"extensions exist since {V1_2}, the device is at {level}" if late else "")
         elif a.level > level:
             reasons.append(f"needs level {a.level}: {a.reasons[-1]}; the device is at {level}")
         else:
-            reasons.append(_late_types(model, (*operation.inputs[: a.needed], *operation.outputs), level))
-    return with_neighbours(model, reasons, level)
+            of_types = _late_types((*operands[: a.needed], *(subgraph.operands[i] for i in operation.outputs)), level)
+            referred = (o.location.offset + 1 for o in operands if o.lifetime == Lifetime.SUBGRAPH)
+            reasons.append(of_types or next(filter(None, (_inside(model, n, level, known) for n in referred)), ""))
+    return reasons
 
 
-def _late_types(model: Model, operands: Sequence[int], level: Level) -> str:
-    for index in operands:
-        facts = TYPE_FACTS.get(model.main.operands[index].type)
+def _inside(model: Model, graph: int, level: Level, known: dict[int, str]) -> str:
+    """What the level lacks of a referenced subgraph; "" for nothing."""
+    if graph not in known:
+        refused = ((n, why) for n, why in enumerate(_refusals(model, graph, level, known)) if why)
+        n, why = next(refused, (0, ""))
+        name = operation_name(model.referenced[graph - 1].operations[n].type) if why else ""
+        known[graph] = why and f"{name} #{n} of subgraph {graph - 1} {why}"
+    return known[graph]
+
+
+def _late_types(operands: Sequence[Operand], level: Level) -> str:
+    for operand in operands:
+        facts = TYPE_FACTS.get(operand.type)
         if facts is not None and facts.since > level:
-            name = type_name(model.main.operands[index].type)
-            return f"{name} exists since {facts.since}, the device is at {level}"
+            return f"{type_name(operand.type)} exists since {facts.since}, the device is at {level}"
     return ""
 
 
