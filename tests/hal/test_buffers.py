@@ -14,6 +14,7 @@ from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import (
     BadState,
+    Closed,
     InvalidArgument,
     InvalidRequest,
     MissedDeadline,
@@ -212,6 +213,75 @@ def test_a_copy_says_its_dimensions_where_they_may_change(
     assert buffer.shape == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("dims", "desc", "given", "says"),
+    [
+        ((0, 0), (3, 4), (2, 6), r"was given shape \[2, 6\], must be \[3, 4\]"),  # as many bytes
+        ((0, 0), (3, 4), (1, 4), r"was given shape \[1, 4\], must be \[3, 4\]"),
+        ((0, 0), (3, 0), (4, 3), r"was given shape \[4, 3\], must be \[3, \?\]"),
+        ((0, 0), (3, 0), (3, 7), ""),
+        ((), (), (2, 3, 2), ""),
+        ((), (0, 2), (3, 2), ""),
+        ((), (0, 2), (2, 3), r"was given shape \[2, 3\], must be \[\?, 2\]"),
+    ],
+)
+def test_what_an_execution_gives_a_buffer_is_of_the_buffers_shape(
+    dims: tuple[int, ...], desc: tuple[int, ...], given: tuple[int, ...], says: str
+) -> None:
+    b = ModelBuilder()
+    x, y = b.operand(Type.TENSOR_FLOAT32, dims), b.operand(Type.TENSOR_FLOAT32, dims)
+    b.operation(Op.RELU, [x], [y])
+    device = device_of("reference")
+    prepared = prepare(device, b.finish([x], [y]))
+    buffer = device.allocate(BufferDesc(desc), [out_of(prepared)])
+    value = np.arange(np.prod(given), dtype=np.float32).reshape(given)
+    if says:
+        with pytest.raises(InvalidRequest, match=says):
+            execute(prepared, value, buffer)
+        assert buffer.shape is None
+    else:
+        execute(prepared, value, buffer)
+        np.testing.assert_array_equal(contents_of(buffer), value)
+
+
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_where_one_output_is_not_of_its_buffers_shape_no_buffer_of_the_execution_has_contents(narrow: int) -> None:
+    b = Builder("two outputs")
+    x = b.input((0, 0))
+    prepared = prepare(device_of("reference"), b.finish([x], [b.relu(x), b.relu6(x)]))
+    descs = [BufferDesc((3, 0)) if n == narrow else ANY for n in range(2)]
+    buffers = {n: HostBuffer(desc, [out_of(prepared, n)]) for n, desc in enumerate(descs)}
+    for rows in (4, 3):
+        made = prepared.request([np.ones((rows, 4), np.float32)], output_buffers=buffers)
+        if rows == 3:
+            made.execute(partial(run_resolved, prepared), Control())
+        else:
+            with pytest.raises(InvalidRequest, match=r"was given shape \[4, 4\], must be \[3, \?\]"):
+                made.execute(partial(run_resolved, prepared), Control())
+        assert [buffer.shape for buffer in buffers.values()] == ([(3, 4)] * 2 if rows == 3 else [None] * 2)
+
+
+@pytest.mark.parametrize(
+    ("dims", "given", "says"),
+    [
+        ((3, 4), (1, 4), r"dimensions \[1, 4\] of the contents must agree with \[3, 4\]"),
+        ((3, 4), (4,), r"dimensions \[4\] of the contents must agree with \[3, 4\]"),
+        ((3, 4), (0, 4), r"is given shape \[0, 4\], must be \[3, 4\]"),
+        ((3, 4), (), r"is given shape \[\], must be \[3, 4\]"),
+        ((0, 4), (3, 5), r"dimensions \[3, 5\] of the contents must agree with \[0, 4\]"),
+        ((0, 4), (), r"dimensions \[0, 4\] of the contents must all be given"),
+    ],
+)
+def test_what_a_buffer_is_filled_with_is_of_its_shape_and_is_not_spread_over_it(
+    dims: tuple[int, ...], given: tuple[int, ...], says: str
+) -> None:
+    buffer = HostBuffer(ANY, [into(prepare(device_of("reference"), doubling(dims)))])
+    fill(buffer, np.zeros((3, 4), np.float32))
+    with pytest.raises(InvalidArgument, match=says):
+        fill(buffer, np.ones(given, np.float32))
+    assert buffer.shape is None
+
+
 def test_contents_of_an_execution_are_no_part_of_its_input() -> None:
     b = ModelBuilder()
     x, shape, y = (
@@ -307,6 +377,12 @@ def test_contents_without_elements_are_contents() -> None:
     buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
     buffer.copy_from(Memory.allocate(1), (0, 4))
     assert buffer.shape == (0, 4) and contents_of(buffer).shape == (0, 4)
+    buffer.copy_to(Memory.allocate(1))  # no memory is empty
+    with pytest.raises(InvalidArgument, match="memory has 2 bytes, must be the 0 of"):
+        buffer.copy_to(Memory.allocate(2))
+    for size in (2, 4):
+        with pytest.raises(InvalidArgument, match=f"memory has {size} bytes, must be the 0 of"):
+            buffer.copy_from(Memory.allocate(size), (0, 4))
 
 
 # ------------------------------------------------------------------------------------------------- size and end
@@ -319,6 +395,23 @@ def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shap
         device.allocate(BufferDesc(shape), [into(step)])
     small = (1,) * len(shape)
     fill(device.allocate(BufferDesc(small), [into(step)]), np.ones(small, np.float32))
+
+
+def test_the_bytes_that_could_not_be_had_are_told() -> None:
+    step = prepare(device_of("reference"), doubling((0, 0)))
+    with pytest.raises(OutOfMemory, match=f"buffer: {2**60} bytes could not be allocated"):
+        HostBuffer(BufferDesc((2**29, 2**29)), [into(step)])
+
+
+def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() -> None:
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    buffer = HostBuffer(ANY, [out_of(step)])
+    writing = buffer.begin()
+    buffer.close()
+    writing.end(X)
+    assert buffer.shape is None
+    with pytest.raises(BadState, match="used after close"):
+        buffer.array()
 
 
 def test_a_closed_buffer_is_closed_for_every_use(device: Device) -> None:
@@ -447,4 +540,18 @@ def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_conte
     buffer = HostBuffer(ANY, [out_of(step)])
     with pytest.raises(MissedDeadline):
         execute(step, X, buffer, Control(deadline=end))
+    assert buffer.shape is None
+
+
+def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> None:
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    buffer = HostBuffer(ANY, [out_of(step)])
+    made = step.request([X], output_buffers={0: buffer})
+
+    def run(inner: Request, control: Control) -> None:
+        inner.write(0, X)
+        made.abandon()
+
+    with pytest.raises(Closed, match="the execution was given up before it ended"):
+        made.execute(partial(run_resolved, step, run=run), Control())
     assert buffer.shape is None

@@ -164,4 +164,4 @@ def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
 
 def flat_bytes(array: Array) -> Array:
     """The bytes of an array in row-major order."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(array).ravel().view(np.uint8)

@@ -9,6 +9,7 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, DriverFailed, MissedDeadline, OperationFailed
+from nnhal.base.memory import Memory
 from nnhal.drivers.samples import full
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.hidl.adapters import adapt
@@ -159,6 +160,24 @@ def test_in_a_process_of_its_own_too(tmp_path, monkeypatch, caplog):
                 assert burst(X).tolist() == (X + X).tolist()
         isolation.close_all()
     assert caplog.text.count("a packet came") == 3
+
+
+def test_executions_that_come_from_another_process_go_by_a_burst_of_the_drivers_as_well():
+    made = driver()
+    prepared = model_of(made)
+
+    def two() -> None:
+        executor = prepared.burst_executor()
+        executor.add(7, Memory.allocate(48))  # nothing comes of it: the driver's slots are other ones
+        for measure in (False, True):
+            request = prepared.request([X])
+            timing = request.execute(lambda r, control: executor.execute(r, [7], control), Control(measure=measure))
+            assert request.results[0].tolist() == (X + X).tolist() and (timing is not None) == measure
+        executor.remove(7)
+        assert made.told == ["opened", "packet", "packet"]
+
+    two()
+    assert wait_for(made.told, "ended")
 
 
 REFUSALS = {
