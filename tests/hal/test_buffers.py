@@ -27,10 +27,11 @@ from nnhal.base.errors import (
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
+from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import HostBuffer, contents_of, fill, run_resolved
-from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import Control, Request
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, late, prepare, together
 
@@ -370,6 +371,64 @@ def test_what_cannot_be_mapped_is_not_copied(device: Device) -> None:
         buffer.copy_to(opaque)
     with pytest.raises(Unmappable):
         buffer.copy_from(opaque)
+
+
+class Foreign(Buffer):
+    """A buffer of a driver's own, whose contents cannot be had as an array."""
+
+    contents: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return None if self.contents is None else self.contents.shape
+
+    def copy_to(self, memory: Memory) -> None:
+        assert self.contents is not None and memory.size == max(1, self.contents.nbytes)
+        memory.writable()[: self.contents.nbytes] = flat_bytes(self.contents)
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        self.contents = memory.view(0, 4 * int(np.prod(dimensions)), np.dtype(np.float32), dimensions).copy()
+
+
+@pytest.mark.parametrize("kind", [HostBuffer, Foreign])
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4)])
+def test_contents_of_a_buffer_of_any_kind_are_filled_in_and_copied_out(
+    kind: type[Buffer], shape: tuple[int, ...]
+) -> None:
+    buffer = kind(ANY, [into(prepare(device_of("reference"), doubling((0, 4))))])
+    with pytest.raises(OperationFailed, match="has no contents, must be written or copied to first"):
+        contents_of(buffer)
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    fill(buffer, value)
+    found = contents_of(buffer)
+    assert found.shape == buffer.shape == shape and found.tolist() == value.tolist()
+    fill(buffer, found + 1)
+    assert found.tolist() == value.tolist()
+
+
+def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> None:
+    b = Builder("of two")
+    x, y = b.input((3, 4)), b.input((3, 4))
+    prepared = prepare(device_of("reference"), b.finish([x, y], [b.add(x, y), b.mul(x, y)]))
+    own = {n: Foreign(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
+    host = {n: HostBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((1, False), (0, True))}
+    seen: list[Request] = []
+
+    def run(request: Request, control: Control) -> Timing:
+        seen.append(request)
+        assert request.inputs[0] is None and request.inputs[1].tolist() == X.tolist()  # type: ignore[union-attr]
+        request.write(0, 2 * X)
+        request.filled(1, (3, 4))
+        return Timing(1, 2)
+
+    fill(host[1], X)
+    made = prepared.request([None, None], input_buffers={0: own[0], 1: host[1]}, output_buffers={0: host[0], 1: own[1]})
+    assert made.execute(partial(run_resolved, prepared, run=run), Control(measure=True)) == Timing(1, 2)
+    assert (seen[0].input_buffers, seen[0].output_buffers) == ({0: own[0]}, {1: own[1]})
+    assert made.shapes == [(3, 4)] * 2 and contents_of(host[0]).tolist() == (2 * X).tolist()
+    foreign = prepared.request([None, X], input_buffers={0: own[0]}, output_buffers={1: own[1]})
+    assert foreign.execute(partial(run_resolved, prepared, run=run), Control()) == Timing(1, 2)
+    assert seen[1] is foreign  # there is nothing to resolve
 
 
 def test_contents_without_elements_are_contents() -> None:

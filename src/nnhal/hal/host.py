@@ -108,19 +108,13 @@ class HostBuffer(Buffer):
     def put(self, array: Array) -> None:
         """Give it contents: those of an array of its type; InvalidArgument where the shape is not the buffer's."""
         writing = self.begin()
-        target = None
-        try:
-            if array.shape != self._fixed:
-                shape = self.shape_of_copy(array.shape)
-                if shape != array.shape:
-                    raise InvalidArgument(
-                        f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}"
-                    )
-            room = self.make(array.shape) if writing.room is None else writing.room
-            room[...] = array
-            target = room
-        finally:
-            writing.end(target)
+        if array.shape != self._fixed:
+            shape = self.shape_of_copy(array.shape)
+            if shape != array.shape:
+                raise InvalidArgument(f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}")
+        room = self.make(array.shape) if writing.room is None else writing.room
+        room[...] = array
+        writing.end(room)
 
     def shape_of_copy(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of contents that are said to have these dimensions, () for those of the buffer."""
@@ -181,31 +175,26 @@ class Hosted:
         Keeps their state by the contract: what was to be written by an execution that failed has no contents.
         """
         writings: list[tuple[int, Writing]] = []
-        try:
-            if self._written:
-                rooms = [None] * signature.count if rooms is None else list(rooms)
-                for index, buffer in self._written:
-                    writing = buffer.begin()
-                    writings.append((index, writing))
-                    rooms[index] = writing.room
-            if self._read:
-                given = list(given)
-                for index, buffer in self._read:
-                    given[index] = buffer.array()
-            request = signature.make(signature, given, rooms, *self._others)
-            timing = request.execute(run, control)
-            control.check()
-            if outer is not None and outer.ended:
-                raise Closed(f"{signature.where}: the execution was given up before it ended")
-            if not request.small:
-                for index, writing in writings:  # all of them before any has contents
-                    writing.buffer.check(request.results[index])
+        if self._written:
+            rooms = [None] * signature.count if rooms is None else list(rooms)
+            for index, buffer in self._written:
+                writing = buffer.begin()
+                writings.append((index, writing))
+                rooms[index] = writing.room
+        if self._read:
+            given = list(given)
+            for index, buffer in self._read:
+                given[index] = buffer.array()
+        request = signature.make(signature, given, rooms, *self._others)
+        timing = request.execute(run, control)
+        control.check()
+        if outer is not None and outer.ended:
+            raise Closed(f"{signature.where}: the execution was given up before it ended")
+        if not request.small:
+            for index, writing in writings:  # all of them before any has contents
+                writing.buffer.check(request.results[index])
             for index, writing in writings:
-                writing.end(None if request.small else request.results[index])
-        except BaseException:
-            for _, writing in writings:
-                writing.end(None)
-            raise
+                writing.end(request.results[index])
         return request, timing
 
 
