@@ -1,5 +1,6 @@
 """What a device gives, and what the runtime makes of it: turns, executors, weights, buffers, fences, constants."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +23,17 @@ from nnhal.hal.device import (
     Verdict,
     allocated_by,
     burst_by,
+    capabilities_by,
     each_operation,
     executor_by,
     fenced_by,
     identity_of,
     info_by,
     let_weights_go,
+    memory_by,
     prepared_by,
     reconfigured_by,
+    status_by,
     traits_of,
 )
 from nnhal.hal.fence import fence_pair
@@ -77,7 +81,7 @@ class Executor(BurstExecutor):
 
 def gives(prepared: Prepared | None = None, **said: Any) -> Any:
     """A device that prepares this, or a `Gives` each time."""
-    said["prepare"] = lambda self, model, hints: prepared or Gives()
+    said.setdefault("prepare", lambda self, model, hints: prepared or Gives())
     return type("Mine", (Reference,), {"name": "mine", **said})()
 
 
@@ -231,17 +235,40 @@ def test_a_fenced_execution_gets_what_it_was_launched_with() -> None:
     assert told == [(request, Control(), [fence], 7), (request, Control(), [], None)] and not request.ended
 
 
-@pytest.mark.parametrize("answer", [None, FencedExecution("soon"), OperationFailed("no")])  # type: ignore[arg-type]
-def test_nothing_is_taken_of_an_execution_that_was_not_launched(answer: Any) -> None:
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (None, r"execute_fenced\(\) gave None, must give a FencedExecution"),
+        (FencedExecution("soon"), r"execute_fenced\(\) gave fence 'soon', must be a Fence or None"),  # type: ignore[arg-type]
+        (OperationFailed("no"), "no"),
+    ],
+)
+def test_nothing_is_taken_of_an_execution_that_was_not_launched(answer: Any, says: str) -> None:
     def act(*_: Any) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     prepared, request = launch(act)
-    with pytest.raises(OperationFailed):
+    with pytest.raises(OperationFailed, match=f"device mine: {says}"):
         fenced_by(prepared, MINE, request, Control(), [])
     assert request.ended
+
+
+@pytest.mark.parametrize("answer", [None, 3, (1, 2), "Burst"])
+@pytest.mark.parametrize(
+    ("method", "rule", "ask"),
+    [
+        ("prepare", "must give a Prepared", lambda answer: made(gives(prepare=lambda *_: answer))),
+        ("capabilities", "must be Capabilities", lambda answer: capabilities_by(gives(capabilities=lambda _: answer))),
+        ("status", "must be a DeviceStatus", lambda answer: status_by(gives(status=lambda _: answer))),
+        ("burst", "must give a Burst", lambda answer: burst_by(made(burst=lambda: answer), MINE)),
+        ("memory", "must give a MemoryUse", lambda answer: memory_by(made(memory=lambda: answer), MINE)),
+    ],
+)
+def test_what_is_given_in_place_of_something_else_is_told_with_the_rule(method, rule, ask, answer) -> None:
+    with pytest.raises(ContractBroken, match=re.escape(f"device mine: {method}() gave {answer!r}, {rule}")):
+        ask(answer)
 
 
 def test_times_of_a_fenced_execution_are_told_as_far_as_they_can_be_true() -> None:

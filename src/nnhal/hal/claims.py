@@ -61,8 +61,9 @@ class Claims:
         """The hints for preparing the part of the model that is `cut` to these operations, None for the model itself."""
         if not self._kept or (self._laid and operations is not None and len(operations) < len(self.verdicts)):
             return hints
-        whole = operations is None or self._laid
-        places = range(len(self.model.main.operations)) if whole or operations is None else operations
+        places: Sequence[int] = range(len(self.model.main.operations))
+        if operations is not None and not self._laid:
+            places = operations
         return replace(hints, worked_out=WorkedOut(self.model, tuple(places), self._kept))
 
     def let_go(self) -> None:
