@@ -1,5 +1,6 @@
 """The limits of what devices, prepared models and fences may answer, to the very number, and what holds by default."""
 
+import contextlib
 import os
 import threading
 import time
@@ -47,7 +48,7 @@ from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Request, Signature
 from nnhal.model.layouts import LAYOUTS
-from tests.hal.devices import LIMIT, X, adding, asked, device_of, prepare
+from tests.hal.devices import LIMIT, X, adding, asked, descriptors, device_of, prepare
 
 F32 = OperandType.TENSOR_FLOAT32
 NONE, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -353,6 +354,23 @@ def test_a_joined_fence_tells_of_all_and_of_what_followed():
         except NnhalError:
             assert wanted != NONE
         assert joined.status() == wanted and done == ([1] if status == NONE else [])
+
+
+@pytest.mark.parametrize("status", [NONE, FAILED, None])
+def test_joined_fences_leave_no_descriptors(status):
+    before = descriptors()
+    for _ in range(20):
+        fence, signal = fence_pair()
+        joined = once_signalled([fence], lambda: None)
+        if status is not None:
+            signal.set(status)
+            with contextlib.suppress(NnhalError):
+                joined.wait(LIMIT)
+        del fence, signal, joined
+    end = time.monotonic() + LIMIT
+    while descriptors() > before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_nothing_follows_where_nobody_holds_the_joined_fence():

@@ -246,10 +246,6 @@ def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence
                 signal.set()
         except BaseException as error:
             signal.set(as_error(error, "fence").status)
-        finally:
-            signal.set(ErrorStatus.DEAD_OBJECT)
-            for fence in own:
-                fence.close()
 
     start(work)
     return joined
