@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -417,6 +419,42 @@ def test_a_worker_without_work_ends_and_its_place_is_given_up(idle, monkeypatch)
         pass
     threads[0].join(LIMIT)
     assert not threads[0].is_alive() and not idle
+
+
+def test_a_worker_that_is_idle_for_a_while_is_still_there_for_the_next_work(idle, monkeypatch):
+    monkeypatch.setattr(background, "_LOOK", 0.001)
+    monkeypatch.setattr(background, "_LOOKS", 10**6)
+    threads: list[threading.Thread] = []
+    for _ in range(3):
+        background.start(lambda: threads.append(threading.current_thread()))
+        while not idle:
+            pass
+        threads[0].join(0.02)  # many looks
+    assert threads[0] is threads[1] is threads[2] and threads[0].is_alive()
+    monkeypatch.setattr(background, "_LOOKS", 0)
+    threads[0].join(LIMIT)
+
+
+FORKED = """
+import os, threading
+from nnhal.hal import background
+there = threading.Event()
+background.start(there.set)
+assert there.wait(30)
+while not background._idle:
+    pass
+child = os.fork()
+there = threading.Event()
+background.start(there.set)
+came = there.wait(10)
+if not child:
+    os._exit(not came)
+assert came and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_process_that_was_forked_has_no_idle_workers_of_its_parents():
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=LIMIT)
 
 
 def test_a_worker_that_is_idle_does_the_next_work_though_the_last_one_failed(idle, caplog):

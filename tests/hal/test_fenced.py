@@ -239,6 +239,12 @@ def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
     assert fixed.shape == (3, 4)
 
 
+def test_an_output_of_known_shape_needs_no_room(step: Prepared) -> None:
+    made = asked(step, X, None)
+    assert ended(step.execute_fenced(made, PLAIN)) == NONE
+    np.testing.assert_array_equal(made.results[0], X + 1)
+
+
 def test_a_buffer_in_a_role_that_is_not_its_own_is_refused_at_the_launch(device: Device, step: Prepared) -> None:
     buffer = device.allocate(ANY, [BufferRole(step, 0)])
     with pytest.raises(InvalidRequest, match="must be one of its roles"):
