@@ -412,3 +412,35 @@ def test_a_model_of_which_all_is_known_is_lowered_as_it_is() -> None:
     for level in (V1_0, V1_1):
         with pytest.raises(InvalidModel, match=r"model needs level 1.2, must be at most"):
             lowered(chain("relu", "abs"), level)
+
+
+def test_an_optional_argument_that_is_made_inside_is_unknown_where_who_makes_it_runs_elsewhere() -> None:
+    b = ModelBuilder()
+    x, state, shape = b.operand(F32, (1, 1)), b.operand(F32, (1, 2)), b.operand(Type.TENSOR_INT32, (1,))
+    bias, after, y = b.operand(F32, (0,)), b.operand(F32, (1, 2)), b.operand(F32, (1, 1))
+    feature, memory = b.constant(F32, np.ones((1, 1), np.float32)), b.constant(F32, np.ones((1, 2), np.float32))
+    b.operation(Op.RESHAPE, [x, shape], [bias])
+    one, none = b.constant(Type.INT32, np.int32(1)), b.constant(Type.INT32, np.int32(0))
+    b.operation(Op.SVDF, [x, feature, memory, bias, state, one, none], [after, y])
+    model = b.finish([x, state, shape], [after, y])
+    assert with_neighbours(model, ["", ""], V1_0) == ["", ""]
+    unknown = "operand %3 has shape [?]; inputs and outputs at level 1.0 must be fully specified"
+    assert with_neighbours(model, ["no", ""], V1_0) == ["no", unknown]
+
+
+def test_what_nothing_is_known_of_is_lowered_as_it_is() -> None:
+    b = ModelBuilder()
+    x, shape = b.operand(F32, (2, 3)), b.operand(Type.TENSOR_INT32, (0,))
+    y, z = b.operand(F32), b.operand(F32, (2, 3))
+    b.operation(Op.RESHAPE, [x, shape], [y])
+    b.operation(Op.RELU, [y], [z])
+    for model in (b.finish([x, shape], [z]), of_a_vendor()):
+        assert lowered(model, V1_2) == model
+
+
+def test_a_late_type_of_an_output_is_refused_with_the_operation() -> None:
+    b = ModelBuilder()
+    x, y = b.operand(Q8, (2,), scale=0.5), b.operand(F16, (2,))
+    b.operation(Op.DEQUANTIZE, [x], [y])
+    model = b.finish([x], [y])
+    assert refusals(model, V1_2) == [""] and "1.2; the device is at 1.1" in refusals(model, V1_1)[0]

@@ -362,6 +362,13 @@ def test_a_burst_without_a_result_ends_by_a_limit(monkeypatch):
         executed(prepared, prepared.burst())
 
 
+def test_a_result_is_waited_for_until_the_limit(monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "1")
+    prepared = model_of(driver())
+    with prepared.burst() as burst:
+        assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+
+
 @pytest.mark.parametrize(
     "result", [7, (NONE,), (99, (), HalTiming()), (NONE, 3, HalTiming()), (FAILED, (), HalTiming())]
 )
