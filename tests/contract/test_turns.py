@@ -273,6 +273,15 @@ def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(co
     assert lost == [1]
 
 
+def test_a_lost_ticket_in_the_middle_holds_up_nobody_behind_it():
+    turns, first, lost, last = Turns(), Ticket(alone=False), Ticket(alone=False), Ticket(alone=False)
+    turns.queue(first)
+    turns.queue(lost)
+    del lost
+    turns.queue(last)
+    assert first.called.is_set() and last.called.is_set()
+
+
 @pytest.mark.parametrize("kind", [MissedDeadline, Cancelled])
 def test_who_gives_up_does_so_while_another_is_still_inside(kind):
     turns, inside, over, ran = Turns(), threading.Event(), threading.Event(), []

@@ -457,6 +457,26 @@ def test_a_process_that_was_forked_has_no_idle_workers_of_its_parents():
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=LIMIT)
 
 
+ENDED = """
+import threading
+from nnhal.hal import background
+from nnhal.hal.request import Control
+there = threading.Event()
+
+def for_ever():
+    with Control(cancelled=threading.Event()).on_cancel(print):
+        there.set()
+        threading.Event().wait()
+
+background.start(for_ever)
+assert there.wait(30)
+"""
+
+
+def test_what_is_done_in_the_background_keeps_no_program_from_its_end():
+    subprocess.run([sys.executable, "-c", ENDED], check=True, timeout=LIMIT)
+
+
 def test_a_worker_that_is_idle_does_the_next_work_though_the_last_one_failed(idle, caplog):
     threads: list[threading.Thread] = []
 

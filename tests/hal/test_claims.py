@@ -468,6 +468,42 @@ def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_origina
     assert {c.device for c in compiled.placement} == {"saying"}
 
 
+@pytest.mark.parametrize("as_is", [False, True])
+def test_a_device_is_asked_about_the_layout_that_it_prefers_unless_that_is_done(as_is):
+    asked: list[int] = []
+
+    def say(model: Model) -> Considered:
+        asked.append(len(model.main.operations))
+        return Considered([Verdict(True, f"as {OperationType(o.type).name}") for o in model.main.operations])
+
+    device, model = Nchw(say), pools(1)
+    for found in (verdicts_by(device, model, as_is=as_is), considered_by(device, model, Hints(), as_is=as_is).verdicts):
+        assert found == [Verdict(True, "as MAX_POOL_2D")]
+    assert asked == [1 if as_is else 3] * 2
+    if not as_is:
+        assert verdicts_by(device, model) == considered_by(device, model, Hints()).verdicts and asked[2:] == [3, 3]
+
+
+@pytest.mark.parametrize("refused", [0, 1, None])
+def test_an_operation_that_is_there_in_two_orders_is_taken_where_both_are(refused):
+    def say(model: Model) -> Considered:
+        negs = [n for n, o in enumerate(model.main.operations) if o.type == OperationType.NEG]
+        assert len(negs) == 2
+        no = None if refused is None else negs[refused]
+        return Considered(
+            [Verdict(n != no, "" if n != no else "not this one") for n in range(len(model.main.operations))]
+        )
+
+    b = nnhal.Builder()
+    x = b.input((1, 4, 4, 3))
+    k = b.neg(np.arange(48, dtype=np.float32).reshape(1, 4, 4, 3))
+    y = b.max_pool_2d(
+        b.add(b.max_pool_2d(x, padding="same", filter_size=2, stride=1), k), padding="same", filter_size=2
+    )
+    found = verdicts_by(Nchw(say), b.finish([x], [y, b.add(x, k)]))
+    assert found[0] == (YES if refused is None else Verdict(False, "not this one")) and all(v.ok for v in found[1:])
+
+
 def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):
     for_nothing(monkeypatch)
     device = Nchw(lambda m: yes(m, worked_out=Made()))

@@ -20,7 +20,7 @@ from nnhal.hal import utilities as u
 from nnhal.hal.device import Capabilities, Performance, Verdict
 from nnhal.hal.lowering import ask_about, lowered, refusals, stated_at, with_neighbours
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model, Operand
+from nnhal.model.graph import Model, Operand, Operation
 from nnhal.model.validate import validate
 from tests.requests import request_of
 
@@ -369,6 +369,29 @@ def test_an_argument_that_may_be_left_out_is_no_unknown_input_where_nothing_else
     assert refusals(svdf((0,), read_elsewhere=True), V1_0) == [unknown, unknown]
     first, second = refusals(svdf((0,), by_a_vendor=True), V1_0)
     assert first == unknown and second.startswith("extensions exist since 1.2")
+
+
+def test_what_a_vendors_operation_leaves_alone_may_still_be_left_out() -> None:
+    model = svdf((0,))
+    main = model.main
+    again = Operation(0x55 << 16 | 1, (main.inputs[0],), (len(main.operands),))
+    operands = (*main.operands, replace(main.operands[main.outputs[1]]))
+    main = replace(
+        main, operations=(again, *main.operations), operands=operands, outputs=(*main.outputs, len(operands) - 1)
+    )
+    model = replace(model, main=main, extensions=(("com.example.unknown", 0x55),))
+    assert refusals(model, V1_0)[1:] == [""]
+
+
+def test_a_late_type_is_refused_though_the_argument_that_has_it_is_left_out() -> None:
+    model = svdf((0,))
+    main = model.main
+    operands = list(main.operands)
+    operands[main.operations[0].inputs[3]] = Operand(F16, (0,), lifetime=Lifetime.NO_VALUE)
+    inputs = (main.inputs[0], main.inputs[2])
+    model = replace(model, main=replace(main, operands=tuple(operands), inputs=inputs))
+    assert refusals(model, V1_1) == ["TENSOR_FLOAT16 exists since 1.2, the device is at 1.1"]
+    assert refusals(model, V1_2) == [""]
 
 
 def test_unknown_shapes_around_what_is_refused_are_refused_with_it() -> None:

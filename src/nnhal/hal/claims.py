@@ -90,11 +90,8 @@ def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = F
 
 def _query(device: Device) -> str:
     """The method that the author of the device wrote."""
-    for kind in type(device).__mro__:
-        for name in ("consider", "supports"):
-            if name in vars(kind):
-                return f"{name}()"
-    raise AssertionError("Device has both")
+    written = (name for kind in type(device).__mro__ for name in ("consider", "supports") if name in vars(kind))
+    return f"{next(written)}()"
 
 
 def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
@@ -119,9 +116,9 @@ def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[Ope
 def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
     """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
     found = [YES] * count
-    for verdict, n in zip(verdicts, laid.serves, strict=True):
-        if not verdict.ok or found[n] is YES:
-            found[n] = verdict
+    for place, n in enumerate(laid.serves):
+        if place not in laid.inserted and (not verdicts[place].ok or found[n] is YES):
+            found[n] = verdicts[place]
     for place, served in laid.served().items():
         if not verdicts[place].ok:
             why = verdicts[place].reason or "is not supported"

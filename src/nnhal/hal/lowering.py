@@ -107,10 +107,9 @@ def lowered(model: Model, level: Level) -> Model:
         _log.debug("relaxed float32 is computed in full: the device is at level %s", level)
         model = replace(model, relaxed=False)
     model = _filled(convert_to(model, level))
-    if level < V1_2:
-        for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
-            if reason:
-                raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
+    for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
+        if reason:
+            raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
     return model
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import (
     Cancelled,
+    DeviceUnavailable,
     InvalidArgument,
     MissedDeadline,
     NnhalError,
@@ -21,6 +23,7 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import full
 from nnhal.hal.device import Capabilities, Hints, prepared_by
+from nnhal.hal.hidl import calls
 from nnhal.hal.hidl.adapters import ATTEMPTS, GUESSED_ROOM, adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape, RequestArgument
 from nnhal.hal.hidl.calls import LIMIT, SECONDS, Callback, Calls, notified_within
@@ -208,6 +211,51 @@ def test_a_level_above_1_3_is_1_3():
 
 
 # ----------------------------------------------------------------------------------------------------------- answers
+
+
+def test_a_driver_that_has_not_the_forms_of_the_level_that_it_says_is_refused():
+    class Odd(Asked):
+        level = V1_1
+
+        def prepareModel_1_2(self) -> None: ...  # noqa: N802
+
+    with pytest.raises(InvalidArgument, match=r"driver Odd has no prepareModel of level 1.1, must have one"):
+        hal_level(Odd())
+    Odd.level = V1_2
+    assert hal_level(Odd()) == V1_2
+
+
+def test_an_error_of_nnhals_that_a_driver_raises_stays_what_it_is():
+    error = DeviceUnavailable("is asleep")
+
+    def fall(callback: Any, model: Any) -> Any:
+        raise error
+
+    with pytest.raises(DeviceUnavailable, match="is asleep") as caught:
+        prepared(preparing(fall))
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("limit", ["300", "0.5"])
+@pytest.mark.parametrize("deadline", [None, 200_000_000, 400 * 10**9])
+@pytest.mark.parametrize("cancellable", [False, True])
+def test_a_notification_is_waited_for_until_the_nearer_of_deadline_and_limit(limit, deadline, cancellable, monkeypatch):
+    """By a clock that stands still but while somebody waits."""
+    now, waits = [0], []
+
+    def patience(until: int, may_be_cancelled: bool) -> float:
+        waits.append((until, may_be_cancelled))
+        now[0] = until
+        return 0.0
+
+    monkeypatch.setenv(LIMIT, limit)
+    monkeypatch.setattr(calls, "patience", patience)
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    end = int(float(limit) * 10**9)
+    missed = deadline is not None and deadline < end
+    with pytest.raises(MissedDeadline if missed else OperationFailed, match="mine: the driver notified nothing"):
+        Callback("mine").wait(deadline, threading.Event() if cancellable else None)
+    assert waits == [(deadline if missed else end, cancellable)]
 
 
 def test_answers_of_more_or_fewer_values_are_refused():
