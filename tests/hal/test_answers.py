@@ -167,6 +167,11 @@ def test_no_more_threads_than_this_process_has_cpus():
     ]
 
 
+def test_the_cpus_are_those_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5, 7}, os.getpid(): {3, 5, 7}}.__getitem__)
+    assert [within_the_machine(Hints(threads=n)).threads for n in (0, 3, 4)] == [0, 3, 3]
+
+
 def test_what_was_worked_out_is_of_the_whole_or_of_a_part():
     model, kept = adding(), ["thing"]
     whole, part = WorkedOut(model, (0,), kept), WorkedOut(model, (), kept)

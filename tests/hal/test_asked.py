@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.codes import Activation, DeviceStatus, DeviceType, OperandType
-from nnhal.base.errors import ContractBroken, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, MissedDeadline, OperationFailed
 from nnhal.base.levels import FL8
 from nnhal.base.memory import Layout, Memory
 from nnhal.drivers.reference import Reference
@@ -205,6 +205,20 @@ def test_an_executor_for_bursts_waits_for_its_turn_where_there_are_any(alone: bo
     prepared.burst_executor = lambda: 3  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ContractBroken, match=r"burst_executor\(\) gave 3, must give a BurstExecutor or None"):
         executor_by(prepared, MINE)
+
+
+@pytest.mark.parametrize(("trait", "value"), [("weights_consumed", 1), ("changeable", "speed"), ("changeable", [""])])
+def test_a_trait_that_cannot_be_is_the_drivers_broken_contract(trait: str, value: Any) -> None:
+    with pytest.raises(ContractBroken, match=f"device mine: {trait} of a Prepared.* is "):
+        made(**{trait: value})
+
+
+def test_an_invalid_argument_of_who_is_told_of_the_model_alone_is_about_the_model() -> None:
+    def refuse(self: Any, model: Model) -> Any:
+        raise InvalidArgument("is bad")
+
+    with pytest.raises(InvalidModel, match="is bad"):
+        gives(supports=refuse).consider(adding(), Hints())
 
 
 def test_a_burst_is_a_new_one_each_time() -> None:
