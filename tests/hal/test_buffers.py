@@ -473,6 +473,19 @@ def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() 
         buffer.array()
 
 
+def test_a_writing_that_ends_with_another_shape_is_refused_and_leaves_no_contents() -> None:
+    buffer = HostBuffer(ANY, [out_of(prepare(device_of("reference"), doubling((0, 4))))])
+    fill(buffer, X)
+    writing = buffer.begin()
+    with pytest.raises(InvalidRequest, match=r"was given shape \[4, 3\], must be \[\?, 4\]"):
+        writing.end(X.reshape(4, 3))
+    assert buffer.shape is None
+    writing.end(X)  # it has ended
+    assert buffer.shape is None
+    buffer.begin().end(X)
+    assert buffer.shape == (3, 4)
+
+
 def test_a_closed_buffer_is_closed_for_every_use(device: Device) -> None:
     step = prepare(device, adding(1))
     buffer = device.allocate(ANY, [into(step), out_of(step)])
