@@ -342,3 +342,22 @@ def test_only_the_bytes_of_a_constant_are_kept_from_outputs(place: int) -> None:
             bind()
     else:
         bind()
+
+
+@pytest.mark.parametrize(
+    ("model", "dims", "shape"), [(KNOWN, (0,), (4,)), (KNOWN, (), (4,)), (OPEN, (4,), (4,)), (OPEN, (0,), None)]
+)
+def test_a_dimension_of_0_of_an_output_is_one_that_is_not_said(
+    model: Model, dims: tuple[int, ...], shape: tuple[int, ...] | None
+) -> None:
+    at = (0, 0, 16, (4,))
+    first, second = bind_request(model, [at, at], [(0, 32, 16, dims), (0, 48, 16, dims)], [Memory.allocate(64)]).outputs
+    for array in (first, second):
+        assert array is not None
+        assert (array.dtype, array.shape) == ((np.uint8, (16,)) if shape is None else (np.float32, shape))
+
+
+def test_room_for_one_element_is_that_of_its_dimension() -> None:
+    at = (0, 0, 4, (1,))
+    bound = bind_request(OPEN, [at, at], [(0, 4, 4, (1,)), (0, 8, 1, ())], [Memory.allocate(16)])
+    assert [(a.dtype, a.shape) for a in bound.outputs if a is not None] == [(np.float32, (1,)), (np.uint8, (1,))]
