@@ -16,8 +16,10 @@ from nnhal.frontends.python import Builder
 from nnhal.hal.binding import BoundRequest, bind_request, flat_bytes
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import Signature
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.model.validate import let_constants_go
 from tests.hal.devices import device_of, prepare
 from tests.properties import STABLE
 
@@ -361,3 +363,22 @@ def test_room_for_one_element_is_that_of_its_dimension() -> None:
     at = (0, 0, 4, (1,))
     bound = bind_request(OPEN, [at, at], [(0, 4, 4, (1,)), (0, 8, 1, ())], [Memory.allocate(16)])
     assert [(a.dtype, a.shape) for a in bound.outputs if a is not None] == [(np.float32, (1,)), (np.uint8, (1,))]
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_constants_in_the_only_memory_of_a_request_are_kept_from_outputs_until_they_are_let_go(emptied: bool) -> None:
+    b, kind = ModelBuilder(), OperandType.TENSOR_FLOAT32
+    pool = Memory.allocate(192)
+    x, y = b.operand(kind, (16,)), b.operand(kind, (16,))
+    constant = b.reference(kind, (16,), b.add_pool(pool), 0, 64)
+    b.operation("ADD", [x, constant, b.constant(OperandType.INT32, Activation.NONE)], [y])
+    model = b.finish([x], [y])
+    signature = Signature.of(model)
+    if emptied:
+        let_constants_go(model, "the driver has them")
+    bind_request(model, [(0, 64, 64, ())], [(0, 128, 64, ())], [pool], signature)
+    if emptied:
+        bind_request(model, [(0, 64, 64, ())], [(0, 0, 64, ())], [pool], signature)
+    else:
+        with pytest.raises(InvalidRequest, match="output 0 overlaps another argument or constant"):
+            bind_request(model, [(0, 64, 64, ())], [(0, 0, 64, ())], [pool], signature)
