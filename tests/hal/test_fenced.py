@@ -430,6 +430,23 @@ def test_an_output_that_turns_out_larger_than_its_memory_is_an_invalid_argument(
 
 
 @pytest.mark.parametrize("fails", [False, True])
+def test_who_waits_for_a_fence_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, looked = [0], Fence.status
+
+    def status(fence: Fence) -> ErrorStatus | None:
+        looks[0] += 1
+        return looked(fence)
+
+    step = prepare(device_of("reference"), adding(1))
+    gate, signal = fence_pair()
+    monkeypatch.setattr(Fence, "status", status)
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [gate])
+    threading.Event().wait(0.05)
+    assert looks[0] < 20
+    signal.set()
+    assert ended(execution) == NONE
+
+
 def test_whoever_launched_it_his_own_way_is_told_once_whether_it_failed(fails: bool) -> None:
     step = prepare(device_of("reference"), adding(1))
     told, over = list[bool](), threading.Event()
