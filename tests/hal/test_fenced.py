@@ -429,7 +429,6 @@ def test_an_output_that_turns_out_larger_than_its_memory_is_an_invalid_argument(
     assert ended(step.execute_fenced(asked(step, X, np.empty(48, np.uint8)), PLAIN)) == NONE
 
 
-@pytest.mark.parametrize("fails", [False, True])
 def test_who_waits_for_a_fence_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, looked = [0], Fence.status
 
@@ -447,6 +446,7 @@ def test_who_waits_for_a_fence_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended(execution) == NONE
 
 
+@pytest.mark.parametrize("fails", [False, True])
 def test_whoever_launched_it_his_own_way_is_told_once_whether_it_failed(fails: bool) -> None:
     step = prepare(device_of("reference"), adding(1))
     told, over = list[bool](), threading.Event()
