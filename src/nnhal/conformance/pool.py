@@ -94,7 +94,7 @@ class _WorkProcess:
         subject = work.subject
         self._timeout = subject.timeout
         self.task: Bundle | None = None
-        self.answered = 0  # of its items
+        self.answered: int  # of its items
         self.fresh = True  # it has run nothing yet
         self.ready = False
         self.until = time.monotonic() + max(LOADING, subject.timeout)
@@ -155,7 +155,7 @@ class _WorkProcess:
         """How it ended; one that only stopped talking is ended now."""
         fate = self.process.fate()
         if not fate:
-            self.kill()
+            self.process.kill()
             fate = "the driver process closed the connection that the suite has to it, and was ended"
         return fate
 
@@ -205,16 +205,15 @@ class _Run:
         while self._done < self._total:
             while self._tasks and self._idle:
                 self._next(self._idle.pop())
-            while len(self._workers) < min(self._jobs, len(self._workers) + len(self._tasks) + len(self._again)):
+            loading = sum(not worker.ready for worker in self._workers.values())  # each takes one
+            needed = len(self._tasks) + len(self._again) - loading
+            for _ in range(min(self._jobs - len(self._workers), needed)):
                 self._start()
             first = min(worker.until for worker in self._workers.values())
-            ready = self._poll.poll(max(0.0, first - time.monotonic()) * 1000 + 1)
-            for fd, _ in ready:
+            for fd, _ in self._poll.poll(max(0.0, first - time.monotonic()) * 1000 + 1):
                 self._hear(self._workers[fd])
-            heard = {fd for fd, _ in ready}
-            for worker in [w for fd, w in self._workers.items() if fd not in heard and time.monotonic() >= w.until]:
-                if not worker.goes_on():
-                    self._late(worker)
+            for worker in [each for each in self._workers.values() if not each.goes_on()]:
+                self._late(worker)
             if self._came:
                 came, self._came = self._came, []
                 outcomes = [each for answer in came for each in self._with_what_follows(answer.outcome)]
@@ -293,11 +292,11 @@ class _Run:
         """The item in hand is what it cost; the others run in another process."""
         item = worker.in_hand
         assert item is not None
+        assert worker.task is not None
         taken = int(self._subject.timeout * 1e9) if verdict == "hung" else 0
         answer = Answer(self._work.lost(item, verdict, reason, taken, stack), Counter())
-        before = not worker.fresh or worker.task is None or item is not worker.task.items[0]
+        before = not worker.fresh or item is not worker.task.items[0]
         if before and item not in self._first and self._work.tries_again(item, verdict, worker.stage):
-            assert worker.task is not None
             self._first[item] = answer
             self._again.append(worker.task._replace(items=(item,)))
         else:

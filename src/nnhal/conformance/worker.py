@@ -125,7 +125,6 @@ class Worker(ABC):
                 os._exit(0)  # a copy that the driver forked: the items and the connection are its parent's
             if _file_of(self._connection) != self._socket:
                 sys.stderr.write("the driver closed a descriptor that is the suite's own: the one to its results\n")
-                sys.stderr.flush()
                 os._exit(1)  # with the item in hand, which it costs
             self.at("")
             self._place = place + 1

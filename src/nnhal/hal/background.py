@@ -62,7 +62,7 @@ class FencedExecution:
         if not self._done.is_set():
             raise OperationFailed("execution info: the execution has not ended, must be asked for after its fence")
         if self._error is not None:
-            raise _another(self._error)
+            raise another(self._error)
         return self._info
 
     @property
@@ -93,7 +93,7 @@ class FencedExecution:
         call()
 
 
-def _another(error: NnhalError) -> NnhalError:
+def another(error: NnhalError) -> NnhalError:
     """The same error to be raised once: one that is kept would hold the frames of all that it was ever raised in."""
     try:
         raised = again(error)

@@ -26,9 +26,9 @@ class ContractCheck:
     name: str
     promise: str
     look: Look
-    needs: tuple[str, ...] = ()
-    inside: bool = False
-    whole: bool = False
+    needs: tuple[str, ...]
+    inside: bool
+    whole: bool
 
 
 CHECKS: dict[str, ContractCheck] = {}
