@@ -12,7 +12,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import Cancelled, Closed, DeadObject, MissedDeadline, OperationFailed
+from nnhal.base.errors import Cancelled, Closed, DeadObject, InvalidRequest, MissedDeadline, OperationFailed
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request
@@ -58,6 +58,22 @@ def test_allocations_are_bound_and_submitted_like_arrays(compiled, method):
     run = getattr(compiled, method)(given, B, out=taken)
     assert (run() if method == "bind" else run.result(10)) is taken
     assert (taken.read() == X + 1).all()
+
+
+@WAYS
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_where_one_result_is_not_of_its_allocations_shape_no_allocation_has_contents(isolation, narrow):
+    b = nnhal.Builder()
+    x = b.input((0, 0))
+    compiled = nnhal.compile(b.finish([x], [b.relu(x), b.relu6(x)]), devices="reference", isolation=isolation)
+    both = [nnhal.allocate([(compiled, "output", n)], shape=[3, 0] if n == narrow else None) for n in range(2)]
+    compiled(np.ones((3, 4), np.float32), out=both)
+    assert [each.shape for each in both] == [(3, 4), (3, 4)]
+    with pytest.raises(InvalidRequest, match=r"was given shape \[4, 4\], must be \[3, \?\]"):
+        compiled(np.ones((4, 4), np.float32), out=both)
+    for each in both:
+        with pytest.raises(OperationFailed):
+            each.read()
 
 
 def test_bytes_go_in_and_out_through_memories(compiled):

@@ -246,10 +246,6 @@ def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence
                 signal.set()
         except BaseException as error:
             signal.set(as_error(error, "fence").status)
-        finally:
-            signal.set(ErrorStatus.DEAD_OBJECT)
-            for fence in own:
-                fence.close()
 
     start(work)
     return joined
@@ -294,8 +290,6 @@ class _Work(NamedTuple):
 
     def run(self) -> None:
         error, info = self._outcome()
-        for fence in self.wait_for:
-            fence.close()
         self.execution.finish(error, info)
         self.signal.set(ErrorStatus.NONE if error is None else error.status)
         del self, error  # the frames of a traceback know this one, as that which called them

@@ -9,7 +9,7 @@ from nnhal.base.codes import TYPE_FACTS, Lifetime, operation_name, type_name
 from nnhal.base.errors import InvalidModel, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
-from nnhal.base.operands import Value, is_tensor
+from nnhal.base.operands import Shape
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, convert_to, is_extension, upgrade
 from nnhal.model.graph import Model, Operand
@@ -71,20 +71,21 @@ def with_neighbours(model: Model, reasons: Sequence[str], level: Level) -> list[
         return found
     main, values = model.main, validate(model).subgraphs[0].values
     left_out = _may_be_left_out(model)
-    opened = {i: why for i in range(len(main.operands)) if i not in left_out and (why := _open(values[i]))}
+    shapes = {i: value.shape for i, value in enumerate(values) if value is not None and i not in left_out}
+    opened = {i: shape for i, shape in shapes.items() if shape is None or None in shape}
     touched = [[i for i in (*o.inputs, *o.outputs) if i in opened] for o in main.operations]
     around: dict[int, list[int]] = {i: [] for i in opened}
     for n, operands in enumerate(touched):
         for i in operands:
             around[i].append(n)
-    crossing = {i for i in (*main.inputs, *main.outputs) if i in opened} | {i for i in opened if opened[i] == "rank"}
+    crossing = {i for i in (*main.inputs, *main.outputs) if i in opened} | {i for i in opened if opened[i] is None}
     crossing |= {i for n, operands in enumerate(touched) if found[n] for i in operands}
     pending = deque(sorted(crossing))
     while pending:
         index = pending.popleft()
         for n in around.pop(index, ()):
             if not found[n]:
-                found[n] = _why(index, values, level)
+                found[n] = _why(index, opened[index], level)
                 pending += touched[n]
     return found
 
@@ -106,22 +107,10 @@ def _may_be_left_out(model: Model) -> set[int]:
     }
 
 
-def _open(value: Value | None) -> str:
-    """What is unknown of an operand: "rank", "dimensions" or nothing."""
-    if value is None or (value.shape == () and not is_tensor(value.type)):
-        return ""
-    if value.shape is None:
-        return "rank"
-    return "dimensions" if None in value.shape else ""
-
-
-def _why(index: int, values: Sequence[Value | None], level: Level) -> str:
-    value = values[index]
-    if value is None or value.shape is None:
+def _why(index: int, shape: Shape | None, level: Level) -> str:
+    if shape is None:
         return f"operand %{index} has unknown rank; must be known at level {level}"
-    return (
-        f"operand %{index} has shape {show(value.shape)}; inputs and outputs at level {level} must be fully specified"
-    )
+    return f"operand %{index} has shape {show(shape)}; inputs and outputs at level {level} must be fully specified"
 
 
 def lowered(model: Model, level: Level) -> Model:
@@ -135,10 +124,9 @@ def lowered(model: Model, level: Level) -> Model:
         _log.debug("relaxed float32 is computed in full: the device is at level %s", level)
         model = replace(model, relaxed=False)
     model = _filled(convert_to(model, level))
-    if level < V1_2:
-        for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
-            if reason:
-                raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
+    for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
+        if reason:
+            raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
     return model
 
 
