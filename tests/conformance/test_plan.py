@@ -10,7 +10,7 @@ from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutco
 from nnhal.conformance.validate.run import CheckItem, Validation, _Checks, run_checks
 
 WHOLE = ["identity", "capabilities", "status", "extensions"]
-OF_OPERATIONS = [name for name in CHECKS if name not in WHOLE]
+OF_OPERATIONS = [name for name, each in CHECKS.items() if name not in WHOLE and not each.only]
 
 
 def plan(*only: str) -> list[tuple[str, str]]:
@@ -122,6 +122,11 @@ def test_of_an_operation_that_is_not_taken_nothing_more_is_asked() -> None:
     assert [o.check for o in outcomes] == ["verdicts"]
 
 
+def test_a_check_of_some_operations_is_asked_of_those_alone() -> None:
+    assert CHECKS["loop-timeout"].only == ("WHILE",)
+    assert plan("loop-timeout") == [("extensions", ""), ("loop-timeout", "WHILE")]
+
+
 def test_operations_of_extensions_are_checked_when_they_are_found_and_the_driver_stops_nothing() -> None:
     work = _Checks(Validation())
     bundles, known = work.after(CheckOutcome("extensions", DRIVER, "passed", found=("com.x.A", "com.x.B")))
@@ -146,19 +151,17 @@ def test_a_lost_check_has_its_reason_without_the_device_and_the_place_of_its_sta
     [("crashed", "run", True), ("crashed", DRAWING, True), ("hung", DRAWING, True), ("hung", "run", False)],
 )
 def test_a_crash_and_a_hang_at_nothing_are_tried_again(verdict: str, stage: str, again: bool) -> None:
-    assert _Checks(Validation()).tries_again(CheckItem("runs", "ADD"), verdict, stage) is again
+    assert _Checks(Validation()).tries_again(verdict, stage) is again
 
 
-@pytest.mark.parametrize("verdict", ["failed", "crashed", "hung", "passed", "skipped", "unsupported"])
-def test_of_two_attempts_the_second_counts_where_it_breaks_the_promise_too(verdict: str) -> None:
+@pytest.mark.parametrize("verdict", ["passed", "skipped", "unsupported"])
+def test_what_passes_in_a_fresh_process_is_told_with_what_ran_before(verdict: str) -> None:
     first = CheckOutcome("runs", "ADD", "crashed", "gone", "a.py:1", 5)
     second = CheckOutcome("runs", "ADD", verdict, "why", "b.py:2", 7, ("found",))
-    settled = _Checks(Validation()).settled(first, second)
-    if verdict in ("failed", "crashed", "hung"):
-        assert settled is second
-        return
-    reason = "gone (not in a fresh process: what ran before may have left it behind)"
-    assert settled == CheckOutcome("runs", "ADD", "crashed", reason, "a.py:1", 5, ("found",), verdict)
+    for before, told in (([], ""), (["close", "runs", "values", "close"], ", such as close, values")):
+        late = _Checks(Validation()).late(first, second, [CheckItem(name, "ADD") for name in before])
+        reason = f"gone (not in a fresh process: what ran before may have left it behind{told})"
+        assert late == CheckOutcome("runs", "ADD", "crashed", reason, "a.py:1", 5, ("found",), verdict)
 
 
 def test_checks_are_the_work_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:

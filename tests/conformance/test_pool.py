@@ -116,7 +116,7 @@ class Played:
             yield task
 
     def answers(self, *outcomes: Any) -> None:
-        self.connection.send([Answer(outcome, Counter(run=1)) for outcome in outcomes])
+        self.connection.send([Answer(PlayedOutcome(outcome), Counter(run=1)) for outcome in outcomes])
 
     def ends(self, how: str = "the driver process ended with exit status 3") -> None:
         self.end = how
@@ -140,21 +140,33 @@ def healthy(process: Played) -> None:
             process.answers((item, "passed"))
 
 
+class PlayedOutcome(tuple[Any, ...]):
+    """The item, the verdict, and what else is known."""
+
+    @property
+    def verdict(self) -> str:
+        """What became of it."""
+        return str(self[1])
+
+
 class Playing(Work):
-    """Items are texts; outcomes are the item, the verdict, and what else is known."""
+    """Items are texts. Nothing is tried again."""
 
     module = "played"
 
     def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str) -> Any:
-        return item, verdict, reason, nanoseconds, stack
+        return PlayedOutcome((item, verdict, reason, nanoseconds, stack))
+
+    def tries_again(self, verdict: str, stage: str) -> bool:
+        return False
+
+    def late(self, first: Any, second: Any, before: Sequence[Any]) -> Any:
+        return PlayedOutcome((first[0], first[1], second[1], *before))
 
 
 class Again(Playing):
-    def tries_again(self, item: Any, verdict: str, stage: str) -> bool:
+    def tries_again(self, verdict: str, stage: str) -> bool:
         return True
-
-    def settled(self, first: Any, second: Any) -> Any:
-        return first[0], first[1], second[1]
 
 
 def work(*bundles: Sequence[str], kind: type[Playing] = Playing, timeout: float = T) -> Playing:
@@ -513,16 +525,19 @@ def test_what_ends_a_process_in_which_others_ran_is_tried_in_a_fresh_one_alone(p
     assert tried(["always a", "b"])["always a"][0] == "crashed"  # the first of a fresh process
     assert given == {0: [("always a", "b")], 1: [("b",)]}
     for bundles in (["a", "second b"], ["c"]), (["a"], ["second b"], ["c"]):
-        assert tried(*bundles)["second b"] == ["crashed", "passed"]  # then, and now
+        assert tried(*bundles)["second b"] == ["crashed", "passed", "a"]  # then, and now; after what
         assert given[1][0] == ("second b",)
-    assert tried(["a"], ["always b"])["always b"] == ["crashed", "crashed"]
+    assert tried(["a"], ["always b"])["always b"][0] == "crashed"  # twice: it is its own
     assert tried(["a", "second b", "c"], kind=Playing)["second b"][0] == "crashed"  # others do not try again
     assert given[1] == [("a", "c")]
 
 
-def test_a_second_attempt_counts_where_nothing_else_is_said() -> None:
-    some = Work.settled(work(), "first", "second"), Work.tries_again(work(), "a", "crashed", "run")
-    assert some == ("second", False)
+def test_a_crash_is_tried_again_and_a_hang_only_where_the_driver_is_asked_nothing() -> None:
+    tried = [Work.tries_again(work(), verdict, stage) for verdict in ("crashed", "hung") for stage in ("run", "")]
+    assert tried == [True, True, False, True]
+
+
+def test_nothing_follows_from_an_outcome_unless_it_is_said() -> None:
     assert [list(each) for each in Work.after(work(), "outcome")] == [[], []]
 
 
