@@ -31,8 +31,8 @@ class device:  # noqa: N801 - it is found by this name
 
     def getSupportedOperations(self, model):
         return ErrorStatus.NONE, [
-            a.op.code in KERNELS and a.T == OperandType.TENSOR_FLOAT32 and a.activation == 0
-            for a in validate(model).subgraphs[0].operations  # arguments, decoded
+            a.op.code in KERNELS and a.T == OperandType.TENSOR_FLOAT32 and not a.deferred and a.activation == 0
+            for a in validate(model).subgraphs[0].operations  # arguments, decoded; deferred: not all are known yet
         ]
 
     def prepareModel(self, model, callback):

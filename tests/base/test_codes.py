@@ -106,8 +106,8 @@ def test_limits_are_those_of_the_interface() -> None:
 
 
 def test_codes_of_extensions_that_are_not_known_say_where_they_belong() -> None:
-    assert operation_name(7 << 16) == "extension operation 7:0"
-    assert type_name((7 << 16) + 65535) == "extension operand type 7:65535"
+    assert operation_name(0x7000 << 16) == "extension operation 28672:0"
+    assert type_name((0x7000 << 16) + 65535) == "extension operand type 28672:65535"
     assert operation_name(106) == "unknown operation 106" and operation_name(65535) == "unknown operation 65535"
 
 

@@ -8,7 +8,15 @@ import pytest
 from nnhal.base import codes, extensions
 from nnhal.base.codes import TYPE_FACTS, operation_name, type_name
 from nnhal.base.errors import InvalidArgument
-from nnhal.base.extensions import EXTENSIONS, ExtensionType, canonical, extension_name, register_extension
+from nnhal.base.extensions import (
+    EXTENSIONS,
+    ExtensionType,
+    canonical,
+    extension_name,
+    moved,
+    prefixes_here,
+    register_extension,
+)
 from nnhal.base.levels import V1_2
 
 NAME = "com.example.codes"
@@ -79,3 +87,12 @@ def test_codes_of_a_model_made_elsewhere_become_those_of_this_process() -> None:
     assert canonical(3, [(NAME, 0)]) == 3  # NNAPI's own
     assert extension_name(9 << 16 | 1, theirs) == NAME and extension_name(8 << 16, theirs) == "com.example.other"
     assert extension_name(7 << 16, theirs) == "" and extension_name(3, [(NAME, 0)]) == ""
+
+
+def test_swapped_prefixes_change_places() -> None:
+    one, other = register_extension(NAME, TYPES, ["FFT", "IFFT"]), register_extension(f"{NAME}.two", [], ["ONE"])
+    here = prefixes_here([(other.name, one.prefix), (one.name, other.prefix), ("com.example.nobodys", 999)])
+    assert here == {one.prefix: other.prefix, other.prefix: one.prefix}
+    assert moved(one.prefix << 16 | 5, here) == other.prefix << 16 | 5 and moved(3, here) == 3
+    assert moved(999 << 16, here) == 999 << 16
+    assert prefixes_here([(one.name, 7), (one.name, 8)]) == prefixes_here([("a.b", 7), (one.name, 7)]) == {}

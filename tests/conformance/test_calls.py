@@ -1,6 +1,7 @@
 """A drawn call as a model, and the limits between what two devices may differ in and what they may not."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import DriverFailed
 from nnhal.base.operands import Value
+from nnhal.conformance import differential
 from nnhal.conformance.differential import arrays_of, compare_device, judge, kernel_outputs, model_of, one, tensors_of
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.hal.device import Hints, Verdict, prepared_by
@@ -238,3 +240,19 @@ def test_a_reference_that_breaks_is_no_difference_but_an_error(monkeypatch):
     monkeypatch.setattr(mine, "run", lambda request, control: 1 // 0)
     with pytest.raises(DriverFailed, match="ZeroDivisionError"):
         one(discovery.cpu(), mine, theirs, asked)
+
+
+def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
+    asked, let_go = [], []
+
+    def considered(device, model, hints):
+        asked.append(model)
+        refused = {0: "not this"} if len(asked) % 2 else {}
+        number = len(asked)
+        return SimpleNamespace(refused=lambda: refused, let_go=lambda: let_go.append(number), hints=lambda hints: hints)
+
+    monkeypatch.setattr(differential, "considered_by", considered)
+    cell, rng = Cell(OPS["FLOOR"], 0, F32, "ordinary"), np.random.default_rng(2)
+    found = list(compare_device(discovery.cpu(), discovery.cpu(), cell, rng, 7, reruns=2))
+    assert [r.outcome for r in found] == ["refused", "agrees", "agrees", "refused", "agrees", "agrees", "refused"]
+    assert let_go == [1, 2, 3, 4, 5]

@@ -314,3 +314,43 @@ def test_outputs_of_scales_far_from_1_are_as_far_from_it_as_what_goes_in():
         if abs(first) < 80:
             ratios.append(last - first)
     assert len(ratios) > 80 and min(ratios) > -4.001 and max(ratios) < 7.001
+
+
+def test_trailing_arguments_that_are_left_out_are_not_there_and_one_in_the_middle_is_omitted():
+    cell = Cell(OPS["SOFTMAX"], 0, F32, "ordinary")
+    made = next(m for m in (Drawn(cell, np.random.default_rng(n)) for n in range(50)) if "axis" in m)
+    names = [argument.name for argument in made.form]
+    made["axis"]
+    made._values["axis"] = None
+    call = made.call()
+    assert len(call.inputs) == len(names) - 1 and None not in call.inputs
+
+
+def test_a_scalar_of_floats_is_drawn_up_to_2_from_its_least_or_a_little_above_0():
+    made = Drawn(Cell(OPS["ADD"], 0, F32, "ordinary"), np.random.default_rng(3))
+    for least, low in ((None, 0.0), (1.5, 1.5)):
+        made._types["x"] = OperandType.FLOAT32
+        argument = SimpleNamespace(name="x", enum=None, at_least=least, at_most=None)
+        drawn = [made._scalar(argument) for _ in range(200)]
+        assert low < min(drawn) < low + 0.2 and 1.9 < max(drawn) <= 2
+
+
+def test_a_scalar_of_truth_is_drawn_either_way_and_one_of_integers_from_its_least_to_its_most():
+    made = Drawn(Cell(OPS["ADD"], 0, F32, "ordinary"), np.random.default_rng(3))
+
+    def scalars(kind, least=None, most=None):
+        made._types["x"] = kind
+        argument = SimpleNamespace(name="x", enum=None, at_least=least, at_most=most)
+        return Counter(made._scalar(argument) for _ in range(300))
+
+    assert set(scalars(OperandType.BOOL)) == {False, True} and min(scalars(OperandType.BOOL).values()) > 100
+    assert set(scalars(OperandType.INT32)) == {-2, -1, 0, 1, 2, 3}
+    assert set(scalars(OperandType.INT32, 1)) == {1, 2, 3} and set(scalars(OperandType.INT32, 4, 5)) == {4, 5}
+
+
+def test_complex_elements_have_two_ordinary_parts(monkeypatch):
+    monkeypatch.setattr(drawing, "dtype_of", lambda kind: np.dtype("c8"))
+    found = contents(np.random.default_rng(3), 77, (500,), "ordinary")
+    assert found.dtype == np.complex64
+    for part in (found.real, found.imag):
+        assert part.min() < -5 and part.max() > 5 and len(np.unique(part)) > 200 and np.abs(part).max() < 100

@@ -11,15 +11,17 @@ import pytest
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, OperationFailed
 from nnhal.base.levels import V1_1, V1_2
+from nnhal.conformance import suite
 from nnhal.conformance.selection import Item, Selection
 from nnhal.conformance.subject import Subject
-from nnhal.conformance.suite import ENDLESS_LOOP_TIMEOUT_NS, ended_in, fate_of, read_only, run_vector
+from nnhal.conformance.suite import ENDLESS_LOOP_TIMEOUT_NS, Outcome, ended_in, fate_of, read_only, run_vector
 from nnhal.conformance.ways import WAYS
 from nnhal.conformance.worker import Board, _told, process_of
 from nnhal.hal.background import FencedExecution
 from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
+from nnhal.ipc.client.process import ResilientPrepared
 from nnhal.runtime import discovery
 from tests.conformance.test_suite import vector
 from tests.conformance.test_ways import doubling, request
@@ -210,3 +212,50 @@ def test_the_subject_is_named_by_its_driver_its_device_or_is_the_cpu() -> None:
     ]
     with pytest.raises((InvalidArgument, DeviceUnavailable)):
         Subject(level="one")
+
+
+# ---------------------------------------------------------------------------------------------------------------- vectors
+
+
+def test_an_outcome_is_the_same_whatever_came_out_and_is_not_shown_with_it() -> None:
+    one, other = (Outcome("V1_0/a/b", "failed", "why", outputs=(np.full(2, x),)) for x in (7, 8))
+    assert one == other and one.nanoseconds == 0 and "7" not in repr(one)
+
+
+def test_an_interrupt_and_an_exit_of_the_application_are_not_the_vectors() -> None:
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+
+        def model(dynamic: bool, signed: bool, error: BaseException = error) -> Any:
+            raise error
+
+        stopped = vector()
+        stopped.model = model
+        with pytest.raises(type(error)):
+            run_vector(stopped, discovery.cpu())
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_prepared_model_of_another_process_is_ended_where_that_lives(alive: bool) -> None:
+    did: list[str] = []
+
+    class Remote(ResilientPrepared):
+        def __init__(self) -> None:
+            pass
+
+        alive = property(lambda self: lives)  # type: ignore[assignment]
+
+        def end(self) -> None:
+            did.append("end")
+
+        def close(self) -> None:
+            did.append("close")
+
+    lives = alive
+    suite._close(discovery.cpu(), Remote(), did.append)
+    assert did == (["close", "end"] if alive else [])  # the stage, and the end
+
+
+def test_memory_that_cannot_be_made_read_only_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "_libc", SimpleNamespace(mprotect=lambda *_: -1))
+    with pytest.raises(OSError, match="mprotect"):
+        read_only([np.float32([1])])

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import OperationFailed
+from nnhal.base.operands import Value
 from nnhal.conformance.differential import again, agreeing, compare_device, judge, kernel_outputs, model_of, one
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.hal.device import RELAXATIONS, Hints, prepared_by
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
-from tests.conformance.test_differential import F32, Wrong, added
+from tests.conformance.test_differential import F32, Wrong, added, scalar, tensor
+from tests.conformance.test_differential import call as called
 
 MOST = np.finfo(np.float32).max
 
@@ -104,7 +106,7 @@ def test_a_prepared_model_runs_several_times_each_on_other_elements():
 
     device = Recording(lambda x: x)
     cell = Cell(OPS["FLOOR"], 0, F32, "ordinary")
-    assert len(list(compare_device(device, discovery.cpu(), cell, np.random.default_rng(2), 10, reruns=4))) == 10
+    assert len(list(compare_device(device, discovery.cpu(), cell, np.random.default_rng(2), 10))) == 10
     assert [n for n, _ in device.runs] == [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
     assert len({x for _, x in device.runs}) == 10
 
@@ -163,3 +165,26 @@ def test_magnitudes_of_either_sign_make_room():
             assert agreeing(call, n, wanted, wanted).all()
             assert agreeing(call, n, wanted, wanted + np.float32(5e-6)).all()
     assert negative
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("RELU", [0]), ("RELU1", [-1, 1]), ("RELU6", [0, 6]), ("TANH", [])])
+def test_nan_may_become_the_bounds_of_an_operation_that_clips(name, wanted):
+    asked = called(name, tensor([np.nan]), out=Value(F32, None))
+    fine = [x for x in (-1, 0, 1, 6, 7, 2) if judge(asked, [np.float32([np.nan])], [np.float32([x])]) == ""]
+    assert sorted(fine) == wanted
+
+
+def test_an_order_of_summing_up_may_cost_64_units_of_the_magnitudes():
+    """1e4 * 1 - 1e4 * 1: the sum of magnitudes is 2e4."""
+    asked = called(
+        "FULLY_CONNECTED", tensor([[1e4, 1e4]]), tensor([[1, -1]]), tensor([0]), scalar(0), out=Value(F32, None)
+    )
+    room = 1e-5 + 64 * 2e4 * 2.0**-23  # and the absolute tolerance
+    for off, fine in ((0.99 * room, True), (-0.99 * room, True), (1.005 * room, False), (-1.005 * room, False)):
+        assert (judge(asked, [np.float32([[0]])], [np.float32([[off]])]) == "") is fine, off
+
+
+def test_both_parts_of_complex_elements_count():
+    asked, wanted = added([1], [3]), np.complex64([1 + 1j])
+    for actual, fine in ((1 + 1j, True), (1 + 1.000001j, True), (1 + 2j, False), (2 + 1j, False)):
+        assert agreeing(asked, 0, wanted, np.complex64([actual])).tolist() == [fine]

@@ -8,7 +8,7 @@ import pytest
 from nnhal import Builder
 from nnhal.base.codes import TYPE_FACTS, Lifetime, OperandType, OperationType, Preference, Priority
 from nnhal.base.errors import InvalidModel
-from nnhal.conformance.mutate import BAD_HINTS, MUTATIONS, mutants
+from nnhal.conformance.mutate import BAD_HINTS, INVALID_CODES, INVALID_OPERATIONS, MUTATIONS, mutants
 from nnhal.model.validate import validate
 
 INPUT, OUTPUT, TEMPORARY, COPY = (
@@ -272,3 +272,17 @@ def test_another_type_has_a_zero_point_of_its_own_range():
 def test_bad_hints_are_one_beyond_the_ends_and_a_word():
     assert BAD_HINTS == {"preference": (-1, 3, "fast"), "priority": (-1, 3, "urgent")}
     assert {int(p) for p in Preference} == {0, 1, 2} == {int(p) for p in Priority}
+
+
+def test_codes_that_do_not_exist_are_those_beside_the_ones_that_do():
+    """16 types and the two of OEMs, 10000 and 10001; 106 operations and OEM_OPERATION, 10000."""
+    assert INVALID_CODES == (16, 9999, 10002, 65535, -1)
+    assert not set(INVALID_CODES) & {*OperandType} and {15, 10000, 10001} <= {*OperandType}
+    assert INVALID_OPERATIONS == (106, 9999, 10001, 65535, -1)
+    assert not set(INVALID_OPERATIONS) & {*OperationType} and {105, 10000} <= {*OperationType}
+
+
+def test_an_operation_without_inputs_gets_no_further_one_and_those_behind_it_do():
+    none = replace(ADD, inputs=())
+    model = replace(MODEL, main=replace(MAIN, operations=(none, FLOOR)))
+    assert [m.operation for m in mutants(model) if m.kind == "added input"] == ["FLOOR"]

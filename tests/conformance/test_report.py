@@ -94,6 +94,10 @@ def test_the_command_that_repeats_a_vector_selects_it_as_it_ran() -> None:
         *("--way", "burst", "--level", "1.2", "--isolate", "--filter", r"^V1_0/a/a\.b$"),
     ]
     assert "--published-only" in repeats(selection, Outcome("V1_0/a/a.b", "failed"))
+    many = tuple(f"V1_0/x/{n}" for n in range(30))
+    late = shlex.split(repeats(selection, Outcome("V1_0/a/a.b", "crashed", alone="passed", before=many)))
+    wanted = "|".join([*many[-20:], r"V1_0/a/a\.b"])
+    assert late[-4:] == ["--jobs", "1", "--filter", f"^({wanted})$"] and "--published-only" not in late
 
 
 def test_failures_are_one_line_a_group_with_a_command_and_a_folder_that_fail_again(

@@ -1,13 +1,16 @@
 """Whatever a driver does costs the vector at which it does it, and no other; in process and isolated find the same."""
 
 import re
+import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.conformance.parallel import run_vectors
+from nnhal.conformance.report import repeats
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.vectors import index
@@ -169,6 +172,71 @@ def device():
         name: "crashed" if name.endswith("_2_2") or "internal_2" in name else "passed" for name in verdicts
     }
     assert set(verdicts.values()) == {"passed", "crashed"}
+
+
+LATE_CRASH = """
+import os
+import time
+from nnhal.drivers.reference import Reference
+from nnhal.hal.device import Prepared
+
+RAN = []
+
+class Fifth(Prepared):
+    def __init__(self, inner):
+        self.inner = inner
+    def run(self, request, control):
+        RAN.append(request)
+        time.sleep(PAUSE)
+        if len(RAN) == 5:  # damage that the third has done, say
+            os.abort()
+        return self.inner.run(request, control)
+
+class Late(Reference):
+    name = "late"
+    def prepare(self, model, hints):
+        return Fifth(super().prepare(model, hints))
+
+def device():
+    return Late()
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
+def test_a_crash_that_what_ran_before_has_done_is_named_so_with_what_that_was(
+    isolate: bool, vectors: Path, tmp_path: Path
+) -> None:
+    driver = tmp_path / "late.py"
+    driver.write_text(LATE_CRASH.replace("PAUSE", "0.03"))
+    selection = Selection(vectors, drivers=(str(driver),), pattern="^V1_0/(add|mul)", rerun=False, isolate=isolate)
+    found = run(selection, 1)
+    late = [outcome for outcome in found if outcome.verdict != "passed"]
+    assert 5 < len(found) == len({outcome.id for outcome in found}) and late
+    for outcome in late:
+        assert (outcome.verdict, outcome.alone, len(outcome.before)) == ("crashed", "passed", 4)
+        assert outcome.reason.startswith(
+            "crashed late, passed alone in a fresh process: device late: run(): the driver pro"
+        )
+        assert "SIGABRT" in outcome.reason and outcome.id not in outcome.before
+    words = shlex.split(repeats(selection, late[0]))
+    assert words[words.index("--jobs") + 1] == "1" and "--published-only" not in words
+    pattern = words[words.index("--filter") + 1]
+    again = run(replace(selection, pattern=pattern), 1)
+    assert {outcome.id for outcome in again} == {late[0].id, *late[0].before}
+    assert [outcome.verdict for outcome in again].count("crashed") == 1
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
+def test_crashes_that_come_late_again_and_again_end_with_each_vector_counted_once(
+    isolate: bool, vectors: Path, tmp_path: Path
+) -> None:
+    driver = tmp_path / "late.py"
+    driver.write_text(LATE_CRASH.replace("PAUSE", "0"))
+    chosen = Selection(vectors, drivers=(str(driver),), pattern="^V1_0/(add|mul)", rerun=False, isolate=isolate)
+    found = run(chosen, 2)
+    assert sorted(o.id for o in found) == sorted(id for id in index(vectors) if re.search(chosen.pattern, id))
+    assert {outcome.verdict for outcome in found} <= {"passed", "crashed"}
+    assert all(outcome.alone == "passed" for outcome in found if outcome.verdict == "crashed")
 
 
 def test_a_driver_that_forks_has_each_vector_counted_once(vectors: Path, tmp_path: Path) -> None:

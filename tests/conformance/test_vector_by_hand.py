@@ -11,7 +11,7 @@ import pytest
 from nnhal.base.codes import Lifetime, OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.levels import Level
-from nnhal.conformance.vectors import Vector, index, members, read
+from nnhal.conformance.vectors import Expected, Vector, index, members, read
 
 STEPS = np.uint8([0, 128, 255]).tobytes()
 REAL = np.float32([1.5, -2, 3]).tobytes()
@@ -149,3 +149,34 @@ def test_a_folder_without_vectors_is_said_to_have_none(tmp_path: Path) -> None:
         index(tmp_path)
     with pytest.raises(InvalidArgument, match=r"holds no \.zip files, must be a folder of published test vectors"):
         members(tmp_path)
+
+
+def test_a_vector_of_several_graphs_has_them_by_their_numbers_and_unknown_dimensions_in_the_main_one_alone() -> None:
+    def graph(operation: str, *operands: dict[str, Any]) -> dict[str, Any]:
+        last = len(operands) - 1
+        operations = [{"type": operation, "inputs": [*range(last)], "outputs": [last]}]
+        inputs = [n for n, each in enumerate(operands) if each["lifetime"] == "SUBGRAPH_INPUT"]
+        return {"operands": list(operands), "operations": operations, "inputIndexes": inputs, "outputIndexes": [last]}
+
+    steps = operand("TENSOR_QUANT8_ASYMM", "SUBGRAPH_INPUT", 3, scale=0.5, zeroPoint=130)
+    real = operand("TENSOR_FLOAT32", "SUBGRAPH_OUTPUT", 3)
+    branch = graph("DEQUANTIZE", steps, real)
+    condition = operand("TENSOR_BOOL8", "SUBGRAPH_INPUT", 1)
+    first, second = operand("SUBGRAPH", "SUBGRAPH"), operand("SUBGRAPH", "SUBGRAPH", subgraph=1)
+    one = vector(main=graph("IF", condition, first, second, steps, real), referenced=[branch, branch])
+    assert one.operations == {"IF", "DEQUANTIZE"}
+    model = one.model(dynamic=True, signed=True)
+    assert [model.main.operands[i].location.offset for i in (1, 2)] == [0, 1]
+    assert model.main.inputs == (0, 3) and model.main.outputs == (4,)
+    assert model.main.operands[4].dimensions == (0,)
+    assert len(model.referenced) == 2
+    for sub in model.referenced:
+        assert (sub.inputs, sub.outputs) == ((0,), (1,)) and len(sub.operations) == 1
+        assert [each.dimensions for each in sub.operands] == [(3,), (3,)]
+        assert sub.operands[0].type == OperandType.TENSOR_QUANT8_ASYMM_SIGNED and sub.operands[0].zero_point == 2
+    assert [model.main.operands[i].location.offset for i in (1, 2)] == [0, 1]
+
+
+def test_an_expected_output_is_not_quantised_where_nothing_else_is_said() -> None:
+    expected = Expected(None, (), OperandType.TENSOR_FLOAT32, False)
+    assert (expected.scale, expected.zero_point) == (0, 0)

@@ -257,17 +257,29 @@ def test_those_beside_one_another_do_not_overtake_who_waits_to_be_alone():
     assert not turns._queue
 
 
-def test_whoever_is_lost_with_a_ticket_is_passed_over():
+@pytest.mark.parametrize(
+    "control", [Control(), Control(deadline=2**62), Control(cancelled=threading.Event())], ids=["none", "far", "event"]
+)
+def test_whoever_is_lost_with_a_ticket_is_passed_over_whatever_limit_there_is(control):
     turns, lost = Turns(), []
     ticket = Ticket(alone=True)
     turns.queue(ticket)
-    thread = threading.Thread(target=lambda: turns.one_at_a_time(lambda control: lost.append(1))(Control()))
+    thread = threading.Thread(target=lambda: turns.one_at_a_time(lambda control: lost.append(1))(control))
     thread.start()
     time.sleep(0.05)
     assert not lost
     del ticket
     thread.join(10)
     assert lost == [1]
+
+
+def test_a_lost_ticket_in_the_middle_holds_up_nobody_behind_it():
+    turns, first, lost, last = Turns(), Ticket(alone=False), Ticket(alone=False), Ticket(alone=False)
+    turns.queue(first)
+    turns.queue(lost)
+    del lost
+    turns.queue(last)
+    assert first.called.is_set() and last.called.is_set()
 
 
 @pytest.mark.parametrize("kind", [MissedDeadline, Cancelled])

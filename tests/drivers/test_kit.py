@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import Closed, InvalidRequest, OperationFailed, UnsupportedModel
+from nnhal.base.errors import Cancelled, Closed, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.drivers.kit import (
     LoweringTable,
@@ -27,6 +27,7 @@ from nnhal.drivers.kit import (
 from nnhal.frontends.python import Builder
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict, prepared_by
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
@@ -196,6 +197,73 @@ def test_an_input_that_may_be_left_out_is_left_out_of_the_model():
     assert sorted(made[-2:]) == [1, 2]
 
 
+def smoothed(bias_shape) -> Model:
+    """SVDF of an input of known shape, and a bias that may be left out, of a shape that may be known."""
+    b = nnhal.Builder()
+    x, bias = b.input((1, 3)), b.input(bias_shape)
+    weights, state = b.constant(np.ones((2, 3), np.float32)), b.constant(np.zeros((1, 8), np.float32))
+    _, y = b.svdf(x, weights, b.constant(np.ones((2, 4), np.float32)), bias, state, rank=1, activation_kind=0)
+    return b.finish([x, bias], [y])
+
+
+def test_a_model_of_known_shapes_is_made_at_once_and_again_without_what_is_left_out():
+    from nnhal.drivers import reference
+
+    made: list[Model] = []
+
+    def make(model: Model) -> Prepared:
+        made.append(model)
+        return reference.Interpreter(model)
+
+    model = smoothed((2,))
+    found = for_each_shape(model, make)
+    found.model = model
+    assert made == [model]
+    x = np.ones((1, 3), np.float32)
+    assert run(found, x, np.ones(2, np.float32)).tolist() == [[4, 4]] and len(made) == 1
+    assert run(found, x, None).tolist() == [[3, 3]]
+    assert [len(each.main.inputs) for each in made] == [2, 1] and made[1].states == ()
+
+
+def test_what_is_made_for_shapes_knows_the_model_of_those_shapes():
+    model = twice((None,))
+    found = prepared(model)
+    run(found, np.ones(3, np.float32))
+    (made,) = Doubled.made
+    assert made.model is not model
+    assert [made.model.main.operands[i].dimensions for i in made.model.main.inputs] == [(3,)]
+
+
+def test_a_cancelled_execution_makes_nothing_for_its_shapes():
+    found, cancelled = prepared(twice((None,))), threading.Event()
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        found.request([np.ones(3, np.float32)]).execute(found.run, Control(cancelled=cancelled))
+    assert Doubled.made == []
+
+
+class Holding(Doubled):
+    """States what it holds: `used` of its one dimension."""
+
+    used: Any = staticmethod(lambda size: MemoryUse(size, 100 + size, 10 * size, 1000 * size))
+
+    def memory(self) -> MemoryUse:
+        found: MemoryUse = self.used(self.shapes[0][0])
+        return found
+
+
+def test_memory_of_several_shapes_adds_up_but_for_the_constants_they_share(monkeypatch):
+    model = twice((None,))
+    found = for_each_shape(model, Holding)
+    found.model = model
+    assert found.memory() == MemoryUse(0, 0, 0, 0)
+    for size in (2, 5, 3):
+        run(found, np.ones(size, np.float32))
+    assert found.memory() == MemoryUse(2 + 5 + 3, 105, 100, 5000)
+    monkeypatch.setattr(Holding, "used", staticmethod(lambda size: MemoryUse(None if size == 3 else 1, None, 1, 1)))
+    assert found.memory() == MemoryUse(None, None, 3, 1)
+
+
 # ----------------------------------------------------------------------------------------------------------- the table
 
 table: LoweringTable[LoweringTask] = LoweringTable("this", frozenset((F32,)), {"FLOOR": "not on Sundays"})
@@ -275,6 +343,59 @@ def test_a_task_knows_where_its_arguments_lie():
     assert joined.places("parts") == (0, 1, 0)
     with pytest.raises(Refused, match="nothing is omitted"):
         add.place("nothing")
+
+
+def test_a_graph_is_kept_of_models_that_are_taken_whole_and_given_to_its_own_kind_alone():
+    some, whole = relus(1, also=True), relus(2)
+    assert Graphed().consider(some, Hints()).worked_out is None
+    for kind, there in ((list, True), (dict, False)):
+        claims = considered_by(Graphed(), whole, Hints())
+        assert (kept_graph(claims.hints(Hints()), kind) == ["RELU"] * 2) == there
+        claims.let_go()
+    assert kept_graph(Hints(), list) is None
+
+
+def test_a_later_entry_of_one_name_takes_its_place_and_an_empty_set_of_types_takes_none():
+    mine: LoweringTable[LoweringTask] = LoweringTable("mine", frozenset((F32,)))
+    mine.entry("RELU", types=frozenset())(unary)
+    assert set(mine.entries) == {"RELU"} and mine.entries["RELU"].types == frozenset()
+    (verdict,) = mine.verdicts(twice_relu(), LoweringTask)
+    assert verdict.reason == "mine's RELU does not take TENSOR_FLOAT32"
+    assert mine.entry("RELU")(unary) is unary and mine.entries["RELU"].types == {F32}
+    assert LoweringTable("any").entry("RELU")(unary) is unary
+    everything: LoweringTable[LoweringTask] = LoweringTable("any")
+    everything.entry("RELU")(unary)
+    assert everything.verdicts(twice_relu(), LoweringTask)[0].ok
+
+
+def test_a_task_is_finished_once_its_entry_has_returned_and_not_where_it_refused():
+    ended: list[str] = []
+
+    class Ending(LoweringTask):
+        def finish(self) -> None:
+            ended.append(self.name)
+
+    b = nnhal.Builder()
+    x = b.input((20,))
+    assert [v.ok for v in table.verdicts(b.finish([x], [b.relu(x), b.tanh(x)]), Ending)] == [True, False]
+    assert ended == ["RELU"]
+
+
+def test_an_argument_that_is_or_may_be_omitted_has_no_operands():
+    b = nnhal.Builder()
+    x, perhaps = b.input((1, 3)), b.input((0,))
+    weights, state = b.constant(np.ones((2, 3), np.float32)), b.constant(np.zeros((1, 8), np.float32))
+    time = b.constant(np.ones((2, 4), np.float32))
+    outputs = [b.svdf(x, weights, time, bias, state, rank=1, activation_kind=0)[1] for bias in (perhaps, None)]
+    outputs += [b.transpose(x), b.svdf(x, weights, time, np.ones(2, np.float32), state, rank=1, activation_kind=0)[1]]
+    model = b.finish([x, perhaps], outputs)
+    bounds = validate(model).subgraphs[0].operations
+    tasks = [LoweringTask(a, o) for a, o in zip(bounds, model.main.operations, strict=True) if a is not None]
+    assert [task.places("bias") for task in tasks[:2]] == [(), ()] and tasks[2].places("permutation") == ()
+    assert len(tasks[3].places("bias")) == 1 and tasks[3].array("bias").tolist() == [1, 1]
+    for task in tasks[:2]:
+        with pytest.raises(Refused, match=r"^bias is omitted$"):
+            task.array("bias")
 
 
 def test_a_device_made_of_it_is_a_device():

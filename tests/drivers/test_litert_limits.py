@@ -302,6 +302,49 @@ def test_weights_known_only_at_execution_may_not_unfold_the_picture_many_times()
     assert f"LiteRT would hold {256 * 256 * 9 * 9 * 64 * 4} bytes for the places of its filter" in convolution(False)
 
 
+@pytest.mark.parametrize(("constant", "held"), [(True, 1024 * 1024 * 9 * 9 * 8), (False, 1016 * 1016 * 9 * 9 * 4)])
+def test_a_transposed_convolution_holds_a_pointer_or_a_sum_for_each_element_that_a_filter_meets(
+    constant: bool, held: int
+) -> None:
+    """Of 1016 * 1016 elements to 1024 * 1024: XNNPACK, which wants weights constant, holds pointers of 8 bytes for each
+    place of the output, LiteRT sums of 4 bytes for each of the input.
+    """
+    weights, bias = (X(shape, F32, constant=constant) for shape in ((1, 9, 9, 1), (1,)))
+    found = reason(
+        "TRANSPOSE_CONV_2D",
+        input=X((1, 1016, 1016, 1), F32),
+        filter=weights,
+        bias=bias,
+        padding=((0, 0), (0, 0)),
+        stride=1,
+        nchw=False,
+    )
+    assert found == f"LiteRT would hold {held} bytes for the places of its filter, must be at most {2**28}"
+
+
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_depthwise_convolution_holds_a_pointer_for_each_element_that_its_filter_meets(constant: bool) -> None:
+    weights, bias = (X(shape, F32, constant=constant) for shape in ((1, 9, 9, 1), (1,)))
+    found = reason(
+        "DEPTHWISE_CONV_2D",
+        input=X((1, 1024, 1024, 1), F32),
+        filter=weights,
+        bias=bias,
+        padding="same",
+        depth_multiplier=1,
+    )
+    held = 1024 * 1024 * 9 * 9 * 8
+    assert found == f"LiteRT would hold {held} bytes for the places of its filter, must be at most {2**28}"
+
+
+def test_a_window_of_a_pooling_holds_a_pointer_for_each_element_that_it_meets() -> None:
+    """Of 8200 rows of 16 elements, windows of 4096 by 2: rows are met by each window, columns that windows share once."""
+    more = {"padding": "valid", "filter_size": (4096, 2), "stride": (1, 1)}
+    found = reason("MAX_POOL_2D", input=X((1, 8200, 16, 1), F32), **more)
+    held = (8200 - 4096 + 1) * 4096 * 16 * 8
+    assert found == f"LiteRT would hold {held} bytes for the places of its window, must be at most {2**28}"
+
+
 # -------------------------------------------------------------------------------------------- dimensions that turn out 0
 
 
@@ -458,3 +501,56 @@ def test_values_brought_to_a_256th_of_their_scale_are_refused() -> None:
 
     assert greater(1 / 255) == ""
     assert "is too fine for LiteRT here, must exceed 0.00390625" in greater(1 / 256)
+
+
+def dense(scale: float, out: float) -> str:
+    """A layer of one product of `scale`, with an output of scale `out`."""
+    layer = {"bias": X([0], I32, scale, constant=True), "scale": out, "zero_point": 0}
+    return reason("FULLY_CONNECTED", input=X((1, 1), scale=scale), weights=X((1, 1), scale=1.0, constant=True), **layer)
+
+
+def test_sums_of_256_steps_of_the_output_are_refused() -> None:
+    assert dense(1.0, 1 / 255) == ""
+    assert dense(1.0, 1 / 256) == "output scale 0.00390625 is too fine for LiteRT here, must exceed 0.00390625"
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("CONCATENATION", lambda: {"parts": [X((1, 4), scale=0.5), X((1, 4), scale=1.0)], "axis": 0}),
+        ("PRELU", lambda: {"input": X((1, 4), scale=1.0), "alpha": X((1, 4), scale=0.5)}),
+        ("PRELU", lambda: {"input": X((1, 4), scale=0.5), "alpha": X((1, 4), scale=2.0)}),
+        ("SELECT", lambda: {
+            "condition": X((1, 4), T.TENSOR_BOOL8),
+            "input1": X((1, 4), scale=0.5),
+            "input2": X((1, 4), scale=1.0),
+        }),
+    ],
+)  # fmt: skip
+def test_the_coarsest_of_what_goes_in_decides_how_fine_an_output_may_be(
+    op: str, arguments: Callable[[float], Any]
+) -> None:
+    given = arguments()
+    assert reason(op, **given, scale=1 / 255, zero_point=0) == ""
+    assert "is too fine for LiteRT here, must exceed 0.00390625" in reason(op, **given, scale=1 / 256, zero_point=0)
+
+
+@pytest.mark.parametrize(("epsilon", "told"), [(1e-12, ""), (9e-13, "epsilon is 9e-13, squares that vanish")])
+def test_an_epsilon_may_be_as_small_as_squares_that_count(epsilon: float, told: str) -> None:
+    more = {"gamma": 1.0, "beta": 0.0, "nchw": False}
+    found = reason("INSTANCE_NORMALIZATION", input=X((1, 2, 2, 1), F32), epsilon=epsilon, **more)
+    assert found.startswith(told) and bool(found) == bool(told)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"), [([1, 2], ""), ([-2, 3], ""), ([0, 1], "division by 0"), ([1, -1], "least integer by -1")]
+)
+def test_integers_are_divided_by_what_cannot_end_the_process(numbers: list[int], told: str) -> None:
+    found = reason("DIV", input1=X((2,), I32), input2=X(numbers, I32, constant=True))
+    assert told in found and bool(found) == bool(told)
+
+
+@pytest.mark.parametrize(("bits", "told"), [(32, ""), (33, "LiteRT's signatures have up to 32 bits, these 33")])
+def test_signatures_have_up_to_32_bits(bits: int, told: str) -> None:
+    hashes = X(np.zeros((2, bits)), F32, constant=True)
+    assert reason("LSH_PROJECTION", hashes=hashes, input=X((2, 3), F32), weight=X((2,), F32), kind="dense") == told

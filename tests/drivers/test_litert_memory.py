@@ -220,6 +220,70 @@ def test_nothing_is_written_outside_the_bytes_of_a_model(offset: int) -> None:
         contents.Content(8).write(offset, b"ab")
 
 
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def content_of(room: int, *arrays: Any) -> tuple[Any, list[int]]:
+    content, offsets = contents.joined(room, arrays)
+    for array, offset in zip(arrays, offsets, strict=True):
+        assert bytes(content)[offset : offset + array.nbytes] == array.tobytes()
+    return content, offsets
+
+
+def test_copied_arrays_lie_behind_the_room_each_at_a_multiple_of_64() -> None:
+    first, second = np.arange(5, dtype=np.uint8), np.arange(65, dtype=np.uint8)
+    content, offsets = content_of(128, first, second, first)
+    assert offsets == [128, 192, 320] and content.in_place == 0 and len(content) == 384
+
+
+@pytest.mark.parametrize(("size", "mapped"), [(1 << 20, True), ((1 << 20) - 1, False)])
+def test_a_pool_is_mapped_from_a_mebibyte_of_constants_on(size: int, mapped: bool) -> None:
+    memory = Memory.allocate(2 << 20)
+    memory.bytes()[:] = np.random.default_rng(0).integers(0, 256, 2 << 20, np.uint8)
+    half = size // 2 // 16 * 16
+    arrays = memory.view(0, half, np.uint8, (half,)), memory.view(half, size - half, np.uint8, (size - half,))
+    assert content_of(64, *arrays)[0].in_place == size * mapped
+
+
+def test_only_the_pages_with_constants_are_mapped() -> None:
+    before = mappings("nnhal-test-pages")
+    memory = Memory.allocate(4 << 20, "nnhal-test-pages")
+    start, size = PAGE + 16, 1 << 20
+    array = memory.view(start, size, np.uint8, (size,))
+    content, (offset,) = content_of(64, array)
+    assert offset % PAGE == (16 + content.page(0)) % PAGE, "where it lies in its page it lies in that of the content"
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "nnhal-test-pages" in line]
+    sizes = [int(end, 16) - int(begin, 16) for begin, _, end in (line.split()[0].partition("-") for line in lines)]
+    assert sorted(sizes)[0] == (1 << 20) + PAGE and len(lines) == before + 2
+    assert len(content) <= 64 + PAGE + size + PAGE
+
+
+def test_constants_of_a_mapped_pool_and_of_none_stand_beside_one_another() -> None:
+    memory, other = Memory.allocate(SIZE + 64), np.arange(100, dtype=np.uint8)
+    weights = fill(memory, 16, 3)
+    content, (first, second, third) = content_of(64, other, weights, other)
+    assert content.in_place == SIZE and first == 64 and third == 192 and second >= third + 100
+
+
+def test_content_is_zeros_until_it_is_written_and_pages_begin_where_they_do() -> None:
+    content = contents.Content(3 * PAGE)
+    assert len(content) == 3 * PAGE and not any(bytes(content))
+    first = content.page(0)
+    assert 0 <= first < PAGE and content.page(first) == first and content.page(first + 1) == first + PAGE
+    content.write(3 * PAGE - 2, b"ab")
+    content.write(0, np.uint16([0x6463]))
+    assert bytes(content)[:2] + bytes(content)[-2:] == b"cdab"
+
+
+def test_the_driver_tells_what_it_maps_and_no_more(device: Device) -> None:
+    memory = Memory.allocate(SIZE)
+    fill(memory, 0, 1)
+    assert prepared_by(device, dense((memory, 0)), Hints()).memory() == (None, SIZE, None, None)
+    b = nnhal.Builder()
+    x = b.input((4,))
+    assert prepared_by(device, b.finish([x], [b.relu(x)]), Hints()).memory() == (None, 0, None, None)
+
+
 # ---------------------------------------------------------------------------------------------------------- interpreters
 
 

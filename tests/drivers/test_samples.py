@@ -24,6 +24,7 @@ from nnhal.base.once import Once
 from nnhal.drivers.samples import faulty, limited
 from nnhal.drivers.samples.faulty import Faulty
 from nnhal.hal.device import Hints, Prepared, prepared_by
+from nnhal.hal.request import Control
 from nnhal.model.builder import ModelBuilder
 from nnhal.ops import OPS
 from nnhal.runtime import discovery
@@ -93,6 +94,38 @@ def test_figures_are_those_of_the_published_sample_drivers():
         "sample-minimal": [(0.4, 0.5), (0.4, 0.5), (1.0, 1.0)],
         "sample-quant": [(50.0, 1.0), (50.0, 1.0), (50.0, 1.0)],
     }
+
+
+def test_each_states_its_figures_whichever_way_it_is_made():
+    """Execution time and power of float32, relaxed float32, and all others."""
+    cpu = (1.0, 1.0)
+    for make, figures in (
+        (limited.float_fast, [(0.8, 1.2), (0.7, 1.1), cpu]),
+        (limited.float_slow, [(1.3, 0.7), (1.2, 0.6), cpu]),
+        (limited.minimal, [(0.4, 0.5), (0.4, 0.5), cpu]),
+        (limited.quant, [(50.0, 1.0)] * 3),
+        (limited.partial_, [(0.9, 0.9)] * 3),
+    ):
+        stated = make().capabilities()
+        for kind in Type:
+            floating = kind in (Type.TENSOR_FLOAT32, Type.FLOAT32)
+            assert stated.of(kind) == (figures[0] if floating else figures[2])
+            assert stated.of(kind, relaxed=True) == (figures[1] if floating else figures[2])
+        assert stated.if_performance == stated.while_performance == figures[2]
+
+
+def test_what_a_sample_takes_it_prepares_and_what_has_too_few_inputs_it_refuses():
+    device = limited.float_fast()
+    assert requests.run(prepared_by(device, pooled(), Hints()), [X]).results[0].shape == (1, 2, 2, 4)
+    for takes_what, place in ((limited.takes_float, 0), (limited.takes_quantised, 1)):
+        kind = OperationType.ABS if place == 0 else OperationType.SELECT
+        empty = nnhal.model.graph.Operation(kind, (), ())
+        assert takes_what(pooled(), empty) == f"has no input {place}"
+    b = nnhal.Builder()
+    x = b.input((2,))
+    for build, told in ((b.abs, "takes only ADD, CONCATENATION, CONV_2D"), (lambda x: b.add(x, x), "")):
+        model = b.finish([x], [build(x)])
+        assert {v.reason for v in limited.minimal().supports(model)} >= {told}
 
 
 @pytest.mark.parametrize(
@@ -282,6 +315,150 @@ def test_what_an_unconfined_process_may_do_it_does(fault):
 def test_orders_that_do_not_exist_are_refused(orders, message):
     with pytest.raises(InvalidArgument, match=message):
         Faulty(orders)
+
+
+DEEDS = [
+    ("kill", signal.SIGKILL),
+    ("kill:15", signal.SIGTERM),
+    ("exit", 3),
+    ("exit:7", 7),
+    ("sleep", 0.1),
+    ("sleep:0.5", 0.5),
+]
+
+
+@pytest.mark.parametrize(("order", "wanted"), DEEDS)
+def test_an_order_has_its_number_or_the_one_that_it_has_by_itself(monkeypatch, order, wanted):
+    done = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: done.append(number) if pid == os.getpid() else None)
+    monkeypatch.setattr(os, "_exit", done.append)
+    monkeypatch.setattr(faulty.time, "sleep", lambda seconds: None)
+    monkeypatch.setitem(
+        faulty.FAULTS, "sleep", faulty.Fault(done.append, faulty.FAULTS["sleep"].default)
+    )  # which took hold of time.sleep when it was made
+    Faulty(f"make={order}")
+    assert done == [wanted] and (order.startswith("sleep") or type(done[0]) is int)
+
+
+@pytest.mark.parametrize(("order", "mebibytes"), [("leak-memory", 16), ("leak-memory:3", 3)])
+def test_memory_leaks_by_the_mebibyte(monkeypatch, order, mebibytes):
+    monkeypatch.setattr(faulty, "_kept", kept := [])
+    Faulty(f"make={order}")
+    assert [array.nbytes for array in kept] == [mebibytes << 20] and kept[0].all()
+
+
+def test_descriptors_leak_8_at_once(monkeypatch):
+    monkeypatch.setattr(faulty, "_kept", kept := [])
+    Faulty("make=leak-descriptors")
+    assert len(set(kept)) == 8
+    for descriptor in kept:
+        assert os.fstat(descriptor).st_rdev == os.stat(os.devnull).st_rdev
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(("order", "blocks"), [("allocate:64", 4), ("allocate:79", 4), ("allocate", 256)])
+def test_memory_is_taken_in_blocks_of_16_mebibytes_4_gibibytes_by_itself(monkeypatch, order, blocks):
+    made = []
+    monkeypatch.setattr(faulty.np, "ones", lambda size, kind: made.append((size, np.dtype(kind))))
+    Faulty(f"make={order}")
+    assert made == [(1 << 24, np.dtype(np.uint8))] * blocks
+
+
+def test_what_leaves_reads_and_runs_does_it(monkeypatch, tmp_path):
+    with pytest.raises(SystemExit) as left:
+        Faulty("make=sys-exit")
+    assert left.value.code == 1
+    with pytest.raises(RuntimeError, match="raised on command"):
+        Faulty("make=raise")
+    with pytest.raises(OperationFailed, match="faulty: failed on command"):
+        Faulty("make=fail")
+    ran = []
+    monkeypatch.setattr(subprocess, "run", lambda words, check: ran.append((words, check)))
+    Faulty("make=exec")
+    assert ran == [([sys.executable, "-c", ""], True)]
+    written = []
+    monkeypatch.setattr(faulty.tempfile, "NamedTemporaryFile", lambda: (tmp_path / "x").open("wb"))
+    Faulty("make=write-file")
+    assert (tmp_path / "x").read_bytes() == b"faulty" and not written
+
+
+class Opened:
+    """Whoever connects or reads is told of here."""
+
+    def __init__(self, *what, **how):
+        self.said = [(what, how)]
+
+    def __getattr__(self, name):
+        return lambda *what: self.said.append(name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.said.append("closed")
+
+
+def test_a_socket_and_a_file_are_opened_used_and_closed(monkeypatch):
+    made = []
+    monkeypatch.setattr(faulty.socket, "socket", lambda *kind: made.append(Opened(*kind)) or made[-1])
+    Faulty("make=socket")
+    assert made[0].said == [((faulty.socket.AF_INET, faulty.socket.SOCK_STREAM), {}), "close"]
+    monkeypatch.setattr(faulty, "open", lambda *what: made.append(Opened(*what)) or made[-1], raising=False)
+    Faulty("make=read-file")
+    assert made[1].said == [(("/etc/passwd", "rb"), {}), "read", "closed"]
+
+
+@pytest.mark.parametrize("stage", ["make", "capabilities", "supports", "prepare", "run"])
+def test_each_stage_is_one_at_which_it_fails(stage):
+    with pytest.raises(OperationFailed, match="failed on command"):
+        device = Faulty(f"{stage}=fail")
+        device.capabilities()
+        device.supports(pooled())
+        requests.run(prepared_by(device, pooled(), Hints()), [X])
+    assert stage in faulty.STAGES and len(faulty.STAGES) == 5
+
+
+@pytest.mark.parametrize(
+    ("lie", "stages"),
+    [
+        ("nan", {"capabilities"}),
+        ("negative", {"capabilities"}),
+        ("short", {"supports"}),
+        ("long", {"supports"}),
+        ("nothing", {"supports", "prepare"}),
+        ("wrong-shape", {"run"}),
+        ("wrong-value", {"run"}),
+    ],
+)
+def test_a_lie_is_for_the_stages_that_can_tell_it(lie, stages):
+    for stage in faulty.STAGES:
+        if stage in stages:
+            Faulty(f"{stage}={lie}")
+        else:
+            with pytest.raises(InvalidArgument, match=f"{stage} is {lie!r}, must be one of hang, "):
+                Faulty(f"{stage}={lie}")
+
+
+def test_orders_are_counted_by_stage_and_parted_by_commas():
+    device = Faulty(" capabilities = nan , supports = short ,after=1")
+    first, second = (device.capabilities().of(Type.TENSOR_FLOAT32) for _ in range(2))
+    assert first == (1, 1) and np.isnan(second.exec_time)
+    assert [len(device.supports(pooled())) for _ in range(3)] == [2, 1, 1]
+    verdicts = Faulty("supports=long").supports(pooled())
+    assert [v.ok for v in verdicts] == [True] * 3
+    assert (
+        Faulty("supports=nothing").supports(pooled()) is None
+        and Faulty("prepare=nothing").prepare(pooled(), Hints()) is None
+    )
+    assert Faulty("capabilities=negative").capabilities().of(Type.TENSOR_FLOAT32).exec_time == -1
+
+
+def test_wrong_values_are_every_bit_turned_and_time_is_told():
+    right, wrong = run(), run(run="wrong-value")
+    assert (right.view(np.uint8) ^ wrong.view(np.uint8) == 255).all()
+    made = prepared(run="wrong-value")
+    timing = made.request([X]).execute(made.run, Control(measure=True))
+    assert timing is not None and timing.in_driver > 0
 
 
 def test_a_driver_that_dies_of_an_error_when_it_is_made_is_unavailable(monkeypatch):

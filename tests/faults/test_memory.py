@@ -35,11 +35,13 @@ from tests.faults.support import (
     numbers,
     prepared,
     punch,
+    service,
     undisturbed,
     works,
 )
 from tests.ipc.support import made
 
+UNGUARDED = str(Path(__file__).parent / "drivers" / "unguarded.py")
 F_ADD_SEALS, SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 1033, 2, 4, 8
 ROOM = 4096
 INPUT, OUTPUT = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
@@ -179,6 +181,35 @@ def test_an_argument_past_the_end_of_its_pool_is_invalid(shared: str, argument: 
         refused(hostile.execute(number, [pool()], INPUT, argument, fds=(memory.fd,)), "output 0", words)
         assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(memory.fd,)), wire.Acknowledged)
         assert bytes(memory.bytes()[256:512]) == (X + X).tobytes()
+
+
+MALFORMED = {
+    "a pool that is not there": (wire.WireArgument(7, 0, 256, (64,)), OUTPUT),
+    "an input past the end": (wire.WireArgument(0, ROOM - 128, 256, (64,)), OUTPUT),
+    "an output past the end": (INPUT, wire.WireArgument(0, ROOM - 128, 256, (64,))),
+    "an argument too few": (OUTPUT,),
+    "an argument too many": (INPUT, INPUT, OUTPUT),
+    "another rank": (wire.WireArgument(0, 0, 256, (8, 8)), OUTPUT),
+    "another dimension": (wire.WireArgument(0, 0, 128, (32,)), OUTPUT),
+    "fewer bytes than its dimensions need": (wire.WireArgument(0, 0, 128, (64,)), OUTPUT),
+    "an output of another rank": (INPUT, wire.WireArgument(0, 256, 256, (8, 8))),
+    "an output over the input": (INPUT, wire.WireArgument(0, 0, 256, (64,))),
+}
+
+
+def test_a_driver_of_the_hal_that_looks_at_nothing_is_never_shown_a_malformed_request(runtime_directory: Path) -> None:
+    """19: all is refused before it; nothing is written, and the next good request is the next that it sees."""
+    with service(UNGUARDED, "unguarded"), Hostile("unguarded") as hostile:
+        number, fd = hostile.prepare(), memfd()
+        os.pwrite(fd, X.tobytes(), 0)
+        for seen, (what, arguments) in enumerate(MALFORMED.items(), 1):
+            before = os.pread(fd, ROOM, 0)
+            refused(hostile.bind(number, [pool()], *arguments, fds=(fd,)))
+            assert os.pread(fd, ROOM, 0) == before, what
+            assert isinstance(hostile.execute(number, [pool()], INPUT, OUTPUT, fds=(fd,)), wire.Acknowledged)
+            first, *rest = np.frombuffer(os.pread(fd, 256, 256), np.float32)
+            assert first == seen and rest == (2 * X)[1:].tolist(), what
+        os.close(fd)
 
 
 # ------------------------------------------------------------------------------------------------------------- item 20

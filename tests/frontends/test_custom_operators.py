@@ -127,6 +127,38 @@ def test_a_mistake_of_the_hook_names_file_operator_and_the_authors_line(hook, te
     assert (hook.__name__ in caught.value.stack) == (hook is not gives_nothing)
 
 
+@pytest.mark.parametrize(
+    ("lower", "error", "text"),
+    [
+        (lambda t: t.give("MUL", t.x(0), t.x(0), activatoin=0), DriverFailed,
+         "MUL has no argument 'activatoin', must be one of input1, input2, activation .*line"),
+        (lambda t: t.give("MUL", t.x(0), np.ones(8), activation=0), DriverFailed,
+         "MUL: argument 1 is array.*, must be a tensor or a number"),
+        (lambda t: t.result(0, t.make("EQUAL", t.x(0), t.x(0), like=9)), DriverFailed,
+         "gave TENSOR_BOOL8 for output 0, must be FLOAT32 as in the file"),
+        (lambda t: t.refuse(""), UnsupportedModel, "Mine #0: is refused, and nothing says why"),
+        (lambda t: t.require(False, ""), UnsupportedModel, "Mine #0: is refused, and nothing says why"),
+        (lambda t: t.give("RESHAPE", t.x(0), t.integers([1.5, 8])), UnsupportedModel,
+         r"integers are \[1.5, 8\], must be whole numbers"),
+        (lambda t: t.give("SOFTMAX", t.x(0), beta=1.0, axis=0.5), UnsupportedModel, "0.5 does not fit INT32"),
+        (lambda t: t.give("MUL", t.x(0), t.x(0), activation="none"), UnsupportedModel, "'none' does not fit INT32"),
+    ],
+)  # fmt: skip
+def test_what_a_hook_gives_that_cannot_be_is_told(lower, error, text):
+    register_custom_operator("Mine", lower)
+    with pytest.raises(error, match=text):
+        nnhal.load(a_file("Mine"))
+
+
+def test_whole_numbers_of_any_kind_are_integers():
+    def lower(t):
+        reshaped = t.make("RESHAPE", t.x(0), t.integers(np.array([2.0, 4.0])))
+        t.give("RESHAPE", reshaped, t.integers((1, np.int64(8))))
+
+    register_custom_operator("Mine", lower)
+    assert np.array_equal(nnhal.compile(nnhal.load(a_file("Mine")), devices="reference")(X), X)
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_a_file_with_another_number_of_inputs_is_damaged(count):
     register_custom_operator("Mine", gives_nothing, inputs=(1, 2))

@@ -16,11 +16,12 @@ from tests.frontends.flat import Writer
 from tests.frontends.random_models import RECIPES, many_draws
 
 DOCS = Path(__file__).parents[2] / "docs"
-HALVES = X(np.array([-2.5, -1.5, -0.5, -0.49999997, 0.49999997, 0.5, 1.5, 2.5, 1e9, -3.7], "f4"))
+HALVES = X(np.array([-2.5, -1.5, -0.5, -0.49999997, 0.49999997, 0.5, 1.5, 2.5, 1.2, -3.7], "f4"))
 LENGTHS = X(np.array([2, 4], "i4"), "i4")
 
 CASES: list[Case] = [
     ("ROUND", [HALVES], [out(10)]),
+    ("ROUND", [X(np.array([1e9, -1e9, 8388609], "f4"))], [out(3)]),
     ("COS", [f(40, low=-20, high=20)], [out(40)], "Cos"),
     ("SIGN", [X(np.array([-2.0, -0.0, 0.0, 3.0], "f4"))], [out(4)]),
     ("SIGN", [X(np.array([-2, 0, 3, -(2**31)], "i4"), "i4")], [out(4, kind="i4")]),

@@ -257,3 +257,63 @@ def test_what_a_known_custom_operation_reads_must_have_been_written():
     w.ends([x], [y])
     with pytest.raises(nnhal.BadFile, match="subgraph 0 tensor 1: has no value, must be written by an operator before"):
         nnhal.load(w.bytes())
+
+
+def given_options(options: bytes) -> dict:
+    """What a hook sees of the options of its operator."""
+    seen = {}
+
+    def lower(t):
+        seen.update(t.flexbuffer())
+        t.same(t.x(0))
+
+    nnhal.register_custom_operator("Seen", lower, inputs=1)
+    w = Writer()
+    x, y = w.tensor([4]), w.tensor([4])
+    w.operator("Seen", [x], [y], custom=list(options))
+    w.ends([x], [y])
+    load(w.bytes())
+    return seen
+
+
+def test_options_are_numbers_truths_texts_and_lists_of_them():
+    options = {"i": -3, "f": 2.5, "t": True, "n": False, "s": "x", "l": [1, 2.5, "y"], "v": [1, 2, 3], "m": {"a": 1}}
+    seen = given_options(flexbuffers.Dumps(options))
+    assert seen == options | {"m": None}
+    assert (seen["t"], seen["n"]) == (True, False) and isinstance(seen["t"], bool)
+    assert given_options(flexbuffers.Dumps({"nothing": None})) == {"nothing": None}
+
+
+def test_options_are_64_at_most_in_65536_bytes():
+    def said(options: bytes) -> str:
+        with pytest.raises(nnhal.UnsupportedModel) as caught:
+            given_options(options)
+        return str(caught.value)
+
+    many = {f"k{n:02}": n for n in range(64)}
+    assert given_options(flexbuffers.Dumps(many)) == many
+    assert "has 65 options, must have 64 at most" in said(flexbuffers.Dumps(many | {"z": 1}))
+    packed = [flexbuffers.Dumps({"s": "x" * length}) for length in range(65_400, 65_600)]
+    fits, over = (
+        max((p for p in packed if len(p) <= 65536), key=len),
+        min((p for p in packed if len(p) > 65536), key=len),
+    )
+    assert len(fits) >= 65535 and len(over) <= 65540
+    assert len(given_options(fits)["s"]) > 65_400
+    assert f"has {len(over)} bytes of options, must have 65536 at most" in said(over)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"y_scale": float("inf")}, "y_scale is inf, must be a finite number of 32 bits"),
+        ({"y_scale": float("-inf")}, "y_scale is -inf, must be a finite number of 32 bits"),
+        ({"w_scale": float("nan")}, "w_scale is nan, must be a finite number of 32 bits"),
+        ({"max_classes_per_detection": 1 << 24}, "max_classes_per_detection is 16777216, must be an integer"),
+        ({"max_classes_per_detection": 1.0}, "max_classes_per_detection is 1.0, must be an integer of at least 1"),
+        ({"detections_per_class": 0}, "detections_per_class is 0, must be an integer of at least 1"),
+        ({"nms_iou_threshold": "x"}, "nms_iou_threshold is 'x', must be a finite number of 32 bits"),
+    ],
+)
+def test_an_option_that_is_no_number_of_its_kind_is_named(changed, reason):
+    assert reason in refused(detector(PLAIN | changed)[0])

@@ -389,3 +389,195 @@ def test_variable_tensors_of_uint8_start_at_a_stored_0_as_in_litert():
     for calls in (1, 2, 3):
         for mine, theirs in zip(stream(x), litert(byte_lstm(kept=True), x, calls=calls), strict=True):
             assert np.abs(mine.astype("i4") - theirs).max() <= 1
+
+
+def nested(depth: int) -> bytes:
+    """IF within IF, the last of `depth` with a NEG."""
+    w = Writer()
+    for number in range(depth):
+        flag, x, y = w.tensor([1], "b1", [True]), w.tensor([2]), w.tensor([2])
+        w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=number + 1, elseSubgraphIndex=number + 1)
+        w.ends([x], [y])
+        w.subgraph()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("NEG", [x], [y])
+    w.ends([x], [y])
+    return w.bytes()
+
+
+def test_subgraphs_may_be_64_deep_with_the_main_one():
+    assert nnhal.validate(load(nested(63)))
+    with pytest.raises(nnhal.BadFile, match="IF #0 of subgraph 63: subgraphs are nested deeper than 64"):
+        load(nested(64))
+
+
+def looped(operator: str, condition: str = "LESS", **changed: int) -> bytes:
+    """WHILE over one number, whose body and condition are an operator each."""
+    w = Writer()
+    x, y = w.tensor([1]), w.tensor([1])
+    w.operator(
+        "WHILE", [x], [y], "While", condSubgraphIndex=changed.get("cond", 1), bodySubgraphIndex=changed.get("body", 2)
+    )
+    w.ends([x], [y])
+    w.subgraph()
+    x, limit, flag = w.tensor([1]), w.tensor([1], "f4", [10]), w.tensor([1], "b1")
+    w.operator(condition, [x, limit], [flag])
+    w.ends([x], [flag])
+    w.subgraph()
+    x, y = w.tensor([1]), w.tensor([1])
+    w.operator(operator, [x, x] if operator == "ADD" else [x], [y], "Add" if operator == "ADD" else "")
+    w.ends([x], [y])
+    return w.bytes()
+
+
+def test_a_loop_whose_body_or_condition_is_refused_is_no_reason_of_its_own():
+    assert nnhal.compile(load(looped("ADD")), devices="reference")(np.array([3], "f4")).tolist() == [12]
+    for content, name, place in (
+        (looped("BITCAST"), "BITCAST", "#0 of subgraph 2"),
+        (looped("ADD", "MyOwnTest"), "custom operation MyOwnTest", "#0 of subgraph 1"),
+    ):
+        with pytest.raises(nnhal.UnsupportedModel) as caught:
+            load(content)
+        assert [(found, where) for found, where, _ in caught.value.refused] == [(name, place)]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), [(3, "refers to subgraph 3, must be 0 to 2"), (-1, "refers to subgraph -1")]
+)
+def test_a_loop_of_a_subgraph_that_is_not_there_is_a_bad_file(given, says):
+    for which in ("cond", "body"):
+        with pytest.raises(nnhal.BadFile, match=f"WHILE #0: {says}"):
+            load(looped("ADD", **{which: given}))
+
+
+def called(flag_shape: list[int], kinds: tuple[str, str] = ("f4", "f4"), count: int = 1) -> bytes:
+    """IF whose subgraph takes `count` tensors of the second type, and is given one of the first."""
+    w = Writer()
+    flag, x, y = w.tensor(flag_shape, "b1"), w.tensor([2], kinds[0]), w.tensor([2], kinds[1])
+    w.operator("IF", [flag, x], [y], "If", thenSubgraphIndex=1, elseSubgraphIndex=1)
+    w.ends([flag, x], [y])
+    w.subgraph()
+    xs, y = [w.tensor([2], kinds[1]) for _ in range(count)], w.tensor([2], kinds[1])
+    w.operator("ABS", xs[:1], [y], "Abs")
+    w.ends(xs, [y])
+    return w.bytes()
+
+
+def test_a_call_gives_what_its_subgraph_takes():
+    assert load(called([1])).main.operations and load(called([])).main.operations
+    for content, says in (
+        (called([2]), r"the condition has shape \(2,\), must be one element"),
+        (called([1], ("i4", "f4")), "input 0 of subgraph 1 is FLOAT32, must be INT32"),
+        (called([1], count=2), "gives subgraph 1 1 inputs, must be 2"),
+    ):
+        with pytest.raises(nnhal.UnsupportedModel, match=f"IF #0: {says}"):
+            load(content)
+
+
+def test_a_loop_gives_as_many_results_as_it_is_given():
+    w = Writer()
+    x, y, z = w.tensor([1]), w.tensor([1]), w.tensor([1])
+    w.operator("WHILE", [x], [y, z], "While", condSubgraphIndex=1, bodySubgraphIndex=1)
+    w.ends([x], [y, z])
+    w.subgraph()
+    x = w.tensor([1])
+    w.ends([x], [x])
+    with pytest.raises(nnhal.UnsupportedModel, match="WHILE #0: must have as many outputs as inputs"):
+        load(w.bytes())
+
+
+def test_a_loop_whose_body_gives_more_than_it_takes_is_refused():
+    w = Writer()
+    x, y = w.tensor([1]), w.tensor([1])
+    w.operator("WHILE", [x], [y], "While", condSubgraphIndex=1, bodySubgraphIndex=2)
+    w.ends([x], [y])
+    w.subgraph()
+    x, flag = w.tensor([1]), w.tensor([1], "b1", [False])
+    w.ends([x], [flag])
+    w.subgraph()
+    x, y = w.tensor([1]), w.tensor([1])
+    w.operator("ABS", [x], [y], "Abs")
+    w.ends([x], [x, y])
+    with pytest.raises(nnhal.UnsupportedModel, match="WHILE #0: the body has 2 outputs, must have 1"):
+        load(w.bytes())
+
+
+def variables(**second: object) -> bytes:
+    """A variable that is read and assigned x + itself, then assigned a second tensor of its own type or another."""
+    w = Writer()
+    handle, x, state, total = w.tensor([1], "resource"), w.tensor([2]), w.tensor([2]), w.tensor([2])
+    other = w.tensor(**{"shape": [2], **second})
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", container="", sharedName="v")
+    w.operator("READ_VARIABLE", [handle], [state], "ReadVariable")
+    w.operator("ADD", [x, state], [total], "Add")
+    w.operator("ASSIGN_VARIABLE", [handle, total], [], "AssignVariable")
+    w.operator("ASSIGN_VARIABLE", [handle, other], [], "AssignVariable")
+    w.ends([x, other], [total])
+    return w.bytes()
+
+
+def test_a_variable_is_what_it_was_assigned_last():
+    with nnhal.compile(load(variables()), devices="reference") as compiled:
+        session = compiled.stream()
+        first = session(np.array([1, 2], "f4"), np.array([10, 20], "f4"))
+        second = session(np.array([1, 2], "f4"), np.array([0, 0], "f4"))
+    assert [np.asarray(r).tolist() for r in (first, second)] == [[1, 2], [11, 22]]
+
+
+@pytest.mark.parametrize("second", [{"shape": [3]}, {"kind": "i4"}])
+def test_a_variable_keeps_its_type_and_shape(second):
+    with pytest.raises(
+        nnhal.UnsupportedModel, match=r"ASSIGN_VARIABLE #4: assigns .*, must have type, shape and scale of 'v'"
+    ):
+        load(variables(**second))
+
+
+def test_what_is_no_handle_is_no_variable():
+    w = Writer()
+    x, y = w.tensor([2]), w.tensor([2])
+    w.operator("READ_VARIABLE", [x], [y], "ReadVariable")
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match="READ_VARIABLE #0: input 0 is no handle of a variable"):
+        load(w.bytes())
+
+
+def read_as(*kinds: tuple[str, float | None]) -> bytes:
+    """A variable read as several types, each assigned what was read."""
+    w = Writer()
+    handle, results = w.tensor([1], "resource"), []
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", container="a", sharedName="b")
+    for kind, scale in kinds:
+        results.append(w.tensor([2], kind, scale=scale))
+        w.operator("READ_VARIABLE", [handle], [results[-1]], "ReadVariable")
+    w.ends([], results)
+    return w.bytes()
+
+
+@pytest.mark.parametrize("second", [("i4", None), ("f2", None)])
+def test_a_variable_is_read_as_the_type_it_has(second):
+    says = "READ_VARIABLE #2: reads variable 'a/b' with another type or scale than it was assigned"
+    with pytest.raises(nnhal.UnsupportedModel, match=says):
+        load(read_as(("f4", None), second))
+
+
+def test_a_state_of_more_than_a_gibibyte_is_refused():
+    for size, fits in ((1 << 28, True), ((1 << 28) + 1, False)):
+        w = Writer()
+        handle, state, y = w.tensor([1], "resource"), w.tensor([size]), w.tensor([size])
+        w.operator("VAR_HANDLE", [], [handle], "VarHandle", container="", sharedName="v")
+        w.operator("READ_VARIABLE", [handle], [state], "ReadVariable")
+        w.operator("ABS", [state], [y], "Abs")
+        w.operator("ASSIGN_VARIABLE", [handle, y], [], "AssignVariable")
+        w.ends([], [y])
+        limit = "must have at most 1073741824 bytes" if not fits else "bytes of constants that are not in the file"
+        with pytest.raises((nnhal.UnsupportedModel, nnhal.BadFile), match=limit):  # such a small file may not have it
+            load(w.bytes())
+
+
+def test_eight_bits_without_a_scale_stand_for_themselves():
+    w = Writer()
+    x, y = w.tensor([2], "i1"), w.tensor([2], "i1")
+    w.operator("MAXIMUM", [x, x], [y])
+    w.ends([x], [y])
+    model = load(w.bytes())
+    assert {(o.scale, o.zero_point) for o in model.main.operands} == {(1.0, 0)}

@@ -1,6 +1,9 @@
 """The limits of what devices, prepared models and fences may answer, to the very number, and what holds by default."""
 
+import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -47,7 +50,7 @@ from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Request, Signature
 from nnhal.model.layouts import LAYOUTS
-from tests.hal.devices import LIMIT, X, adding, asked, device_of, prepare
+from tests.hal.devices import LIMIT, X, adding, asked, descriptors, device_of, prepare
 
 F32 = OperandType.TENSOR_FLOAT32
 NONE, FAILED = ErrorStatus.NONE, ErrorStatus.GENERAL_FAILURE
@@ -162,6 +165,11 @@ def test_no_more_threads_than_this_process_has_cpus():
         cpus,
         cpus,
     ]
+
+
+def test_the_cpus_are_those_of_this_process(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5, 7}, os.getpid(): {3, 5, 7}}.__getitem__)
+    assert [within_the_machine(Hints(threads=n)).threads for n in (0, 3, 4)] == [0, 3, 3]
 
 
 def test_what_was_worked_out_is_of_the_whole_or_of_a_part():
@@ -355,6 +363,23 @@ def test_a_joined_fence_tells_of_all_and_of_what_followed():
         assert joined.status() == wanted and done == ([1] if status == NONE else [])
 
 
+@pytest.mark.parametrize("status", [NONE, FAILED, None])
+def test_joined_fences_leave_no_descriptors(status):
+    before = descriptors()
+    for _ in range(20):
+        fence, signal = fence_pair()
+        joined = once_signalled([fence], lambda: None)
+        if status is not None:
+            signal.set(status)
+            with contextlib.suppress(NnhalError):
+                joined.wait(LIMIT)
+        del fence, signal, joined
+    end = time.monotonic() + LIMIT
+    while descriptors() > before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_nothing_follows_where_nobody_holds_the_joined_fence():
     fence, signal = fence_pair()
     once_signalled([fence], lambda: pytest.fail("done")).close()
@@ -399,6 +424,62 @@ def test_a_worker_without_work_ends_and_its_place_is_given_up(idle, monkeypatch)
         pass
     threads[0].join(LIMIT)
     assert not threads[0].is_alive() and not idle
+
+
+def test_a_worker_that_is_idle_for_a_while_is_still_there_for_the_next_work(idle, monkeypatch):
+    monkeypatch.setattr(background, "_LOOK", 0.001)
+    monkeypatch.setattr(background, "_LOOKS", 10**6)
+    threads: list[threading.Thread] = []
+    for _ in range(3):
+        background.start(lambda: threads.append(threading.current_thread()))
+        while not idle:
+            pass
+        threads[0].join(0.02)  # many looks
+    assert threads[0] is threads[1] is threads[2] and threads[0].is_alive()
+    monkeypatch.setattr(background, "_LOOKS", 0)
+    threads[0].join(LIMIT)
+
+
+FORKED = """
+import os, threading
+from nnhal.hal import background
+there = threading.Event()
+background.start(there.set)
+assert there.wait(30)
+while not background._idle:
+    pass
+child = os.fork()
+there = threading.Event()
+background.start(there.set)
+came = there.wait(10)
+if not child:
+    os._exit(not came)
+assert came and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_process_that_was_forked_has_no_idle_workers_of_its_parents():
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=LIMIT)
+
+
+ENDED = """
+import threading
+from nnhal.hal import background
+from nnhal.hal.request import Control
+there = threading.Event()
+
+def for_ever():
+    with Control(cancelled=threading.Event()).on_cancel(print):
+        there.set()
+        threading.Event().wait()
+
+background.start(for_ever)
+assert there.wait(30)
+"""
+
+
+def test_what_is_done_in_the_background_keeps_no_program_from_its_end():
+    subprocess.run([sys.executable, "-c", ENDED], check=True, timeout=LIMIT)
 
 
 def test_a_worker_that_is_idle_does_the_next_work_though_the_last_one_failed(idle, caplog):

@@ -14,8 +14,13 @@ from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
 from nnhal.hal.binding import BoundRequest, bind_request, flat_bytes
+from nnhal.hal.host import HostBuffer
+from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import Signature
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.model.validate import let_constants_go
+from tests.hal.devices import device_of, prepare
 from tests.properties import STABLE
 
 Where = tuple[int, int, int, tuple[int, ...]]
@@ -266,3 +271,114 @@ def test_bytes_of_an_array_are_row_major() -> None:
     array = np.arange(6, dtype=np.uint8).reshape(2, 3)
     assert flat_bytes(array.T).tolist() == [0, 3, 1, 4, 2, 5]
     assert flat_bytes(np.ones(1, np.float32)).tolist() == [0, 0, 128, 63]
+
+
+def test_an_output_that_the_driver_provides_has_no_memory_of_the_request() -> None:
+    bound = bind_request(KNOWN, [*GOOD], [(-1, 0, 0, ()), ROOM[1]], [Memory.allocate(64)])
+    assert bound.outputs[0] is None and bound.outputs[1] is not None
+    request = bound.request()
+    request.write(0, np.ones(4, np.float32))
+    assert request.results[0].tolist() == [1] * 4 and request.room(0) is None
+
+
+def test_arguments_in_driver_memory_are_buffers_by_their_places() -> None:
+    prepared = prepare(device_of("reference"), KNOWN)
+    read, written = (HostBuffer(BufferDesc(), [BufferRole(prepared, 1, output)]) for output in (False, True))
+    pools = [Memory.allocate(64), read, written]
+    bound = bind_request(KNOWN, [GOOD[0], (1, 0, 0, ())], [ROOM[0], (2, 0, 0, ())], pools)
+    assert (bound.input_buffers, bound.output_buffers) == ({1: read}, {1: written})
+    assert bound.inputs[1] is None is bound.outputs[1] and not bound.unaligned
+    assert (bound.request().input_buffers, bound.request().output_buffers) == ({1: read}, {1: written})
+
+
+def test_room_for_no_element_has_the_dimensions_that_it_is_said_to_have() -> None:
+    pools, none = [Memory.allocate(64)], (0, 0, 0, (0,))
+    bound = bind_request(OPEN, [none, none], [none, (0, 0, 0, ())], pools)
+    first, second = bound.outputs
+    assert first is not None and second is not None
+    assert (first.dtype, first.shape) == (np.float32, (0,)) and (second.dtype, second.shape) == (np.uint8, (0,))
+    first = bind_request(OPEN, [none, none], [(0, 0, 8, (0,)), none], pools).outputs[0]
+    assert first is not None and (first.dtype, first.shape) == (np.uint8, (8,))  # 0 stands for what is not known
+
+
+def test_a_known_shape_is_that_of_the_model_or_what_follows_from_it() -> None:
+    b, kind = ModelBuilder(), OperandType.TENSOR_FLOAT32
+    x, y = b.operand(kind, (2, 2)), b.operand(kind, (0, 0))
+    b.operation("RELU", [x], [y])
+    bound = bind_request(b.finish([x], [y]), [(0, 0, 16, ())], [(0, 16, 16, ())], [Memory.allocate(32)])
+    assert [a.shape for a in (*bound.inputs, *bound.outputs) if a is not None] == [(2, 2), (2, 2)]
+
+
+def test_scalars_have_no_dimensions() -> None:
+    b = ModelBuilder()
+    x, n, y = (
+        b.operand(OperandType.TENSOR_FLOAT32, (2,)),
+        b.operand(OperandType.INT32),
+        b.operand(OperandType.TENSOR_FLOAT32, (2,)),
+    )
+    b.operation("ADD", [x, x, n], [y])
+    model, pools = b.finish([x, n], [y]), [Memory.allocate(64)]
+    bound = bind_request(model, [(0, 0, 8, ()), (0, 8, 4, ())], [(0, 16, 8, ())], pools)
+    assert bound.inputs[1] is not None and bound.inputs[1].shape == ()
+    with pytest.raises(InvalidRequest, match=r"input 1 has dimensions \[1\], must be \[\]"):
+        bind_request(model, [(0, 0, 8, ()), (0, 8, 4, (1,))], [(0, 16, 8, ())], pools)
+
+
+@pytest.mark.parametrize("place", [0, 60, 64, 124, 128])
+def test_only_the_bytes_of_a_constant_are_kept_from_outputs(place: int) -> None:
+    """Bytes 64 to 128 of the pool are a constant of the model."""
+    b, kind = ModelBuilder(), OperandType.TENSOR_FLOAT32
+    pool = Memory.allocate(256)
+    x, y = b.operand(kind, (16,)), b.operand(kind, (1,))
+    constant = b.reference(kind, (16,), b.add_pool(pool), 64, 64)
+    z = b.operand(kind, (16,))
+    b.operation("ADD", [x, constant, b.constant(OperandType.INT32, Activation.NONE)], [z])
+    b.operation("RELU", [b.reference(kind, (1,), 0, 64, 4)], [y])
+    model = b.finish([x], [z, y])
+
+    def bind() -> None:
+        bind_request(model, [(0, 192, 64, ())], [(1, 0, 64, ()), (0, place, 4, ())], [pool, Memory.allocate(64)])
+
+    if place in (64, 124):
+        with pytest.raises(InvalidRequest, match="output 1 overlaps another argument or constant"):
+            bind()
+    else:
+        bind()
+
+
+@pytest.mark.parametrize(
+    ("model", "dims", "shape"), [(KNOWN, (0,), (4,)), (KNOWN, (), (4,)), (OPEN, (4,), (4,)), (OPEN, (0,), None)]
+)
+def test_a_dimension_of_0_of_an_output_is_one_that_is_not_said(
+    model: Model, dims: tuple[int, ...], shape: tuple[int, ...] | None
+) -> None:
+    at = (0, 0, 16, (4,))
+    first, second = bind_request(model, [at, at], [(0, 32, 16, dims), (0, 48, 16, dims)], [Memory.allocate(64)]).outputs
+    for array in (first, second):
+        assert array is not None
+        assert (array.dtype, array.shape) == ((np.uint8, (16,)) if shape is None else (np.float32, shape))
+
+
+def test_room_for_one_element_is_that_of_its_dimension() -> None:
+    at = (0, 0, 4, (1,))
+    bound = bind_request(OPEN, [at, at], [(0, 4, 4, (1,)), (0, 8, 1, ())], [Memory.allocate(16)])
+    assert [(a.dtype, a.shape) for a in bound.outputs if a is not None] == [(np.float32, (1,)), (np.uint8, (1,))]
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_constants_in_the_only_memory_of_a_request_are_kept_from_outputs_until_they_are_let_go(emptied: bool) -> None:
+    b, kind = ModelBuilder(), OperandType.TENSOR_FLOAT32
+    pool = Memory.allocate(192)
+    x, y = b.operand(kind, (16,)), b.operand(kind, (16,))
+    constant = b.reference(kind, (16,), b.add_pool(pool), 0, 64)
+    b.operation("ADD", [x, constant, b.constant(OperandType.INT32, Activation.NONE)], [y])
+    model = b.finish([x], [y])
+    signature = Signature.of(model)
+    if emptied:
+        let_constants_go(model, "the driver has them")
+    bind_request(model, [(0, 64, 64, ())], [(0, 128, 64, ())], [pool], signature)
+    if emptied:
+        bind_request(model, [(0, 64, 64, ())], [(0, 0, 64, ())], [pool], signature)
+    else:
+        with pytest.raises(InvalidRequest, match="output 0 overlaps another argument or constant"):
+            bind_request(model, [(0, 64, 64, ())], [(0, 0, 64, ())], [pool], signature)

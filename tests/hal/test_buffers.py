@@ -14,6 +14,7 @@ from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
 from nnhal.base.errors import (
     BadState,
+    Closed,
     InvalidArgument,
     InvalidRequest,
     MissedDeadline,
@@ -26,10 +27,11 @@ from nnhal.base.errors import (
 from nnhal.base.memory import Layout, Memory
 from nnhal.base.operands import Array
 from nnhal.frontends.python import Builder
+from nnhal.hal.binding import flat_bytes
 from nnhal.hal.device import Device, Prepared
 from nnhal.hal.host import HostBuffer, contents_of, fill, run_resolved
-from nnhal.hal.memory import BufferDesc, BufferRole
-from nnhal.hal.request import Control, Request
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from tests.hal.devices import DEVICES, LIMIT, X, adding, device_of, doubling, execute, late, prepare, together
 
@@ -212,6 +214,75 @@ def test_a_copy_says_its_dimensions_where_they_may_change(
     assert buffer.shape == (3, 4)
 
 
+@pytest.mark.parametrize(
+    ("dims", "desc", "given", "says"),
+    [
+        ((0, 0), (3, 4), (2, 6), r"was given shape \[2, 6\], must be \[3, 4\]"),  # as many bytes
+        ((0, 0), (3, 4), (1, 4), r"was given shape \[1, 4\], must be \[3, 4\]"),
+        ((0, 0), (3, 0), (4, 3), r"was given shape \[4, 3\], must be \[3, \?\]"),
+        ((0, 0), (3, 0), (3, 7), ""),
+        ((), (), (2, 3, 2), ""),
+        ((), (0, 2), (3, 2), ""),
+        ((), (0, 2), (2, 3), r"was given shape \[2, 3\], must be \[\?, 2\]"),
+    ],
+)
+def test_what_an_execution_gives_a_buffer_is_of_the_buffers_shape(
+    dims: tuple[int, ...], desc: tuple[int, ...], given: tuple[int, ...], says: str
+) -> None:
+    b = ModelBuilder()
+    x, y = b.operand(Type.TENSOR_FLOAT32, dims), b.operand(Type.TENSOR_FLOAT32, dims)
+    b.operation(Op.RELU, [x], [y])
+    device = device_of("reference")
+    prepared = prepare(device, b.finish([x], [y]))
+    buffer = device.allocate(BufferDesc(desc), [out_of(prepared)])
+    value = np.arange(np.prod(given), dtype=np.float32).reshape(given)
+    if says:
+        with pytest.raises(InvalidRequest, match=says):
+            execute(prepared, value, buffer)
+        assert buffer.shape is None
+    else:
+        execute(prepared, value, buffer)
+        np.testing.assert_array_equal(contents_of(buffer), value)
+
+
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_where_one_output_is_not_of_its_buffers_shape_no_buffer_of_the_execution_has_contents(narrow: int) -> None:
+    b = Builder("two outputs")
+    x = b.input((0, 0))
+    prepared = prepare(device_of("reference"), b.finish([x], [b.relu(x), b.relu6(x)]))
+    descs = [BufferDesc((3, 0)) if n == narrow else ANY for n in range(2)]
+    buffers = {n: HostBuffer(desc, [out_of(prepared, n)]) for n, desc in enumerate(descs)}
+    for rows in (4, 3):
+        made = prepared.request([np.ones((rows, 4), np.float32)], output_buffers=buffers)
+        if rows == 3:
+            made.execute(partial(run_resolved, prepared), Control())
+        else:
+            with pytest.raises(InvalidRequest, match=r"was given shape \[4, 4\], must be \[3, \?\]"):
+                made.execute(partial(run_resolved, prepared), Control())
+        assert [buffer.shape for buffer in buffers.values()] == ([(3, 4)] * 2 if rows == 3 else [None] * 2)
+
+
+@pytest.mark.parametrize(
+    ("dims", "given", "says"),
+    [
+        ((3, 4), (1, 4), r"dimensions \[1, 4\] of the contents must agree with \[3, 4\]"),
+        ((3, 4), (4,), r"dimensions \[4\] of the contents must agree with \[3, 4\]"),
+        ((3, 4), (0, 4), r"is given shape \[0, 4\], must be \[3, 4\]"),
+        ((3, 4), (), r"is given shape \[\], must be \[3, 4\]"),
+        ((0, 4), (3, 5), r"dimensions \[3, 5\] of the contents must agree with \[0, 4\]"),
+        ((0, 4), (), r"dimensions \[0, 4\] of the contents must all be given"),
+    ],
+)
+def test_what_a_buffer_is_filled_with_is_of_its_shape_and_is_not_spread_over_it(
+    dims: tuple[int, ...], given: tuple[int, ...], says: str
+) -> None:
+    buffer = HostBuffer(ANY, [into(prepare(device_of("reference"), doubling(dims)))])
+    fill(buffer, np.zeros((3, 4), np.float32))
+    with pytest.raises(InvalidArgument, match=says):
+        fill(buffer, np.ones(given, np.float32))
+    assert buffer.shape is None
+
+
 def test_contents_of_an_execution_are_no_part_of_its_input() -> None:
     b = ModelBuilder()
     x, shape, y = (
@@ -302,11 +373,75 @@ def test_what_cannot_be_mapped_is_not_copied(device: Device) -> None:
         buffer.copy_from(opaque)
 
 
+class Foreign(Buffer):
+    """A buffer of a driver's own, whose contents cannot be had as an array."""
+
+    contents: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return None if self.contents is None else self.contents.shape
+
+    def copy_to(self, memory: Memory) -> None:
+        assert self.contents is not None and memory.size == max(1, self.contents.nbytes)
+        memory.writable()[: self.contents.nbytes] = flat_bytes(self.contents)
+
+    def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
+        self.contents = memory.view(0, 4 * int(np.prod(dimensions)), np.dtype(np.float32), dimensions).copy()
+
+
+@pytest.mark.parametrize("kind", [HostBuffer, Foreign])
+@pytest.mark.parametrize("shape", [(3, 4), (0, 4)])
+def test_contents_of_a_buffer_of_any_kind_are_filled_in_and_copied_out(
+    kind: type[Buffer], shape: tuple[int, ...]
+) -> None:
+    buffer = kind(ANY, [into(prepare(device_of("reference"), doubling((0, 4))))])
+    with pytest.raises(OperationFailed, match="has no contents, must be written or copied to first"):
+        contents_of(buffer)
+    value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    fill(buffer, value)
+    found = contents_of(buffer)
+    assert found.shape == buffer.shape == shape and found.tolist() == value.tolist()
+    fill(buffer, found + 1)
+    assert found.tolist() == value.tolist()
+
+
+def test_buffers_of_a_drivers_own_reach_it_as_they_are_beside_host_buffers() -> None:
+    b = Builder("of two")
+    x, y = b.input((3, 4)), b.input((3, 4))
+    prepared = prepare(device_of("reference"), b.finish([x, y], [b.add(x, y), b.mul(x, y)]))
+    own = {n: Foreign(ANY, [BufferRole(prepared, n, output)]) for n, output in ((0, False), (1, True))}
+    host = {n: HostBuffer(ANY, [BufferRole(prepared, n, output)]) for n, output in ((1, False), (0, True))}
+    seen: list[Request] = []
+
+    def run(request: Request, control: Control) -> Timing:
+        seen.append(request)
+        assert request.inputs[0] is None and request.inputs[1].tolist() == X.tolist()  # type: ignore[union-attr]
+        request.write(0, 2 * X)
+        request.filled(1, (3, 4))
+        return Timing(1, 2)
+
+    fill(host[1], X)
+    made = prepared.request([None, None], input_buffers={0: own[0], 1: host[1]}, output_buffers={0: host[0], 1: own[1]})
+    assert made.execute(partial(run_resolved, prepared, run=run), Control(measure=True)) == Timing(1, 2)
+    assert (seen[0].input_buffers, seen[0].output_buffers) == ({0: own[0]}, {1: own[1]})
+    assert made.shapes == [(3, 4)] * 2 and contents_of(host[0]).tolist() == (2 * X).tolist()
+    foreign = prepared.request([None, X], input_buffers={0: own[0]}, output_buffers={1: own[1]})
+    assert foreign.execute(partial(run_resolved, prepared, run=run), Control()) == Timing(1, 2)
+    assert seen[1] is foreign  # there is nothing to resolve
+
+
 def test_contents_without_elements_are_contents() -> None:
     device = device_of("reference")
     buffer = device.allocate(ANY, [into(prepare(device, doubling((0, 4))))])
     buffer.copy_from(Memory.allocate(1), (0, 4))
     assert buffer.shape == (0, 4) and contents_of(buffer).shape == (0, 4)
+    buffer.copy_to(Memory.allocate(1))  # no memory is empty
+    with pytest.raises(InvalidArgument, match="memory has 2 bytes, must be the 0 of"):
+        buffer.copy_to(Memory.allocate(2))
+    for size in (2, 4):
+        with pytest.raises(InvalidArgument, match=f"memory has {size} bytes, must be the 0 of"):
+            buffer.copy_from(Memory.allocate(size), (0, 4))
 
 
 # ------------------------------------------------------------------------------------------------- size and end
@@ -319,6 +454,36 @@ def test_what_cannot_be_had_is_refused_and_the_device_lives(device: Device, shap
         device.allocate(BufferDesc(shape), [into(step)])
     small = (1,) * len(shape)
     fill(device.allocate(BufferDesc(small), [into(step)]), np.ones(small, np.float32))
+
+
+def test_the_bytes_that_could_not_be_had_are_told() -> None:
+    step = prepare(device_of("reference"), doubling((0, 0)))
+    with pytest.raises(OutOfMemory, match=f"buffer: {2**60} bytes could not be allocated"):
+        HostBuffer(BufferDesc((2**29, 2**29)), [into(step)])
+
+
+def test_a_buffer_that_is_closed_while_an_execution_writes_to_it_stays_closed() -> None:
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    buffer = HostBuffer(ANY, [out_of(step)])
+    writing = buffer.begin()
+    buffer.close()
+    writing.end(X)
+    assert buffer.shape is None
+    with pytest.raises(BadState, match="used after close"):
+        buffer.array()
+
+
+def test_a_writing_that_ends_with_another_shape_is_refused_and_leaves_no_contents() -> None:
+    buffer = HostBuffer(ANY, [out_of(prepare(device_of("reference"), doubling((0, 4))))])
+    fill(buffer, X)
+    writing = buffer.begin()
+    with pytest.raises(InvalidRequest, match=r"was given shape \[4, 3\], must be \[\?, 4\]"):
+        writing.end(X.reshape(4, 3))
+    assert buffer.shape is None
+    writing.end(X)  # it has ended
+    assert buffer.shape is None
+    buffer.begin().end(X)
+    assert buffer.shape == (3, 4)
 
 
 def test_a_closed_buffer_is_closed_for_every_use(device: Device) -> None:
@@ -447,4 +612,18 @@ def test_an_execution_that_ends_after_its_deadline_leaves_a_buffer_without_conte
     buffer = HostBuffer(ANY, [out_of(step)])
     with pytest.raises(MissedDeadline):
         execute(step, X, buffer, Control(deadline=end))
+    assert buffer.shape is None
+
+
+def test_an_execution_that_was_given_up_leaves_its_buffer_without_contents() -> None:
+    step = prepare(device_of("reference"), doubling((3, 4)))
+    buffer = HostBuffer(ANY, [out_of(step)])
+    made = step.request([X], output_buffers={0: buffer})
+
+    def run(inner: Request, control: Control) -> None:
+        inner.write(0, X)
+        made.abandon()
+
+    with pytest.raises(Closed, match="the execution was given up before it ended"):
+        made.execute(partial(run_resolved, step, run=run), Control())
     assert buffer.shape is None

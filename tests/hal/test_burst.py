@@ -13,7 +13,7 @@ import pytest
 from nnhal.base.errors import BadState, Closed, DeadObject, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Device, Prepared
-from nnhal.hal.host import LocalBurst, contents_of, fill
+from nnhal.hal.host import HostBuffer, LocalBurst, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.ipc.client.process import Resilient, start
@@ -93,6 +93,19 @@ def test_driver_memory_can_be_used_in_a_burst(device: Device) -> None:
         with pytest.raises(NnhalError):
             asked(step, source, target).execute(burst.run, late())
         assert target.shape is None
+
+
+@pytest.mark.parametrize("which", ["input", "output", "both", "neither"])
+def test_a_burst_takes_driver_memory_for_any_argument(which: str) -> None:
+    step = prepare(device_of("reference"), adding(1))
+    source, target = (HostBuffer(BufferDesc(), [BufferRole(step, 0, output)]) for output in (False, True))
+    fill(source, X + 5)
+    x, y = source if which in ("input", "both") else X, target if which in ("output", "both") else nan()
+    with step.burst() as burst:
+        made = asked(step, x, y)
+        made.execute(burst.run, PLAIN)
+    found = contents_of(target) if y is target else made.results[0]
+    np.testing.assert_array_equal(found, X + 6 if x is source else X + 1)
 
 
 def test_memory_that_was_freed_may_be_used_again(device: Device) -> None:

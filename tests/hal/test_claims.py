@@ -114,6 +114,56 @@ def test_an_answer_that_cannot_be_is_the_devices_broken_contract(answer, reason)
     assert reason in compiled.placement.choices[0].others["saying"]
 
 
+def test_a_bool_is_a_verdict_and_a_reason_is_a_plain_text_of_bounded_length():
+    class Text(str):
+        pass
+
+    found = considered_by(
+        Saying(lambda m: Considered([True, False, Verdict(False, Text("x" * 10**6))])), chain(3), Hints()
+    )
+    assert found.verdicts[:2] == [YES, Verdict(False)] and type(found.verdicts[2].reason) is str
+    assert found.verdicts[2].reason.startswith("xxx") and len(found.verdicts[2].reason) < 10**5
+    for wrong in (Verdict(1, ""), Verdict(True, None), 1, None, ""):  # type: ignore[arg-type]
+        with pytest.raises(ContractBroken, match="for operation 1, must be a Verdict or a bool"):
+            considered_by(Saying(lambda m, wrong=wrong: Considered([YES, wrong, YES])), chain(3), Hints())
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+@pytest.mark.parametrize("count", [0, 2, 4, 9])
+def test_so_many_verdicts_as_were_given_are_told(kind, count):
+    told = min(count, 4) if kind is iter else count  # who gives them one by one is asked for one too many only
+    with pytest.raises(ContractBroken, match=rf"gave {told} verdicts, must be 3, one an operation"):
+        considered_by(Saying(lambda m: Considered(kind([YES] * count))), chain(3), Hints())
+
+
+def test_each_operation_may_be_a_group_of_its_own_and_enough_of_a_group_may_be_all_of_it():
+    groups = [group(n, at_least=1) for n in range(3)]
+    assert list(considered_by(Saying(lambda m: yes(m, *groups)), chain(3), Hints()).groups) == groups
+    whole = group(0, 1, 2, at_least=3)
+    assert list(considered_by(Saying(lambda m: yes(m, whole)), chain(3), Hints()).groups) == [whole]
+    with pytest.raises(ContractBroken, match="with operation 0, which is in group 0 too"):
+        considered_by(Saying(lambda m: yes(m, *groups, group(0))), chain(3), Hints())
+
+
+def test_hints_for_a_part_name_its_operations_until_what_was_worked_out_is_let_go():
+    found = considered_by(Saying(lambda m: yes(m, worked_out="much")), chain(3), Hints())
+    whole, part = found.hints(Hints(threads=1)), found.hints(Hints(threads=1), [2])
+    assert whole.threads == part.threads == 1 and whole.worked_out is not None and part.worked_out is not None
+    assert (whole.worked_out.operations, whole.worked_out.whole) == ((0, 1, 2), True)
+    assert (part.worked_out.operations, part.worked_out.whole) == ((2,), False)
+    assert whole.worked_out.given == part.worked_out.given == "much"
+    found.let_go()
+    assert whole.worked_out.given is None and found.hints(Hints()).worked_out is None
+
+
+def test_of_a_model_that_was_laid_out_there_are_hints_for_the_whole_alone():
+    found = considered_by(Nchw(lambda m: yes(m, worked_out="much")), pools(2), Hints())
+    for operations in (None, [0, 1]):
+        given = found.hints(Hints(), operations).worked_out
+        assert given is not None and given.whole and given.operations == (0, 1, 2, 3)
+    assert found.hints(Hints(), [0]).worked_out is None
+
+
 def test_endless_answers_end():
     def endless(item: Any) -> Any:
         while True:
@@ -389,13 +439,21 @@ def test_a_group_has_nothing_that_needs_a_transpose_which_the_device_refuses(lea
     assert {c.device for c in compiled.placement} == {"reference"} and not compiled.placement.events
 
 
-def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_original():
-    """What it makes of a constant is read as it is, and transposed: the device has a group for each."""
+@pytest.mark.parametrize("dearer", [0, 1])
+def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_original(dearer):
+    """What it makes of a constant is read as it is, and transposed: the device has a group for each.
+
+    They cost what the dearer of them costs, by time and by power.
+    """
 
     def say(model: Model) -> Considered:
         kinds = [o.type for o in model.main.operations]
         negs, adds = ([n for n, k in enumerate(kinds) if k == kind] for kind in (OperationType.NEG, OperationType.ADD))
-        groups = [group(*pair, at_least=0) for pair in zip(negs, adds, strict=True)]
+        prices = [Performance(0.25, 0.75), Performance(0.5, 0.125)]
+        pairs = zip(negs, adds, prices if dearer else prices[::-1], strict=True)
+        groups = [group(neg, add, performance=price, at_least=0) for neg, add, price in pairs]
+        pool = [n for n, kind in enumerate(kinds) if kind == OperationType.MAX_POOL_2D]
+        groups.insert(1, group(pool[1], performance=HALF))
         return Considered([Verdict(n not in {*negs, *adds}, "in a group only") for n in range(len(kinds))], groups)
 
     b = nnhal.Builder()
@@ -404,9 +462,46 @@ def test_an_operation_that_is_there_in_two_orders_is_in_one_group_of_the_origina
     y = b.max_pool_2d(x, padding="same", filter_size=2, stride=1)
     y = b.max_pool_2d(b.add(y, k), padding="same", filter_size=2, stride=1)
     model = b.finish([x], [y, b.add(x, k)])
-    assert [g.operations for g in considered_by(Nchw(say), model, Hints()).groups] == [(0, 2, 4)]
+    found = considered_by(Nchw(say), model, Hints()).groups
+    assert list(found) == [group(3), group(0, 2, 4, performance=Performance(0.5, 0.75))]
     compiled = nnhal.compile(model, devices=Nchw(say), fallback="forbid")
     assert {c.device for c in compiled.placement} == {"saying"}
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+def test_a_device_is_asked_about_the_layout_that_it_prefers_unless_that_is_done(as_is):
+    asked: list[int] = []
+
+    def say(model: Model) -> Considered:
+        asked.append(len(model.main.operations))
+        return Considered([Verdict(True, f"as {OperationType(o.type).name}") for o in model.main.operations])
+
+    device, model = Nchw(say), pools(1)
+    for found in (verdicts_by(device, model, as_is=as_is), considered_by(device, model, Hints(), as_is=as_is).verdicts):
+        assert found == [Verdict(True, "as MAX_POOL_2D")]
+    assert asked == [1 if as_is else 3] * 2
+    if not as_is:
+        assert verdicts_by(device, model) == considered_by(device, model, Hints()).verdicts and asked[2:] == [3, 3]
+
+
+@pytest.mark.parametrize("refused", [0, 1, None])
+def test_an_operation_that_is_there_in_two_orders_is_taken_where_both_are(refused):
+    def say(model: Model) -> Considered:
+        negs = [n for n, o in enumerate(model.main.operations) if o.type == OperationType.NEG]
+        assert len(negs) == 2
+        no = None if refused is None else negs[refused]
+        return Considered(
+            [Verdict(n != no, "" if n != no else "not this one") for n in range(len(model.main.operations))]
+        )
+
+    b = nnhal.Builder()
+    x = b.input((1, 4, 4, 3))
+    k = b.neg(np.arange(48, dtype=np.float32).reshape(1, 4, 4, 3))
+    y = b.max_pool_2d(
+        b.add(b.max_pool_2d(x, padding="same", filter_size=2, stride=1), k), padding="same", filter_size=2
+    )
+    found = verdicts_by(Nchw(say), b.finish([x], [y, b.add(x, k)]))
+    assert found[0] == (YES if refused is None else Verdict(False, "not this one")) and all(v.ok for v in found[1:])
 
 
 def test_a_part_that_is_laid_out_by_itself_has_nothing_worked_out(monkeypatch):

@@ -239,6 +239,12 @@ def test_outputs_of_unknown_shape_are_refused(device: Device) -> None:
     assert fixed.shape == (3, 4)
 
 
+def test_an_output_of_known_shape_needs_no_room(step: Prepared) -> None:
+    made = asked(step, X, None)
+    assert ended(step.execute_fenced(made, PLAIN)) == NONE
+    np.testing.assert_array_equal(made.results[0], X + 1)
+
+
 def test_a_buffer_in_a_role_that_is_not_its_own_is_refused_at_the_launch(device: Device, step: Prepared) -> None:
     buffer = device.allocate(ANY, [BufferRole(step, 0)])
     with pytest.raises(InvalidRequest, match="must be one of its roles"):
@@ -376,6 +382,109 @@ def test_a_driver_that_ends_late_has_missed_the_deadline() -> None:
     execution = prepared.execute_fenced(asked(prepared, X, buffer), PLAIN, after=10_000_000)
     assert ended(execution).name.startswith("MISSED_DEADLINE")
     assert buffer.shape is None
+
+
+def test_a_driver_that_ends_late_has_missed_the_deadline_where_it_wrote_to_arrays_too() -> None:
+    prepared = Own(lambda _, control: time.sleep(max(0.0, (control.deadline - time.monotonic_ns()) / 1e9) + 0.001))
+    execution = prepared.execute_fenced(asked(prepared, X, nan()), PLAIN, after=10_000_000)
+    assert ended(execution).name.startswith("MISSED_DEADLINE")
+
+
+HOUR = 3600 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("after", "deadline", "which"),
+    [
+        (None, None, None),
+        (None, HOUR, "deadline"),
+        (HOUR, None, "after"),
+        (HOUR, 2 * HOUR, "after"),
+        (2 * HOUR, HOUR, "deadline"),
+    ],
+)
+def test_a_driver_is_told_of_the_nearer_of_two_limits(
+    after: int | None, deadline: int | None, which: str | None
+) -> None:
+    told: list[Control] = []
+    prepared = Own(lambda _, control: told.append(control))  # type: ignore[func-returns-value]
+    begun = time.monotonic_ns()
+    control = Control(None if deadline is None else begun + deadline, 1234)
+    assert ended(prepared.execute_fenced(asked(prepared, X, nan()), control, after=after)) == NONE
+    (found,) = told
+    assert found.loop_timeout == 1234
+    if which == "after":
+        assert after is not None and found.deadline is not None
+        assert begun + after <= found.deadline <= time.monotonic_ns() + after
+    else:
+        assert found.deadline == control.deadline
+
+
+def test_an_output_that_turns_out_larger_than_its_memory_is_an_invalid_argument() -> None:
+    step = prepare(device_of("reference"), adding(1))
+    execution = step.execute_fenced(asked(step, X, np.empty(44, np.uint8)), PLAIN)
+    assert ended(execution) == ErrorStatus.INVALID_ARGUMENT
+    with pytest.raises(InvalidArgument, match="fenced execution: an output is larger than its memory"):
+        execution.get_execution_info()
+    assert ended(step.execute_fenced(asked(step, X, np.empty(48, np.uint8)), PLAIN)) == NONE
+
+
+def test_who_waits_for_a_fence_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, looked = [0], Fence.status
+
+    def status(fence: Fence) -> ErrorStatus | None:
+        looks[0] += 1
+        return looked(fence)
+
+    step = prepare(device_of("reference"), adding(1))
+    gate, signal = fence_pair()
+    monkeypatch.setattr(Fence, "status", status)
+    execution = step.execute_fenced(asked(step, X, nan()), PLAIN, [gate])
+    threading.Event().wait(0.05)
+    assert looks[0] < 20
+    signal.set()
+    assert ended(execution) == NONE
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_whoever_launched_it_his_own_way_is_told_once_whether_it_failed(fails: bool) -> None:
+    step = prepare(device_of("reference"), adding(1))
+    told, over = list[bool](), threading.Event()
+
+    def tell(failed: bool) -> None:
+        told.append(failed)
+        over.set()
+
+    control = Control(deadline=1 if fails else None)
+    execution = background.run_after(step.run, asked(step, X, nan()), control, [], None, tell)
+    assert over.wait(LIMIT) and (ended(execution) != NONE) == fails and told == [fails]
+
+
+def test_the_error_of_an_execution_is_told_with_its_cause_to_each_who_asks() -> None:
+    class Odd(OperationFailed):
+        def __copy__(self) -> "Odd":
+            raise TypeError("of a driver's own making")
+
+    cause, context = KeyError("weights"), ValueError("before")
+    for error, same in ((OperationFailed("no"), False), (Odd("no"), True)):
+        error.__cause__, error.__context__ = cause, context
+        execution = background.FencedExecution(None)
+        execution.finish(error, None)
+        for _ in range(2):
+            with pytest.raises(OperationFailed, match="no") as caught:
+                execution.get_execution_info()
+            assert (caught.value is error) == same
+            assert caught.value.__cause__ is cause and caught.value.__context__ is context
+
+
+def test_what_a_driver_measured_unasked_is_not_told_and_what_it_did_not_measure_is_none() -> None:
+    for timing, measure in ((Timing(1, 2), False), (None, True)):
+        prepared = Own(lambda *_, timing=timing: timing)  # type: ignore[misc]
+        execution = prepared.execute_fenced(asked(prepared, X, nan()), Control(measure=measure))
+        assert ended(execution) == NONE
+        info = execution.get_execution_info()
+        assert info.launched.on_device is info.fenced.on_device is None
+        assert all((each.in_driver is not None) == measure for each in info)
 
 
 def test_an_execution_that_waits_can_be_cancelled() -> None:

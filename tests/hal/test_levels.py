@@ -2,8 +2,10 @@
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +21,7 @@ from nnhal.hal import utilities as u
 from nnhal.hal.device import Capabilities, Performance, Verdict
 from nnhal.hal.lowering import ask_about, lowered, refusals, stated_at, with_neighbours
 from nnhal.model.builder import ModelBuilder
-from nnhal.model.graph import Model, Operand
+from nnhal.model.graph import Model, Operand, Operation
 from nnhal.model.validate import validate
 from tests.requests import request_of
 
@@ -227,6 +229,22 @@ def test_each_operation_above_the_level_is_refused_and_those_beside_it_are_not()
     assert refusals(model, V1_2) == refusals(model, V1_3) == ["", "", ""]
 
 
+def test_control_flow_needs_the_level_of_what_is_inside():
+    from nnhal import Builder
+
+    b = Builder()
+    x = b.input((2,), "TENSOR_INT32")
+    then, other = b.subgraph(), b.subgraph()
+    y, z = then.input((2,), "TENSOR_INT32"), other.input((2,), "TENSOR_INT32")
+    late = then.finish_subgraph([y], [then.reshape(y, [2])])
+    early = other.finish_subgraph([z], [other.add(z, [1, 1])])
+    made = [b.if_([True], *parts, [x], out_type="TENSOR_INT32") for parts in ((late, early), (early, early))]
+    model = b.finish([x], made)
+    of_late, of_early = refusals(model, V1_3)
+    assert of_early == "" and re.fullmatch(r"RESHAPE #0 of subgraph 0 needs level feature level 6: .*", of_late)
+    assert refusals(model, Level.FL6) == ["", ""]
+
+
 @pytest.mark.parametrize(
     ("dims", "ends", "level", "refused"),
     [
@@ -320,3 +338,149 @@ def test_what_needs_a_shape_is_not_lowered_below_1_2():
     with pytest.raises(InvalidModel, match=r"RESHAPE: operand %2 has shape \[\?, \?\]"):
         lowered(model, V1_1)
     assert lowered(model, V1_2).main.operands[2].dimensions == (0, 0)
+
+
+def of_a_vendor(dims: tuple[int, ...] = (2, 3)) -> Model:
+    """RELU, then an operation of a vendor whose records nobody has registered."""
+    b = ModelBuilder()
+    x, y, z = (b.operand(F32, d) for d in ((2, 3), dims, (2, 3)))
+    b.operation(Op.RELU, [x], [y])
+    b.operation(Op.RELU, [y], [z])
+    model, code = b.finish([x], [z]), 0x55 << 16 | 1
+    operations = (model.main.operations[0], replace(model.main.operations[1], type=code))
+    main = replace(model.main, operations=operations)
+    return replace(model, main=main, extensions=(("com.example.unknown", 0x55),))
+
+
+def test_operations_of_vendors_exist_since_1_2() -> None:
+    reasons = {level: refusals(of_a_vendor(), level) for level in (V1_0, V1_1, V1_2, V1_3)}
+    assert [why[0] for why in reasons.values()] == [""] * 4
+    assert [why[1] for why in reasons.values()] == [
+        "extensions exist since 1.2, the device is at 1.0", "extensions exist since 1.2, the device is at 1.1", "", "",
+    ]  # fmt: skip
+
+
+def svdf(bias: tuple[int, ...], *, read_elsewhere: bool = False, by_a_vendor: bool = False) -> Model:
+    """An SVDF whose bias, an optional argument, is an input of the model."""
+    b = ModelBuilder()
+    x, state, given = b.operand(F32, (1, 1)), b.operand(F32, (1, 2)), b.operand(F32, bias)
+    feature, memory = b.constant(F32, np.ones((1, 1), np.float32)), b.constant(F32, np.ones((1, 2), np.float32))
+    one, none = b.constant(Type.INT32, np.int32(1)), b.constant(Type.INT32, np.int32(0))
+    after, y = b.operand(F32, (1, 2)), b.operand(F32, (1, 1))
+    b.operation(Op.SVDF, [x, feature, memory, given, state, one, none], [after, y])
+    outputs = [after, y]
+    if read_elsewhere or by_a_vendor:
+        outputs.append(b.operand(F32, bias))
+        b.operation(Op.RELU, [given], [outputs[-1]])
+    model = b.finish([x, given, state], outputs)
+    if not by_a_vendor:
+        return model
+    first, second = model.main.operations
+    main = replace(model.main, operations=(first, replace(second, type=0x55 << 16 | 1)))
+    return replace(model, main=main, extensions=(("com.example.unknown", 0x55),))
+
+
+def test_an_argument_that_may_be_left_out_is_no_unknown_input_where_nothing_else_reads_it() -> None:
+    assert refusals(svdf((0,)), V1_0) == [""] == refusals(svdf((1,)), V1_0)
+    unknown = r"operand %2 has shape [?]; inputs and outputs at level 1.0 must be fully specified"
+    assert refusals(svdf((0,), read_elsewhere=True), V1_0) == [unknown, unknown]
+    first, second = refusals(svdf((0,), by_a_vendor=True), V1_0)
+    assert first == unknown and second.startswith("extensions exist since 1.2")
+
+
+def test_what_a_vendors_operation_leaves_alone_may_still_be_left_out() -> None:
+    model = svdf((0,))
+    main = model.main
+    again = Operation(0x55 << 16 | 1, (main.inputs[0],), (len(main.operands),))
+    operands = (*main.operands, replace(main.operands[main.outputs[1]]))
+    main = replace(
+        main, operations=(again, *main.operations), operands=operands, outputs=(*main.outputs, len(operands) - 1)
+    )
+    model = replace(model, main=main, extensions=(("com.example.unknown", 0x55),))
+    assert refusals(model, V1_0)[1:] == [""]
+
+
+def test_a_late_type_is_refused_though_the_argument_that_has_it_is_left_out() -> None:
+    model = svdf((0,))
+    main = model.main
+    operands = list(main.operands)
+    operands[main.operations[0].inputs[3]] = Operand(F16, (0,), lifetime=Lifetime.NO_VALUE)
+    inputs = (main.inputs[0], main.inputs[2])
+    model = replace(model, main=replace(main, operands=tuple(operands), inputs=inputs))
+    assert refusals(model, V1_1) == ["TENSOR_FLOAT16 exists since 1.2, the device is at 1.1"]
+    assert refusals(model, V1_2) == [""]
+
+
+def test_unknown_shapes_around_what_is_refused_are_refused_with_it() -> None:
+    """The operand between the two operations is unknown, and one of the two runs elsewhere."""
+    b = ModelBuilder()
+    x, shape, y, z = (
+        b.operand(F32, (2, 3)),
+        b.operand(Type.TENSOR_INT32, (2,)),
+        b.operand(F32, (0, 0)),
+        b.operand(F32, (0, 0)),
+    )
+    b.operation(Op.RESHAPE, [x, shape], [y])
+    b.operation(Op.ABS, [y], [z])  # since 1.2
+    b.operation(Op.RELU, [x], [b.operand(F32, (2, 3))])
+    reasons = refusals(b.finish([x, shape], [z, 4]), V1_1)
+    assert reasons[0] == "operand %2 has shape [?, ?]; inputs and outputs at level 1.1 must be fully specified"
+    assert reasons[1] == "needs level 1.2: ABS exists since 1.2; the device is at 1.1" and reasons[2] == ""
+
+
+def test_an_unknown_rank_is_refused_wherever_it_is() -> None:
+    b = ModelBuilder()
+    x, shape = b.operand(F32, (2, 3)), b.operand(Type.TENSOR_INT32, (0,))
+    y, z = b.operand(F32), b.operand(F32, (2, 3))
+    b.operation(Op.RESHAPE, [x, shape], [y])
+    b.operation(Op.RELU, [y], [z])
+    model = b.finish([x, shape], [z])
+    assert all("%2 has unknown rank; must be known at level 1.1" in why for why in refusals(model, V1_1)[1:])
+    assert all(refusals(model, V1_1)) and refusals(model, V1_2) == ["", ""]
+
+
+def test_scalars_and_what_nothing_is_known_of_are_no_unknown_shapes() -> None:
+    b = ModelBuilder()
+    x, n, y = b.operand(F32, (2,)), b.operand(Type.INT32), b.operand(F32, (2,))
+    b.operation(Op.ADD, [x, x, n], [y])
+    assert refusals(b.finish([x, n], [y]), V1_0) == [""]
+
+
+def test_a_model_of_which_all_is_known_is_lowered_as_it_is() -> None:
+    model = chain("relu")
+    assert lowered(model, V1_1) == model
+    for level in (V1_0, V1_1):
+        with pytest.raises(InvalidModel, match=r"model needs level 1.2, must be at most"):
+            lowered(chain("relu", "abs"), level)
+
+
+def test_an_optional_argument_that_is_made_inside_is_unknown_where_who_makes_it_runs_elsewhere() -> None:
+    b = ModelBuilder()
+    x, state, shape = b.operand(F32, (1, 1)), b.operand(F32, (1, 2)), b.operand(Type.TENSOR_INT32, (1,))
+    bias, after, y = b.operand(F32, (0,)), b.operand(F32, (1, 2)), b.operand(F32, (1, 1))
+    feature, memory = b.constant(F32, np.ones((1, 1), np.float32)), b.constant(F32, np.ones((1, 2), np.float32))
+    b.operation(Op.RESHAPE, [x, shape], [bias])
+    one, none = b.constant(Type.INT32, np.int32(1)), b.constant(Type.INT32, np.int32(0))
+    b.operation(Op.SVDF, [x, feature, memory, bias, state, one, none], [after, y])
+    model = b.finish([x, state, shape], [after, y])
+    assert with_neighbours(model, ["", ""], V1_0) == ["", ""]
+    unknown = "operand %3 has shape [?]; inputs and outputs at level 1.0 must be fully specified"
+    assert with_neighbours(model, ["no", ""], V1_0) == ["no", unknown]
+
+
+def test_what_nothing_is_known_of_is_lowered_as_it_is() -> None:
+    b = ModelBuilder()
+    x, shape = b.operand(F32, (2, 3)), b.operand(Type.TENSOR_INT32, (0,))
+    y, z = b.operand(F32), b.operand(F32, (2, 3))
+    b.operation(Op.RESHAPE, [x, shape], [y])
+    b.operation(Op.RELU, [y], [z])
+    for model in (b.finish([x, shape], [z]), of_a_vendor()):
+        assert lowered(model, V1_2) == model
+
+
+def test_a_late_type_of_an_output_is_refused_with_the_operation() -> None:
+    b = ModelBuilder()
+    x, y = b.operand(Q8, (2,), scale=0.5), b.operand(F16, (2,))
+    b.operation(Op.DEQUANTIZE, [x], [y])
+    model = b.finish([x], [y])
+    assert refusals(model, V1_2) == [""] and "1.2; the device is at 1.1" in refusals(model, V1_1)[0]

@@ -1,7 +1,9 @@
 """What roles and a description together say of a buffer: all of it, or it is refused."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -149,3 +151,17 @@ def test_dimensions_below_zero_are_refused(dims: Dims) -> None:
     for known in ((3, 4), (0, 0), ()):
         with pytest.raises(InvalidArgument, match="must all be at least 0"):
             merge(BufferDesc(dims), [BufferRole(rectifier((F32, 0.0, 0), known), 0)])
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (0, 3), ()])
+def test_of_what_only_a_vendor_knows_the_dimensions_are_those_declared(dims: Dims) -> None:
+    b = ModelBuilder()
+    x, y = b.operand(F32, (2, 3)), b.operand(F32, (2, 3))
+    b.operation(Op.RELU, [x], [y])
+    model = b.finish([x], [y])
+    operation = replace(model.main.operations[0], type=0x55 << 16 | 1)
+    operands = (model.main.operands[0], replace(model.main.operands[1], dimensions=dims))
+    main = replace(model.main, operations=(operation,), operands=operands)
+    model = replace(model, main=main, extensions=(("com.example.unknown", 0x55),))
+    facts = merge(ANY, [BufferRole(SimpleNamespace(model=model), 0, True)])  # type: ignore[arg-type]
+    assert facts.dimensions == (dims or None)

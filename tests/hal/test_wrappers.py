@@ -1,5 +1,6 @@
 """Behaviour added to a device by wrapping it."""
 
+import threading
 import time
 from functools import partial
 
@@ -94,6 +95,17 @@ def test_the_driver_is_told_what_its_level_tells(level):
     assert (hints.priority == wanted.priority, hints.deadline is not None) == (level >= V1_3, level >= V1_3)
     assert (seen.deadline is not None, seen.loop_timeout == 1234) == (level >= V1_3, level >= V1_3)
     assert seen.measure == (timing == Timing(1, 2)) == (level >= V1_2)
+
+
+@pytest.mark.parametrize("level", [*OLD, V1_3])
+def test_a_cancellation_reaches_the_driver_at_each_level_and_callbacks_come_by_run(level):
+    witness, over, told = Witness(), threading.Event(), []
+    prepared = prepared_by(AtLevel(witness, level), added(), Hints())
+    request, cancelled = prepared.request([X]), threading.Event()
+    prepared.execute(request, Control(cancelled=cancelled), lambda *arguments: (told.append(arguments), over.set()))
+    assert over.wait(30) and told == [(None, None)]
+    np.testing.assert_array_equal(request.results[0], 2 * X)
+    assert witness.controls[0].cancelled is cancelled
 
 
 def test_a_deadline_that_the_driver_was_not_told_of_is_missed_all_the_same():

@@ -16,7 +16,8 @@ from nnhal.base.errors import ContractBroken
 from nnhal.base.memory import ALIGNMENT, Memory
 from nnhal.base.operands import Array
 from nnhal.hal.request import Argument, Request, Signature
-from nnhal.ipc.client.frames import Frame, Frames, Where, key_of
+from nnhal.ipc.client import frames as subject
+from nnhal.ipc.client.frames import Frame, Frames, Where, in_pools, key_of
 from tests.properties import STABLE
 
 F32 = np.dtype(np.float32)
@@ -294,3 +295,89 @@ def test_a_bound_frame_keeps_neither_the_callers_pools_nor_a_descriptor() -> Non
     frame.fill(request := in_pool(memory))
     frame.collect(request)
     assert request.results[0].tolist() == [0] * 4
+
+
+def test_room_beside_a_buffer_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = request_of([], floats(2, 3, 4))
+    request.output_buffers = {0: object(), 2: object()}  # type: ignore[dict-item]
+    frame = Frame(request)
+    assert [at and at[2] for at in frame.outputs] == [None, 12, None]
+
+
+def test_the_same_arrays_again_take_the_short_way_and_what_lies_elsewhere_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The short way is a matter of speed, but for whom it is not: then it is the wrong frame."""
+    memory, frames, asked = Memory.allocate(64), Frames(), list[int]()
+    key = subject.key_of
+    monkeypatch.setattr(subject, "key_of", lambda *of: asked.append(1) or key(*of))
+    room = np.zeros(4, np.float32)
+
+    def ordinary(n: float, rooms: Any = None) -> Request:
+        return request_of([np.full(4, n, np.float32)], floats(4), rooms)
+
+    def given(frame: Frame) -> list[float]:
+        return place(frame, frame.inputs[0]).view(np.float32).tolist()
+
+    plain = used(frames, ordinary(1))
+    for n, rooms in ((2, None), (3, [None]), (4, [room])):
+        assert used(frames, ordinary(n, rooms)) is plain and given(plain) == [n] * 4
+    assert len(asked) == 1
+    view = memory.view(16, 16, np.float32, (4,))
+    for other in (
+        request_of([view], floats(4)),
+        ordinary(5, [view]),
+        request_of([None], floats(4)),
+        request_of([np.ones((2, 2), np.float32)], floats(4)),
+        request_of([np.ones(4, np.int32)], floats(4)),
+    ):
+        assert used(frames, other) is not plain
+        again = used(frames, ordinary(6))
+        assert again is plain and given(again) == [6] * 4
+    lies = used(frames, request_of([view], floats(4)))
+    assert lies.inputs[0] == (0, 16, 16, (4,)) and lies.pools[0] is memory
+    assert used(frames, ordinary(7)) is plain and given(plain) == [7] * 4
+    two = request_of([np.ones(4, np.float32), np.ones(4, np.float32)], floats(4))
+    assert used(frames, two) is not plain
+    buffered = ordinary(8)
+    buffered.input_buffers = {0: Buffered()}  # type: ignore[dict-item]
+    assert used(frames, buffered) is not plain
+
+
+class Buffered:
+    token = 7
+
+
+def test_outputs_that_a_driver_may_write_where_they_lie_are_those_in_pools_that_it_may_map() -> None:
+    memory = Memory.allocate(64)
+    whole, strided = memory.view(0, 16, np.float32, (4,)), memory.view(0, 32, np.float32)[::2]
+    readonly = Memory.from_array(np.zeros(4, np.float32).view(np.uint8))
+    for rooms, there in (
+        ([whole], True),
+        ([None], False),
+        (None, False),
+        ([np.zeros(4, np.float32)], False),
+        ([strided], False),
+        ([Memory.wrap(np.zeros(4, np.float32)).view(0, 16, np.float32, (4,))], False),
+        ([readonly.view(0, 16, np.float32, (4,))], not readonly.readonly),
+    ):
+        assert in_pools(request_of([], floats(4), rooms)) is there
+    odd = memory.view(1, 17)[:16].view(np.float32)
+    assert Frame(request_of([odd], floats(4))).pools[0] is not memory  # not at an address that suits its type
+
+
+def test_an_output_may_fill_its_room_to_the_last_byte() -> None:
+    room = np.zeros(8, np.float32)
+    request = request_of([], [((None,), F32)], [room])
+    Frame(request).collect(request, [(8,)])
+    assert request.shapes == [(8,)]
+
+
+def test_of_many_shapes_in_one_pool_only_those_that_are_kept_are_noted() -> None:
+    memory, frames = Memory.allocate(4096), Frames()
+    for n in range(200):
+        used(frames, request_of([memory.view(4 * n, 16, np.float32, (4,))], floats(4)))
+    assert len(frames._in_pools[memory]) <= 64 and len(frames._free) == 16
+    assert set(frames._free) <= frames._in_pools[memory]
+    frames.close()
+    assert not frames._free and frames._last is None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from nnhal.base.errors import Cancelled, DeadObject, MissedDeadline, OperationFailed
+from nnhal.ipc.client import pending as subject
 from nnhal.ipc.client.pending import Pending
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport import _native
@@ -69,3 +70,26 @@ def test_a_deadline_and_a_cancellation_end_the_wait(pending: Pending) -> None:
     threading.Timer(0.02, cancelled.set).start()
     with pytest.raises(Cancelled):
         pending.wait(None, cancelled)
+
+
+def test_a_deadline_may_lie_as_far_away_as_there_are_numbers(pending: Pending) -> None:
+    threading.Timer(0.02, pending.set, [wire.DONE]).start()
+    assert pending.wait(2**63)[0] == wire.DONE
+
+
+def test_how_long_is_waited_at_a_stretch_is_what_is_left_and_no_more_than_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    millisecond = 1_000_000
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 100 * millisecond)
+    for deadline, most, wait in (
+        (None, None, None),
+        (None, 20 * millisecond, 20),
+        (110 * millisecond, None, 15),  # with the grace of 5 ms
+        (110 * millisecond, 20 * millisecond, 15),
+        (120 * millisecond, 20 * millisecond, 20),
+        (95 * millisecond, None, 0),
+        (50 * millisecond, 20 * millisecond, 0),
+    ):
+        assert subject._milliseconds(deadline, most) == wait
+    assert 0 < (subject._milliseconds(2**63, None) or 0) < 2**31  # what poll takes

@@ -6,7 +6,6 @@ import fcntl
 import gc
 import mmap
 import os
-import socket
 import struct
 import threading
 from pathlib import Path
@@ -25,6 +24,7 @@ from nnhal.ipc.service.quota import Share
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import MARK, whole
 from tests.faults.support import MFD_HUGETLB, huge_pages
+from tests.ipc.alone import came
 from tests.ipc.support import a_share, own_process, prepare
 
 SHRINK, ADD_SEALS = 0x0002, 1033
@@ -46,18 +46,6 @@ def memfd(size: int, seal: int = 0) -> int:
 
 def sent(size: int, *, offset: int = 0, readonly: bool = False, kind: str = "ashmem") -> wire.Pool:
     return wire.Pool(kind, size, offset, readonly)
-
-
-def came(*fds: int) -> _native.Descriptors:
-    """The owner of these descriptors, which are closed here, after they came with a message."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        assert _native.Lane(ours.fileno()).send(b"x", fds) == 0
-        got = _native.Lane(theirs.fileno()).receive()
-    for fd in fds:
-        os.close(fd)
-    assert not isinstance(got, int)
-    return got[1]
 
 
 def copy_of(memory: Memory) -> _native.Descriptors:

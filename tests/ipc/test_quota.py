@@ -76,6 +76,70 @@ def test_the_limits_of_this_process_are_where_the_capacity_comes_from() -> None:
     assert capacity.mappings <= int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii")) // 2
 
 
+NONE = resource.RLIM_INFINITY
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted"),
+    [
+        ({}, Capacity(3872, 1024, 15_000, 1 << 46, 4 * GIB)),
+        ({"NOFILE": (50, 1000)}, Capacity(872, 1024, 15_000, 1 << 46, 4 * GIB)),  # the soft one will be raised
+        ({"NOFILE": (50, 200)}, Capacity(100, 1024, 15_000, 1 << 46, 4 * GIB)),  # half for the process itself
+        ({"NOFILE": (50, 256)}, Capacity(128, 1024, 15_000, 1 << 46, 4 * GIB)),
+        ({"NOFILE": (50, 258)}, Capacity(130, 1024, 15_000, 1 << 46, 4 * GIB)),
+        ({"DATA": (GIB, NONE)}, Capacity(3872, 64, 15_000, 1 << 46, GIB // 4)),
+        ({"AS": (GIB, NONE)}, Capacity(3872, 64, 15_000, GIB // 2, GIB // 4)),
+        ({"AS": (GIB, NONE), "DATA": (MIB * 512, NONE)}, Capacity(3872, 32, 15_000, GIB // 2, MIB * 128)),
+        ({"STACK": (64 * MIB, NONE)}, Capacity(3872, 128, 15_000, 1 << 46, 4 * GIB)),
+        ({"STACK": (1, NONE), "DATA": (64 * MIB, NONE)}, Capacity(3872, 512, 15_000, 1 << 46, 16 * MIB)),  # 64 KiB
+        ({"NPROC": (100, 300)}, Capacity(3872, 50, 15_000, 1 << 46, 4 * GIB)),
+    ],
+    ids=str,
+)
+def test_the_capacity_of_a_process_is_what_its_limits_leave(
+    limits: dict[str, tuple[int, int]], wanted: Capacity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4,000 descriptors and 16 GiB, stacks of 8 MiB and 30,000 mappings, as docs/driver-process.md has it."""
+    held = {getattr(resource, f"RLIMIT_{name}"): pair for name, pair in limits.items()}
+    monkeypatch.setattr(resource, "getrlimit", lambda which: held.get(which, (NONE, NONE)))
+    monkeypatch.setattr(quota, "_map_count", lambda: 30_000)
+    assert Capacity.of_process(4000, 16 * GIB) == wanted
+
+
+def test_where_the_kernel_does_not_tell_it_allows_65530_mappings(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii")
+    assert quota._map_count() == int(said)
+    for text in (FileNotFoundError, "many"):
+
+        def read(_: Path, encoding: str, text: object = text) -> object:
+            if isinstance(text, str):
+                return text
+            raise FileNotFoundError
+
+        monkeypatch.setattr(Path, "read_text", read)
+        assert quota._map_count() == 65_530
+
+
+def test_three_quarters_are_divided_among_the_clients_and_what_messages_carry_counts_where_there_are_others() -> None:
+    shared, own = QuotaTable(CAPACITY, shared=True), QuotaTable(CAPACITY, shared=False)
+    for name, total in CAPACITY._asdict().items():
+        row = shared.rows[name]
+        assert row.own == total * 3 // 4 // 64 and row.common == total - 64 * row.own
+        assert (own.rows[name].own, own.rows[name].common) == (total, 0)
+    two = next(
+        table
+        for descriptors in range(200, 4000, 20)
+        if (table := QuotaTable(CAPACITY._replace(descriptors=descriptors), shared=True)).clients == 2
+    )
+    for table, carried, answer in ((two, 64, 3), (shared, 64, 3), (own, 0, 0)):
+        assert table.rows["lanes"].costs["descriptors"] == 1 + carried + answer
+        assert table.rows["connections"].costs["descriptors"] == 5 + carried + answer
+        assert table.worker == {"threads": 1, "descriptors": answer}
+    assert quota.ENDS == {"threads": 1} and own.rows["connections"].most == 1
+    assert (two.rows["connections"].most, shared.rows["connections"].most) == (1, 32)
+
+
 UNDER = """
 import resource
 from nnhal.ipc.service.quota import Capacity, QuotaTable

@@ -1,6 +1,7 @@
 """Vendor extensions: registered, named by models, supported by devices that say so, refused clearly by others."""
 
 import importlib.util
+import pickle  # noqa: TID251 (as applications do)
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument, InvalidModel, OperationFailed, UnsupportedModel
 from nnhal.base.extensions import EXTENSIONS, ExtensionType, register_extension
 from nnhal.base.levels import V1_2
+from nnhal.ipc.protocol.convert import model_from_wire, model_to_wire
 from nnhal.model.graph import Operation
 from nnhal.runtime import discovery
 
@@ -67,8 +69,8 @@ def test_it_never_falls_back(example, model, monkeypatch):
         compiled(X)
 
 
-def test_a_model_made_elsewhere_may_have_another_prefix(model):
-    theirs = 77
+def elsewhere(model: nnhal.Model, theirs: int) -> nnhal.Model:
+    """The model as a process has it whose prefix of the extension is another."""
 
     def moved(code: int) -> int:
         return theirs << 16 | code & 0xFFFF if code >> 16 else code
@@ -76,8 +78,41 @@ def test_a_model_made_elsewhere_may_have_another_prefix(model):
     operands = tuple(replace(o, type=moved(o.type)) for o in model.main.operands)
     operations = tuple(Operation(moved(o.type), o.inputs, o.outputs) for o in model.main.operations)
     main = replace(model.main, operands=operands, operations=operations)
-    other = replace(model, main=main, extensions=(("com.example.fourier", theirs),))
+    return replace(model, main=main, extensions=(("com.example.fourier", theirs),))
+
+
+def over_the_wire(model: nnhal.Model) -> nnhal.Model:
+    return model_from_wire(model_to_wire(model, lambda _: pytest.fail("has no pools")), lambda _: pytest.fail("none"))
+
+
+def pickled(model: nnhal.Model) -> nnhal.Model:
+    return pickle.loads(pickle.dumps(model))
+
+
+def test_a_model_made_elsewhere_may_have_another_prefix(model):
+    other = elsewhere(model, 77)
     assert np.allclose(nnhal.compile(other, devices="reference")(X), np.abs(np.fft.fft(X)), atol=1e-5)
+
+
+@pytest.mark.parametrize("brought", [over_the_wire, pickled])
+def test_a_model_that_comes_from_another_process_has_this_ones_codes_so_that_drivers_may_compare_them(
+    example, model, brought
+):
+    assert brought(elsewhere(model, 77)) == brought(model) == model
+    y = nnhal.compile(brought(elsewhere(model, 77)), devices=[example.FourierDevice()])(X)
+    assert np.allclose(y, np.abs(np.fft.fft(X)), atol=1e-5)
+
+
+@pytest.mark.parametrize("brought", [over_the_wire, pickled])
+def test_an_extension_that_is_unknown_here_gets_no_prefix_of_another(example, model, brought):
+    mine = model.extensions[0][1]
+    unknown = replace(model, extensions=(("com.example.unknown", mine),))
+    ((name, prefix),) = brought(unknown).extensions
+    assert name == "com.example.unknown" and prefix not in {each.prefix for each in EXTENSIONS.values()}
+    assert [o.type >> 16 for o in brought(unknown).main.operations] == [prefix, prefix]
+    assert brought(replace(unknown, extensions=(("com.example.unknown", 99),))).extensions[0][1] == 99
+    twice = replace(model, extensions=((name, mine), ("com.example.fourier", mine)))
+    assert brought(twice) == twice
 
 
 def test_an_operation_whose_extension_the_model_does_not_name_is_refused(model):

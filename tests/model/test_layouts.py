@@ -1,7 +1,6 @@
 """Models in one layout: the same results, few transposes, nothing more to do the second time."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base.codes import OperandType, OperationType
-from nnhal.base.operands import Array, ChannelQuant, Unknown, Value, dtype_of
-from nnhal.conformance.differential import arrays_of, bound_of, model_of
+from nnhal.base.operands import Array, ChannelQuant, dtype_of
+from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.drivers.reference import Interpreter
 from nnhal.frontends.python import Builder
@@ -21,8 +20,6 @@ from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
 from nnhal.model.orders import Layout
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
-from nnhal.ops.order import composed, inverse, keeps_elements, without
-from nnhal.ops.schema import I32, T, bind
 from tests import requests
 from tests.properties import STABLE
 
@@ -244,9 +241,6 @@ def holds(model: Model, found: LaidOut, layout: Layout) -> None:
 LAID = sorted(
     name for name, op in OPS.items() if any(x.layout for form in op.forms for x in form) and not op.code >> 16
 )
-REORDERED = sorted(name for name, op in OPS.items() if op.reorder is not None and not op.flat and not op.code >> 16)
-
-
 OPEN_SHAPE = "output_shape is only known at execution"  # where it is drawn as an input of the model
 
 
@@ -268,57 +262,6 @@ def test_an_operation_with_a_layout_is_the_same_in_the_other(name: str, open: bo
                     assert layouts(found.model) == [layout == "nchw"]
                 assert found.transposes <= 2 and set(found.left.values()) <= {OPEN_SHAPE}
                 assert same(model, found.model, arrays_of(call)), f"{cell} {layout}"
-
-
-@pytest.mark.parametrize("name", REORDERED)
-def test_an_operation_is_the_same_in_another_order_by_the_rule_of_its_record(name: str) -> None:
-    rng, tried = np.random.default_rng([SEED, len(name)]), 0
-    for cell in ordinary(name):
-        for _ in range(6):
-            call = draw(cell, rng)
-            a = bound_of(call)
-            own = [v for x, v in a.inputs if x.spec is T]
-            rank = max(v.rank for each in own for v in (each if isinstance(each, tuple) else (each,)) if v is not None)
-            order = tuple(rng.permutation(rank).tolist())
-            try:
-                said = a.op.reorder(a, order)
-            except Unknown:
-                continue
-            tried += 1
-            inputs: list[Value | None] = []
-            for argument, value in zip(a.form.each(len(call.inputs)), call.inputs, strict=True):
-                if argument.name in said.arguments:
-                    kind = I32 if not argument.scalar else OperandType.INT32
-                    array = np.asarray(said.arguments[argument.name], np.int32)
-                    inputs.append(Value(kind, array.shape, data=array))
-                elif argument.name in said.inputs and value is not None:
-                    inputs.append(in_order(value, order))
-                else:
-                    inputs.append(value)
-            late = [x.name for x in a.form[len(inputs) :] if x.name in said.arguments]
-            inputs += [Value(OperandType.INT32, (), data=np.asarray(said.arguments[x], np.int32)) for x in late]
-            outs = [replace(v, shape=None) for v in a.outs]
-            b = bind(a.op, inputs, outs)
-            with np.errstate(all="ignore"):
-                wanted, found = (
-                    x.op.kernel(x, *x.form.tensors([None if v is None else v.data for v in x.given])) for x in (a, b)
-                )
-            pairs = zip(wanted, found, strict=True) if isinstance(wanted, tuple) else [(wanted, found)]
-            for (one, other), gives in zip(pairs, said.outputs, strict=True):
-                turned = one.transpose(gives) if gives else one
-                exact = not a.op.sums
-                agree = np.array_equal if exact else np.allclose
-                assert agree(turned, other, equal_nan=other.dtype.kind == "f"), f"{cell} {order}"
-    assert tried
-
-
-def in_order(value: Value, order: Sequence[int]) -> Value:
-    """A constant in an order, behind dimensions of 1 where it has fewer."""
-    array = value.array.reshape((1,) * (len(order) - value.rank) + value.known).transpose(order)
-    channel = value.channel
-    if channel is not None:
-        channel = ChannelQuant(channel.scales, list(order).index(channel.axis + len(order) - value.rank))
-    return replace(value, shape=array.shape, data=array, channel=channel)
 
 
 # --------------------------------------------------------------------------------------------------------------- by hand
@@ -458,11 +401,22 @@ def test_a_model_that_has_the_layout_is_the_very_same() -> None:
     assert laid_out(model, "nhwc").model is not model
 
 
-def test_orders_lead_there_and_back() -> None:
-    order, other = (2, 0, 3, 1), (1, 3, 2, 0)
-    x = np.arange(24).reshape(1, 2, 3, 4)
-    assert (x.transpose(order).transpose(other) == x.transpose(composed(order, other))).all()
-    assert composed(order, inverse(order)) == (0, 1, 2, 3)
-    assert without((0, 3, 1, 2), {1, 2}) == (0, 1)
-    assert keeps_elements((1, 1, 1, 8), (0, 3, 1, 2)) and not keeps_elements((1, 2, 1, 8), (0, 3, 1, 2))
-    assert not keeps_elements((1, None, 1, 8), (0, 3, 1, 2))
+def test_elements_that_stay_where_they_are_need_no_transpose_before_a_dense_layer() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.average_pool_2d(x, padding="valid", filter_size=4, stride=1)
+    model = b.finish([x], [b.fully_connected(y, np.ones((2, 3), np.float32), np.zeros(2, np.float32)), b.relu(x)])
+    found = laid_out(model, "nchw")
+    assert found.transposes == 1  # of what goes in
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
+def test_transposes_of_matrices_cancel_too() -> None:
+    b = Builder()
+    x, m = b.input((1, 4, 4, 3)), b.input((2, 3))
+    turn = np.array((1, 0), np.int32)
+    y = b.transpose(b.relu(b.transpose(m, turn)), turn)
+    model = b.finish([x, m], [y, b.max_pool_2d(x, padding="valid", filter_size=2, stride=1)])
+    found = laid_out(model, "nchw")
+    assert transposes(model) == 2 and transposes(found.model) == 2 and found.transposes == 2  # those of the picture
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))

@@ -142,7 +142,7 @@ def measured(room: str, tests: Sequence[str], tree: Path) -> Coverage:
             "join context on context.id = context_id where context.context != ''"
         )
         for path, context, bits in found.execute(query):
-            name, test = str(Path(path).relative_to(tree)), context.split("|")[0]
+            name, test = str(Path(path).relative_to(tree)), context.rpartition("|")[0]
             for line in numbits_to_nums(bits):
                 lines[name, line].add(test)
     return Coverage({key: frozenset(tests) for key, tests in lines.items()}, seconds)

@@ -119,6 +119,8 @@ def _that_count(node: ast.AST) -> Iterator[ast.AST]:
         skipped += [*node.decorator_list, *node.bases]
     elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in QUIET_CALLS:
         skipped += node.args[-1:]
+    elif isinstance(node, ast.Call):
+        skipped += [word for word in node.keywords if word.arg == "strict"]  # of zip: lengths that are never unlike
     for child in ast.iter_child_nodes(node):
         if not (_silent(child) or any(child is each for each in skipped)):
             yield from _that_count(child)

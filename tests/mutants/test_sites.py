@@ -34,6 +34,11 @@ def test_each_kind_of_change_is_made():
     }
 
 
+def test_lengths_that_are_always_alike_are_left_alone():
+    assert changes(b"pairs = zip(x, y, strict=True)") == set()
+    assert changes(b"pairs = call(x, stable=True)") == {("True", "False")}
+
+
 def test_what_nobody_can_notice_is_left_alone():
     texts = {was for was, _ in changes(SOURCE)}
     assert not texts & {"1", "5", "7", "|", "int", "None"}

@@ -43,6 +43,13 @@ def test_quantised_boxes_count_eighths():
     assert a.level == V1_3  # for the signed deltas
 
 
+@pytest.mark.parametrize(("image", "edge"), [((10.0, 40.0), [40, 10]), ((40.0, 10.0), [10, 40])])
+def test_a_box_beyond_its_picture_ends_at_its_edges(image, edge):
+    roi, still = [[50.0, 60.0, 70.0, 80.0], [-9.0, -8.0, -3.0, -2.0]], np.zeros((2, 4), np.float32)
+    made = run(TRANSFORM, [roi, still, ints(0, 0), [image]])[0]
+    assert made.tolist() == [edge * 2, [0, 0, 0, 0]]
+
+
 def test_no_boxes_make_no_boxes():
     deltas = np.zeros((0, 8), np.float32)
     assert run(TRANSFORM, [EMPTY, deltas, ints(), [[9.0, 9.0]]])[0].shape == (0, 8)
@@ -250,6 +257,15 @@ def test_small_boxes_count_for_the_limit_before_suppression():
     deltas = STILL.copy()
     deltas[0, 0, 0, 2:] = -9  # the best box is tiny
     assert propose(GRID, deltas, [[0.0, 0.0, 4.0, 4.0]], pre=2)[0].tolist() == np.float32([0.8]).tolist()
+
+
+def test_a_picture_that_is_not_square_has_its_height_first():
+    """Boxes 30 and 50 wide at x = 40, in a picture 20 high and 60 wide: the second is cut at its right edge."""
+    outs = result(), result(), result(I32)
+    anchors = np.float32([[40, 0, 70, 5], [40, 10, 55, 18], [5, 15, 9, 40]])
+    inputs = [np.float32([[[[0.9, 0.8, 0.7]]]]), np.zeros((1, 1, 1, 12), np.float32), anchors, [[20.0, 60.0]]]
+    made = run(PROPOSALS, [*inputs, 1.0, 1.0, 0, 0, 0.5, 0.0, False], *outs)
+    assert made[1].tolist() == [[40, 0, 60, 5], [40, 10, 55, 18], [5, 15, 9, 20]]
 
 
 def test_negative_scores_are_scores_too():
@@ -575,3 +591,31 @@ def test_shape_of_regions_is_known_before_their_values():
     a = bound("ROI_ALIGN", [x, roi, index, 2, 5, 1.0, 1.0, 0, 0, False])
     assert (a.shapes, a.level) == ([(None, 2, 5, 3)], V1_2)
     assert bound("ROI_POOLING", [x, roi, result(I32, (7,)), 2, 5, 1.0, 1.0, True]).shapes == [(7, 4, 2, 5)]
+
+
+@pytest.mark.parametrize("sizes", [(7, 9), (9, 7)])
+def test_points_take_the_rows_that_they_make_and_16_bytes_each(sizes, monkeypatch):
+    """Of a picture 5 x 3 with 2 channels, first along its height: 7 * 2 points make rows of 3 * 2 floats."""
+    inputs = [np.zeros((1, 5, 3, 2), np.float32), [[0.0, 0.0, 3.0, 5.0]], ints(0), *sizes, 1.0, 1.0, 2, 3, False]
+    rows = sizes[0] * 2 * (3 * 2 * 4 + 16)
+    columns = sizes[1] * 3 * (sizes[0] * 2 * 4 + 16)
+    most = max(rows, columns)
+    monkeypatch.setattr("nnhal.ops.roi.MAX_OPERAND_BYTES", most)
+    assert run("ROI_ALIGN", inputs)[0].shape == (1, *sizes, 2)
+    monkeypatch.setattr("nnhal.ops.roi.MAX_OPERAND_BYTES", most - 1)
+    with pytest.raises(OperationFailed, match=f"sampling points take {most} bytes, must be at most {most - 1}"):
+        run("ROI_ALIGN", inputs)
+
+
+@pytest.mark.parametrize(("top", "left"), [(0, 0), (0, 3), (3, 0), (3, 3), (1, 2)])
+def test_what_lies_beyond_a_heatmaps_edge_is_its_mirror_image(top, left):
+    """The same as in the middle of a larger map that has the mirror image around."""
+    small = np.random.default_rng(top * 4 + left).normal(size=(4, 4))
+    small[top, left] = 9
+    large = np.pad(small, 2, "reflect")
+    large[(large == 9) & (np.indices(large.shape) != np.array([[[top + 2]], [[left + 2]]])).any(0)] = 8.5  # no peaks
+    box = [[0.0, 0.0, 1.0, 1.0]]
+    score, place = run(KEYPOINT, [np.float32(small)[None, ..., None], box, False], result(), result())
+    wanted = run(KEYPOINT, [np.float32(large)[None, ..., None], box, False], result(), result())
+    np.testing.assert_allclose(score, wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(place * 4, wanted[1] * 8 - 2, rtol=1e-5)

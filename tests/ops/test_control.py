@@ -137,6 +137,25 @@ def test_sizes_may_change_from_turn_to_turn():
     assert output.shape == (32,)
 
 
+def test_sizes_that_change_fit_what_the_subgraphs_state():
+    grown = lambda x: [np.concatenate((x, x))]  # noqa: E731
+    for inner, fine in (((1,), False), ((None,), True), (None, True)):
+        call = loop([[1.0]], inner=[result(F32, inner)])
+        context = calls(lambda x: [np.array([x.size < 4])], grown)
+        if fine:
+            assert run(*call, result(), context=context)[0].shape == (4,)
+        else:
+            with pytest.raises(OperationFailed, match=r"input 0 of subgraph 0 is given \[2\], must be \[1\]"):
+                run(*call, result(), context=context)
+
+
+def test_an_operand_that_is_left_out_is_no_ones_to_check():
+    given = []
+    context = calls(lambda x, y: given.append(y) or [x])
+    call = branches(then=((NUMBER, PAIR), (NUMBER,)), other=((NUMBER, PAIR), (NUMBER,)), operands=([1.0], None))
+    assert run(*call, NUMBER, context=context)[0].tolist() == [1] and given == [None]
+
+
 def test_size_that_does_not_change_is_known():
     assert bound(*loop([[1.0]]), result()).shapes == [(1,)]
 

@@ -240,3 +240,21 @@ def test_padding_beyond_any_tensor_is_an_error():
     given = [normal(1, 1, 1, 1), normal(1, 1, 2, 1), normal(1), far, 0, 0, 0, 1, 1, NONE, False, far, 1]
     with pytest.raises(OperationFailed, match="must be at most 4294967295"):
         run(CONV, given)
+
+
+def test_padding_takes_what_the_padded_picture_holds(monkeypatch):
+    """Of two pictures 3 x 4 with 5 channels, padded to 6 x 9."""
+    inputs = [normal(2, 3, 4, 5), normal(1, 4, 6, 5), normal(1), 3, 2, 2, 1, 1, 1, NONE]
+    size = 2 * (3 + 3) * (4 + 5) * 5 * 4
+    monkeypatch.setattr("nnhal.ops.common.MAX_OPERAND_BYTES", size)
+    assert run(CONV, inputs)[0].shape == (2, 3, 4, 1)
+    monkeypatch.setattr("nnhal.ops.common.MAX_OPERAND_BYTES", size - 1)
+    with pytest.raises(OperationFailed, match=f"makes {size} bytes, must be at most {size - 1}"):
+        run(CONV, inputs)
+
+
+def test_a_filter_that_is_not_known_yet_is_checked_later_though_the_shape_is_known():
+    x, bias = Value(F32, (1, 8, 8, 2)), Value(F32, (4,))
+    for filters, late in (((4, 3, 3, None), True), ((4, 3, 3, 2), False)):
+        a = bound(CONV, [x, Value(F32, filters), bias, SAME, 1, 1, NONE])
+        assert a.shapes == [(1, 8, 8, 4)] and a.deferred is late

@@ -104,7 +104,7 @@ def test_extremes_of_quantised_tensors_are_compared_as_real_values():
 
 
 def test_prelu_multiplies_what_is_below_0():
-    same(run("PRELU", [[-2.0, 0.0, 3.0], [0.5]])[0], np.float32([-1, 0, 3]))
+    same(run("PRELU", [[-2.0, -0.5, 0.0, 0.5, 3.0], [0.5]])[0], np.float32([-1, -0.25, 0, 0.5, 3]))
     x, alpha = value(Q8S, [-128, -1, 0, 127], 1, 0), value(Q8S, [64], 1 / 128, 0)
     same(run("PRELU", [x, alpha], result(Q8S, scale=0.5, zero=0))[0], np.int8([-128, -1, 0, 127]))
 

@@ -2,6 +2,7 @@
 
 from struct import pack
 
+import farmhash
 import numpy as np
 import pytest
 
@@ -95,6 +96,13 @@ def test_fingerprints_are_those_of_the_published_library(size: int, expected: in
     assert fingerprint64(bytes(range(size))) == expected
 
 
+def test_fingerprints_of_any_size_are_those_of_the_published_library_itself() -> None:
+    rng = np.random.default_rng(1)
+    for size in range(200):
+        data = rng.bytes(size)
+        assert fingerprint64(data) == farmhash.fingerprint64(data), size
+
+
 def sign(seed: float, rows: list[bytes], weights: list[float]) -> int:
     """The bit of one seed, as the definition has it: float32 seed, row, signed fingerprint, sum in double."""
     total = 0.0
@@ -153,6 +161,7 @@ def test_a_sparse_signature_fits_32_bits(functions: int, bits: int, fits: bool) 
         ([[[1.0]], [1.0, 2.0], [1.0], DENSE], "weight has 1 elements, must have 2"),
         ([[[1.0]], [1.0], value(F16, [1]), DENSE], "weight.* is TENSOR_FLOAT16, must be TENSOR_FLOAT32"),
         ([[[1.0]], value(Q8S, [1], 0.5), None, SPARSE], "input 1 .* is TENSOR_QUANT8_ASYMM_SIGNED; allowed"),
+        ([[[1.0]], [1.0], None, DENSE], r"input 2 \(weight\) is omitted, must be given for a dense projection"),
         ([[[1.0]], [1.0], [1.0], 4], r"input 3 \(kind\) = 4, must be one of 1 \(SPARSE_DEPRECATED\), 2 \(DENSE\)"),
         ([[1.0], [1.0], [1.0], DENSE], r"must be \[functions, bits\]"),
     ],

@@ -216,7 +216,9 @@ def test_a_slice_may_be_empty_or_all_that_is_left() -> None:
     assert bound("SLICE", [Value(F32, (None, 4)), ints(1, 1), ints(2, -1)]).shapes == [(2, 3)]
 
 
-@pytest.mark.parametrize(("begin", "size"), [(-1, 1), (4, 0), (1, 3), (0, -2), (GREATEST, GREATEST), (LEAST, -1)])
+@pytest.mark.parametrize(
+    ("begin", "size"), [(-1, 1), (4, 0), (1, 3), (3, 1), (0, -2), (GREATEST, GREATEST), (LEAST, -1)]
+)
 def test_a_slice_outside_is_rejected(begin: int, size: int) -> None:
     with pytest.raises(InvalidModel, match=r"SLICE: (begin|size)\[0\]"):
         bound("SLICE", [count(3), ints(begin), ints(size)])
@@ -283,8 +285,17 @@ def test_unknown_indices_wait_for_the_run() -> None:
 
 def test_tiling_repeats_and_bounds_what_it_makes() -> None:
     assert run("TILE", [count(1, 2), ints(2, 2)])[0].tolist() == [[0, 1, 0, 1]] * 2
+    assert run("TILE", [count(1, 2), ints(1, 1)])[0].tolist() == [[0, 1]]
     with pytest.raises(InvalidModel, match="must have at most 4294967295 bytes"):
         bound("TILE", [count(2), ints(GREATEST)])
+
+
+@pytest.mark.parametrize("times", [(0, 1), (1, -1)])
+def test_a_multiple_below_1_is_rejected(times: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidModel, match=r"TILE: multiples = .*, must be at least 1"):
+        bound("TILE", [count(2, 2), ints(*times)])
+    with pytest.raises(InvalidModel, match="TILE: multiples has 1 elements, must have 2"):
+        bound("TILE", [count(2, 2), ints(1)])
 
 
 def test_tiling_keeps_the_rank_whatever_the_multiples_are() -> None:
@@ -409,6 +420,10 @@ def test_a_tensor_is_filled_with_a_scalar_of_its_type(scalar: int, tensor: int) 
     assert bound("FILL", operands, result(tensor)).level == V1_3
     with pytest.raises(InvalidModel, match="FILL: output 0 is"):
         bound("FILL", operands, result(F32 if tensor == I32 else I32))
+
+
+def test_a_tensor_without_elements_is_filled_too() -> None:
+    assert run("FILL", [ints(0, 2), 7.0])[0].shape == (0, 2)
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2, LEAST), ()])

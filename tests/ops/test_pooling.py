@@ -1,14 +1,98 @@
-"""Pooling: how the mean of quantised elements is rounded."""
+"""Pooling against its definition, window by window; how the mean of quantised elements is rounded."""
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nnhal.base.codes import Padding
+from nnhal.base.operands import Array
 from tests.ops.run import Q8, Q8S, result, run, value
 
-NONE, RELU = 0, 1
+NONE, RELU, RELU1, RELU6 = range(4)
+
+
+def pieces(
+    x: Array, pads: Sequence[int], strides: Sequence[int], size: Sequence[int]
+) -> Iterator[tuple[int, int, Array]]:
+    """What a window meets of a picture: pads left, right, top, bottom; strides and size width first."""
+    height, width = x.shape[1:3]
+    left, right, top, bottom = pads
+    for i in range((height + top + bottom - size[1]) // strides[1] + 1):
+        for j in range((width + left + right - size[0]) // strides[0] + 1):
+            y, z = i * strides[1] - top, j * strides[0] - left
+            yield i, j, x[:, max(y, 0) : max(y + size[1], 0), max(z, 0) : max(z + size[0], 0)]
+
+
+REDUCED = {
+    "AVERAGE_POOL_2D": lambda x: x.mean((1, 2)),
+    "MAX_POOL_2D": lambda x: x.max((1, 2)),
+    "L2_POOL_2D": lambda x: np.sqrt((x * x).mean((1, 2))),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize(
+    ("pads", "strides", "size"),
+    [
+        ((0, 0, 0, 0), (1, 1), (2, 3)),
+        ((1, 0, 2, 1), (2, 1), (3, 4)),
+        ((0, 2, 0, 0), (1, 3), (3, 1)),
+        ((1, 1, 1, 1), (3, 2), (2, 2)),
+    ],
+)
+def test_windows_are_reduced_by_the_definition(name: str, pads: Any, strides: Any, size: Any) -> None:
+    x = np.random.default_rng(3).normal(size=(2, 6, 7, 3)).astype(np.float32) - 2  # so that a 0 is no greatest
+    made = run(name, [x, *pads, *strides, *size, NONE])[0]
+    found = list(pieces(x.astype(float), pads, strides, size))
+    assert made.shape == (2, found[-1][0] + 1, found[-1][1] + 1, 3)
+    for i, j, piece in found:
+        np.testing.assert_allclose(made[:, i, j], REDUCED[name](piece), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_the_scheme_same_puts_the_odd_padding_behind(name: str, stride: int) -> None:
+    x = np.random.default_rng(4).normal(size=(1, 5, 6, 2)).astype(np.float32)
+    pads = []
+    for size in (6, 5):
+        total = max(0, (-(-size // stride) - 1) * stride + 2 + (size == 5) - size)
+        pads += [total // 2, total - total // 2]
+    made = run(name, [x, int(Padding.SAME), stride, stride, 2, 3, NONE])[0]
+    assert made.shape == (1, -(-5 // stride), -(-6 // stride), 2)
+    for i, j, piece in pieces(x.astype(float), pads, (stride, stride), (2, 3)):
+        np.testing.assert_allclose(made[:, i, j], REDUCED[name](piece), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("activation", "low", "high"), [(NONE, -99, 99), (RELU, 0, 99), (RELU1, -1, 1), (RELU6, 0, 6)])
+def test_the_activation_clips_real_values(activation: int, low: float, high: float) -> None:
+    x = np.float32([-8, -0.5, 0.5, 7]).reshape(1, 1, 4, 1)
+    for name in ("AVERAGE_POOL_2D", "MAX_POOL_2D"):
+        made = run(name, [x, 2, 1, 1, 1, 1, activation])[0]
+        np.testing.assert_array_equal(made, np.clip(x, low, high))
+    q = value(Q8, np.array([0, 100, 116, 255]).reshape(1, 1, 4, 1), 0.125, 104)  # -13, -0.5, 1.5, 18.875
+    made = run("MAX_POOL_2D", [q, 2, 1, 1, 1, 1, activation], result(Q8, None, 0.125, 104))[0]
+    real = np.clip([-13, -0.5, 1.5, 18.875], low, high)
+    assert made.ravel().tolist() == np.rint(real / 0.125 + 104).tolist()
+
+
+@pytest.mark.parametrize("kind", [Q8, Q8S])
+def test_the_greatest_stored_element_is_found_in_every_window(kind: int) -> None:
+    low = -128 if kind == Q8S else 0
+    x = np.random.default_rng(5).integers(low, low + 256, (1, 5, 5, 2))
+    made = run(
+        "MAX_POOL_2D", [value(kind, x, 0.5, low + 7), 1, 1, 1, 1, 2, 2, 3, 3, NONE], result(kind, None, 0.5, low + 7)
+    )[0]
+    for i, j, piece in pieces(x, (1, 1, 1, 1), (2, 2), (3, 3)):
+        assert made[:, i, j].tolist() == piece.max((1, 2)).tolist()
+
+
+def test_squares_beyond_float32_have_a_root_within() -> None:
+    x = np.full((1, 1, 2, 1), 3e30, np.float32)
+    np.testing.assert_allclose(run("L2_POOL_2D", [x, 2, 1, 1, 2, 1, NONE])[0], [[[[3e30]]]], rtol=1e-6)
 
 
 def rounded(number: Fraction) -> int:

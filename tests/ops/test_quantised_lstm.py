@@ -7,6 +7,8 @@ from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_2, V1_3
 from nnhal.base.operands import Value
 from nnhal.ops import fixedpoint
+from nnhal.ops.qlstm import normalise
+from tests.ops import integers
 from tests.ops.run import I32, Q8, Q8S, Q8SYMM, Q16S, bound, result, run, value
 
 RNG = np.random.default_rng(3)
@@ -50,6 +52,93 @@ def test_scaling_by_too_much_saturates():
     assert np.abs(fixedpoint.scaled(np.array([2**31 - 1, -(2**31)]), 2.0**40)).min() >= 2**30
 
 
+SOME = [*range(-(2**15), 2**15, 97), -(2**15) + 1, -1, 0, 1, 2**15 - 1]
+
+
+@pytest.mark.parametrize("bits", range(7))
+def test_functions_are_the_published_ones_bit_by_bit(bits):
+    numbers = np.array(SOME)
+    assert fixedpoint.tanh(numbers, bits).tolist() == [integers.tanh(n, bits) for n in SOME]
+    assert fixedpoint.logistic(numbers, bits).tolist() == [integers.logistic(n, bits) for n in SOME]
+    below = numbers[numbers <= 0]
+    found = fixedpoint.exp_negative(below, bits).tolist()
+    assert found == [integers.exp_on_negative_values(n, bits) for n in below.tolist()]
+
+
+WIDE = [
+    -(2**31),
+    2**31 - 1,
+    -1,
+    0,
+    1,
+    *(int(n) for n in RNG.integers(-(2**31), 2**31, 300) >> RNG.integers(0, 31, 300)),
+]
+
+
+@pytest.mark.parametrize("factor", [0.0, 2.0**-62, 2.0**-31, 2.0**-16, 0.3, 1.5e-9])
+def test_products_with_a_factor_are_the_published_ones(factor):
+    assert fixedpoint.scaled(np.array(WIDE), factor).tolist() == [integers.scaled(n, factor) for n in WIDE]
+
+
+@pytest.mark.parametrize("factor", [1 - 2.0**-33, 1.0, 3.7, 2.0**29])
+def test_factors_of_1_and_more_are_applied_to_what_fits_32_bits_after_their_shift(factor):
+    small = [n for n in WIDE if abs(n) * 2 * factor < 2**31]
+    assert fixedpoint.scaled(np.array(small), factor).tolist() == [integers.scaled(n, factor) for n in small]
+
+
+def test_products_and_halves_are_the_published_ones():
+    x, y = RNG.integers(-(2**15), 2**15, (2, 400))
+    pairs = [(-(2**15), -(2**15)), (2**15 - 1, 2**15 - 1), *zip(x.tolist(), y.tolist(), strict=True)]
+    left, right = np.array(pairs).T
+    assert fixedpoint.multiply(left, right).tolist() == [integers.high_product(*pair) for pair in pairs]
+    wide = [(m << 16, n << 16) for m, n in pairs]
+    left, right = np.array(wide).T
+    assert fixedpoint.multiply(left, right, 31).tolist() == [integers.high_product(*pair, 31) for pair in wide]
+    for times in range(6):
+        assert fixedpoint.halve(np.array(SOME), times).tolist() == [integers.divided(n, times) for n in SOME]
+
+
+def test_saturation_keeps_both_ends():
+    ends = [-(2**31), -(2**15) - 1, -(2**15), 2**15 - 1, 2**15, 200, -129]
+    assert fixedpoint.saturate(np.array(ends)).tolist() == [integers.clamped(n) for n in ends]
+    assert fixedpoint.saturate(np.array(ends), 8).tolist() == [integers.clamped(n, 8) for n in ends]
+
+
+def test_quotients_lose_their_fraction_on_either_side_of_0():
+    assert fixedpoint.quotient(np.array([7, -7, 6, -6, 0, 2**40 + 1]), 3).tolist() == [
+        2,
+        -2,
+        2,
+        -2,
+        0,
+        (2**40 + 1) // 3,
+    ]
+
+
+def newton(x, steps=5):
+    """As published: x of 31 bits times 4**pairs is between 2**27 and 2**29; Newton's steps start from 1."""
+    pairs, shift = 0, 11
+    while x >= 2**29:
+        x, shift = x / 4, shift + 1
+    while x * 4 < 2**29:
+        x, shift = x * 4, shift - 1
+    y = 1.0
+    for _ in range(steps):
+        y = 1.5 * y - 0.5 * (x / 2**29) * y**3
+    return y * 0.5**0.5 * 2**28 * 2.0 ** -(shift + pairs)
+
+
+@pytest.mark.parametrize("x", [2, 3, 4, 15, 16, 1000, 2**20 + 1, 2**27, 2**28 + 5, 2**29 - 1, 2**29, 2**30, 2**31 - 1])
+def test_the_inverse_root_takes_five_steps(x):
+    fraction, times = fixedpoint.inverse_root(np.array([x]))
+    assert fraction[0] * 0.5 ** times[0] == pytest.approx(newton(x), rel=1e-8)
+    assert times[0] >= 0 and fraction[0] < 2**31
+
+
+def test_the_inverse_root_of_1_and_less_is_the_greatest_fraction():
+    assert [x.tolist() for x in fixedpoint.inverse_root(np.array([1, 1]))] == [[2**31 - 1] * 2, [0] * 2]
+
+
 def test_inverse_root_is_close_to_the_real_one():
     x = np.array([1, 2, 3, 1000, 2**20 + 1, 2**29, 2**30])
     fraction, times = fixedpoint.inverse_root(x)
@@ -57,6 +146,30 @@ def test_inverse_root_is_close_to_the_real_one():
 
 
 # ------------------------------------------------------------------------------------------------- QUANTIZED_16BIT_LSTM
+
+
+def dot(x, weights, zero):
+    return sum((a - zero) * b for a, b in zip(x, weights, strict=True))
+
+
+def step16(inputs, row):
+    """One row of a batch, as published: gates of three integer bits, a state of four."""
+    x, h = inputs[0].data[row].tolist(), inputs[14].data[row].tolist()
+    state, output = [], []
+    factor = inputs[9].scale * 4096
+    for unit, before in enumerate(inputs[13].data[row].tolist()):
+        gates = []
+        for gate in range(4):
+            weights = [*inputs[5 + gate].data[unit].tolist(), *inputs[1 + gate].data[unit].tolist()]
+            total = dot([*x, *h], [w - inputs[1].zero_point for w in weights], 128) + int(inputs[9 + gate].data[unit])
+            gates.append(integers.clamped(integers.scaled(total, factor)))
+        admit, forget, emit = (integers.logistic(gates[n], 3) for n in (0, 1, 3))
+        new = integers.divided(integers.high_product(admit, integers.tanh(gates[2], 3)), 4)
+        memory = integers.clamped(new + integers.high_product(forget, before))
+        shown = integers.high_product(emit, integers.tanh(integers.clamped(memory << 1), 3))
+        state.append(memory)
+        output.append(integers.clamped(integers.divided(shown, 8), 8) + 128)
+    return state, output
 
 
 def random16(kind, *shape, scale, zero=0, low=0, high=256) -> Value:
@@ -94,6 +207,15 @@ def test_step_is_near_the_real_one_with_the_weights_joined_in_the_published_orde
     assert np.abs((output.astype(int) - 128) / 128 - sigmoid(gates[3]) * np.tanh(c)).max() <= 1 / 128
     a = bound("QUANTIZED_16BIT_LSTM", inputs, *OUTPUTS16)
     assert (a.level, a.shapes) == (V1_2, [(2, 3), (2, 3)])
+
+
+def test_every_bit_is_the_published_one():
+    for _ in range(5):
+        inputs = lstm16()
+        cell, output = run("QUANTIZED_16BIT_LSTM", inputs, *OUTPUTS16)
+        assert [(c.tolist(), o.tolist()) for c, o in zip(cell, output, strict=True)] == [
+            step16(inputs, n) for n in (0, 1)
+        ]
 
 
 def test_extremes_of_everything_saturate():
@@ -192,6 +314,15 @@ def test_clips_bound_cell_and_projection():
     assert np.abs(output.astype(int) + 3).max() <= 16
 
 
+@pytest.mark.parametrize("clip", [0.0, -1.0])
+def test_a_clip_of_0_or_less_is_none(clip):
+    inputs, outputs = qlstm(project=True)
+    plain = run("QUANTIZED_LSTM", inputs, *outputs)
+    inputs[24:26] = [clip, clip]
+    for one, other in zip(plain, run("QUANTIZED_LSTM", inputs, *outputs), strict=True):
+        assert (one == other).all()
+
+
 def test_quantised_lstm_exists_since_1_3_and_infers_its_shapes():
     inputs, outputs = qlstm(project=True)
     a = bound("QUANTIZED_LSTM", inputs, *outputs)
@@ -219,3 +350,103 @@ def test_quantised_arguments_must_fit(index, other, message):
     inputs[index] = other
     with pytest.raises(InvalidModel, match=message):
         bound("QUANTIZED_LSTM", inputs, *outputs)
+
+
+# ------------------------------------------------------------------------------------- QUANTIZED_LSTM, number by number
+
+
+def truncated(x, by):
+    """Without its fraction, as C divides."""
+    return x // by if x >= 0 else -(-x // by)
+
+
+def normalised(values, weights, biases, scale):
+    """ApplyLayerNorm: sums of squares in 2**-20, mean and quotients in 2**-10."""
+    mean = truncated(sum(values) * 1024, len(values))
+    variance = truncated(sum(v * v for v in values) * (2**20 // len(values)) - mean * mean, 2**20)
+    fraction, times = (int(x[0]) for x in fixedpoint.inverse_root(np.array([max(variance, 1)])))
+    made = []
+    for value_, weight, bias in zip(values, weights, biases, strict=True):
+        quotient = integers.divided(integers.high_product(1024 * value_ - mean, fraction, 31), times)
+        total = quotient * weight + bias
+        total = truncated(total + 512 if total > 0 else total - 512, 1024)
+        made.append(integers.clamped(integers.scaled(total, scale * 4096)))
+    return made
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_a_layer_is_normalised_as_published(count):
+    for reach in (3, 3000, 32767):
+        values = RNG.integers(-reach, reach + 1, (3, count))
+        weights, biases = RNG.integers(-30000, 30000, count), RNG.integers(-(2**24), 2**24, count)
+        found = normalise(values, weights, biases, 2.0**-15).tolist()
+        given = weights.tolist(), biases.tolist(), 2.0**-15
+        assert found == [normalised(row, *given) for row in values.tolist()]
+
+
+def ratio(one, two, by):
+    """In single precision."""
+    return float(np.float32(one) * np.float32(two) / np.float32(by))
+
+
+def stepped(inputs, row):
+    """One row of a batch, as published, with all optional parts but clips."""
+    x, h = inputs[0].data[row].tolist(), inputs[18].data[row].tolist()
+    memory, units = inputs[19].data[row].tolist(), len(inputs[19].data[row])
+    exponent = round(np.log2(inputs[19].scale))
+    zero, hidden_scale = inputs[30], inputs[31]
+
+    def gate(n, memory):
+        norm, peep = inputs[20 + n], None if n == 2 else inputs[(9, 10, 0, 11)[n]]
+        step = 2.0**-12 if norm is None else inputs[26 + n]
+        bias = inputs[12 + n].data.tolist()
+        totals = []
+        for unit in range(units):
+            products = dot(x, inputs[1 + n].data[unit].tolist(), inputs[0].zero_point)
+            products += 0 if norm is not None else bias[unit]
+            total = integers.clamped(integers.scaled(products, ratio(inputs[1 + n].scale, inputs[0].scale, step)))
+            products = dot(h, inputs[5 + n].data[unit].tolist(), inputs[18].zero_point)
+            factor = ratio(inputs[5 + n].scale, inputs[18].scale, step)
+            total = integers.clamped(total + integers.scaled(products, factor))
+            if peep is not None:
+                factor = ratio(inputs[19].scale, peep.scale, step)
+                total = integers.clamped(total + integers.scaled(memory[unit] * int(peep.data[unit]), factor))
+            totals.append(total)
+        return totals if norm is None else normalised(totals, norm.data.tolist(), bias, norm.scale)
+
+    forget = [integers.logistic(g, 3) for g in gate(1, memory)]
+    admit = [2**15 - 1 - f for f in forget] if inputs[1] is None else [integers.logistic(g, 3) for g in gate(0, memory)]
+    new = [
+        integers.divided(i * integers.tanh(g, 3), 30 + exponent) for i, g in zip(admit, gate(2, memory), strict=True)
+    ]
+    memory = [integers.clamped(integers.divided(f * c, 15) + n) for f, c, n in zip(forget, memory, new, strict=True)]
+    emit = [integers.logistic(g, 3) for g in gate(3, memory)]
+    factor = ratio(2.0**-15, 2.0**-15, hidden_scale)
+    shown = [e * integers.tanh(c, exponent + 15) for e, c in zip(emit, memory, strict=True)]
+    hidden = [integers.clamped(integers.scaled(s, factor) + zero, 8) for s in shown]
+    if inputs[16] is not None:
+        factor = ratio(inputs[16].scale, hidden_scale, inputs[18].scale)
+        biases = [0] * len(inputs[16].data) if inputs[17] is None else inputs[17].data.tolist()
+        sums = [dot(hidden, w.tolist(), zero) + b for w, b in zip(inputs[16].data, biases, strict=True)]
+        hidden = [integers.clamped(integers.scaled(s, factor) + inputs[18].zero_point, 8) for s in sums]
+    return memory, hidden
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("cifg", [False, True])
+@pytest.mark.parametrize("project", [False, True])
+def test_every_bit_of_a_quantised_cell_is_the_published_one(norm, cifg, project):
+    for peep, zero in ((False, 0), (True, 9)):
+        inputs, outputs = qlstm(project=project, norm=norm, cifg=cifg, hidden_zero=zero)
+        if peep:
+            inputs[9:12] = [None if cifg else quantised(Q16S, 2.0**-15, 4, reach=30000)] + [
+                quantised(Q16S, 2.0**-15, 4, reach=30000) for _ in range(2)
+            ]
+            inputs[17] = None if zero else inputs[17]
+        if project and peep:  # so that what is projected leaves 8 bits
+            inputs[16] = quantised(Q8SYMM, 2.0**-4, 2, 4)
+        inputs[26:30] = [2.0**-9, 2.0**-10, 2.0**-9.5, 2.0**-8]  # each its own
+        state, cell, output = run("QUANTIZED_LSTM", inputs, *outputs)
+        wanted = [stepped(inputs, row) for row in (0, 1)]
+        assert [(c.tolist(), o.tolist()) for c, o in zip(cell, output, strict=True)] == wanted
+        assert (state == output).all()

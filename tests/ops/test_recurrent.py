@@ -5,7 +5,9 @@ import pytest
 
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from tests.ops.run import F16, F32, bound, result, run, value
+from nnhal.base.operands import Value
+from nnhal.ops.lstm import normalise
+from tests.ops.run import F16, F32, Type, bound, result, run, value
 
 RNG = np.random.default_rng(7)
 NONE, RELU, RELU1, RELU6, TANH, SIGN_BIT, SIGMOID = range(7)
@@ -46,6 +48,23 @@ def test_sequence_carries_the_state_over_time(time_major):
         expected.append(h)
     close(output, np.stack(expected, 0 if time_major else 1))
     close(last, h)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        (NONE, lambda x: x),
+        (RELU, lambda x: np.maximum(x, 0)),
+        (RELU1, lambda x: np.clip(x, -1, 1)),
+        (RELU6, lambda x: np.clip(x, 0, 6)),
+        (TANH, np.tanh),
+        (SIGMOID, lambda x: 1 / (1 + np.exp(-x))),
+    ],
+)
+def test_every_activation_is_the_function_of_its_name(kind, function):
+    numbers = np.float32([[-80, -7, -6, -1.5, -1, -0.25, 0, 0.25, 1, 1.5, 5.5, 6, 6.5, 7.5, 80]]).T
+    _, output = run("RNN", [numbers, [[1.0]], [[0.0]], [0.0], np.zeros_like(numbers), kind], result(), result())
+    np.testing.assert_allclose(output, function(numbers.astype(float)), rtol=1e-6)
 
 
 def test_sequence_of_no_steps_leaves_the_state():
@@ -253,6 +272,12 @@ def lstm(cell, **changes):
     [
         (lstm(Cell(), _5=None), "input_to_input, bias_input is given, so state_to_input must be given too"),
         (lstm(Cell(peep=True), _10=None), "peep_input, peep_output is given, so peep_forget must be given too"),
+        (lstm(Cell(cifg=True, peep=True), _11=None), "peep_forget is given, so peep_output must be given too"),
+        (
+            lstm(Cell(cifg=True, norm=True), _24=None),
+            "norm_cell, norm_output is given, so norm_forget must be given too",
+        ),
+        (lstm(Cell(cifg=True, norm=True), _23=some(4)), "norm_input is given, must be omitted as input_to_input is"),
         (lstm(Cell(cifg=True, peep=True), _9=some(4)), r"peep_input is given, must be omitted as input_to_input is"),
         (lstm(Cell(norm=True), _26=None), "is given, so norm_output must be given too"),
         (lstm(Cell(), _17=some(4)), "projection_bias is given, so projection must be given too"),
@@ -272,6 +297,52 @@ def test_lstm_takes_23_or_27_inputs():
     name, inputs, *outputs = lstm(Cell())
     with pytest.raises(InvalidModel, match="got 25 inputs, takes 23 or 27"):
         bound(name, inputs[:25], *outputs)
+
+
+def test_a_projection_below_its_clip_is_clipped_too():
+    cell, x = Cell(project=True), some(2, 3)
+    cell.project = [np.float32([[1, 1, 1, 1], [-1, -1, -1, -1]]), np.float32([1, -1])]
+    inputs = [x, *cell.weights(), *cell.states, TANH, 0.0, 0.05]
+    _, h, _, _ = run("LSTM", inputs, *[result()] * 4)
+    wanted = cell.step(x, *cell.states)[0]
+    assert wanted.min() < -0.05 and wanted.max() > 0.05
+    close(h, wanted.clip(-0.05, 0.05))
+
+
+def test_a_layer_is_normalised_with_1e_8_beside_its_variance():
+    found = normalise(np.array([[1e-4, -1e-4], [3e-4, -1e-4]]), np.array([1.0, 2.0]))
+    np.testing.assert_allclose(found, [[0.5**0.5, -2 * 0.5**0.5], [2 / 5**0.5, -4 / 5**0.5]], rtol=1e-9)
+
+
+def test_room_for_four_gates_or_for_three_without_an_input_gate_of_its_own():
+    for cell, room, other in ((Cell(), 16, 12), (Cell(cifg=True), 12, 16)):
+        name, inputs, _, *outputs = lstm(cell)
+        for declared, wanted in ((None, room), ((2, room), room), ((2, other), other), ((2, None), room)):
+            assert bound(name, inputs, result(F32, declared), *outputs).shapes[0] == (2, wanted)
+            assert run(name, inputs, result(F32, declared), *outputs)[0].shape == (2, wanted)
+        for wrong in ((2, 13), (room,)):
+            with pytest.raises(InvalidModel, match=r"output 0 \(scratch\) has shape \[.*\], must be \[2, "):
+                bound(name, inputs, result(F32, wrong), *outputs)
+
+
+def test_room_is_not_known_while_the_input_gate_may_be_left_out():
+    name, inputs, *outputs = lstm(Cell())
+    late = [result(F32, (0, 0)) if n in (1, 5, 12) else x for n, x in enumerate(inputs)]
+    a = bound(name, late, *outputs)
+    assert a.shapes[0] == (2, None) and a.deferred
+    assert bound(name, late, result(F32, (2, 12)), *outputs[1:]).shapes[0] in ((2, 12), (2, None))
+
+
+def test_the_number_of_outputs_is_one_that_either_kind_has_before_it_is_known_which():
+    fw, bw = Cell(), Cell()
+    inputs = [some(3, 2, 3), *fw.weights(), *bw.weights(), *fw.states, *bw.states, *[None] * 9]
+    inputs += [TANH, 0.0, 0.0, Value(Type.BOOL, ()), True, *fw.norm, *bw.norm]
+    for outputs in range(1, 7):
+        if outputs in (1, 2, 5, 6):
+            assert bound("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, *[result()] * outputs).deferred
+        else:
+            with pytest.raises(InvalidModel, match=f"got {outputs} outputs, gives 1 or 2 or 5 or 6"):
+                bound("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, *[result()] * outputs)
 
 
 def test_sequence_lstm_gives_both_states_or_none():

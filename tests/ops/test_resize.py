@@ -120,3 +120,28 @@ def test_no_batches_make_no_pictures():
 def test_pictures_beyond_any_tensor_are_an_error():
     with pytest.raises(InvalidModel, match=r"would have shape \[1, 2147483647, 5, 1\], must have at most 4294967295"):
         run(NEAREST, [row(1, 2), 5, 2**31 - 1, False])
+
+
+def test_what_lies_beyond_the_last_element_is_that_element_to_the_bit():
+    x = np.random.default_rng(4).standard_normal((1, 3, 3, 200)).astype(np.float32)
+    for grid in (PLAIN, CENTRED):
+        made = run(BILINEAR, [x, 8, 7, False, *grid])[0]
+        np.testing.assert_array_equal(made[:, -1, -1], x[:, -1, -1])
+    np.testing.assert_array_equal(run(BILINEAR, [x, 8, 7, False, *CENTRED])[0][:, 0, 0], x[:, 0, 0])
+
+
+def test_a_place_that_is_rounded_beyond_the_last_element_is_that_element():
+    """In float32 the last of 6,000,001 places in 3 elements is 3."""
+    x = value(Q8, np.array([1, 2, 3]).reshape(1, 1, 3, 1), 0.5)
+    made = run(NEAREST, [x, 6_000_001, 1, False, *CENTRED], result(Q8, None, 0.5))[0]
+    assert made.shape == (1, 1, 6_000_001, 1) and made[0, 0, -1, 0] == 3 and made[0, 0, 0, 0] == 1
+
+
+@pytest.mark.parametrize(("scale", "fine"), [(0.5, True), (0.49, False), (2.0**30 - 64, True), (2.0**30, False)])
+def test_a_scale_makes_one_element_to_as_many_as_numbers_count(scale, fine):
+    x = Value(Q8, (0, 1, 2, 1), 0.5, 3)
+    if fine:
+        assert bound(NEAREST, [x, scale, 1.0, False], result(Q8, None, 0.5, 3)).shapes == [(0, 1, int(2 * scale), 1)]
+    else:
+        with pytest.raises(InvalidModel, match=r"scale_w = .* makes .* of 2, must be at least 1"):
+            bound(NEAREST, [x, scale, 1.0, False], result(Q8, None, 0.5, 3))

@@ -8,9 +8,24 @@ import pytest
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, V1_3
-from nnhal.base.operands import Value
+from nnhal.base.operands import Unknown, Value
 from nnhal.ops import OPS
-from nnhal.ops.schema import F32, INT32, Form, Op, T, arg, bind, out, register
+from nnhal.ops.schema import (
+    F32,
+    INT32,
+    Form,
+    Op,
+    T,
+    agree,
+    arg,
+    args,
+    bind,
+    out,
+    per,
+    perhaps_omitted,
+    register,
+    show,
+)
 
 PICTURE = Value(Type.TENSOR_FLOAT32, (1, 8, 8, 3))
 RESULT = Value(Type.TENSOR_FLOAT32, None)
@@ -166,3 +181,218 @@ def test_the_tensors_of_a_variadic_form_are_a_list_however_many_there_are():
         [["a", "b", "c"]],
         [["a", "b"]],
     ]
+
+
+# ------------------------------------------------------------------------------------------------------ forms and counts
+
+
+def test_numbers_of_inputs_follow_from_what_may_be_left_out_and_what_goes_together():
+    x, n = arg("x", T), {"since": V1_2, "default": 0}
+    form = Form(x, arg("one", INT32, **n), arg("two", INT32, **n, paired=True), arg("three", INT32, **n))
+    assert form.counts == ([1, 3, 4], None) and [form.takes(k) for k in range(6)] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    several = Form(arg("parts", T, many=2), arg("axis", INT32))
+    assert several.counts[1] == 3 and [several.takes(k) for k in (2, 3, 4, 9)] == [False, True, True, True]
+    assert [(a.name, start, end) for a, start, end in several.slots(5)] == [("parts", 0, 4), ("axis", 4, 5)]
+    assert [a.name for a in several.each(4)] == ["parts", "parts", "parts", "axis"]
+    assert [(a.name, start, end) for a, start, end in form.slots(3)] == [
+        ("x", 0, 1), ("one", 1, 2), ("two", 2, 3), ("three", 3, 3)
+    ]  # fmt: skip
+
+
+def test_types_of_an_argument_are_said_as_one_several_or_with_their_levels():
+    assert arg("a", Type.TENSOR_FLOAT16).spec == {Type.TENSOR_FLOAT16: V1_2}
+    assert arg("a", (F32, Type.TENSOR_INT32)).spec == {F32: V1_0, Type.TENSOR_INT32: V1_0}
+    assert arg("a", {F32: V1_3}).spec == {F32: V1_3}
+    table = per({F32: Type.FLOAT32, Type.TENSOR_FLOAT16: (Type.FLOAT16, Type.FLOAT32)}).table
+    assert table == {F32: {Type.FLOAT32: V1_0}, Type.TENSOR_FLOAT16: {Type.FLOAT16: V1_2, Type.FLOAT32: V1_0}}
+    assert arg("a", T, rank=3).rank == (3, 3) and arg("a", T, rank=(1, 4)).rank == (1, 4) and arg("a", T).rank is None
+    assert arg("a", T, "b c").dims == ("b", "c") and arg("a", T, "").dims == () and arg("a", T).dims is None
+    assert [a.name for a in args("x y", INT32, at_least=1)] == ["x", "y"]
+    assert [arg("a", kind).scalar for kind in (T, INT32, F32, (INT32, F32), per({F32: INT32}))] == [
+        False, True, False, False, True
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["input", "level", "T", "require", "given"])
+def test_a_name_is_used_once_and_none_of_a_bounds_own(name):
+    clashing = Op("com.example.CLASH", {F32: V1_0}, (Form(arg(name, T, "input")),), (out("output", T),), None)
+    with pytest.raises(ValueError, match=rf"CLASH: names \['{name}'\] are used twice or reserved"):
+        register(clashing)
+    twice = Op("com.example.CLASH", {F32: V1_0}, (Form(arg("x", T), arg("x", T)),), (out("output", T),), None)
+    with pytest.raises(ValueError, match=r"names \['x', 'x'\] are used twice"):
+        register(twice)
+    assert "com.example.CLASH" not in OPS
+
+
+def test_an_operation_of_nnapi_is_registered_once_one_of_a_drivers_file_again():
+    with pytest.raises(ValueError, match="ADD is registered twice"):
+        register(OPS["ADD"])
+    foreign = replace(OPS["ADD"], name="com.example.ADD")
+    try:
+        register(foreign)
+        register(foreign)
+        assert foreign.since == V1_2 and foreign.existence == "com.example.ADD exists since 1.2"
+    finally:
+        del OPS["com.example.ADD"]
+
+
+# ------------------------------------------------------------------------------------------------------- what is matched
+
+
+def test_outputs_are_there_and_as_many_as_the_record_gives():
+    x = Value(F32, (2,))
+    for outputs in ([], [RESULT] * 2):
+        with pytest.raises(InvalidModel, match=f"ABS: got {len(outputs)} outputs, gives 1$"):
+            bind(OPS["ABS"], [x], outputs)
+    with pytest.raises(InvalidModel, match="TOPK_V2: output 1 is omitted, must be given"):
+        bind(OPS["TOPK_V2"], [x, number(1)], [RESULT, None])
+    state = [Value(F32, (2, 4))]
+    inputs = [
+        Value(F32, (2, 5, 3)),
+        Value(F32, (4, 3)),
+        Value(F32, (4, 4)),
+        Value(F32, (4,)),
+        *state,
+        number(1),
+        number(0),
+    ]
+    for outputs in (0, 3):
+        with pytest.raises(InvalidModel, match=f"got {outputs} outputs, gives 1 or 2"):
+            bind(OPS["UNIDIRECTIONAL_SEQUENCE_RNN"], inputs, [RESULT] * outputs)
+    a = bind(OPS["UNIDIRECTIONAL_SEQUENCE_RNN"], inputs, [RESULT] * 2)
+    assert a.reasons[-1] == "output 1 (hidden_state_out) exists since 1.3"
+
+
+def test_the_error_is_that_of_the_form_that_fitted_furthest():
+    x, w, b = Value(F32, (1, 8, 8, 3)), Value(F32, (4, 3, 3, 3)), Value(F32, (4,))
+    one, yes = number(1), number(True, Type.BOOL)
+    with pytest.raises(InvalidModel, match=r"input 8 \(dilation_w\) is TENSOR_FLOAT32"):  # by scheme; explicit: input 7
+        bind(OPS["CONV_2D"], [x, w, b, one, one, one, number(0), yes, x, one], [RESULT])
+    with pytest.raises(InvalidModel, match=r"input 9 \(activation\) is BOOL"):
+        bind(OPS["CONV_2D"], [x, w, b, one, one, one, one, one, one, yes], [RESULT])
+
+
+def test_reasons_say_what_raised_the_level():
+    assert pool().reasons == ["AVERAGE_POOL_2D exists since 1.0"]
+    signed = Value(Type.TENSOR_QUANT8_ASYMM_SIGNED, (1, 8, 8, 3), 0.5, 3)
+    a = pool(picture=signed, result=replace(signed, shape=None))
+    assert a.reasons[1:] == ["input 0 (input) may be TENSOR_QUANT8_ASYMM_SIGNED since 1.3"]
+    turned = pool(number(True, Type.BOOL), picture=replace(PICTURE, shape=(1, 8, 8, 8)))
+    assert turned.reasons[1:] == ["input 7 (nchw) may be BOOL since 1.2"] and (turned.needed, pool().needed) == (8, 7)
+    a.since(V1_2, "this is older")
+    assert a.level == V1_3 and len(a.reasons) == 2
+    b = bind(OPS["DEQUANTIZE"], [Value(Type.TENSOR_QUANT8_ASYMM, (2,), 0.5)], [Value(Type.TENSOR_FLOAT16, None)])
+    assert b.reasons[-1] == "output 0 (output) may be TENSOR_FLOAT16 since 1.2"
+
+
+def test_the_name_in_messages_is_the_one_that_was_given():
+    with pytest.raises(InvalidModel, match=r"^ABS #3: got 0 inputs, takes 1$"):
+        bind(OPS["ABS"], [], [RESULT], "ABS #3")
+    with pytest.raises(InvalidModel, match=r"^CONCATENATION: got 1 inputs, takes 2 or more$"):
+        bind(OPS["CONCATENATION"], [PICTURE], [RESULT])
+    assert bind(OPS["ABS"], [PICTURE], [RESULT], "ABS #3").name == "ABS #3"
+
+
+def test_what_is_not_known_is_unknown_and_what_python_asks_is_not_there():
+    a = pool(picture=replace(PICTURE, shape=None))
+    with pytest.raises(Unknown, match="height"):
+        _ = a.height
+    assert (
+        not hasattr(a, "__array__") and a.form_has("scheme") and not a.form_has("pad_left") and not a.form_has("height")
+    )
+    assert pool().form_has("height")
+    with pytest.raises(Unknown, match="the output's shape"):
+        _ = a.shape_of_output
+    assert pool().shape_of_output == (1, 4, 4, 3) and pool().given[0] is PICTURE
+
+
+@pytest.mark.parametrize(
+    ("operation", "index", "value", "message"),
+    [
+        ("RNN", 0, (2, 3, 1), r"input 0 \(input\) has shape \[2, 3, 1\], must be \[batch, input_size\]"),
+        ("RNN", 3, (5,), r"input 3 \(bias\) has dimension 0 = 5, must be units = 4"),
+        ("RNN", 4, (None, 5), r"input 4 \(hidden_state\) has dimension 1 = 5, must be units = 4"),
+    ],
+)
+def test_dimensions_of_one_name_have_one_size(operation, index, value, message):
+    inputs = [Value(F32, s) for s in ((2, 3), (4, 3), (4, 4), (4,), (2, 4))]
+    inputs[index] = Value(F32, value)
+    with pytest.raises(InvalidModel, match=message):
+        bind(OPS[operation], [*inputs, number(1)], [RESULT] * 2)
+
+
+def test_a_dimension_that_is_not_known_takes_the_size_of_its_name():
+    inputs = [Value(F32, s) for s in ((None, 3), (None, 3), (4, 4), (4,), (2, None))]
+    a = bind(OPS["RNN"], [*inputs, number(1)], [RESULT] * 2)
+    assert a.shapes == [(2, 4), (2, 4)] and a.deferred
+
+
+def test_numbered_dimensions_have_their_size():
+    x, sizes = Value(F32, (1, 4, 4, 1)), Value(Type.TENSOR_INT32, (3,))
+    with pytest.raises(InvalidModel, match=r"input 1 \(blocks\) has dimension 0 = 3, must be 2$"):
+        bind(OPS["BATCH_TO_SPACE_ND"], [x, sizes], [RESULT])
+
+
+@pytest.mark.parametrize(("rank", "fine"), [(31, True), (32, False)])
+def test_an_output_has_at_most_32_dimensions(rank, fine):
+    x = Value(F32, (1,) * rank)
+    if fine:
+        assert bind(OPS["EXPAND_DIMS"], [x, number(0)], [RESULT]).shapes == [(1,) * 32]
+    else:
+        with pytest.raises(InvalidModel, match=r"output 0 \(output\) would have rank 33, must be at most 32"):
+            bind(OPS["EXPAND_DIMS"], [x, number(0)], [RESULT])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dims", "times", "fine"),
+    [
+        (Type.TENSOR_QUANT8_ASYMM, (65535,), 65537, True),  # 4294967295 bytes
+        (Type.TENSOR_QUANT8_ASYMM, (65536,), 65536, False),
+        (F32, (2**15,), 2**15 - 1, True),
+        (F32, (2**15,), 2**15, False),
+        (F32, (None,), 2**30, True),
+    ],
+)
+def test_an_output_has_at_most_4294967295_bytes(kind, dims, times, fine):
+    quant = (0.5, 3) if kind != F32 else (0.0, 0)
+    arguments = [Value(kind, dims, *quant), Value(Type.TENSOR_INT32, (1,), data=np.array([times], np.int32))]
+    if fine:
+        bind(OPS["TILE"], arguments, [Value(kind, None, *quant)])
+    else:
+        with pytest.raises(InvalidModel, match=r"would have shape \[\d+\], must have at most 4294967295 bytes"):
+            bind(OPS["TILE"], arguments, [Value(kind, None, *quant)])
+
+
+def test_an_input_declared_as_0_may_be_left_out_and_one_of_other_sizes_not():
+    assert [perhaps_omitted(Value(F32, shape)) for shape in ((None,), (None, None), (2, None), None, ())] == [
+        True, True, False, False, True
+    ]  # fmt: skip
+    assert not perhaps_omitted(Value(F32, (0,), data=np.zeros(0, np.float32)))
+
+
+def test_shapes_agree_where_what_is_known_does():
+    assert agree((1, None), (1, 5)) and agree((None,), (None,)) and not agree((1,), (2,)) and not agree((1,), (1, 1))
+    assert [show(s) for s in (None, (), (1, None))] == ["[?...]", "[]", "[1, ?]"]
+
+
+def test_a_fixed_scale_is_compared_as_float32_holds_it():
+    x = Value(Type.TENSOR_QUANT8_ASYMM, (2,), 0.1, 3)
+    outputs = [
+        Value(Type.TENSOR_QUANT8_ASYMM, None, scale, zero) for scale, zero in ((1 / 256 + 1e-12, 0), (1 / 256, 1))
+    ]
+    assert bind(OPS["LOGISTIC"], [x], outputs[:1]).shapes == [(2,)]
+    with pytest.raises(InvalidModel, match=r"has scale 0.00390625 and zero point 1, must be 0.00390625 and 0"):
+        bind(OPS["LOGISTIC"], [x], outputs[1:])
+
+
+def test_a_record_infers_a_shape_for_every_output():
+    wrong = replace(OPS["TOPK_V2"], infer=lambda a: [(1,)])
+    with pytest.raises(ValueError, match="shorter"):
+        bind(wrong, [Value(F32, (2,)), number(1)], [RESULT, Value(Type.TENSOR_INT32, None)])

@@ -4,18 +4,22 @@ import contextlib
 import os
 import signal
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import OperationFailed
+from nnhal.base.errors import ContractBroken, DriverFailed, OperationFailed
+from nnhal.hal.burst import Burst
+from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import AtLevel
 from nnhal.runtime import discovery
-from tests.runtime.devices import Fake, failing, to_be_killed
+from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
 from tests.runtime.graphs import counter, sums
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+LIMIT = 20  # seconds after which something counts as hanging
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
 
 
@@ -136,3 +140,85 @@ def test_states_start_at_their_initial_value_in_every_execution():
     compiled = nnhal.compile(counter(), devices="reference")
     with compiled.burst() as run:
         assert [run(B)[0] for _ in range(2)] == [2, 2]
+
+
+class Series(Burst):
+    """Runs in process; notes what it is told."""
+
+    def __init__(self, run: Any, log: list[str]) -> None:
+        self._run, self.log, self.plain = run, log, {}
+
+    def run(self, request: Request, control: Control) -> Any:
+        if control.deadline is not None:
+            self.plain = {**self.plain, "deadline": self.plain.get("deadline", 0) + 1}
+        return self._run(request, control)
+
+    def free_memory(self, memory: nnhal.Memory) -> None:
+        self.log.append(f"freed {memory.size}")
+
+    def close(self) -> None:
+        self.log.append("closed")
+
+
+def in_series(log: list[str], monkeypatch: pytest.MonkeyPatch, second: Any = None) -> nnhal.Compiled:
+    """x + 2 b over two devices, each with bursts of its own."""
+    for_nothing(monkeypatch)
+    compiled = nnhal.compile(sums(2), devices=[Fake(takes=lambda n: n == 0), "reference"])
+    for number, line in enumerate(compiled._caller.lines):
+        make = second if number and second is not None else lambda run=line.prepared.run: Series(run, log)
+        monkeypatch.setattr(line.prepared, "burst", make)
+    return compiled
+
+
+def test_a_burst_has_one_of_each_driver_and_ends_them_all(monkeypatch):
+    log: list[str] = []
+    with in_series(log, monkeypatch).burst() as run:
+        assert run.ways == ("step 0 on fake: burst", "step 1 on reference: burst")
+        assert (run(X, B) == X + 2).all()
+        run.free_memory(nnhal.Memory.allocate(77))
+        assert log == ["freed 77", "freed 77"]
+    assert log[2:] == ["closed", "closed"]
+
+
+@pytest.mark.parametrize(
+    "error", [DriverFailed("mine"), ContractBroken("mine"), nnhal.DeadObject("mine"), KeyboardInterrupt()]
+)
+def test_where_one_cannot_be_opened_those_before_are_closed(error, monkeypatch):
+    log: list[str] = []
+    compiled = in_series(log, monkeypatch, failing(error))
+    with pytest.raises(type(error)):
+        compiled.burst()
+    assert log == ["closed"]
+    assert (compiled(X, B) == X + 2).all()
+
+
+def test_a_driver_that_has_none_gets_plain_calls_beside_one_that_has(monkeypatch):
+    log: list[str] = []
+    with in_series(log, monkeypatch, failing(OperationFailed("no bursts here"))).burst() as run:
+        assert run.ways[0] == "step 0 on fake: burst"
+        assert run.ways[1].startswith("step 1 on reference: plain calls: ") and "no bursts here" in run.ways[1]
+        assert (run(X, B) == X + 2).all()
+    assert log == ["closed"]
+
+
+def test_only_plain_calls_of_this_execution_are_noted(monkeypatch):
+    with in_series([], monkeypatch).burst() as run:
+        for limit, notes in ((LIMIT, ["plain call: deadline"] * 2), (None, []), (LIMIT, ["plain call: deadline"] * 2)):
+            assert run.run(X, B, measure=True, deadline=limit)[1].notes == notes
+        assert run.run(X, B, deadline=LIMIT)[1] is None
+
+
+def test_a_burst_that_refused_a_second_execution_goes_on(monkeypatch):
+    device, gate, entered = Fake(), threading.Event(), threading.Event()
+    compiled = nnhal.compile(sums(), devices=[device])
+    with compiled.burst() as run:
+        device.prepared[0].before = lambda: (entered.set(), gate.wait(LIMIT))
+        thread = threading.Thread(target=run, args=(X, B))
+        thread.start()
+        assert entered.wait(LIMIT)
+        for _ in range(2):
+            with pytest.raises(nnhal.BadState, match=r"^burst: an execution is in flight, must be one at a time"):
+                run(X, B)
+        gate.set()
+        thread.join(LIMIT)
+        assert (run(X, B) == X + 1).all()

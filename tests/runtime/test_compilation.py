@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperandType, Preference, Priority
 from nnhal.base.errors import InvalidArgument, InvalidModel, MissedDeadline, OperationFailed, UnsupportedModel
+from nnhal.base.extensions import register_extension
 from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities, Hints, Performance, Prepared, Verdict
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import Resilient, start
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.parts import cut
-from nnhal.runtime import discovery, isolation
+from nnhal.runtime import compilation, costs, discovery, isolation
 from nnhal.runtime.compilation import Wishes, prepare
-from tests.runtime.devices import Fake, failing
+from nnhal.runtime.partition import Offer, partition
+from tests.runtime.devices import Fake, failing, for_nothing
 
 LIMIT = 60.0  # seconds after which something that has to happen counts as hanging
 X = np.float32([1, 2, 3, 4])
@@ -342,3 +346,215 @@ def test_a_driver_that_dies_while_it_is_asked_what_it_supports_is_a_dead_object(
     dying = Resilient("faulty", lambda: start(discovery.origin_of("faulty")))
     with pytest.raises(nnhal.DeadObject, match="faulty"):
         nnhal.compile(sums(), devices=[dying], fallback="forbid")
+
+
+# --------------------------------------------------------------------------------------- where it goes when it fails
+
+
+def named(name: str, **more: object) -> Fake:
+    device = Fake(**more)  # type: ignore[arg-type]
+    device.name = name
+    return device
+
+
+def once(error: Exception) -> Callable[[], None]:
+    """Raises the first time."""
+    left = [error]
+
+    def fail() -> None:
+        if left:
+            raise left.pop()
+
+    return fail
+
+
+def test_what_failed_to_prepare_goes_elsewhere_and_the_rest_stays(monkeypatch):
+    for_nothing(monkeypatch)
+    device = Fake(takes=lambda n: n != 2, on_prepare=once(RuntimeError("no room")))
+    compiled = nnhal.compile(sums(5), devices=[device, "reference"], fallback="allow")
+    assert [(s.device, s.operations) for s in compiled.placement.steps] == [("reference", (0, 1, 2)), ("fake", (3, 4))]
+    assert compiled.placement.events == (
+        "fake failed to prepare operations #0 to #1: device fake: prepare() raised RuntimeError: no room; "
+        "placing them elsewhere",
+    )
+    why = "failed to prepare: device fake: prepare() raised RuntimeError: no room"
+    assert [c.others.get("fake") for c in compiled.placement.choices] == [why, why, "not this one", None, None]
+    assert (compiled(X) == 6 * X).all()
+
+
+def test_what_was_prepared_in_vain_is_closed_before_it_is_tried_anew(monkeypatch):
+    for_nothing(monkeypatch)
+
+    class Second(Counting):
+        def prepare(self, model: Model, hints: Hints) -> Prepared:
+            self.at = 1 if not refused else 99
+            try:
+                return super().prepare(model, hints)
+            except RuntimeError:
+                refused.append(list(self.closes))
+                raise
+
+    refused: list[list[int]] = []
+    device = Second(1, RuntimeError("second"))
+    compiled = nnhal.compile(sums(3), devices=[device, "reference"], fallback="allow")
+    assert refused == [[0]] and device.closes == [1, 0]  # that of the first attempt, and that of the second
+    assert compiled.placement.devices() == {"fake": 1, "reference": 2}
+    compiled.close()
+    assert device.closes == [1, 1]
+
+
+def test_one_operation_that_failed_is_named_alone():
+    device = Fake(takes=lambda n: n == 1, on_prepare=BROKEN)
+    compiled = nnhal.compile(sums(2), devices=[device, "reference"], fallback="allow")
+    assert compiled.placement.events[0].startswith("fake failed to prepare operations #1: ")
+
+
+def test_a_second_failure_sends_the_whole_model_to_the_cpu():
+    one, other = named("one", on_prepare=BROKEN), named("other", on_prepare=BROKEN)
+    compiled = nnhal.compile(sums(2), devices=[one, other], fallback="allow")
+    assert compiled.placement.devices() == {"reference": 2}
+    assert [event.split(":")[0] for event in compiled.placement.events] == [
+        "one failed to prepare operations #0 to #1", "other failed to prepare as well",
+    ]  # fmt: skip
+    assert compiled.placement.events[1].endswith("broken; the whole model goes to the CPU")
+    assert (compiled(X) == 3 * X).all()
+
+
+def test_where_the_cpu_fails_too_its_error_is_raised(monkeypatch):
+    cpu = discovery.cpu()
+    monkeypatch.setattr(type(cpu), "prepare", failing_with(RuntimeError("of the CPU")))
+    with pytest.raises(OperationFailed, match=r"device reference: prepare\(\) raised RuntimeError: of the CPU"):
+        nnhal.compile(sums(), devices=[named("one", on_prepare=BROKEN)], fallback="allow")
+
+
+def extended() -> tuple[Model, str]:
+    extension = register_extension("com.example.compiled", [], ["OP"])
+    b = ModelBuilder("extended")
+    x, y, z = (b.operand(OperandType.TENSOR_FLOAT32, (4,), name=n) for n in "xyz")
+    b.operation(extension.operation("OP"), [x], [y])
+    b.operation("RELU", [y], [z])
+    return b.finish([x], [z], extensions=[(extension.name, extension.prefix)]), extension.name
+
+
+def test_operations_of_extensions_never_fall_back_to_the_cpu():
+    model, name = extended()
+    device = saying("knows", supports=lambda model: [True] * 2, prepare=failing_with(RuntimeError("no room")))
+    device.extensions = (name,)
+    with pytest.raises(UnsupportedModel, match="reference: operations of extensions never fall back"):
+        nnhal.compile(model, devices=[device], fallback="allow")
+    with pytest.raises(OperationFailed, match="no room"):
+        nnhal.compile(model, devices=[device], fallback="forbid")
+
+
+def test_the_cpu_takes_over_only_where_something_may_fall_back():
+    device = Fake(takes=lambda n: n == 0)
+    with pytest.raises(UnsupportedModel, match=r"no device takes 1 of 2 operations: ADD #1: fake: not this one$"):
+        nnhal.compile(sums(2), devices=[device])
+    for fallback in ("allow", "warn"):
+        compiled = nnhal.compile(sums(2), devices=[device], fallback=fallback)
+        assert compiled.placement.devices() == {"fake": 1, "reference": 1}
+    compiled = nnhal.compile(sums(2), devices=[device, "reference"], fallback="allow")
+    assert list(compiled.placement.keys) == ["fake", "reference"]  # it is there once
+
+
+def test_a_device_that_cannot_be_had_is_the_reason_where_nobody_else_takes_a_model():
+    gone = saying("gone", supports=failing_with(nnhal.DeviceUnavailable("was unplugged")))
+    odd = saying("odd", supports=failing_with(RuntimeError("no answer")))
+    with pytest.raises(nnhal.DeviceUnavailable, match="was unplugged"):
+        nnhal.compile(sums(), devices=[odd, gone])
+    with pytest.raises(UnsupportedModel, match="odd: the driver failed to say") as caught:
+        nnhal.compile(sums(), devices=[odd])
+    assert isinstance(caught.value.__cause__, OperationFailed) and "no answer" in str(caught.value.__cause__)
+    assert "RuntimeError: no answer" in caught.value.stack
+    with pytest.raises(UnsupportedModel) as caught:
+        nnhal.compile(sums(), devices=[Fake(takes=lambda n: False)])
+    assert caught.value.__cause__ is None
+    compiled = nnhal.compile(sums(), devices=[odd, gone, Fake()])
+    assert compiled.placement.choices[0].others["gone"] == "device gone: was unplugged"
+    assert compiled.placement.events == (
+        "odd takes nothing: the driver failed to say: supports() raised RuntimeError: no answer",
+        "gone takes nothing: device gone: was unplugged",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what a driver is told
+
+
+def test_a_driver_is_told_all_that_was_asked_for_and_who_only_takes_over_no_options(monkeypatch):
+    told: dict[str, Hints] = {}
+
+    def noting(name: str) -> Fake:
+        device = named(name, takes=lambda n: n == 0)
+        real = device.prepare
+        device.prepare = lambda model, hints: (told.__setitem__(name, hints), real(model, hints))[1]  # type: ignore[method-assign]
+        return device
+
+    cpu = discovery.cpu()
+    real = type(cpu).prepare
+    monkeypatch.setattr(
+        type(cpu), "prepare", lambda self, model, hints: (told.__setitem__("cpu", hints), real(self, model, hints))[1]
+    )
+    before = time.monotonic_ns()
+    nnhal.compile(
+        sums(2), devices=[noting("mine")], fallback="allow", preference="low_power", priority="high", threads=1,
+        driver_options={"mine": {"turbo": 1}}, deadline=LIMIT,
+    )  # fmt: skip
+    for name, options in (("mine", {"turbo": 1}), ("cpu", {})):
+        hints = told[name]
+        assert (hints.preference, hints.priority, hints.threads) == (Preference.LOW_POWER, Priority.HIGH, 1)
+        assert hints.options == options
+        assert before + LIMIT * 1e9 <= hints.deadline <= time.monotonic_ns() + LIMIT * 1e9
+
+
+def test_what_was_not_asked_for_is_the_default():
+    seen: list[Hints] = []
+    device = Fake()
+    real = device.prepare
+    device.prepare = lambda model, hints: (seen.append(hints), real(model, hints))[1]  # type: ignore[method-assign]
+    nnhal.compile(sums(), devices=[device])
+    assert Wishes((), "forbid").hints(device) == seen[0]
+    assert (seen[0].preference, seen[0].priority) == (Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM)
+    assert (seen[0].threads, seen[0].deadline, seen[0].options) == (0, None, {})
+
+
+def test_what_a_device_offers_is_what_it_says_and_a_step_in_another_process_costs_more(monkeypatch):
+    offers: list[Offer] = []
+    monkeypatch.setattr(
+        compilation, "partition", lambda model, given, preference: (offers.extend(given), partition(model, given))[1]
+    )
+    device = Fake(takes=lambda n: n == 0)
+    device.extensions, device.level = ("com.example.offered",), nnhal.Level.parse("1.2")  # type: ignore[assignment]
+    nnhal.compile(sums(2), devices=[device, "reference"])
+    here, cpu = offers
+    assert (here.device, here.level, here.extensions) == ("fake", nnhal.Level.parse("1.2"), ("com.example.offered",))
+    assert [v.ok for v in here.verdicts] == [True, False] and [v.ok for v in cpu.verdicts] == [True, True]
+    assert here.capabilities == Capabilities.uniform(0.1) and here.laid is None and not here.excluded
+    assert here.step == cpu.step == costs.STEP == 20e-6
+    offers.clear()
+    nnhal.compile(sums(), devices="reference", isolation="process")
+    assert offers[0].step == costs.STEP_ELSEWHERE == 80e-6
+
+
+def test_how_long_preparing_took_is_told_in_nanoseconds():
+    before = time.monotonic_ns()
+    compiled = nnhal.compile(sums(), devices=[Fake(on_prepare=lambda: time.sleep(0.01))])
+    (step,) = compiled._caller.plan.steps
+    assert 10_000_000 <= step.nanoseconds <= time.monotonic_ns() - before
+
+
+@pytest.mark.parametrize(
+    ("error", "callers"),
+    [(InvalidArgument("a"), True), (InvalidModel("b"), False), (OperationFailed("c"), False), (ValueError("d"), False)],
+)
+def test_only_what_is_about_arguments_is_the_callers_mistake(error, callers):
+    assert compilation.is_callers(error) is callers
+
+
+def test_the_steps_of_a_closed_model_are_closed_in_whatever_it_was_prepared(monkeypatch):
+    for_nothing(monkeypatch)
+    devices = [named(name, takes=lambda n, own=own: n % 2 == own) for own, name in enumerate("ab")]
+    compiled = nnhal.compile(sums(4), devices=devices)
+    prepared = [each for device in devices for each in device.prepared]
+    assert len(prepared) == 4 and not any(each.closed for each in prepared)
+    compiled.close()
+    assert all(each.closed for each in prepared)

@@ -10,6 +10,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -478,3 +479,122 @@ def test_an_application_sees_what_is_documented_and_nothing_else():
     assert public(nnhal.allocate([(compiled, "input", 0)])) == {
         *("close", "copy_from", "copy_to", "device", "read", "reason", "shape", "token", "write")
     }
+
+
+# ------------------------------------------------------------------------------------------------------- bound, submitted
+
+
+def added(**how) -> nnhal.Compiled:
+    b = nnhal.Builder("added")
+    x, y = b.input((4,), name="x"), b.input((4,), name="y")
+    return nnhal.compile(b.finish([x, y], [b.add(x, y)]), **{"devices": "reference", **how})
+
+
+F = np.float32([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("given", [[1, 2, 3, 4], np.repeat(F, 2)[::2], F.view(type("Own", (np.ndarray,), {}))])
+def test_only_arrays_that_are_read_in_place_can_be_bound(given):
+    with pytest.raises(
+        nnhal.InvalidRequest, match=r"^input 1: must be a contiguous numpy array of the input's type to be bound$"
+    ):
+        added().bind(F, given)
+
+
+def test_named_inputs_cannot_be_bound_and_a_binding_gives_what_it_gave_last():
+    compiled = added()
+    with pytest.raises(nnhal.InvalidRequest, match=r"^inputs: are a mapping, must be given in order to be bound$"):
+        compiled.bind({"x": F, "y": F})
+    run = compiled.bind(F, F)
+    assert run.outputs is None and repr(run) == "<Binding of 'added'>"
+    assert run().tolist() == run.outputs.tolist() == [2, 4, 6, 8]
+
+
+def test_four_that_were_submitted_run_at_once_and_no_more():
+    gate, lock, now, most = threading.Event(), threading.Lock(), [0], [0]
+
+    def work():
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        gate.wait(10)
+        with lock:
+            now[0] -= 1
+
+    compiled = added(devices=[Fake(on_run=work)])
+    executions = [compiled.submit(F, F) for _ in range(9)]
+    end = time.monotonic() + 10
+    while now[0] < 4 and time.monotonic() < end:
+        time.sleep(0.002)
+    assert now == [4] and not any(e.done() for e in executions)
+    gate.set()
+    assert all(e.result(10).tolist() == [2, 4, 6, 8] for e in executions) and most == [4]
+
+
+def test_what_is_asked_for_of_one_that_is_submitted_reaches_the_driver():
+    seen = []
+    device = Fake()
+    first = added(devices=[device])
+    prepared, run = device.prepared[0], device.prepared[0].run
+    prepared.run = lambda request, control: (seen.append(control), run(request, control))[1]
+    compiled = nnhal.Compiled(first._caller.plan)
+    compiled.submit(F, F, loop_timeout=3, deadline=10).result(10)
+    compiled.submit(F, F).result(10)
+    assert [c.loop_timeout for c in seen] == [3_000_000_000, 2_000_000_000]
+    assert [c.deadline is None for c in seen] == [False, True] and not any(c.measure for c in seen)
+    out = np.empty(4, np.float32)
+    assert compiled.submit({"x": F, "y": F}, out=out).result(10) is not None and out.tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("use", ["submit", "execute_fenced"])
+def test_what_was_refused_is_not_in_use(use):
+    device = Fake()
+    compiled = added(devices=[device])
+    compiled.close()
+    with pytest.raises(nnhal.Closed):
+        getattr(compiled, use)(F, F)
+    assert device.prepared[0].closed and not compiled._caller.use.calls and not compiled._caller.use.behind
+    with pytest.raises(nnhal.InvalidRequest):
+        getattr(added(), use)(F)
+
+
+@pytest.mark.parametrize("way", ["call", "run", "bind", "burst", "submit"])
+def test_closing_waits_for_a_call_in_flight_and_no_longer(way):
+    gate, entered = threading.Event(), threading.Event()
+    device = Fake(on_run=lambda: (entered.set(), gate.wait(10)))
+    compiled = added(devices=[device])
+    results = []
+    ways = {
+        "call": lambda: compiled(F, F),
+        "run": lambda: compiled.run(F, F, deadline=10)[0],
+        "bind": compiled.bind(F, F),
+        "burst": partial(compiled.burst(), F, F),
+        "submit": lambda: compiled.submit(F, F).result(10),
+    }
+    caller = threading.Thread(target=lambda: results.append(ways[way]().tolist()))
+    caller.start()
+    assert entered.wait(10)
+    closer = threading.Thread(target=compiled.close, daemon=True)
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive() and not device.prepared[0].closed
+    gate.set()
+    closer.join(10)
+    caller.join(10)
+    assert not closer.is_alive() and device.prepared[0].closed and results == [[2, 4, 6, 8]]
+
+
+def test_a_closed_model_says_why_to_whoever_holds_a_burst_or_a_binding_of_it():
+    with added() as compiled:
+        burst, run, stream = compiled.burst(), compiled.bind(F, F), compiled.stream()
+        assert run().tolist() == burst(F, F).tolist() == stream(F, F).tolist() == [2, 4, 6, 8]
+    for use in (run, lambda: burst(F, F), lambda: stream(F, F), lambda: compiled(F, F), lambda: compiled.memory):
+        with pytest.raises(
+            nnhal.Closed, match=r"^added: the compiled model was closed; (compile it again|open another)$"
+        ):
+            use()
+    assert repr(burst).startswith("<CompiledBurst 'added', the compiled model was closed, 1 step")
+
+
+def test_a_model_that_is_dropped_at_the_exit_of_python_closes_nothing():
+    assert added()._finalizer.atexit is False

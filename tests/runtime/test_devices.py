@@ -17,6 +17,7 @@ import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities
+from nnhal.hal.wrappers import WithOptions
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
@@ -370,3 +371,200 @@ def test_a_driver_file_loaded_in_the_place_of_another_gets_a_process_of_its_own(
         nnhal.load_driver(file)
         found.append(isolation.isolated("changed").version)
     assert found == ["1", "2"]
+
+
+# -------------------------------------------------------------------------------------------------- by name and by path
+
+
+SAMPLE = "nnhal.samples"
+
+
+def test_names_are_those_registered_then_those_installed_then_the_samples(install):
+    install(Point("sample", Fake, SAMPLE), Point("b", Fake), Point("a", Fake))
+    discovery.register(Named("z"))
+    discovery.register(Named("a"))
+    assert discovery.names() == ["z", "a", "reference", "b", "sample"]
+    assert discovery.names(samples=False) == ["z", "a", "reference", "b"]
+
+
+def test_an_entry_point_of_drivers_comes_before_a_sample_of_its_name(install):
+    install(Point("same", lambda: Named("of drivers")), Point("same", lambda: Named("of samples"), SAMPLE))
+    assert discovery.load_one("same").name == "of drivers" and "same" in discovery.names(samples=False)
+
+
+def test_all_that_there_is_are_the_drivers_in_order_and_the_cpu_last(install):
+    install(
+        Point("z", lambda: Named("z")), Point("sample", failing(AssertionError("was loaded")), SAMPLE),
+        Point("broken", failing(OSError("no such engine"))), Point("a", lambda: Named("m")),
+    )  # fmt: skip
+    found = discovery.found()
+    assert [f.name for f in found] == ["broken", "m", "z", "reference"]
+    assert [f.problem for f in found] == ["OSError: no such engine", "", "", ""]
+    assert [d.name for d in discovery.devices()] == ["m", "z", "reference"] == [d.name for d in discovery.select(None)]
+    assert [d.name for d in discovery.select(["z", "m"])] == ["z", "m"]
+    assert [d.name for d in isolation.select(None, "none")] == ["m", "z", "reference"]
+
+
+def test_a_driver_that_does_not_load_says_why_with_what_it_raised(install):
+    raised = OSError("no such engine")
+    install(Point("broken", failing(raised)))
+    for _ in range(2):
+        with pytest.raises(
+            DeviceUnavailable, match=r"^device 'broken' does not load: OSError: no such engine$"
+        ) as caught:
+            discovery.load_one("broken")
+        assert caught.value.__cause__ is raised
+    with pytest.raises(DeviceUnavailable, match=r"^this: OSError: no such engine$"):
+        discovery.found()[0].loaded("this")
+
+
+@pytest.mark.parametrize(("name", "hint"), [("alpah", r"alpha.*"), ("zzzzzzzz", "")])
+def test_a_name_that_nobody_has_is_told_with_those_there_are_and_one_that_may_be_meant(install, name, hint):
+    install(Point("alpha", lambda: Named("alpha")), Point("sample", Fake, SAMPLE))
+    for ask in (discovery.load_one, discovery.origin_of):
+        with pytest.raises(
+            DeviceUnavailable,
+            match=rf"^device '{name}' is not known, must be one of reference, alpha{hint and '.*' + hint}$",
+        ):
+            ask(name)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit("leaves")])
+def test_an_interrupt_while_a_driver_loads_is_the_users(install, error):
+    install(Point("mine", failing(error)))
+    with pytest.raises(type(error)):
+        discovery.load_one("mine")
+
+
+@pytest.mark.parametrize("given", [None, 5, "device", object()])
+def test_what_is_neither_a_device_nor_a_driver_of_the_hal_is_named(install, given):
+    install(Point("mine", lambda: given))
+    kind = type(given).__name__
+    (found, _) = discovery.found()
+    assert (
+        found.problem.endswith(f"test:device gave {kind}, must give a nnhal.hal.device.Device or a driver of the HAL")
+        and found.name == "mine"
+        and found.origin == "test:device"
+    )
+
+
+def test_what_a_process_of_its_own_loads_is_the_path_or_the_name(install, tmp_path):
+    install(Point("mine", lambda: Named("mine")))
+    discovery.register(Named("made"))
+    file = tmp_path / "filed.py"
+    file.write_text(
+        "from nnhal.drivers.reference import Reference\nclass F(Reference): name = 'filed'\ndef device(): return F()\n"
+    )
+    device = nnhal.load_driver(str(file))
+    assert [discovery.origin_of(name) for name in ("mine", "made", "filed")] == ["mine", "made", str(file)]
+    assert discovery.source_of(device) == str(file) and discovery.source_of(discovery.load_one("mine")) == "test:device"
+    assert discovery.source_of(discovery.load_one("made")) == "registered"
+    assert discovery.source_of(Fake()) == "tests.runtime.devices:Fake"
+
+
+def test_a_device_that_cannot_be_is_not_registered(install):
+    install()
+    odd = Named("odd", takes=lambda n: True)
+    odd.capabilities = lambda: None  # type: ignore[assignment, method-assign]
+    with pytest.raises(nnhal.NnhalError, match="capabilities"):
+        discovery.register(odd)
+    assert "odd" not in discovery.names()
+
+
+@pytest.mark.parametrize("load", [nnhal.load_driver, discovery.load_extension])
+@pytest.mark.parametrize("path", [None, 5, b"driver.py"])
+def test_what_is_no_path_is_refused(load, path):
+    with pytest.raises(InvalidArgument, match=r"^(driver|extension) is .*, must be the path of a Python file"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x = 1", r"defines no device\(\), must be a function that returns a Device"),
+        ("def device(): raise OSError('none here')", "OSError: none here"),
+        ("raise OSError('not today')", "OSError: not today"),
+        ("def device(): return 5", "gave int, must give a nnhal.hal.device.Device"),
+    ],
+)
+def test_a_file_that_gives_no_device_says_why_and_is_not_registered(install, tmp_path, text, problem):
+    install()
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(DeviceUnavailable, match=rf"^driver {file}: .*{problem}"):
+        nnhal.load_driver(file)
+    assert discovery.names() == ["reference"]
+
+
+def test_an_extension_file_runs_and_what_it_raises_names_it(tmp_path):
+    good, bad = tmp_path / "good.py", tmp_path / "bad.py"
+    good.write_text("import sys\nsys.nnhal_test_ran = True\n")
+    bad.write_text("1 / 0\n")
+    discovery.load_extension(str(good))
+    assert sys.__dict__.pop("nnhal_test_ran")
+    with pytest.raises(nnhal.NnhalError, match=rf"extension {bad}: .*ZeroDivisionError"):
+        discovery.load_extension(bad)
+
+
+# ---------------------------------------------------------------------------------------------------- chosen processes
+
+
+def test_a_device_is_at_the_level_and_has_the_options_that_were_asked_for(install):
+    install()
+    assert isolation.at_level("reference") is discovery.cpu()
+    lower = isolation.at_level("reference", "1.1")
+    assert str(lower.level) == "1.1" and lower.name == "reference"
+    options = isolation.at_level("reference", "1.1", options={"turbo": 1})
+    assert isinstance(options, WithOptions) and str(options.level) == "1.1"
+
+
+def test_a_device_that_turns_out_to_be_none_is_closed_and_asked_for_anew(starts, monkeypatch):
+    starts(1)
+    closed = []
+    monkeypatch.setattr(Started, "close", lambda self: closed.append(self.name))
+    monkeypatch.setattr(Started, "version", None)
+    for count in (1, 2):
+        with pytest.raises(InvalidArgument, match="version is None"):
+            isolation.isolated("d0")
+        assert closed == ["d0"] * count
+    monkeypatch.setattr(Started, "version", "1")
+    device = isolation.isolated("d0")
+    assert isolation.isolated("d0") is device
+    monkeypatch.setattr(device, "unusable", True)
+    assert isolation.isolated("d0") is not device
+    isolation.close_all()
+    assert len(closed) == 3
+
+
+def test_where_no_device_is_named_those_whose_process_does_not_start_are_left_out(starts, monkeypatch):
+    starts(2)
+    real = Started.__init__
+
+    def start(self, name: str, *more: object) -> None:
+        real(self, name, *more)
+        if name == "d0":
+            raise DeviceUnavailable("does not start")
+
+    monkeypatch.setattr(Started, "__init__", start)
+    assert [device.name for device in isolation.select(None, "process")] == ["d1", "reference"]
+    starts(2)
+    found = isolation.confinement(["d0", "d1"])
+    assert found["d0"] == isolation.Confined({}, "does not start") and found["d1"].problem == ""
+
+
+def test_a_name_that_is_no_drivers_may_be_that_of_a_running_service(install, monkeypatch):
+    install(Point("mine", lambda: Named("mine")), Point("both", lambda: Named("both")))
+    monkeypatch.setattr(isolation.services, "running", lambda: ["serving", "both"])
+    monkeypatch.setattr(isolation, "service", lambda name: f"service {name}")
+    assert isolation._named("serving", discovery.load_one) == "service serving"
+    assert isolation.select(["mine", "both"], "none") == [discovery.load_one("mine"), discovery.load_one("both")]
+    with pytest.raises(DeviceUnavailable, match="'gone' is not known"):
+        isolation.select(["gone"], "none")
+
+
+def test_devices_are_taken_once_each_in_the_order_in_which_they_were_named(install):
+    install(Point("a", lambda: Named("a")), Point("b", lambda: Named("b")))
+    own = Named("own")
+    assert [d.name for d in isolation.select(["b", own, "a", "b", own], "none")] == ["b", "own", "a"]
+    with pytest.raises(InvalidArgument, match=r"^devices: none is named, must be at least one$"):
+        isolation.select([], "none")

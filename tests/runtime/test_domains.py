@@ -4,16 +4,24 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import Cancelled, Closed, DeadObject, MissedDeadline, OperationFailed
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import Cancelled, Closed, DeadObject, InvalidRequest, MissedDeadline, OperationFailed
+from nnhal.hal.device import Hints, Prepared
+from nnhal.hal.memory import Buffer, BufferDesc, BufferRole
+from nnhal.hal.request import Control, Request
 from nnhal.hal.wrappers import AtLevel
+from nnhal.model.builder import ModelBuilder
+from nnhal.model.graph import State
 from nnhal.runtime import discovery
 from tests.runtime.devices import Fake, failing, for_nothing, to_be_killed
-from tests.runtime.graphs import SHAPE, counter, sums
+from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
 
 X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
 WAYS = pytest.mark.parametrize("isolation", ["none", "process"])
@@ -50,6 +58,22 @@ def test_allocations_are_bound_and_submitted_like_arrays(compiled, method):
     run = getattr(compiled, method)(given, B, out=taken)
     assert (run() if method == "bind" else run.result(10)) is taken
     assert (taken.read() == X + 1).all()
+
+
+@WAYS
+@pytest.mark.parametrize("narrow", [0, 1])
+def test_where_one_result_is_not_of_its_allocations_shape_no_allocation_has_contents(isolation, narrow):
+    b = nnhal.Builder()
+    x = b.input((0, 0))
+    compiled = nnhal.compile(b.finish([x], [b.relu(x), b.relu6(x)]), devices="reference", isolation=isolation)
+    both = [nnhal.allocate([(compiled, "output", n)], shape=[3, 0] if n == narrow else None) for n in range(2)]
+    compiled(np.ones((3, 4), np.float32), out=both)
+    assert [each.shape for each in both] == [(3, 4), (3, 4)]
+    with pytest.raises(InvalidRequest, match=r"was given shape \[4, 4\], must be \[3, \?\]"):
+        compiled(np.ones((4, 4), np.float32), out=both)
+    for each in both:
+        with pytest.raises(OperationFailed):
+            each.read()
 
 
 def test_bytes_go_in_and_out_through_memories(compiled):
@@ -431,3 +455,283 @@ def test_a_buffer_that_is_read_and_one_that_is_written_are_told_apart_where_an_i
     compiled(None, given, out=a)
     a.write(p)
     assert np.array_equal(compiled(a, given), expected) and np.array_equal(a.read(), p)
+
+
+# ------------------------------------------------------------------------------------------------ what a driver is asked
+
+
+class Note(Buffer):
+    """Memory of a driver's own, which counts how often it is closed."""
+
+    contents: Any = None
+    closed = 0
+    shape = property(lambda self: None if self.contents is None else self.contents.shape)
+
+    def copy_to(self, memory: nnhal.Memory) -> None:
+        memory.view(0, self.contents.nbytes, np.float32, self.contents.shape)[:] = self.contents
+
+    def copy_from(self, memory: nnhal.Memory, dimensions: tuple[int, ...] = ()) -> None:
+        shape = dimensions or self.facts.fixed
+        self.contents = memory.view(0, 4 * int(np.prod(shape)), np.float32, shape).copy()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Noting(Fake):
+    """Grants memory of its own, and keeps what it was asked for."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.asked: list[tuple[BufferDesc, list[BufferRole]]] = []
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> Buffer:
+        self.asked.append((desc, list(roles)))
+        return Note(desc, roles)
+
+
+def told(device: Noting) -> list[tuple[int, bool, float]]:
+    ((_, roles),) = device.asked
+    return [(role.index, role.output, role.frequency) for role in roles]
+
+
+def test_a_driver_is_told_the_arguments_of_its_own_prepared_models():
+    device = Noting()
+    compiled = nnhal.compile(sums(), devices=[device])
+    nnhal.allocate([(compiled, "input", "b", 0.25), (compiled, "output", 0), (compiled, "input", 0, 0.5)])
+    assert told(device) == [(1, False, 0.25), (0, True, 1.0), (0, False, 0.5)]
+    ((desc, roles),) = device.asked
+    assert desc.dimensions == () and all(role.prepared is device.prepared[0] for role in roles)
+
+
+def test_every_step_that_reads_or_writes_it_is_a_role(monkeypatch):
+    for_nothing(monkeypatch)
+    device = Noting()
+    other = Fake(takes=lambda n: n == 1)
+    device.takes, other.name = lambda n: n != 1, "other"
+    compiled = nnhal.compile(sums(3), devices=[device, other])
+    assert len(compiled.placement.steps) == 3
+    shared = nnhal.allocate([(compiled, "input", "b")])
+    assert (shared.device, shared.reason) == (None, "the roles lie on fake and other, must be on one device")
+    nnhal.allocate([(compiled, "input", "x"), (compiled, "output", "y")])
+    assert told(device) == [(0, False, 1.0), (0, True, 1.0)]
+    ((_, roles),) = device.asked
+    assert [role.prepared for role in roles] == device.prepared
+
+
+def test_an_output_that_a_later_step_reads_has_a_role_in_both(monkeypatch):
+    for_nothing(monkeypatch)
+    device = Noting()
+    device.takes = lambda n: n in (0, 2)
+    b = nnhal.Builder()
+    x = b.input(SHAPE, name="x")
+    first = b.add(x, x, name="first")
+    model = b.finish([x], [first, b.mul(b.relu(x), first, name="second")])
+    steps = nnhal.compile(model, devices=[device, "reference"])
+    places = [s.operations for s in steps.placement.steps]
+    assert len([s for s in steps.placement.steps if s.device == "fake"]) == 2, places
+    a = nnhal.allocate([(steps, "output", "first")])
+    assert a.device == "fake" and sorted(output for _, output, _ in told(device)) == [False, True]
+
+
+def test_an_input_that_no_step_reads_lies_in_a_pool(monkeypatch):
+    for_nothing(monkeypatch)
+    b = nnhal.Builder()
+    x, unread = b.input(SHAPE, name="x"), b.input(SHAPE, name="unread")
+    model = b.finish([x, unread], [b.relu(b.relu(x))])
+    compiled = nnhal.compile(model, devices=[Noting(takes=lambda n: n == 0), "reference"])
+    a = nnhal.allocate([(compiled, "input", "unread")])
+    assert (a.device, a.reason) == (None, "no operation reads it")
+    a.write(X)
+    assert compiled(X, a).tolist() == [0, 1, 2, 3]
+
+
+def test_what_the_application_says_of_the_shape_is_told_and_no_more_can_be_had_than_there_is():
+    device = Noting()
+    compiled = nnhal.compile(sums(1, (0,)), devices=[device])
+    nnhal.allocate([(compiled, "input", 0)], shape=[7])
+    assert device.asked[0][0].dimensions == (7,)
+    with pytest.raises(nnhal.InvalidArgument):
+        nnhal.allocate([(compiled, "input", 0)], shape=[2**32 - 1])
+
+
+def test_what_is_closed_gives_the_drivers_memory_back():
+    device = Noting()
+    a = nnhal.allocate([(nnhal.compile(sums(), devices=[device]), "input", 0)])
+    a.close()
+    assert a._buffer.closed == 1
+
+
+@pytest.mark.parametrize(
+    "roles", [lambda c: (c,), lambda c: [(c, "input")], lambda c: [(c, "input", 0, 1.0, 1)], lambda c: [c]]
+)
+def test_a_role_of_too_few_or_too_many_parts_is_refused(compiled, roles):
+    with pytest.raises(nnhal.InvalidArgument, match=r"^allocate: role 0 is .*, must be \(compiled, 'input' or"):
+        nnhal.allocate(roles(compiled))
+
+
+@pytest.mark.parametrize("place", [True, False, -1, 2, 0.0, None, "y"])
+def test_a_role_is_for_an_argument_that_there_is(compiled, place):
+    with pytest.raises(
+        nnhal.InvalidArgument, match=r"^allocate: role 1 is for input .*, must be one of 0 \('x'\), 1 \('b'\)$"
+    ):
+        nnhal.allocate([(compiled, "input", 0), (compiled, "input", place)])
+    with pytest.raises(nnhal.InvalidArgument, match=r"role 0 is for output 1, must be one of 0 \('y'\)$"):
+        nnhal.allocate([(compiled, "output", 1)])
+
+
+@pytest.mark.parametrize("name", ["refill", "copy"])
+def test_new_contents_end_what_a_failed_execution_left(name):
+    device = Fake()
+    compiled = nnhal.compile(sums(), devices=[device])
+    a = nnhal.allocate([(compiled, "output", 0), (compiled, "input", 0)])
+    a.write(X)
+    device.prepared[0].before = failing(OperationFailed("broken"))
+    with pytest.raises(OperationFailed):
+        compiled(X, B, out=a)
+    assert a.shape is None and "no contents" in repr(a)
+    for use in (a.read, lambda: compiled(a, B), lambda: a.copy_to(nnhal.Memory.allocate(16))):
+        with pytest.raises(OperationFailed, match="has no contents since an execution that was to write it failed"):
+            use()
+    if name == "copy":
+        a.copy_from(nnhal.Memory.from_array(B))
+    else:
+        a.write(B)
+    device.prepared[0].before = lambda: None
+    assert a.shape == SHAPE and a.read().tolist() == [1] * 4 and compiled(a, B).tolist() == [2] * 4
+
+
+def test_contents_of_an_open_shape_are_copied_with_their_dimensions():
+    compiled = nnhal.compile(sums(1, (0,)), devices="reference")
+    a = nnhal.allocate([(compiled, "input", 0)])
+    a.copy_from(nnhal.Memory.from_array(X[:3]), [3])
+    assert a.shape == (3,) and a.read().tolist() == [0, 1, 2]
+
+
+def test_an_allocation_says_where_it_is_and_what_for():
+    compiled = nnhal.compile(sums(), devices="reference")
+    a = nnhal.allocate([(compiled, "input", 0), (compiled, "output", 0)])
+    assert repr(a) == f"<Allocation {a.token} on reference, FLOAT32[4], open: input 0, output 0>"
+    assert str(a) == f"buffer {a.token} on reference" and a.token > 0
+    one = nnhal.allocate([(compiled, "output", 0), (nnhal.compile(sums(), devices=[Fake()]), "input", 0)])
+    assert str(one) == f"buffer {one.token} in a shared pool" and " on a shared pool, " in repr(one)
+    one.close()
+    assert ", closed: " in repr(one)
+
+
+@pytest.mark.parametrize("at", ["input", "output"])
+def test_memory_of_a_drivers_own_is_an_argument_of_the_step_that_it_is_for(at, monkeypatch):
+    for_nothing(monkeypatch)
+    device = Noting(takes=lambda n: n == (0 if at == "input" else 1))
+    compiled = nnhal.compile(sums(2), devices=[device, "reference"])
+    seen = []
+
+    def run(request: Request, control: Control) -> None:
+        seen.append((list(request.input_buffers), list(request.output_buffers)))
+        x = request.input_buffers[0].contents if at == "input" else request.inputs[0]
+        if at == "input":
+            request.write(0, x + request.inputs[1])
+        else:
+            request.output_buffers[0].contents = x + request.inputs[1]
+            request.filled(0, SHAPE)
+
+    device.prepared[0].run = run  # type: ignore[method-assign]
+    again = nnhal.Compiled(compiled._caller.plan)
+    a = nnhal.allocate([(again, at, "x" if at == "input" else "y")])
+    assert a.device == "fake"
+    if at == "input":
+        a.write(X)
+        assert again(a, B).tolist() == [2, 3, 4, 5] and seen == [([0], [])]
+    else:
+        assert again(X, B, out=a) is a and a.read().tolist() == [2, 3, 4, 5] and seen == [([], [0])]
+
+
+# ---------------------------------------------------------------------------------------- states in memory of a driver's
+
+
+class Carrying(Noting):
+    """Runs `counter` with its state in memory of its own."""
+
+    def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
+        prepared: Any = super().prepare(model, hints)
+        self.seen: list[Any] = []
+
+        def run(request: Request, control: Control) -> None:
+            self.before()
+            (before,) = request.input_buffers.values()
+            (after,) = request.output_buffers.values()
+            self.seen.append((before, after, list(request.input_buffers), list(request.output_buffers)))
+            after.contents = before.contents + request.inputs[0]
+            request.write(0, 2 * after.contents)
+            request.filled(1, SHAPE)
+
+        prepared.run = run
+        return prepared
+
+    def before(self) -> None:
+        pass
+
+
+def test_a_state_in_memory_of_a_drivers_own_is_carried_from_one_to_the_other():
+    device = Carrying()
+    stream = nnhal.compile(counter(), devices=[device]).stream()
+    assert stream.state_placement == (("total", "fake", ""),)
+    assert [stream(B)[0] for _ in range(4)] == [2, 4, 6, 8]
+    (first, second), *_ = [each[:2] for each in device.seen]
+    assert [each[:2] for each in device.seen] == [(first, second), (second, first)] * 2
+    assert {(tuple(read), tuple(written)) for *_, read, written in device.seen} == {((1,), (1,))}
+    stream.reset()
+    assert stream(B)[0] == 2 and len(device.asked) == 2
+    stream.close()
+    assert (first.closed, second.closed) == (1, 1)
+
+
+def test_a_reset_after_the_memory_was_lost_takes_other_memory_and_closes_the_first():
+    device = Carrying()
+    stream = nnhal.compile(counter(), devices=[device]).stream()
+    stream(B)
+    lost = device.seen[0][:2]
+    for buffer in lost:
+        buffer.copy_from = lambda *_: failing(DeadObject("gone"))()
+    stream.reset()
+    assert [stream(B)[0] for _ in range(2)] == [2, 4]
+    assert [buffer.closed for buffer in lost] == [1, 1] and not set(lost) & set(device.seen[-1][:2])
+
+
+def test_a_step_that_failed_in_memory_of_a_drivers_own_leaves_the_state_as_it_was():
+    device = Carrying()
+    stream = nnhal.compile(counter(), devices=[device]).stream()
+    assert stream(B)[0] == 2
+    device.before = failing(OperationFailed("broken"))  # type: ignore[method-assign]
+    for _ in range(2):
+        with pytest.raises(OperationFailed, match="broken"):
+            stream(B)
+    del device.before
+    assert [stream(B)[0] for _ in range(2)] == [4, 6]
+
+
+def test_an_input_of_a_stream_may_be_an_allocation():
+    for devices in ([Carrying()], "reference"):
+        compiled = nnhal.compile(counter(), devices=devices)
+        a = nnhal.allocate([(compiled, "input", 0)])
+        a.write(B)
+        if devices == "reference":
+            stream = compiled.stream()
+            assert [stream(a)[0] for _ in range(3)] == [2, 4, 6] and stream(B)[0] == 8
+
+
+def test_a_state_starts_where_the_model_says_and_one_without_a_name_has_a_number():
+    b = ModelBuilder("running sum")
+    x, total, following = (b.operand(FLOATS, SHAPE, name=name) for name in ("x", "", ""))
+    b.operation("ADD", [x, total, b.constant(OperandType.INT32, 0)], [following])
+    y = b.operand(FLOATS, SHAPE, name="y")
+    b.operation("RELU", [following], [y])
+    model = b.finish([x, total], [following, y], states=[State(1, 0, np.full(SHAPE, 40, np.float32))])
+    stream = nnhal.compile(model, devices="reference").stream()
+    assert [place.name for place in stream.state_placement] == ["state 0"]
+    assert [stream(B)[0] for _ in range(2)] == [41, 42]
+    assert repr(stream) == "<Stream of 'running sum', 1 state, open>"
+    stream.close()
+    for use in (stream.reset, lambda: stream(B), lambda: stream.state_placement):
+        with pytest.raises(Closed, match=r"^stream: used after close, open another$"):
+            use()

@@ -54,6 +54,18 @@ def test_what_is_taken_in_a_group_only_goes_there_with_the_others():
     assert choice.reason == "one of 2 that npu runs as one, at 0.01 of the CPU's time"
     assert choice.others == {"cpu": "states 1 of the CPU's time"} and choice.together == (1, 2)
     assert found.choices[0].others == {"npu": "not by itself"} and found.choices[0].together == ()
+    assert Placement(found).to_dict()["groups"] == [{"device": "npu", "operations": [1, 2], "stated": 0.01}]
+
+
+def test_a_placement_lists_each_group_that_stands_with_what_is_stated_for_it():
+    groups = group(0.01, 1, 2, power=0.5), group(0.02, 4, 5, 6, at_least=2, power=0.25)
+    found = partition(chain(8), [offer("cpu", 1.0, "yyyyyyyy"), offer("npu", 1.0, "n" * 8, *groups, power=9.0)])
+    assert [(g.device, g.operations, g.stated) for g in Placement(found).groups] == [
+        ("npu", (1, 2), 0.01),
+        ("npu", (4, 5, 6), 0.02),
+    ]
+    alone = partition(chain(8), [offer("cpu", 1.0, "yyyyyyyy")])
+    assert Placement(alone).groups == () and Placement(alone).to_dict()["groups"] == []
 
 
 def test_a_group_that_is_not_worth_a_step_stays_with_its_neighbours():

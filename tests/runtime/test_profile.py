@@ -9,7 +9,6 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import ContractBroken
-from nnhal.bench.each import each_operation
 from nnhal.hal.request import Control, Request
 from tests.runtime.devices import Fake
 from tests.runtime.graphs import sums
@@ -70,22 +69,6 @@ def test_the_reference_tells_each_operation_and_no_more_than_all_took():
     for step in report.steps:
         assert all(spent > 0 for spent in step.each.values()) and sum(step.each.values()) <= step.total
     assert report.steps[1].total - report.steps[1].each[0] >= 10_000_000  # what is beside the operation is not its time
-
-
-def test_operations_have_the_numbers_and_devices_of_the_whole_model():
-    compiled = nnhal.compile(sums(5), devices=[Fake(takes=lambda n: n == 2), "reference"])
-    shares = each_operation(compiled, [X, B], 3)
-    assert [(s.operations, s.label, s.device, s.whole_step) for s in shares] == [
-        ((n,), f"ADD #{n}", "fake" if n == 2 else "reference", False) for n in range(5)
-    ]
-
-
-@pytest.mark.parametrize(("devices", "isolation"), [("litert", "none"), ("reference", "process")])
-def test_of_what_does_not_tell_the_whole_step_is_shown(devices, isolation):
-    compiled = nnhal.compile(sums(3), devices=devices, isolation=isolation)
-    (share,) = each_operation(compiled, [X, B], 3)
-    assert (share.operations, share.label, share.whole_step) == ((0, 1, 2), "ADD #0 and 2 more", True)
-    assert share.device == devices and share.spent > 0
 
 
 def test_what_a_driver_told_before_it_failed_is_not_told_of_the_cpu():

@@ -8,7 +8,8 @@ import pytest
 
 import nnhal
 from nnhal import zoo
-from nnhal.zoo import maker
+from nnhal.base.errors import BadFile
+from nnhal.zoo import by_name, maker
 
 
 def test_a_model_that_is_made_loads_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +54,24 @@ def test_a_model_that_cannot_be_kept_is_an_error_of_nnhal(tmp_path: Path, monkey
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))
     with pytest.raises(nnhal.NnhalError, match=r"maker: add4 cannot be kept in .* must be a folder of your own"):
         nnhal.load("add4")
+
+
+def test_the_path_of_a_name_is_that_of_the_model_made_or_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
+    said: list[str] = []
+    assert by_name.path("add4", said.append).read_bytes() == maker.make("add4")
+    assert said == [f"making add4 in {tmp_path / maker.PLACE}"]
+    monkeypatch.setattr(zoo, "path", lambda name, progress: (name, progress))
+    for name in ("face_landmark", "picture_person"):
+        assert by_name.path(name, said.append) == (name, said.append)  # type: ignore[comparison-overlap]
+
+
+def test_a_file_that_lies_beside_is_what_was_meant(tmp_path: Path) -> None:
+    for name in ("detector.tflite", "detector.task", "detector.txt"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(BadFile) as caught:
+        by_name.path(str(tmp_path / "detectr.tflite"))
+    assert f"did you mean {tmp_path / 'detector.tflite'}" in str(caught.value)
+    assert "detector.txt" not in str(caught.value)

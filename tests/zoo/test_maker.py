@@ -1,5 +1,6 @@
 """The model maker: files that LiteRT runs with and without XNNPACK, with numbers that prove something."""
 
+import hashlib
 import math
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tflite
+from ai_edge_litert import schema_py_generated as schema  # noqa: TID251 (the file format)
 
 from nnhal.zoo import ZooError, maker, nets
 
@@ -298,3 +300,66 @@ def test_a_made_file_that_is_not_what_was_made_is_made_again(
     (root / "add4.tflite").write_bytes(planted)
     with maker.opened("add4") as file:
         assert file.read() == maker.make("add4")
+
+
+def told(record: Any) -> Iterator[str]:
+    """All that a record of the file says, but for scales and what is in buffers."""
+    for name, value in sorted(vars(record).items()):
+        if name in {"scale", "data"} or value is None or (np.isscalar(value) and not value):
+            continue  # a field of a later schema has its default
+        if isinstance(value, list | np.ndarray):
+            whole = list(value)
+            if whole and hasattr(whole[0], "__dict__"):
+                for each in whole:
+                    yield from told(each)
+            else:
+                yield f"{name} {list(map(int, whole))}"
+        elif hasattr(value, "__dict__"):
+            yield from told(value)
+        else:
+            yield f"{name} {value}"
+
+
+def contents(data: bytes) -> tuple[str, float, float]:
+    """A digest of how a file is built, the sum of the logarithms of its scales, and a sum of its constants by place."""
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(data))
+    built = hashlib.sha256("\n".join(told(model)).encode()).hexdigest()[:16]
+    scales, sums = 0.0, 0.0
+    for tensor in model.subgraphs[0].tensors:
+        if tensor.quantization is not None and tensor.quantization.scale is not None:
+            logs = np.log(tensor.quantization.scale.astype("f8"))
+            scales += float(logs @ (1 + np.arange(len(logs)) % 7))
+        raw = model.buffers[tensor.buffer].data
+        if raw is not None and len(raw):
+            kind = {0: "f4", 2: "i4", 3: "u1", 9: "i1"}[tensor.type]
+            stored = np.asarray(raw, np.uint8).view(kind).astype("f8")
+            sums += float(np.abs(stored) @ (1 + np.arange(stored.size) % 5))
+    return built, scales, sums
+
+
+# What the models of VERSION 1 hold: a change of it is another version, as cached files are used by their version.
+VERSION_1: dict[str, tuple[str, float, float]] = {
+    "add4": ("1b2e2cfc41c4f527", 0.0, 0.0),
+    "tiny_conv": ("cad645c1f05dc613", 0.0, 904.2840951030521),
+    "tiny_conv_int8": ("6db8fc1678c03c23", -443.24705040134944, 2238453.0),
+    "tiny_conv_uint8": ("448d851178bbbe47", -47.31389638592868, 3728118.0),
+    "tiny_dynamic": ("ea95b01e48708872", 0.0, 904.2840951030521),
+    "tiny_lstm": ("6078acb4244a2394", 0.0, 3765.1351579485345),
+    "mobilenet_v1": ("466f779863262bbb", 0.0, 601853.4120787834),
+    "mobilenet_v1_int8": ("3c409e2acf0fff55", -771177.1007676253, 2486493109.0),
+    "mobilenet_v1_uint8": ("9ff50d25a7c650b8", -519.1049644774724, 2581583558.0),
+    "mobilenet_v2": ("7952e33dcc08de91", 0.0, 622130.3338122554),
+    "mobilenet_v2_int8": ("f03e21c7434f248b", -1108822.5360735958, 1703507501.0),
+    "mobilenet_v2_uint8": ("f0f452c0d044f599", -988.3813797864394, 1924592570.0),
+    "speech_lstm_20": ("1c7169d0dba4bd2c", 0.0, 2745977.2086440427),
+    "speech_lstm_1": ("e4e827640e8e8216", 0.0, 2745977.2086440427),
+    "synthesis_lstm_20": ("6c1d920e28cf997a", 0.0, 1121689.8455923998),
+}
+
+
+@pytest.mark.parametrize("name", maker.names())
+def test_a_version_of_the_maker_makes_the_same_models_for_ever(name: str, made: Any):
+    assert maker.VERSION == 1
+    built, scales, sums = contents(made(name))
+    assert built == VERSION_1[name][0]
+    assert (scales, sums) == pytest.approx(VERSION_1[name][1:], rel=1e-5)

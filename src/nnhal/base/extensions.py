@@ -2,12 +2,13 @@
 
 A package registers an extension once in a process, which gives it a prefix; its types and operations then have codes
 `prefix << 16 | place`. A model carries the (name, prefix) pairs of the extensions that it uses; models made elsewhere may
-have other prefixes, which `canonical` turns into this process's.
+have other prefixes, which `canonical` turns into this process's; one that comes from another process has this one's from
+then on (`prefixes_here`), so that whoever reads it may compare codes.
 """
 
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nnhal.base.codes import EXTENSION_SHIFT, FOREIGN_OPERATIONS, FOREIGN_TYPES, TYPE_FACTS, type_facts
@@ -88,6 +89,33 @@ def canonical(code: int, prefixes: Sequence[tuple[str, int]]) -> int:
             if theirs == prefix and name in EXTENSIONS:
                 return EXTENSIONS[name].prefix << EXTENSION_SHIFT | code & ((1 << EXTENSION_SHIFT) - 1)
     return code
+
+
+def prefixes_here(prefixes: Sequence[tuple[str, int]]) -> dict[int, int]:
+    """This process's prefixes for those of a model that was made elsewhere, where they are others.
+
+    An extension that is not registered here gets a prefix that none has, where its own is another one's here. Nothing for
+    names or prefixes that stand there twice: that is for validation to refuse.
+    """
+    names, theirs = ([each[n] for each in prefixes] for n in range(2))
+    if len({*names}) < len(names) or len({*theirs}) < len(theirs):
+        return {}
+    taken = {extension.prefix for extension in EXTENSIONS.values()}
+    free = (prefix for prefix in range(MAX_PREFIX, 0, -1) if prefix not in taken and prefix not in theirs)
+    here = {}
+    for name, prefix in prefixes:
+        known = EXTENSIONS.get(name)
+        if known is not None and known.prefix != prefix:
+            here[prefix] = known.prefix
+        elif known is None and prefix in taken:
+            here[prefix] = next(free)
+    return here
+
+
+def moved(code: int, here: Mapping[int, int]) -> int:
+    """A type or operation code under another prefix, as `prefixes_here` says."""
+    prefix = code >> EXTENSION_SHIFT
+    return code if prefix not in here else here[prefix] << EXTENSION_SHIFT | code & ((1 << EXTENSION_SHIFT) - 1)
 
 
 def extension_name(code: int, prefixes: Sequence[tuple[str, int]]) -> str:

@@ -82,10 +82,11 @@ def difference(model: Model, operation: int, index: int, actual: Array, expected
     if a.shape != e.shape:
         worst, differing = float("inf"), e.size
     else:
-        off = np.where(a == e, 0.0, np.abs(a - e))
-        off = np.where(np.isnan(a) & np.isnan(e), 0.0, off)
-        scale = 1.0 if quantised(operand.type) else max(float(np.nanmax(np.abs(e), initial=0.0)), 1e-30)
-        worst = float(np.nan_to_num(off, nan=np.inf).max(initial=0.0)) / scale
+        same = (a == e) | (np.isnan(a) & np.isnan(e))
+        off = np.abs(np.subtract(a, e, where=~same, out=np.zeros_like(e)))
+        off = np.where(np.isnan(off), np.inf, off)
+        greatest = float(np.abs(e[np.isfinite(e)]).max(initial=0.0))
+        worst = float(off.max(initial=0.0)) / (1.0 if quantised(operand.type) else max(greatest, 1e-30))
         differing = int((off != 0).sum())
     spread = int(np.unique(e).size)
     kind = OperandType(operand.type)

@@ -93,7 +93,7 @@ def interleaved(one: Runner, other: Runner, pairs: int, inner: int = 1, seed: in
     order = random.Random(seed)
     result = []
     for _ in range(pairs):
-        spent = [0.0, 0.0]
+        spent: dict[int, float] = {}
         for which in order.sample((0, 1), 2):
             run = (one, other)[which]
             start = time.perf_counter_ns()
@@ -117,5 +117,5 @@ def histogram(runs: Sequence[float]) -> str:
     """A histogram in one line of the terminal, from the least to the 99th percentile."""
     low, high = min(runs), float(np.quantile(runs, 0.99))
     counts, _ = np.histogram(np.clip(runs, low, high), BINS, (low, high if high > low else low + 1))
-    peak = max(int(counts.max()), 1)
+    peak = int(counts.max())
     return "".join(BARS[-(-int(c) * (len(BARS) - 1) // peak)] for c in counts)

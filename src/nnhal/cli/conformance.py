@@ -13,7 +13,7 @@ from nnhal.cli import common
 from nnhal.cli.judged import followed, totals
 from nnhal.cli.main import ANSWER_NO
 from nnhal.conformance.parallel import run_vectors
-from nnhal.conformance.report import Group, grouped, repeats
+from nnhal.conformance.report import BEFORE, Group, grouped, repeats
 from nnhal.conformance.repro import write as write_repro
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.subject import ANY, TIMEOUT
@@ -128,7 +128,15 @@ def _json(
             "totals": totals(outcomes, VERDICTS),
             "operations": {op: {v: c[v] for v in VERDICTS} for op, c in count(outcomes).items()},
             "failures": [
-                {"id": o.id, "variant": o.variant, "verdict": o.verdict, "reason": o.reason, "hint": o.hint}
+                {
+                    "id": o.id,
+                    "variant": o.variant,
+                    "verdict": o.verdict,
+                    "reason": o.reason,
+                    "hint": o.hint,
+                    "alone": o.alone,
+                    "before": list(o.before),
+                }
                 for o in failures
             ],
             "groups": [
@@ -170,6 +178,11 @@ def _print(
         for outcome in group.outcomes if every else ():
             variant = f" ({outcome.variant})" if outcome.variant else ""
             common.console.print(f"    {outcome.id}{variant}: {outcome.reason}", markup=False)
+        if group.first.before:
+            ran = group.first.before
+            some = f"the last of {len(ran)}: " if len(ran) > BEFORE else ""
+            text = f"    ran before in that process: {some}{', '.join(ran[-BEFORE:])}"
+            common.console.print(text, markup=False)
         common.console.print(f"    {repeats(selection, group.first)}", markup=False)
         if folders:
             common.console.print(f"    {folders[n]}", markup=False)

@@ -170,7 +170,7 @@ def _stored(spec: Spec, pixels: Array, options: PictureOptions, said: TensorMeta
     plain = spec.dtype == np.uint8 and not any(mean) and set(std) == {1.0}  # how metadata says that pixels are steps
     if options.raw or (options.low is None and plain):
         stored = (pixels - (128 if spec.dtype == np.int8 else 0)).astype(spec.dtype)
-        return stored, f"stored as they are, {stored.min()} to {stored.max()}"
+        return stored, f"stored as they are, {stored.min():g} to {stored.max():g}"
     if options.low is None and len(mean) in (1, pixels.shape[-1]):
         real = (pixels - np.array(mean, np.float32)) / np.array(std, np.float32)
         values = f"{_listed(mean)} taken off and divided by {_listed(std)}, as its metadata says"

@@ -6,14 +6,15 @@ a NaN gets that is clipped. A device may say that its results do more (`hal.devi
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import ContractBroken, DriverFailed, NnhalError
+from nnhal.base.errors import ContractBroken, DriverFailed, InvalidModel, NnhalError
 from nnhal.base.operands import Array, Value, quantised
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
@@ -23,7 +24,7 @@ from nnhal.hal.request import UNLIMITED
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.ops.common import ACTIVATION_RANGE
-from nnhal.ops.schema import F16, F32, Bound, bind, output_at
+from nnhal.ops.schema import F16, F32, Arg, Bound, bind, output_at
 
 Outputs = list[Array | None]
 ORDERS = 64  # units in the last place that summing up in another order may cost, against the sum of magnitudes
@@ -39,15 +40,17 @@ def model_of(call: Call) -> Model:
     return b.finish(inputs, outputs, extensions=b.extensions())
 
 
+@singledispatch
 def operands_of(call: Call, b: ModelBuilder) -> tuple[list[int], list[int], list[int]]:
     """Operands of a call added to a model: all that go in, those of them that are given at run time, those that come out."""
     indices, inputs = [], []
-    for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True)):
+    for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
         if value is None:
             allowed = call.cell.kind if not isinstance(argument.spec, dict) else next(iter(argument.spec))
             indices.append(b.no_value(allowed))
         elif place in call.given:
-            dims = [0] * value.rank if call.open and value.channel is None else value.known
+            free = call.open and value.channel is None
+            dims = () if argument.scalar else [0] * value.rank if free else value.known
             indices.append(b.operand(value.type, dims, value.scale, value.zero_point, channel=value.channel))
             inputs.append(indices[-1])
         else:
@@ -63,13 +66,56 @@ def arrays_of(call: Call) -> list[Array]:
     return [value.array for place in call.given if (value := call.inputs[place]) is not None]
 
 
+@singledispatch
 def again(call: Call, rng: np.random.Generator) -> Call:
-    """The same call with other values where elements may be anything: in inputs without a range of their own."""
-    arguments, inputs = call.bound.form.each(len(call.inputs)), list(call.inputs)
+    """The same call with other values where elements may be anything: in inputs without a range of their own.
+
+    A parameter that is given has another value, where there is one of which nothing but results depends.
+    """
+    arguments, inputs, bound = call.arguments, list(call.inputs), call.bound
     for place in call.given:
         value = inputs[place]
-        if value is not None and arguments[place].drawn is None:
+        if value is not None and arguments[place].drawn is None and not arguments[place].scalar:
             inputs[place] = replace(value, data=contents(rng, value.type, value.known, call.cell.values))
+    for place in call.given:
+        if not arguments[place].scalar:
+            continue
+        for other in _others(inputs[place], arguments[place], rng):
+            changed = [*inputs[:place], other, *inputs[place + 1 :]]
+            with suppress(InvalidModel):
+                found = bind(call.cell.op, changed, call.outputs)
+                if found.shapes == bound.shapes:
+                    inputs, bound = changed, found
+                    break
+    return replace(call, inputs=tuple(inputs), bound=bound)
+
+
+def _others(value: Value | None, argument: Arg, rng: np.random.Generator) -> Iterator[Value]:
+    """A few other values of a parameter."""
+    if value is None:
+        return
+    now = value.array.item()
+    numbers: Sequence[Any] = (now + 1, now - 1)
+    if argument.enum is not None:
+        numbers = [int(member) for member in rng.permutation(list(argument.enum)) if member != now]
+    elif value.type == OperandType.BOOL:
+        numbers = (not now,)
+    elif isinstance(now, float):
+        numbers = (now / 2, now * 2)
+    for number in numbers:
+        yield replace(value, data=np.asarray(number, value.dtype))
+
+
+@singledispatch
+def other_constants(call: Call, rng: np.random.Generator) -> Call:
+    """The same call with other constants; those whose elements may not be anything have them in another order."""
+    inputs = list(call.inputs)
+    for place, (argument, value) in enumerate(zip(call.arguments, call.inputs, strict=True)):
+        if value is None or place in call.given or argument.scalar or value.array.dtype == np.int32:
+            continue
+        free = argument.drawn is None
+        data = contents(rng, value.type, value.known, call.cell.values) if free else np.flip(value.array).copy()
+        inputs[place] = replace(value, data=data)
     return replace(call, inputs=tuple(inputs))
 
 
@@ -101,6 +147,7 @@ def bound_of(call: Call) -> Bound:
     return bind(call.cell.op, call.inputs, call.outputs)
 
 
+@singledispatch
 def judge(
     call: Call, wanted: Sequence[Array | None], actual: Sequence[Array | None], relaxations: Sequence[str] = ()
 ) -> str:

@@ -40,6 +40,7 @@ FLOATS = ("ordinary", "zeros", "ties", "large", "largest", "smallest", "subnorma
 STEPS = ("ordinary", "ends", "ties", "fine", "coarse", "far")
 INTEGERS = ("ordinary", "zeros", "largest")
 TRIES = 400
+LATE = 0.5  # of the parameters, where any is, are given at run time
 SHARE = 0.3  # of the elements of a class that are not ordinary
 
 
@@ -109,16 +110,50 @@ class Call:
     bound: Bound
     open: bool = False
 
+    @property
+    def arguments(self) -> list[Arg]:
+        """That of each input."""
+        return self.bound.form.each(len(self.inputs))
 
-def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False) -> Call:
+    @property
+    def late(self) -> bool:
+        """Whether parameters are given at run time, too."""
+        arguments = self.arguments
+        return any(arguments[place].scalar for place in self.given)
+
+    @property
+    def variety(self) -> Any:
+        """What a few calls of one operation should differ in."""
+        return self.cell.kind
+
+    @property
+    def constants(self) -> int:
+        """How many elements of real numbers are constants."""
+        return sum(
+            value.array.size
+            for place, (argument, value) in enumerate(zip(self.arguments, self.inputs, strict=True))
+            if value is not None and place not in self.given and not argument.scalar and value.type != I32
+        )
+
+    def returns_to(self) -> int | None:
+        """The place of an input that the one result can be given for; None where there is none."""
+        if len(self.outputs) != 1:
+            return None
+        out, given = self.outputs[0], [(place, self.inputs[place]) for place in self.given]
+        form = out.type, out.shape, out.scale, out.zero_point
+        return next((p for p, v in given if v and (v.type, v.shape, v.scale, v.zero_point) == form), None)
+
+
+def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False, late: bool = False) -> Call:
     """A call that the record accepts; AssertionError where none of many is.
 
-    open: of dimensions that the model does not say; some of them are 0 then.
+    open: of dimensions that the model does not say; some of them are 0 then. late: of parameters of which some, where there
+    are any, are given at run time.
     """
     problem = ""
     for _ in range(TRIES):
         try:
-            return Drawn(cell, rng, open).call()
+            return Drawn(cell, rng, open, late).call()
         except InvalidModel as error:
             problem = str(error)
     raise AssertionError(f"{cell}: none of {TRIES} calls was valid; the last: {problem}")
@@ -127,8 +162,9 @@ def draw(cell: Cell, rng: np.random.Generator, *, open: bool = False) -> Call:
 class Drawn:
     """One call in the making: the `Draw` that ranges see."""
 
-    def __init__(self, cell: Cell, rng: np.random.Generator, open: bool = False) -> None:
+    def __init__(self, cell: Cell, rng: np.random.Generator, open: bool = False, late: bool = False) -> None:
         self.cell, self.record, self.kind, self.rng, self.open = cell, cell.op, cell.kind, rng, open
+        self.late = late
         counts, _ = cell.op.forms[cell.form].counts
         whole = cell.op.forms[cell.form]
         length = len(whole) if any(a.many is not None for a in whole) else int(self.pick(*counts))
@@ -237,15 +273,20 @@ class Drawn:
         for argument in self.form:
             self[argument.name]
         inputs: list[Value | None] = []
-        given = []
+        given, scalars = [], []
         for argument in self.form:
             value = self._values[argument.name]
             for each in value if argument.many is not None else [value]:
-                if each is not None and not argument.scalar and self.rng.random() < self._share(argument, each):
+                if each is not None and argument.scalar:
+                    scalars.append(len(inputs))
+                elif each is not None and self.rng.random() < self._share(argument, each):
                     given.append(len(inputs))
                 inputs.append(each)
         while inputs and inputs[-1] is None and self.form[len(inputs) - 1].default is not REQUIRED:
             inputs.pop()
+        if self.late and scalars:
+            one = self.pick(*scalars)
+            given = sorted([*given, *(place for place in scalars if place == one or self.rng.random() < LATE)])
         outputs = self._outputs()
         bound = bind(self.record, inputs, outputs)
         made = tuple(replace(v, shape=s) for v, s in zip(outputs, bound.shapes, strict=True))

@@ -1,22 +1,29 @@
 """Runs a selection of vectors over several processes."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.selection import Item, Selection, planned
-from nnhal.conformance.suite import Outcome
+from nnhal.conformance.suite import BUILDING, Outcome
 
 
 class _VectorWork(Work):
     """Published vectors."""
 
     module = "nnhal.conformance.worker"
+    idle = BUILDING
 
     def __init__(self, selection: Selection) -> None:
         super().__init__(selection, planned(selection))
 
     def lost(self, item: Item, verdict: str, reason: str, nanoseconds: int, stack: str) -> Outcome:
         return Outcome(item.id, verdict, reason, item.variant, item.primary, nanoseconds)
+
+    def late(self, first: Outcome, second: Outcome, before: Sequence[Item]) -> Outcome:
+        reason = f"{first.verdict} late, {second.verdict} alone in a fresh process: {first.reason}"
+        ran = tuple(dict.fromkeys(item.id for item in before))
+        return replace(first, reason=reason, alone=second.verdict, before=ran)
 
 
 def run_vectors(selection: Selection, jobs: int) -> Generator[tuple[TaskResult, int, int], None, None]:

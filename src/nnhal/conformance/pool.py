@@ -2,7 +2,8 @@
 
 The work is of items: published vectors (`parallel`) or checks of a driver (`validate.run`). An item whose process ends has
 crashed; one at which the driver gives no answer in time has hung, and its process is ended, with the stack that the driver
-was at. Both cost that item, and a fresh process goes on with the next.
+was at. Both cost that item, and a fresh process goes on with the next. What ran in the process before may be at fault, so
+an item may have a second try, alone and first in a fresh one.
 """
 
 import contextlib
@@ -18,12 +19,12 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, ResourceExhausted
 from nnhal.base.stacks import DUMPED, TELL, dumped
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.suite import ended_in
+from nnhal.conformance.suite import BAD, ended_in
 from nnhal.conformance.worker import Answer, Board, Ready
 from nnhal.ipc.client.output import DriverProcess
 from nnhal.runtime import discovery
@@ -61,13 +62,21 @@ class Work(ABC):
     def lost(self, item: Any, verdict: str, reason: str, nanoseconds: int, stack: str) -> Any:
         """The outcome of an item that cost its process: "crashed" or "hung". stack: where the driver was, if known."""
 
-    def tries_again(self, item: Any, verdict: str, stage: str) -> bool:
-        """Whether an item that cost a process in which others had run before is run once more, first in a fresh one."""
-        return False
+    idle = ""  # the stage at which the driver is not asked anything
 
-    def settled(self, first: Any, second: Any) -> Any:
-        """The outcome of an item out of those of both tries."""
-        return second
+    def tries_again(self, verdict: str, stage: str) -> bool:
+        """Whether an item that cost a process in which others had run before is run once more, first in a fresh one.
+
+        What a driver left running may have done it: a crash at any time, or a hang at which it was asked nothing.
+        """
+        return verdict == "crashed" or stage == self.idle
+
+    @abstractmethod
+    def late(self, first: Any, second: Any, before: Sequence[Any]) -> Any:
+        """The outcome of an item that cost a process in which these items had run before, and did not cost a fresh one.
+
+        first, second: its outcomes there and here.
+        """
 
     def after(self, outcome: Any) -> tuple[Sequence[Bundle], Sequence[Any]]:
         """What is to be run next because of an outcome, and outcomes that follow from it without being run."""
@@ -94,8 +103,8 @@ class _WorkProcess:
         subject = work.subject
         self._timeout = subject.timeout
         self.task: Bundle | None = None
-        self.answered = 0  # of its items
-        self.fresh = True  # it has run nothing yet
+        self.answered: int  # of its items
+        self.ran: list[Any] = []  # items, in the driver's process, as far as they have answers
         self.ready = False
         self.until = time.monotonic() + max(LOADING, subject.timeout)
         ours, theirs = socket.socketpair()
@@ -145,6 +154,11 @@ class _WorkProcess:
         item, stage = self._board.read()
         return self.task.items[item] if stage and self.task is not None and item < len(self.task.items) else None
 
+    def before(self, item: Any) -> list[Any]:
+        """What ran before an item in the driver's process: what has answers, and what will run again."""
+        items = () if self.task is None else self.task.items
+        return [*self.ran, *items[self.answered : items.index(item)]]
+
     def left(self, *, but: Any = None) -> list[Bundle]:
         """What of its task has no answer yet, as a task."""
         items = () if self.task is None else self.task.items[self.answered :]
@@ -155,7 +169,7 @@ class _WorkProcess:
         """How it ended; one that only stopped talking is ended now."""
         fate = self.process.fate()
         if not fate:
-            self.kill()
+            self.process.kill()
             fate = "the driver process closed the connection that the suite has to it, and was ended"
         return fate
 
@@ -183,6 +197,13 @@ class _WorkProcess:
         self.connection.close()
 
 
+class _FirstTry(NamedTuple):
+    """How an item went that is tried again, and what had run before."""
+
+    answer: Answer
+    before: Sequence[Any]
+
+
 class _Run:
     """Workers, what is left to do, and what has come."""
 
@@ -198,23 +219,22 @@ class _Run:
         self._barren = 0  # processes in a row that ran nothing
         self._came: list[Answer] = []
         self._again: deque[Bundle] = deque()  # of an item each, for fresh processes
-        self._first: dict[Any, Answer] = {}  # of what is tried again, by item
+        self._first: dict[Any, _FirstTry] = {}  # of what is tried again, by item
 
     def results(self) -> Iterator[tuple[TaskResult, int, int]]:
         """As `run_all`."""
         while self._done < self._total:
             while self._tasks and self._idle:
                 self._next(self._idle.pop())
-            while len(self._workers) < min(self._jobs, len(self._workers) + len(self._tasks) + len(self._again)):
+            loading = sum(not worker.ready for worker in self._workers.values())  # each takes one
+            needed = len(self._tasks) + len(self._again) - loading
+            for _ in range(min(self._jobs - len(self._workers), needed)):
                 self._start()
             first = min(worker.until for worker in self._workers.values())
-            ready = self._poll.poll(max(0.0, first - time.monotonic()) * 1000 + 1)
-            for fd, _ in ready:
+            for fd, _ in self._poll.poll(max(0.0, first - time.monotonic()) * 1000 + 1):
                 self._hear(self._workers[fd])
-            heard = {fd for fd, _ in ready}
-            for worker in [w for fd, w in self._workers.items() if fd not in heard and time.monotonic() >= w.until]:
-                if not worker.goes_on():
-                    self._late(worker)
+            for worker in [each for each in self._workers.values() if not each.goes_on()]:
+                self._late(worker)
             if self._came:
                 came, self._came = self._came, []
                 outcomes = [each for answer in came for each in self._with_what_follows(answer.outcome)]
@@ -245,17 +265,31 @@ class _Run:
             self._device, worker.ready = message.device, True
             self._next(worker)
         elif isinstance(message, list) and worker.task is not None:
-            self._barren, worker.fresh = 0, False
-            items = worker.task.items[worker.answered :]
-            worker.answered += len(message)
+            self._barren = 0
             worker.went_on()
-            self._came += [self._settled(item, answer) for item, answer in zip(items, message, strict=False)]
-            if worker.answered == len(worker.task.items):
+            doubted = [self._answered(worker, worker.task, answer) for answer in message]
+            if any(doubted):  # a second try takes a fresh process
+                self._forget(worker)
+                worker.kill()
+                self._tasks.extendleft(worker.left())
+            elif worker.answered == len(worker.task.items):
                 self._next(worker)
+
+    def _answered(self, worker: _WorkProcess, task: Bundle, answer: Answer) -> bool:
+        """Take an answer; whether its item ended the driver's own process, and is to be tried again."""
+        item = task.items[worker.answered]
+        doubted = answer.died and answer.outcome.verdict == "crashed" and self._doubted(worker, item, answer, "")
+        if not doubted:
+            self._came.append(self._settled(item, answer))
+        worker.answered += 1
+        worker.ran.append(item)
+        if answer.died:
+            worker.ran.clear()
+        return doubted
 
     def _next(self, worker: _WorkProcess) -> None:
         worker.task = None
-        if self._again and worker.fresh:
+        if self._again and not worker.ran:
             worker.give(self._again.popleft())
         elif self._tasks:
             worker.give(self._tasks.popleft())
@@ -295,20 +329,27 @@ class _Run:
         assert item is not None
         taken = int(self._subject.timeout * 1e9) if verdict == "hung" else 0
         answer = Answer(self._work.lost(item, verdict, reason, taken, stack), Counter())
-        before = not worker.fresh or worker.task is None or item is not worker.task.items[0]
-        if before and item not in self._first and self._work.tries_again(item, verdict, worker.stage):
-            assert worker.task is not None
-            self._first[item] = answer
-            self._again.append(worker.task._replace(items=(item,)))
-        else:
+        if not self._doubted(worker, item, answer, worker.stage):
             self._came.append(self._settled(item, answer))
         self._barren = 0
         self._tasks.extendleft(worker.left(but=item))
 
+    def _doubted(self, worker: _WorkProcess, item: Any, answer: Answer, stage: str) -> bool:
+        """Whether an item that cost the driver's process is tried again, as others had run there before."""
+        before = worker.before(item)
+        again = self._work.tries_again(answer.outcome.verdict, stage)
+        if worker.task is None or not before or item in self._first or not again:
+            return False
+        self._first[item] = _FirstTry(answer, before)
+        self._again.append(worker.task._replace(items=(item,)))
+        return True
+
     def _settled(self, item: Any, answer: Answer) -> Answer:
-        """An item's answer, after its second try out of both."""
+        """An item's answer, after its second try out of both: what is broken in a fresh process too is the item's own."""
         first = self._first.pop(item, None)
-        return answer if first is None else answer._replace(outcome=self._work.settled(first.outcome, answer.outcome))
+        if first is None or answer.outcome.verdict in BAD:
+            return answer
+        return answer._replace(outcome=self._work.late(first.answer.outcome, answer.outcome, first.before))
 
     def _spent(self, worker: _WorkProcess, error: NnhalError) -> None:
         """No item was in hand: an error where the driver never loaded; where it no longer does, what is left crashed."""
@@ -322,7 +363,7 @@ class _Run:
         for item in (item for task in (*self._tasks, *self._again) for item in task.items):
             first = self._first.pop(item, None)
             lost = Answer(self._work.lost(item, "crashed", reason, 0, ""), Counter())
-            self._came.append(lost if first is None else first)
+            self._came.append(lost if first is None else first.answer)
         self._tasks.clear()
         self._again.clear()
 

@@ -10,6 +10,7 @@ from nnhal.conformance.suite import BAD, Outcome
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!output )-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)(?![\w.])")
 _SEVERAL = re.compile(r"([\[(])#(?:, #)*,?([\])])")
+BEFORE = 20  # vectors that ran before one that did no harm alone, and run before it again
 _WORDS = "; its last words:"
 
 
@@ -45,12 +46,15 @@ def kind_of(reason: str) -> str:
 
 
 def repeats(selection: Selection, outcome: Outcome) -> str:
-    """The command that runs a vector again as it ran."""
+    """The command that runs a vector again as it ran: after those that ran before it, where it did no harm alone."""
+    ids = [*outcome.before[-BEFORE:], outcome.id]
     words = ["nnhal", "conformance", str(selection.path)]
     for driver in selection.drivers:
         words += ["--driver", driver]
     given = {"--device": selection.device, "--way": selection.way}
     defaults = {"--device": "", "--way": "plain"}
     words += [word for name, value in given.items() if value != defaults[name] for word in (name, value)]
-    words += selection.asked_for() + ["--published-only"] * (not outcome.variant)
-    return shlex.join([*words, "--filter", f"^{re.escape(outcome.id)}$"])
+    words += selection.asked_for() + ["--published-only"] * (not outcome.variant and not outcome.alone)
+    words += ["--jobs", "1"] * bool(outcome.alone)
+    wanted = "|".join(map(re.escape, ids))
+    return shlex.join([*words, "--filter", f"^({wanted})$" if outcome.alone else f"^{wanted}$"])

@@ -43,7 +43,9 @@ def _found(path: Path, id: str) -> Vector:
     version, specification, _ = id.split("/", 2)
     for archive, name in members(path):
         if (archive.stem, name) == (version, f"{specification}.json"):
-            return next(vector for vector in read_member(archive, name) if vector.id == id)
+            for vector in read_member(archive, name):
+                if vector.id == id:
+                    return vector
     raise InvalidArgument(f"vectors: {id} is not under {path} any more")
 
 

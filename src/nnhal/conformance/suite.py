@@ -33,13 +33,18 @@ ENDLESS_LOOP_TIMEOUT_NS = 1_000_000
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
 BAD = "failed", "crashed", "hung"
 # What a driver is asked, in order; before that, no vector is in hand.
-STAGES = "", "build", "supports", "prepare", "run", "close"
+BUILDING = "build"
+STAGES = "", BUILDING, "supports", "prepare", "run", "close"
 NO_ANSWERS = DriverFailed, ContractBroken, DeviceUnavailable, Cancelled  # no way to fail, whatever the vector wants
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one vector: one of `VERDICTS`, and why. hint: where to look first. outputs: of one that failed."""
+    """What became of one vector: one of `VERDICTS`, and why. hint: where to look first. outputs: of one that failed.
+
+    alone: of a vector that cost a process in which others ran before it, and no fresh one: its verdict there. before: those
+    others, in order.
+    """
 
     id: str
     verdict: str
@@ -49,6 +54,8 @@ class Outcome:
     nanoseconds: int = 0
     hint: str = ""
     outputs: tuple[Array | None, ...] = field(default=(), compare=False, repr=False)
+    alone: str = ""
+    before: tuple[str, ...] = ()
 
 
 def variants(flags: Iterable[str]) -> Iterator[str]:
@@ -120,7 +127,7 @@ def fate_of(text: str) -> str:
 
 def _run(vector: Vector, device: Device, variant: str, way: str, at: Callable[[str], None]) -> Request | str:
     """The request after its execution, or why the device does not take the vector. Raises what the driver does."""
-    at("build")
+    at(BUILDING)
     model = vector.model(dynamic=variant == "dynamic", signed=variant == "signed")
     given = read_only(vector.inputs(signed=variant == "signed"))
     at("supports")

@@ -44,10 +44,14 @@ class Ready(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """One item's outcome, and how often an isolated driver's methods were called since the one before."""
+    """One item's outcome, and how often an isolated driver's methods were called since the one before.
+
+    died: the driver's own process did meanwhile, and the next item has another.
+    """
 
     outcome: Any
     calls: Counter[str]
+    died: bool = False
 
 
 class Board:
@@ -125,13 +129,12 @@ class Worker(ABC):
                 os._exit(0)  # a copy that the driver forked: the items and the connection are its parent's
             if _file_of(self._connection) != self._socket:
                 sys.stderr.write("the driver closed a descriptor that is the suite's own: the one to its results\n")
-                sys.stderr.flush()
                 os._exit(1)  # with the item in hand, which it costs
             self.at("")
             self._place = place + 1
-            answers.append(Answer(outcome, self._called()))
             process = process_of(self.device)
             died = process is not None and (outcome.verdict == "crashed" or process.health.total > 0)
+            answers.append(Answer(outcome, self._called(), died))
             if died or time.monotonic_ns() - sent > TOGETHER_NS:
                 self._connection.send(answers)
                 answers, sent = [], time.monotonic_ns()

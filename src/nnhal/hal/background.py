@@ -62,7 +62,7 @@ class FencedExecution:
         if not self._done.is_set():
             raise OperationFailed("execution info: the execution has not ended, must be asked for after its fence")
         if self._error is not None:
-            raise _another(self._error)
+            raise another(self._error)
         return self._info
 
     @property
@@ -93,7 +93,7 @@ class FencedExecution:
         call()
 
 
-def _another(error: NnhalError) -> NnhalError:
+def another(error: NnhalError) -> NnhalError:
     """The same error to be raised once: one that is kept would hold the frames of all that it was ever raised in."""
     try:
         raised = again(error)
@@ -246,10 +246,6 @@ def once_signalled(fences: Sequence[Fence], then: Callable[[], object]) -> Fence
                 signal.set()
         except BaseException as error:
             signal.set(as_error(error, "fence").status)
-        finally:
-            signal.set(ErrorStatus.DEAD_OBJECT)
-            for fence in own:
-                fence.close()
 
     start(work)
     return joined
@@ -294,8 +290,6 @@ class _Work(NamedTuple):
 
     def run(self) -> None:
         error, info = self._outcome()
-        for fence in self.wait_for:
-            fence.close()
         self.execution.finish(error, info)
         self.signal.set(ErrorStatus.NONE if error is None else error.status)
         del self, error  # the frames of a traceback know this one, as that which called them

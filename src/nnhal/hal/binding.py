@@ -9,7 +9,7 @@ import numpy as np
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
-from nnhal.base.operands import Array, dtype_of
+from nnhal.base.operands import Array, dtype_of, fixed
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Request, Signature
 from nnhal.model.graph import Model
@@ -124,11 +124,10 @@ def _shape(model: Model, index: int, dims: tuple[int, ...], label: str, output: 
         raise InvalidRequest(f"{label} has dimensions {show(dims)}, must be {show(declared)}")
     if dims and (0 not in dims or not output):  # an input may have zero elements
         return tuple(dims)
-    if declared is not None and None not in declared:
-        return tuple(d or 0 for d in declared)
-    if not output:
+    known = fixed(declared)
+    if known is None and not output:
         raise InvalidRequest(f"{label} has dimensions {show(dims)}, must be fully specified")
-    return None
+    return known
 
 
 def _constants(model: Model, pools: Sequence[Place]) -> list[tuple[int, int, int, str]]:
@@ -164,4 +163,4 @@ def _no_overlap(spans: list[tuple[int, int, int, str]]) -> None:
 
 def flat_bytes(array: Array) -> Array:
     """The bytes of an array in row-major order."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return np.ascontiguousarray(array).ravel().view(np.uint8)

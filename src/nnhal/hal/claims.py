@@ -61,8 +61,9 @@ class Claims:
         """The hints for preparing the part of the model that is `cut` to these operations, None for the model itself."""
         if not self._kept or (self._laid and operations is not None and len(operations) < len(self.verdicts)):
             return hints
-        whole = operations is None or self._laid
-        places = range(len(self.model.main.operations)) if whole or operations is None else operations
+        places: Sequence[int] = range(len(self.model.main.operations))
+        if operations is not None and not self._laid:
+            places = operations
         return replace(hints, worked_out=WorkedOut(self.model, tuple(places), self._kept))
 
     def let_go(self) -> None:
@@ -89,11 +90,8 @@ def considered_by(device: Device, model: Model, hints: Hints, *, as_is: bool = F
 
 def _query(device: Device) -> str:
     """The method that the author of the device wrote."""
-    for kind in type(device).__mro__:
-        for name in ("consider", "supports"):
-            if name in vars(kind):
-                return f"{name}()"
-    raise AssertionError("Device has both")
+    written = (name for kind in type(device).__mro__ for name in ("consider", "supports") if name in vars(kind))
+    return f"{next(written)}()"
 
 
 def verdicts_by(device: Device, model: Model, *, as_is: bool = False) -> list[Verdict]:
@@ -118,9 +116,9 @@ def _joined(groups: Sequence[OperationGroup], group: OperationGroup) -> list[Ope
 def _of_original(laid: LaidOut, verdicts: Sequence[Verdict], count: int) -> list[Verdict]:
     """Verdicts of the operations before they were laid out: an inserted TRANSPOSE counts for those that it serves."""
     found = [YES] * count
-    for verdict, n in zip(verdicts, laid.serves, strict=True):
-        if not verdict.ok or found[n] is YES:
-            found[n] = verdict
+    for place, n in enumerate(laid.serves):
+        if place not in laid.inserted and (not verdicts[place].ok or found[n] is YES):
+            found[n] = verdicts[place]
     for place, served in laid.served().items():
         if not verdicts[place].ok:
             why = verdicts[place].reason or "is not supported"

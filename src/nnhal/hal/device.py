@@ -569,8 +569,8 @@ def _queue(prepared: Prepared, turns: Turns, queued: Callable[[Any], Any]) -> No
 class Traits(NamedTuple):
     """What a prepared model says of itself, asked once. As of `Prepared`."""
 
-    weights_consumed: bool = False
-    changeable: tuple[str, ...] = ()
+    weights_consumed: bool
+    changeable: tuple[str, ...]
 
 
 def _traits(prepared: Prepared) -> Traits:

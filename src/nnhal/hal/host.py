@@ -12,6 +12,7 @@ from nnhal.base.answers import let_go
 from nnhal.base.errors import BadState, Closed, InvalidArgument, InvalidRequest, OperationFailed, OutOfMemory
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of
+from nnhal.hal.binding import flat_bytes
 from nnhal.hal.burst import Burst, Bursts
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, both, check_use
 from nnhal.hal.request import Control, Request, Run, Runs, Signature, Timing
@@ -29,6 +30,7 @@ class HostBuffer(Buffer):
         self._contents: Array | None = None
         self._writing: Writing | None = None
         self._fixed = self.facts.fixed
+        self._wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
         self._room = None if self._fixed is None else self.make(self._fixed)
 
     def make(self, shape: tuple[int, ...]) -> Array:
@@ -67,18 +69,23 @@ class HostBuffer(Buffer):
 
     def end(self, writing: "Writing", array: Array | None) -> None:
         """As `Writing.end`."""
-        error = None if array is None or array.shape == self._fixed else self._misfit(array)
-        with self._lock:
-            if self._writing is writing:
-                self._writing, self._contents = None, None if error is not None or self._closed else array
-        if error is not None:
-            raise error
+        try:
+            if array is not None:
+                self.check(array)
+        except InvalidRequest:
+            array = None
+            raise
+        finally:
+            with self._lock:
+                if self._writing is writing:
+                    self._writing, self._contents = None, array
 
-    def _misfit(self, array: Array) -> InvalidRequest | None:
-        wanted = None if self.facts.dimensions is None else tuple(d or None for d in self.facts.dimensions)
-        if wanted is None or agree(array.shape, wanted):
-            return None
-        return InvalidRequest(f"buffer {self.token} was given shape {show(array.shape)}, must be {show(wanted)}")
+    def check(self, array: Array) -> None:
+        """InvalidRequest where the buffer cannot have contents of this shape."""
+        if self._wanted is not None and not agree(array.shape, self._wanted):
+            raise InvalidRequest(
+                f"buffer {self.token} was given shape {show(array.shape)}, must be {show(self._wanted)}"
+            )
 
     def copy_to(self, memory: Memory) -> None:
         """Copy the contents out."""
@@ -86,7 +93,7 @@ class HostBuffer(Buffer):
         target = memory.writable()
         if memory.size != max(1, contents.nbytes):  # no memory is empty
             raise InvalidArgument(f"memory has {memory.size} bytes, must be the {contents.nbytes} of the contents")
-        target[: contents.nbytes] = np.ascontiguousarray(contents).reshape(-1).view(np.uint8)
+        target[: contents.nbytes] = flat_bytes(contents)
 
     def copy_from(self, memory: Memory, dimensions: tuple[int, ...] = ()) -> None:
         """Copy contents in."""
@@ -101,19 +108,13 @@ class HostBuffer(Buffer):
     def put(self, array: Array) -> None:
         """Give it contents: those of an array of its type; InvalidArgument where the shape is not the buffer's."""
         writing = self.begin()
-        target = None
-        try:
-            if array.shape != self._fixed:
-                shape = self.shape_of_copy(array.shape)
-                if shape != array.shape:
-                    raise InvalidArgument(
-                        f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}"
-                    )
-            room = self.make(array.shape) if writing.room is None else writing.room
-            room[...] = array
-            target = room
-        finally:
-            writing.end(target)
+        if array.shape != self._fixed:
+            shape = self.shape_of_copy(array.shape)
+            if shape != array.shape:
+                raise InvalidArgument(f"buffer {self.token} is given shape {show(array.shape)}, must be {show(shape)}")
+        room = self.make(array.shape) if writing.room is None else writing.room
+        room[...] = array
+        writing.end(room)
 
     def shape_of_copy(self, dimensions: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of contents that are said to have these dimensions, () for those of the buffer."""
@@ -174,28 +175,26 @@ class Hosted:
         Keeps their state by the contract: what was to be written by an execution that failed has no contents.
         """
         writings: list[tuple[int, Writing]] = []
-        try:
-            if self._written:
-                rooms = [None] * signature.count if rooms is None else list(rooms)
-                for index, buffer in self._written:
-                    writing = buffer.begin()
-                    writings.append((index, writing))
-                    rooms[index] = writing.room
-            if self._read:
-                given = list(given)
-                for index, buffer in self._read:
-                    given[index] = buffer.array()
-            request = signature.make(signature, given, rooms, *self._others)
-            timing = request.execute(run, control)
-            control.check()
-            if outer is not None and outer.ended:
-                raise Closed(f"{signature.where}: the execution was given up before it ended")
+        if self._written:
+            rooms = [None] * signature.count if rooms is None else list(rooms)
+            for index, buffer in self._written:
+                writing = buffer.begin()
+                writings.append((index, writing))
+                rooms[index] = writing.room
+        if self._read:
+            given = list(given)
+            for index, buffer in self._read:
+                given[index] = buffer.array()
+        request = signature.make(signature, given, rooms, *self._others)
+        timing = request.execute(run, control)
+        control.check()
+        if outer is not None and outer.ended:
+            raise Closed(f"{signature.where}: the execution was given up before it ended")
+        if not request.small:
+            for index, writing in writings:  # all of them before any has contents
+                writing.buffer.check(request.results[index])
             for index, writing in writings:
-                writing.end(None if request.small else request.results[index])
-        except BaseException:
-            for _, writing in writings:
-                writing.end(None)
-            raise
+                writing.end(request.results[index])
         return request, timing
 
 

@@ -5,14 +5,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nnhal.base.codes import TYPE_FACTS, operation_name, type_name
+from nnhal.base.codes import TYPE_FACTS, Lifetime, operation_name, type_name
 from nnhal.base.errors import InvalidModel, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
-from nnhal.base.operands import Value, is_tensor
+from nnhal.base.operands import Shape
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, convert_to, is_extension, upgrade
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, Operand
 from nnhal.model.parts import INSIDE, cut
 from nnhal.model.validate import validate
 from nnhal.ops.schema import perhaps_omitted, show
@@ -22,25 +22,42 @@ _log = logger("driver")
 
 def refusals(model: Model, level: Level) -> list[str]:
     """For each operation of the main subgraph, why a driver of this level is not asked about it; "" where it is."""
-    binding, main = validate(model).subgraphs[0], model.main
+    return with_neighbours(model, _refusals(model, 0, level, {}), level)
+
+
+def _refusals(model: Model, graph: int, level: Level, known: dict[int, str]) -> list[str]:
+    """For each operation of a subgraph, 0 for the main one, what the level lacks of it and of what it refers to."""
+    subgraph = model.referenced[graph - 1] if graph else model.main
     reasons = []
-    for operation, a in zip(main.operations, binding.operations, strict=True):
+    for operation, a in zip(subgraph.operations, validate(model).subgraphs[graph].operations, strict=True):
+        operands = [subgraph.operands[i] for i in operation.inputs]
         if a is None:
             late = is_extension(operation.type) and level < V1_2
             reasons.append(f"extensions exist since {V1_2}, the device is at {level}" if late else "")
         elif a.level > level:
             reasons.append(f"needs level {a.level}: {a.reasons[-1]}; the device is at {level}")
         else:
-            reasons.append(_late_types(model, (*operation.inputs[: a.needed], *operation.outputs), level))
-    return with_neighbours(model, reasons, level)
+            of_types = _late_types((*operands[: a.needed], *(subgraph.operands[i] for i in operation.outputs)), level)
+            referred = (o.location.offset + 1 for o in operands if o.lifetime == Lifetime.SUBGRAPH)
+            reasons.append(of_types or next(filter(None, (_inside(model, n, level, known) for n in referred)), ""))
+    return reasons
 
 
-def _late_types(model: Model, operands: Sequence[int], level: Level) -> str:
-    for index in operands:
-        facts = TYPE_FACTS.get(model.main.operands[index].type)
+def _inside(model: Model, graph: int, level: Level, known: dict[int, str]) -> str:
+    """What the level lacks of a referenced subgraph; "" for nothing."""
+    if graph not in known:
+        refused = ((n, why) for n, why in enumerate(_refusals(model, graph, level, known)) if why)
+        n, why = next(refused, (0, ""))
+        name = operation_name(model.referenced[graph - 1].operations[n].type) if why else ""
+        known[graph] = why and f"{name} #{n} of subgraph {graph - 1} {why}"
+    return known[graph]
+
+
+def _late_types(operands: Sequence[Operand], level: Level) -> str:
+    for operand in operands:
+        facts = TYPE_FACTS.get(operand.type)
         if facts is not None and facts.since > level:
-            name = type_name(model.main.operands[index].type)
-            return f"{name} exists since {facts.since}, the device is at {level}"
+            return f"{type_name(operand.type)} exists since {facts.since}, the device is at {level}"
     return ""
 
 
@@ -54,20 +71,21 @@ def with_neighbours(model: Model, reasons: Sequence[str], level: Level) -> list[
         return found
     main, values = model.main, validate(model).subgraphs[0].values
     left_out = _may_be_left_out(model)
-    opened = {i: why for i in range(len(main.operands)) if i not in left_out and (why := _open(values[i]))}
+    shapes = {i: value.shape for i, value in enumerate(values) if value is not None and i not in left_out}
+    opened = {i: shape for i, shape in shapes.items() if shape is None or None in shape}
     touched = [[i for i in (*o.inputs, *o.outputs) if i in opened] for o in main.operations]
     around: dict[int, list[int]] = {i: [] for i in opened}
     for n, operands in enumerate(touched):
         for i in operands:
             around[i].append(n)
-    crossing = {i for i in (*main.inputs, *main.outputs) if i in opened} | {i for i in opened if opened[i] == "rank"}
+    crossing = {i for i in (*main.inputs, *main.outputs) if i in opened} | {i for i in opened if opened[i] is None}
     crossing |= {i for n, operands in enumerate(touched) if found[n] for i in operands}
     pending = deque(sorted(crossing))
     while pending:
         index = pending.popleft()
         for n in around.pop(index, ()):
             if not found[n]:
-                found[n] = _why(index, values, level)
+                found[n] = _why(index, opened[index], level)
                 pending += touched[n]
     return found
 
@@ -89,22 +107,10 @@ def _may_be_left_out(model: Model) -> set[int]:
     }
 
 
-def _open(value: Value | None) -> str:
-    """What is unknown of an operand: "rank", "dimensions" or nothing."""
-    if value is None or (value.shape == () and not is_tensor(value.type)):
-        return ""
-    if value.shape is None:
-        return "rank"
-    return "dimensions" if None in value.shape else ""
-
-
-def _why(index: int, values: Sequence[Value | None], level: Level) -> str:
-    value = values[index]
-    if value is None or value.shape is None:
+def _why(index: int, shape: Shape | None, level: Level) -> str:
+    if shape is None:
         return f"operand %{index} has unknown rank; must be known at level {level}"
-    return (
-        f"operand %{index} has shape {show(value.shape)}; inputs and outputs at level {level} must be fully specified"
-    )
+    return f"operand %{index} has shape {show(shape)}; inputs and outputs at level {level} must be fully specified"
 
 
 def lowered(model: Model, level: Level) -> Model:
@@ -118,10 +124,9 @@ def lowered(model: Model, level: Level) -> Model:
         _log.debug("relaxed float32 is computed in full: the device is at level %s", level)
         model = replace(model, relaxed=False)
     model = _filled(convert_to(model, level))
-    if level < V1_2:
-        for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
-            if reason:
-                raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
+    for operation, reason in zip(model.main.operations, refusals(model, level), strict=True):
+        if reason:
+            raise InvalidModel(f"{operation_name(operation.type)}: {reason}")
     return model
 
 

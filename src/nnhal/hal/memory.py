@@ -171,5 +171,5 @@ def check_use(prepared: Of, request: Uses) -> None:
         for other in read.values():
             if other is buffer:
                 raise InvalidRequest(f"buffer {buffer.token} is input and output of one execution, must be one of them")
-    if len(written) > 1 and len({id(b) for b in written.values()}) < len(written):
+    if len({id(b) for b in written.values()}) < len(written):
         raise InvalidRequest("a buffer is given for two outputs, must be given for one")

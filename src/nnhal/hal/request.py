@@ -396,7 +396,7 @@ class Request:
         if array.dtype.kind != "f":
             return False
         poison = POISON[array.dtype.itemsize]
-        return bool((array.reshape(-1).view(poison.dtype)[[0, -1]] == poison).any())
+        return bool((array.ravel().view(poison.dtype)[[0, -1]] == poison).any())
 
     def inside(self, given: Sequence[Array | None], rooms: Sequence[Array | None] | None, **buffers: Any) -> "Request":
         """Another request of the same signature, for the same execution done with other memory."""
@@ -564,7 +564,7 @@ class Checked(Request):
     def left_out(self, array: Array) -> bool:
         """Whether poison is left: anywhere in floats, everywhere in other types, where one element may be that by right."""
         poison = POISON[array.dtype.itemsize]
-        left = array.reshape(-1).view(poison.dtype) == poison
+        left = array.ravel().view(poison.dtype) == poison
         return bool(left.any()) if array.dtype.kind == "f" else bool(left.all()) and array.nbytes >= 16
 
     def execute(self, run: Run, control: Control) -> Timing | None:

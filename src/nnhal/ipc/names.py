@@ -146,6 +146,7 @@ def connect(name: str, seconds: float = CONNECT_SECONDS) -> "Session":
         sock.connect(str(path))
         uid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
         if uid not in (os.getuid(), 0):
+            sock.close()
             raise _unavailable(f"service {name}: runs as user {uid}, must be this user's")
     except OSError as error:
         sock.close()

@@ -210,7 +210,7 @@ class _Shared:
         self.values = bytearray()
         self.memories: list[Memory | Store] = []
         self.own: Store | None = None  # of the large constants since the last `pools`, and the number of its pool
-        self.number = 0
+        self.number: int
         self.referenced: list[Subgraph] = []
         self.bounds: list[list[Bound | None]] = []  # of their operations
 

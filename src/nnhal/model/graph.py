@@ -9,7 +9,7 @@ import numpy as np
 from nnhal.base.brief import brief, counted, named, tensor
 from nnhal.base.codes import Lifetime, operation_name, type_name
 from nnhal.base.errors import ContractBroken, InvalidRequest
-from nnhal.base.extensions import canonical
+from nnhal.base.extensions import canonical, moved, prefixes_here
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.base.sealed import sealed
@@ -207,7 +207,24 @@ def _rebuilt(*given: Any) -> Model:
     """A model that was pickled, its constants in sealed memories again."""
     *rest, pools = given
     names = [each.name for each in fields(Model) if each.init and each.name != "pools"]
-    return Model(**dict(zip(names, rest, strict=True)), pools=tuple(map(sealed, pools)))
+    return with_codes_of_here(Model(**dict(zip(names, rest, strict=True)), pools=tuple(map(sealed, pools))))
+
+
+def with_codes_of_here(model: Model) -> Model:
+    """A model that comes from another process, with this process's codes of types and operations of extensions."""
+    here = prefixes_here(model.extensions)
+    if not here:
+        return model
+    graphs = [
+        replace(
+            graph,
+            operands=tuple([replace(o, type=moved(o.type, here)) for o in graph.operands]),
+            operations=tuple([replace(o, type=moved(o.type, here)) for o in graph.operations]),
+        )
+        for graph in model.subgraphs
+    ]
+    extensions = tuple((name, here.get(prefix, prefix)) for name, prefix in model.extensions)
+    return replace(model, main=graphs[0], referenced=tuple(graphs[1:]), extensions=extensions)
 
 
 def consumers(subgraph: Subgraph) -> list[int]:

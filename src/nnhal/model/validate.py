@@ -4,7 +4,7 @@ Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetwor
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -475,6 +475,27 @@ def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tu
     reasons = [reason for since, reason in found if since == level and reason]
     reasons += [f"{a.name}: {a.reasons[-1]}" for a in bounds if a.level == level]
     return level, tuple(dict.fromkeys(reasons))
+
+
+def level_needed(model: Model, index: int) -> Level | None:
+    """The level of an operation of the main subgraph with all that it refers to; None where it has no record."""
+    bound = validate(model).subgraphs[0].operations[index]
+    return None if bound is None else max(bound.level, *_levels_inside(model, model.main, index), V1_0)
+
+
+def _levels_inside(model: Model, subgraph: Subgraph, index: int) -> Iterator[Level]:
+    """The level of each subgraph that an operation refers to, kept with the model."""
+    kept: dict[int, Level] = model._memo.setdefault("levels", {})
+    for place in subgraph.operations[index].inputs:
+        if subgraph.operands[place].lifetime != Lifetime.SUBGRAPH:
+            continue
+        number = subgraph.operands[place].location.offset
+        if number not in kept:
+            inner, bounds = model.referenced[number], validate(model).subgraphs[number + 1].operations
+            found = [a.level for a in bounds if a is not None]
+            found += [level for n in range(len(inner.operations)) for level in _levels_inside(model, inner, n)]
+            kept[number] = max(found, default=V1_0)
+        yield kept[number]
 
 
 def _counting(subgraph: Subgraph, binding: SubgraphBinding) -> set[int]:

@@ -18,7 +18,7 @@ def batch_size(a: Bound) -> int:
     dims, size = a.input.known, a.input_size
     count = math.prod(dims)
     a.require(
-        size > 0 and count % size == 0,
+        count % size == 0,
         f"input 0 (input) has shape {show(dims)}, must have a multiple of input_size = {size} elements",
     )
     return count // int(size)

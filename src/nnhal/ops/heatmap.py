@@ -35,14 +35,20 @@ def peak(a: Bound, around: Array) -> tuple[Array, Array]:
     return np.moveaxis(d, 0, -1), value
 
 
+def mirrored(places: Array, size: int) -> Array:
+    """Places up to one beyond either edge, where what is beyond is the mirror image of what is within."""
+    last = size - 1
+    return last - np.abs(last - np.abs(places))
+
+
 def keypoints(a: Bound, heatmap: Array, boxes: Array) -> tuple[Array, Array]:
     maps = np.moveaxis(heatmap, -1, 1).astype(np.float64)  # of which products are taken
     size = a.heatmap_size
     y, x = np.divmod(maps.reshape(*maps.shape[:2], size * size).argmax(-1), size)
-    mirrored = np.pad(maps, ((0, 0), (0, 0), (1, 1), (1, 1)), "reflect")
-    box, keypoint, up, left = np.ix_(*map(np.arange, (*maps.shape[:2], 3, 3)))
-    around = mirrored[box, keypoint, y[..., None, None] + up, x[..., None, None] + left]
-    offset, score = peak(a, around)
+    beside = np.arange(-1, 2)
+    box, keypoint, down, right = np.ix_(np.arange(len(maps)), np.arange(maps.shape[1]), beside, beside)
+    rows, columns = (mirrored(at[..., None, None] + step, size) for at, step in ((y, down), (x, right)))
+    offset, score = peak(a, maps[box, keypoint, rows, columns])
     share = (np.stack([x, y], -1) + offset + np.float32(0.5)) / size
     low, high = boxes[:, None, :2], boxes[:, None, 2:]
     return score, low + share * (high - low)

@@ -30,12 +30,12 @@ from nnhal.ops.schema import (
 
 def joined(a: Bound) -> list[Shape]:
     """Shape rule: that of the parts, which differ along the axis only; their sizes are added up there."""
-    rank = a.parts[0].rank
-    axis = axis_of(a, "axis", rank)
+    count = a.parts[0].rank
+    axis = axis_of(a, "axis", count)
     dims: list[int | None] = list(a.parts[0].dims)
     sizes: list[int | None] = []
     for n, value in enumerate(a.parts):
-        a.require(value.rank == rank, f"input {n} has rank {value.rank}, must be {rank} like the first")
+        a.require(value.rank == count, f"input {n} has rank {value.rank}, must be {count} like the first")
         for i, d in enumerate(value.dims):
             if i != axis and d is not None:
                 a.require(dims[i] in (None, d), f"input {n} has dimension {i} = {d}, must be {dims[i]}")
@@ -59,10 +59,14 @@ def concatenate(a: Bound, xs: list[Array]) -> Array:
     )
 
 
+def rank(d: Draw) -> int:
+    """Range: how many dimensions the parts of a call have."""
+    return int(d.once("rank", 1, 2, 3, 4))
+
+
 def along_axis(d: Draw) -> list[Value]:
     """Range: parts that differ along the axis, of one quantisation or each with its own."""
-    at, rank = d["axis"], d.once("rank", 1, 2, 3, 4)
-    shape, own = d.whole(1, 4, rank), d.quantisation(d.kind)
+    at, shape, own = d["axis"], d.whole(1, 4, rank(d)), d.quantisation(d.kind)
     return [
         d.tensor(
             d.kind,
@@ -131,7 +135,7 @@ register(
         (
             Form(
                 arg("parts", T, rank=(1, 4), many=1, drawn=along_axis),
-                arg("axis", INT32, at_least=0, drawn=lambda d: d.once("axis", *range(d.once("rank", 1, 2, 3, 4)))),
+                arg("axis", INT32, at_least=0, drawn=lambda d: d.once("axis", *range(rank(d)))),
             ),
         ),
         (out("output", T),),

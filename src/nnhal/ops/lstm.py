@@ -200,8 +200,8 @@ def cell_checks(prefix: str = "") -> tuple[Callable[[Bound], None], ...]:
 
 
 def normalise(x: Array, weight: Array) -> Array:
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + EPSILON) * weight
+    centred = x - x.mean(1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(1, keepdims=True) + EPSILON) * weight
 
 
 def cell(a: Bound, w: SimpleNamespace) -> tuple[Step, States]:

@@ -46,7 +46,7 @@ def soft(a: Bound) -> Suppress:
 
 
 def choose(boxes: Array, scores: Array, suppress: Suppress, most: int = -1) -> tuple[Array, Array]:
-    """Indices of the boxes chosen, best first, and the scores they had by then. most: -1 for any number."""
+    """Indices of the boxes chosen, best first, and the scores they had by then. most: negative for any number."""
     rest = np.arange(len(scores))
     chosen: list[int] = []
     final: list[float] = []
@@ -108,7 +108,7 @@ def sigma(a: Bound) -> None:
 def limited(a: Bound, scores: Array, roi: Array, index: Array) -> tuple[Array, ...]:
     """The best of each picture, over all classes; in the order of pictures, classes, falling scores."""
     boxes = roi.reshape(*scores.shape, 4)
-    most = max(a.max_num_detections, -1)
+    most = a.max_num_detections
     parts = []
     for rows in np.split(np.arange(len(index)), np.flatnonzero(np.diff(index)) + 1):
         box, kinds, final = choose_by_class(boxes[rows], scores[rows], a.score_threshold, soft(a), most)

@@ -108,7 +108,7 @@ def in_other_layout(a: Bound) -> Reordered:
         if x.by_layout and getattr(a, x.name).data is None:
             raise Unknown(x.name)
     changed = {x.name: getattr(a, x.name).array[list(order)] for x in a.form if x.by_layout}
-    outputs = [order if x.layout else tuple(range(len(x.dims or ()))) for x in a.op.outputs]
+    outputs = [order if x.layout else () for x in a.op.outputs]
     return Reordered(inputs, outputs, {"nchw": not a.nchw, **changed})
 
 

@@ -53,7 +53,7 @@ def row_a_dimension(a: Bound) -> None:
 
 def widths(a: Bound) -> list[tuple[int, int]]:
     found = a.paddings.array.reshape(-1, 2).tolist()
-    a.require(min((n for row in found for n in row), default=0) >= 0, f"paddings = {found}, must be at least 0")
+    a.require(all(n >= 0 for row in found for n in row), f"paddings = {found}, must be at least 0")
     return [(int(m), int(n)) for m, n in found]
 
 

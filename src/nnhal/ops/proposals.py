@@ -116,7 +116,7 @@ def fast(a: Bound, boxes: Array, scores: Array) -> tuple[Array, ...]:
     best = scores[:, 1:].max(-1)
     able = np.flatnonzero(best > a.score_threshold)
     chosen, _ = choose(boxes[able], best[able], hard(a.iou_threshold), a.max_num_detections)
-    kinds = 1 + np.argsort(-scores[able[chosen], 1:], -1, kind="stable")[:, : a.max_classes_per_detection]
+    kinds = 1 + np.argsort(-scores[able[chosen], 1:], 1, kind="stable")[:, : a.max_classes_per_detection]
     box = np.repeat(able[chosen], kinds.shape[1])
     return box, kinds.ravel(), scores[box, kinds.ravel()]
 

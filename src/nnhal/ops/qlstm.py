@@ -114,9 +114,9 @@ def ratio(one: float, two: float, by: float) -> float:
 
 def normalise(x: Array, weight: Array, bias: Array, scale: float) -> Array:
     """Layer normalisation: mean and quotient carry 10 more bits, the bias has the scale of the weights / 1024."""
-    n = x.shape[-1]
-    mean = quotient(x.sum(-1, keepdims=True) * 1024, n)
-    variance = quotient((x * x).sum(-1, keepdims=True) * (2**20 // n) - mean * mean, 2**20)
+    n = x.shape[1]
+    mean = quotient(x.sum(1, keepdims=True) * 1024, n)
+    variance = quotient((x * x).sum(1, keepdims=True) * (2**20 // n) - mean * mean, 2**20)
     fraction, times = inverse_root(np.maximum(variance, 1))
     normal = halve(multiply(1024 * x - mean, fraction, 31), times)
     return saturate(scaled(halve(normal * weight + bias, 10), scale / GATE))

@@ -54,7 +54,7 @@ def reshaped(a: Bound) -> list[Shape]:
     rank = a.shape.array.size
     a.require(rank <= LIMIT_RANK, f"shape has {rank} elements, must have at most {LIMIT_RANK}")
     wanted = [int(n) for n in a.shape.array]
-    a.require(wanted.count(-1) <= 1 and min(wanted, default=0) >= -1, f"shape = {wanted}, must have at most one -1")
+    a.require(wanted.count(-1) <= 1 and all(n >= -1 for n in wanted), f"shape = {wanted}, must have at most one -1")
     if a.input.shape is None or None in a.input.dims:
         return [tuple(None if n == -1 else n for n in wanted)]
     total = math.prod(a.input.known)

@@ -67,7 +67,7 @@ def within(a: Bound) -> None:
     roi, edge = decode(a.roi, a.roi.array), np.array([a.width, a.height] * 2)
     places = scaled(a, roi)
     slack = 1 + np.finfo(a.roi.dtype if a.roi.dtype.kind == "f" else np.float32).eps
-    for box in roi[~((places >= 0) & (places <= edge * slack)).all(-1)]:
+    for box in roi[~((places >= 0) & (places <= edge * slack)).all(1)]:
         size = f"{a.width * a.width_stride:g} wide and {a.height * a.height_stride:g} high"
         a.fail(f"roi holds the box {box.tolist()}, must lie within the image, {size}")
 

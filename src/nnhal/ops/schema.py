@@ -174,7 +174,7 @@ class Form(tuple[Arg, ...]):
         """The numbers of inputs this form takes, and the least number where it is variadic."""
         least = sum(1 for a in self if a.default is REQUIRED and a.many is None) + sum(a.many or 0 for a in self)
         trailing = sum(1 for a in self if a.default is not REQUIRED)
-        whole = [n for n in range(least, least + trailing + 1) if n == len(self) or not self[n].paired]
+        whole = [n for n in range(least, least + trailing + 1) if n >= len(self) or not self[n].paired]
         return whole, (least if any(a.many is not None for a in self) else None)
 
     def takes(self, count: int) -> bool:
@@ -355,7 +355,7 @@ class Bound:
         self.shapes: list[Shape | None] = []
         self.level: Level = op.since
         self.reasons: list[str] = [op.existence]
-        self.needed = 0  # inputs that have to be there: those after them hold their defaults
+        self.needed: int  # inputs that have to be there: those after them hold their defaults
         self.deferred = False  # something has to be checked or computed at run time
 
     def __getattr__(self, name: str) -> Any:
@@ -447,7 +447,7 @@ def _attempt(a: Bound, rule: Callable[[Bound], Any]) -> Any:
 
 def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | None], name: str) -> Bound:
     """The first form whose count and types fit; else the error of the form that fitted furthest."""
-    best: tuple[int, str] = (-1, "")
+    problems: list[tuple[int, str]] = []
     for form in op.forms:
         if not form.takes(len(inputs)):
             continue
@@ -456,9 +456,10 @@ def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | No
         if not problem:
             _match_outputs(a)
             return a
-        best = max(best, (matched, problem), key=lambda entry: entry[0])
-    if best[0] >= 0:
-        raise InvalidModel(f"{name}: {best[1]}")
+        problems.append((matched, problem))
+    if problems:
+        _, furthest = max(problems, key=lambda entry: entry[0])
+        raise InvalidModel(f"{name}: {furthest}")
     counts = sorted({c for form in op.forms for c in form.counts[0]})
     variadic = [least for form in op.forms if (least := form.counts[1]) is not None]
     takes = f"{min(variadic)} or more" if variadic else " or ".join(map(str, counts))
@@ -466,19 +467,19 @@ def _choose(op: Op, inputs: Sequence[Value | None], outputs: Sequence[Value | No
 
 
 def _match_types(a: Bound, inputs: Sequence[Value | None]) -> tuple[int, str]:
-    matched, a.needed = 0, needed(a.form, inputs)
+    """How many inputs match the form, and what is wrong with the next one, "" for nothing."""
+    a.needed = needed(a.form, inputs)
     for argument, start, end in a.form.slots(len(inputs)):
         for index in range(start, end):
             value = inputs[index]
             if value is None:
                 if not argument.optional:
-                    return matched, f"input {index} ({argument.name}) is omitted, must be given"
+                    return index, f"input {index} ({argument.name}) is omitted, must be given"
             elif problem := _match_type(a, argument, "input", index, value, index < a.needed):
-                return matched, problem
+                return index, problem
             if argument.since > a.level and index < a.needed:
                 a.since(argument.since, f"input {index} ({argument.name}) exists since {argument.since}")
-            matched += 1
-    return matched, ""
+    return len(inputs), ""
 
 
 def needed(form: Form, inputs: Sequence[Value | None]) -> int:
@@ -491,7 +492,7 @@ def needed(form: Form, inputs: Sequence[Value | None]) -> int:
 
 
 def _is_default(argument: Arg, value: Value) -> bool:
-    return argument.scalar and value.data is not None and np.asarray(value.data).reshape(-1)[0] == argument.default
+    return argument.scalar and value.data is not None and np.asarray(value.data).item(0) == argument.default
 
 
 def _match_type(a: Bound, argument: Arg, side: str, index: int, value: Value, counts: bool = True) -> str:
@@ -563,7 +564,7 @@ def _decode(a: Bound, argument: Arg, start: int, values: Sequence[Value | None])
 def _scalar(a: Bound, argument: Arg, index: int, value: Value) -> Any:
     if isinstance(value.data, SubgraphFacts):
         return value.data
-    number = np.asarray(value.data).reshape(-1)[0].item()
+    number = np.asarray(value.data).item(0)
     if argument.enum is not None:
         if number in argument.enum.__members__.values():
             return argument.enum(number)

@@ -32,7 +32,7 @@ def places(d: Draw) -> list[int]:
 
 def steps(d: Draw) -> list[int]:
     """Range: strides in both directions."""
-    return [d.pick(1, 1, 2, 3, -1, -2) for _ in d["input"].known]
+    return [d.pick(1, 2, 3, -1, -2) for _ in d["input"].known]
 
 
 def mask(d: Draw) -> int:
@@ -116,7 +116,7 @@ def tiled(a: Bound) -> list[Shape]:
         return [(None,) * a.input.rank]
     times = a.multiples.array.tolist()
     a.require(len(times) == a.input.rank, f"multiples has {len(times)} elements, must have {a.input.rank}")
-    a.require(min(times, default=1) >= 1, f"multiples = {times}, must be at least 1")
+    a.require(all(n >= 1 for n in times), f"multiples = {times}, must be at least 1")
     return [tuple(None if d is None else d * n for d, n in zip(a.input.dims, times, strict=True))]
 
 
@@ -131,7 +131,8 @@ def top_shapes(a: Bound) -> list[Shape]:
     dims = a.input.dims
     size = dims[-1]
     a.require(size is None or a.k <= size, f"k = {a.k}, must be at most the last dimension, {size}")
-    return [(*dims[:-1], a.k)] * 2
+    best = (*dims[:-1], a.k)
+    return [best, best]
 
 
 def top(a: Bound, x: Array) -> tuple[Array, Array]:

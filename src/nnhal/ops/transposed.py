@@ -74,7 +74,9 @@ def cut(a: Bound, axis: str) -> int:
     """How many of the first products along an axis the padding cuts off."""
     if not a.form_has("scheme"):
         return int(a.pad_top if axis == "h" else a.pad_left)
-    return 0 if a.scheme == Padding.VALID else max(0, spread(a, axis) - out_size(axis)(a)) // 2
+    if a.scheme == Padding.VALID:
+        return 0
+    return max(0, spread(a, axis) - out_size(axis)(a)) // 2
 
 
 def reversible(a: Bound) -> None:

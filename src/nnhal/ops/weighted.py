@@ -104,7 +104,7 @@ def weighted(sums: Callable[[Bound, Array, Array], Array], channel: int = 0) -> 
 
     def kernel(a: Bound, x: Array, weights: Array, bias: Array, *_: Array) -> Array:
         values = operands(a)
-        if not values[0].quantised:
+        if not a.out.quantised:
             x, weights, bias = (decode(v, y) for v, y in zip(values, (x, weights, bias), strict=True))
             total = sums(a, x, weights)
             total += bias

@@ -70,7 +70,7 @@ class Edge:
     """Inputs and outputs of a model as an application gives and gets them; the states that a model carries are left out.
 
     given, kept: their places among all inputs and outputs of the main subgraph. plain: element type and shape of each input
-    where a call may be as short as that, None otherwise. room: those of the output where there is one, of known shape.
+    where a call may be as short as that, None otherwise. room: those of the output where there is one.
     """
 
     def __init__(self, model: Model) -> None:
@@ -85,11 +85,8 @@ class Edge:
         self.outputs = tuple(self._results[i] for i in self.kept)
         self._formed = {n: s for n, s in enumerate(specs) if s.form != AS_IS}
         self._formed_results = {n: s for n, s in enumerate(self._results) if s.form != AS_IS}
-        self.plain: list[tuple[Any, Any]] | None = None
-        if not (model.states or model.edge or any(s.fixed is None for s in specs)):
-            self.plain = [(s.dtype, s.shape) for s in specs]
-        fixed = [s.fixed for s in self._results]
-        self.room = (self._results[0].dtype, fixed[0]) if len(fixed) == 1 and fixed[0] is not None else None
+        self.plain = None if model.states or model.edge else [(s.dtype, s.shape) for s in specs]
+        self.room = (self._results[0].dtype, self._results[0].shape) if len(self._results) == 1 else None
 
     def accept(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
         """The caller's inputs as arrays or allocations in the model's order, state inputs left open."""
@@ -249,8 +246,8 @@ def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     spans = [
         (start := address(x), start + x.nbytes, place) for place, x in [*((-1, x) for x in read), *rooms] if x.size
     ]
-    end = (0, -1)  # the furthest byte so far, and whose it is: an output's place, -1 for an input
-    written = (0, -1)  # likewise of outputs
+    # The furthest byte so far, and whose it is: an output's place, -1 for an input; likewise of outputs.
+    end = written = (0, -1)
     for start, stop, place in sorted(spans):
         last = end if place >= 0 else written
         if start < last[0]:

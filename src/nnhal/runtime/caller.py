@@ -139,6 +139,7 @@ class Caller:
             for crossing in job.taken.values():
                 crossing.enter()
             self._runner.run(job)
+            job.check()
             for place, crossing in job.left.items():
                 crossing.leave(job.results[place])
         except BaseException:

@@ -223,11 +223,8 @@ class Prices:
 
     def _may_go(self, members: Sequence[int], device: str) -> bool:
         """Whether a device takes operations that come together, each alone or enough of them as one."""
-        missing = [n for n in members if device not in self._alone[n]]
-        if missing and device in self._claimed:
-            together = self._as_one(members, device)
-            missing = [n for n in missing if n not in together]
-        return not missing
+        missing = {n for n in members if device not in self._alone[n]}
+        return not missing or missing <= self._as_one(members, device).keys()
 
     def _as_one(self, members: Sequence[int], device: str) -> dict[int, Standing]:
         return self._schedule.standing([StepPlan(device, tuple(members))]) if device in self._claimed else {}

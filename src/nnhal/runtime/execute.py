@@ -224,7 +224,7 @@ class Runner:
             device, timing = self._step_on_cpu(number, line, request, job, error)
         if report is not None:
             total = time.monotonic_ns() - start
-            timing = plausible(timing, f"device {device}") if control.measure else None
+            timing = plausible(timing, f"device {device}")
             each = {} if profile is None else dict(profile.spent)
             report.steps.append(StepTiming(device, len(line.step.part.model.main.operations), total, timing, each))
 

@@ -27,7 +27,7 @@ from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
 from nnhal.base.time import limit, seconds_until
 from nnhal.base.uncopied import Uncopied
-from nnhal.hal.background import ExecutionInfo, FencedExecution, check_fenced, run_after
+from nnhal.hal.background import ExecutionInfo, FencedExecution, another, check_fenced, run_after
 from nnhal.hal.device import Prepared, fenced_by, info_by
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer
@@ -68,6 +68,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
         self._span = span if len(self._infos) > 1 else 0
         self._lock, self._home = threading.Lock(), Home()
         self._results: tuple[Any] | None = None
+        self._failed: NnhalError | None = None
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
@@ -92,7 +93,7 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
     def result(self, timeout: float | None = None) -> Any:
         """Wait at most `timeout` seconds; the outputs as of `Compiled.__call__`, or what the execution raised.
 
-        Asked again, it gives the same arrays as they are by then.
+        Asked again, it gives the same arrays as they are by then, or raises the same.
         """
         self._home.check("fenced execution")
         timeout = limit(timeout, "timeout")
@@ -107,12 +108,15 @@ class Fenced(Uncopied, instead="another process gets its `result()`"):
                         self._finish(False)
                 raise
         with self._lock:
+            if self._failed is not None:
+                raise another(self._failed)
             if self._results is None:
                 try:
                     self.get_execution_info()
                     self._results = (self._finish(True),)
-                except NnhalError:
+                except NnhalError as error:
                     self._finish(False)
+                    self._failed = another(error).with_traceback(None)
                     raise
             return self._results[0]
 
@@ -170,9 +174,11 @@ def launch(
             except NnhalError as error:
                 why = str(error)
         return _in_background(caller, job, (read, written), whole, chain.launched, wait_for, after, why, leave, begun)
-    except BaseException:
+    except BaseException as error:
         job.written = written
         job.settle(False)
+        if begun and isinstance(error, Exception):  # an interrupt may have come anywhere
+            _when_all_ended(chain.local, leave)
         raise
 
 
@@ -287,6 +293,7 @@ class _Chain:
             int, int
         ] = {}  # outputs that later steps read in memory of the execution's own, and their places
         self.launched: list[FencedExecution] = []
+        self.local: list[FencedExecution] = []  # those of them that may go on in this process
         self._requests: list[tuple[Line, Request]] = []
 
     def launch(self, leave: Callable[[], object], begun: list[None]) -> Fenced:
@@ -307,7 +314,7 @@ class _Chain:
         }
         held = {operand for operand in main.outputs if operand not in self._apart}
         arrays.update(_between(lines, read - held))
-        wait_for, local = self._wait_for, []
+        wait_for = self._wait_for
         for line in lines:
             given, rooms = [arrays[i] for i in line.reads], [arrays[i] for i in line.writes]
             request = line.signature.make(line.signature, given, rooms)
@@ -321,10 +328,10 @@ class _Chain:
             self.launched.append(execution)
             self._requests.append((line, request))
             if not line.timely:
-                local.append(execution)
+                self.local.append(execution)
             wait_for = [] if execution.fence is None else [execution.fence]
         span = time.monotonic_ns() - began
-        _when_all_ended(local, leave)
+        _when_all_ended(self.local, leave)
         infos = [partial(_info_of, e, line.signature.where) for e, line in zip(self.launched, lines, strict=False)]
         fence, deadline = self.launched[-1].fence, self._job.control.deadline
         return Fenced(infos, fence, self._finish, "each step behind its fence", span, deadline)

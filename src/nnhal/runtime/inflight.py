@@ -177,19 +177,15 @@ class Queue:
             if len(self._threads) >= self._most:
                 return
             self._threads.add(me)
-        try:
-            while self._one(me):
-                pass
-        finally:
-            with self._lock:
-                self._threads.discard(me)
-                self._changed.notify_all()
+        while self._one(me):
+            pass
 
     def _one(self, me: int) -> bool:
         """Run the next; False where there is none."""
         with self._lock:
             if not self._waiting:
                 self._threads.discard(me)  # under this lock: who submits now starts another
+                self._changed.notify_all()
                 return False
             item = self._waiting.popleft()
             self._at_work.add(item.who)
@@ -204,17 +200,16 @@ class Queue:
     def _left(self, who: object) -> None:
         with self._lock:
             self._at_work.discard(who)
-            self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until all that was submitted has ended."""
         while True:
             with self._lock:
-                if not (self._waiting or self._threads or self._at_work):
-                    return
-                if self._threads or self._at_work:
+                if self._threads:  # whoever is at work has one
                     self._changed.wait(0.5)
                     continue
+                if not self._waiting:
+                    return
             start(self._run)  # submitting what waits may have been interrupted before this
             time.sleep(0.001)
 

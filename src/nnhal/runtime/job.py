@@ -130,6 +130,11 @@ class Job:
         for allocation in written.values():
             allocation._begin(self.writer)
 
+    def check(self) -> None:
+        """InvalidRequest where a result is not of the shape of the allocation that it is for, before any has contents."""
+        for place, writing in self.writing.items():
+            writing.buffer.check(self.results[place])
+
     def settle(self, success: bool) -> None:
         """Tell the allocations that it was to write what became of it."""
         for allocation in self.written.values():

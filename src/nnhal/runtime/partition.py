@@ -19,7 +19,7 @@ from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
 from nnhal.model.layouts import LaidOut
 from nnhal.model.parts import live
-from nnhal.model.validate import validate
+from nnhal.model.validate import level_needed
 from nnhal.runtime import costs
 from nnhal.runtime.schedule import Claimed, Schedule, StepPlan, Together
 
@@ -73,6 +73,7 @@ class Choice(NamedTuple):
     others: Mapping[str, str]
     costs: Mapping[str, float]  # stated, by those that take it by itself
     together: tuple[int, ...] = ()  # those that it runs as one with, itself among them
+    as_one: float = 0.0  # stated for those together
 
     @property
     def label(self) -> str:
@@ -197,7 +198,9 @@ def _moved(
             why = f"one of {len(members)} that {device} runs as one, at {together.cost:g} {unit}"
             if best and best != device:
                 others[best] = f"states {there:g} {unit}"
-            found.append(choice._replace(device=device, reason=why, others=others, together=members))
+            found.append(
+                choice._replace(device=device, reason=why, others=others, together=members, as_one=together.cost)
+            )
         elif device != best:
             why = f"a step of its own on {best}, which states {there:g}, would cost more than it saves"
             others[best] = f"states {there:g} {unit}, which a step of its own would not be worth"
@@ -210,8 +213,7 @@ def _moved(
 
 def _needs(model: Model, index: int) -> tuple[str, Level | None]:
     """What of an operation decides who may have it: its extension or "", its level where it has one."""
-    known, operation = validate(model).subgraphs[0].operations[index], model.main.operations[index]
-    return extension_name(operation.type, model.extensions), None if known is None else known.level
+    return extension_name(model.main.operations[index].type, model.extensions), level_needed(model, index)
 
 
 def _choices(model: Model, offers: Sequence[Offer], preference: Preference, claimed: Claimed) -> list[Choice]:

@@ -47,6 +47,19 @@ class StepLayout:
         return f"step {self.step} on {self.device} is {self.layout}, {counted(self.transposes, 'transpose')} inserted{left}"
 
 
+@dataclass(frozen=True)
+class RunsAsOne:
+    """Operations that a device runs as one: an `OperationGroup` of which enough stand in one step.
+
+    operations: those of it that do. stated: what the device states for them together, as a share of the CPU's time, or of
+    its power where that is the preference.
+    """
+
+    device: str
+    operations: tuple[int, ...]
+    stated: float
+
+
 class Live:
     """Counts executions, and those that fell back while they ran. devices: the label of each step's device.
 
@@ -131,6 +144,12 @@ class Placement:
         """How many TRANSPOSEs were inserted, as devices prefer a layout."""
         return sum(each.transposes for each in self.layouts)
 
+    @property
+    def groups(self) -> tuple[RunsAsOne, ...]:
+        """What devices run as one, in the order of its first operations."""
+        found = (RunsAsOne(c.device, c.together, c.as_one) for c in self.choices if c.together)
+        return tuple(dict.fromkeys(found))
+
     def devices(self) -> dict[str, int]:
         """Number of operations on each device."""
         counts: dict[str, int] = {}
@@ -144,6 +163,7 @@ class Placement:
         return {
             "steps": [{"device": s.device, "operations": list(s.operations)} for s in self.steps],
             "operations": [_choice(c) for c in self.choices],
+            "groups": [_group(each) for each in self.groups],
             "transfers": self.transfers,
             "events": list(self.events),
             "devices": {label: asdict(key) for label, key in self.keys.items()},
@@ -168,6 +188,10 @@ class Placement:
         lines = [f"{c.label:32} {c.device or '-':12} {c.reason}" for c in self.choices]
         lines.append(f"{counted(len(self.steps), 'step')}, {counted(self.transfers, 'transfer')} between devices")
         return "\n".join([*lines, *map(str, self.layouts), *self.events, *map(str, self.live)])
+
+
+def _group(group: RunsAsOne) -> dict[str, Any]:
+    return {**asdict(group), "operations": list(group.operations)}
 
 
 def _layout(layout: StepLayout) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import pytest
 
 import nnhal
 from nnhal.base.errors import Cancelled, DriverFailed, MissedDeadline, OperationFailed
+from nnhal.base.levels import V1_1
+from nnhal.base.memory import Memory
 from nnhal.drivers.samples import full
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.hidl.adapters import adapt
@@ -161,6 +163,147 @@ def test_in_a_process_of_its_own_too(tmp_path, monkeypatch, caplog):
     assert caplog.text.count("a packet came") == 3
 
 
+def test_executions_that_come_from_another_process_go_by_a_burst_of_the_drivers_as_well():
+    made = driver()
+    prepared = model_of(made)
+
+    def two() -> None:
+        executor = prepared.burst_executor()
+        executor.add(7, Memory.allocate(48))  # nothing comes of it: the driver's slots are other ones
+        for measure in (False, True):
+            request = prepared.request([X])
+            timing = request.execute(lambda r, control: executor.execute(r, [7], control), Control(measure=measure))
+            assert request.results[0].tolist() == (X + X).tolist() and (timing is not None) == measure
+        executor.remove(7)
+        assert made.told == ["opened", "packet", "packet"]
+
+    two()
+    assert wait_for(made.told, "ended")
+
+
+def configured(contexts, refuse=lambda: False):
+    """A method `configureExecutionBurst` that notes the contexts it gives; where `refuse`, it fails."""
+
+    def configure(self, *arguments):
+        if refuse():
+            return FAILED, None
+        answer = Prepared.configureExecutionBurst(self, *arguments)
+        contexts.append(answer[1])
+        return answer
+
+    return configure
+
+
+def test_a_slot_is_a_memory_of_one_execution():
+    slots = []
+
+    def answered(self, request, measure):
+        return self.executeSynchronously(request, measure)
+
+    class Noting(Context):
+        def work(self):
+            while (packet := self.requests.readBlocking()) is not None:
+                slots.append(packet.slots)
+                form = packet.over(self.callback.getMemories(packet.slots)[1])
+                self.results.writeBlocking(self.prepared.answered(form, packet.measure))
+
+        def freeMemory(self, slot):
+            freed.append(slot)
+
+    freed = []
+
+    def configure(self, *arguments):
+        context = Noting(self, *arguments)
+        threading.Thread(target=context.work, daemon=True).start()
+        return NONE, context
+
+    prepared = model_of(driver(configureExecutionBurst=configure, answered=answered))
+    with prepared.burst() as burst:
+        for _ in range(3):
+            executed(prepared, burst)
+    every = [slot for each in slots for slot in each]
+    assert [len(each) for each in slots] == [2] * 3 and len(set(every)) == 6 and freed == every
+
+
+def test_a_context_that_fails_to_free_a_memory_fails_nothing_else(caplog):
+    def fall(slot):
+        raise KeyError(slot)
+
+    def configure(self, *arguments):
+        answer = Prepared.configureExecutionBurst(self, *arguments)
+        answer[1].freeMemory = fall
+        return answer
+
+    prepared = model_of(driver(configureExecutionBurst=configure))
+    with caplog.at_level("INFO", "nnhal"), prepared.burst() as burst:
+        for _ in range(2):
+            assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+    assert "driver plain: configureExecutionBurst" in caplog.text and "freeMemory()" in caplog.text
+
+
+@pytest.mark.parametrize("why", ["given up", "a wrong result"])
+def test_where_another_burst_is_refused_executions_are_plain_until_one_is_not(why, caplog):
+    contexts, refuses, wrong = [], [], [True]
+
+    def answered(self, request, measure):
+        if wrong:
+            wrong.clear()
+            if why == "given up":
+                time.sleep(0.2)
+            return 7
+        return self.executeSynchronously(request, measure)
+
+    made = driver(configureExecutionBurst=configured(contexts, lambda: bool(refuses)), answered=answered)
+    prepared = model_of(made)
+    with caplog.at_level("INFO", "nnhal.driver"), prepared.burst() as burst:
+        refuses.append(True)
+        limits = Control(time.monotonic_ns() + 30_000_000) if why == "given up" else None
+        with pytest.raises((MissedDeadline, OperationFailed)):
+            executed(prepared, burst, limits)
+        if why == "given up":
+            first = contexts[0]
+            assert first.requests.closed and first.results.closed  # what comes late goes nowhere
+            for _ in range(2):
+                assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+            assert made.told.count("packet") == 1
+            assert "driver plain: configureExecutionBurst: no burst any more, a plain execution instead" in caplog.text
+            refuses.clear()
+            assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+            assert made.told.count("packet") == 2 and len(contexts) == 2
+        else:
+            assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+            assert made.told.count("packet") == 2 and len(contexts) == 1
+
+
+def test_an_execution_that_was_cancelled_before_does_not_reach_the_burst():
+    made, event = driver(), threading.Event()
+    event.set()
+    prepared = model_of(made)
+    with prepared.burst() as burst:
+        with pytest.raises(Cancelled):
+            executed(prepared, burst, Control(cancelled=event))
+        assert made.told == ["opened"]
+
+
+def test_a_context_is_needed_for_a_burst(caplog):
+    made = driver(configureExecutionBurst=lambda self, *_: (NONE, type("Context", (), {"freeMemory": 3})()))
+    prepared = model_of(made)
+    with caplog.at_level("INFO", "nnhal.driver"), prepared.burst() as burst:
+        executed(prepared, burst)
+    says = "driver plain: configureExecutionBurst gave Context, must give a context: freeMemory"
+    assert f"driver plain: no burst, plain executions instead: {says}" in caplog.text
+
+
+def test_below_1_2_there_are_no_bursts():
+    made = driver()
+    made.level = V1_1
+    made.kind = type("Old", (Prepared,), {})
+    prepared = model_of(made)
+    with prepared.burst() as burst:
+        assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
+    assert prepared.burst_executor() is None and "opened" not in made.told
+
+
 REFUSALS = {
     "a status": lambda self, *_: (FAILED, None),
     "no context": lambda self, *_: (NONE, None),
@@ -217,6 +360,13 @@ def test_a_burst_without_a_result_ends_by_a_limit(monkeypatch):
     prepared = model_of(driver(configureExecutionBurst=lambda self, *_: (NONE, Context(self, *[None] * 3))))
     with pytest.raises(OperationFailed, match=r"no result came within 0\.3 s"):
         executed(prepared, prepared.burst())
+
+
+def test_a_result_is_waited_for_until_the_limit(monkeypatch):
+    monkeypatch.setenv("NNHAL_NOTIFIED_WITHIN", "1")
+    prepared = model_of(driver())
+    with prepared.burst() as burst:
+        assert executed(prepared, burst)[0].tolist() == (X + X).tolist()
 
 
 @pytest.mark.parametrize(

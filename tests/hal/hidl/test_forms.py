@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,20 @@ import pytest
 from nnhal.base.codes import DeviceStatus, DeviceType, ErrorStatus, Preference, Priority
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.codes import OperationType as Op
-from nnhal.base.errors import Cancelled, InvalidArgument, MissedDeadline, OperationFailed, OutputInsufficientSize
+from nnhal.base.errors import (
+    Cancelled,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    OperationFailed,
+    OutputInsufficientSize,
+)
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3
 from nnhal.drivers.samples import full
 from nnhal.hal.cache.files import TOKEN_SIZE
 from nnhal.hal.device import Capabilities, Hints, prepared_by
+from nnhal.hal.hidl import calls
 from nnhal.hal.hidl.adapters import ATTEMPTS, GUESSED_ROOM, adapt
 from nnhal.hal.hidl.arguments import NOT_MEASURED, HalTiming, OutputShape, RequestArgument
 from nnhal.hal.hidl.calls import LIMIT, SECONDS, Callback, Calls, notified_within
@@ -26,7 +36,20 @@ from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
-from tests.hal.hidl.old_drivers import NONE, Plain, X, added, answering, prepared, reshaped, soon, tiled
+from tests.hal.hidl.old_drivers import (
+    NONE,
+    Plain,
+    X,
+    added,
+    answering,
+    executing,
+    prepared,
+    preparing,
+    reshaped,
+    run,
+    soon,
+    tiled,
+)
 
 TOO_SMALL = ErrorStatus.OUTPUT_INSUFFICIENT_SIZE
 
@@ -130,6 +153,14 @@ def test_each_form_of_an_execution_is_told_what_its_level_tells(form, told, way,
     assert driver.executed[len(told)] is False
 
 
+@pytest.mark.parametrize("answer", [7, -1, "CPU", None])
+def test_a_type_is_one_of_the_definition(answer):
+    driver = noting("prepareModel_1_2")
+    driver.getType = lambda: (NONE, answer)
+    with pytest.raises(OperationFailed, match=r"driver Driver: getType gave .*, must be one of OTHER, CPU, GPU, ACC"):
+        adapt(driver)
+
+
 def test_what_a_driver_since_1_2_says_of_itself_is_its_device():
     device = adapt(noting("prepareModel_1_2"), "mine")
     assert (device.name, device.version, device.type, device.extensions) == (
@@ -183,6 +214,51 @@ def test_a_level_above_1_3_is_1_3():
 # ----------------------------------------------------------------------------------------------------------- answers
 
 
+def test_a_driver_that_has_not_the_forms_of_the_level_that_it_says_is_refused():
+    class Odd(Asked):
+        level = V1_1
+
+        def prepareModel_1_2(self) -> None: ...  # noqa: N802
+
+    with pytest.raises(InvalidArgument, match=r"driver Odd has no prepareModel of level 1.1, must have one"):
+        hal_level(Odd())
+    Odd.level = V1_2
+    assert hal_level(Odd()) == V1_2
+
+
+def test_an_error_of_nnhals_that_a_driver_raises_stays_what_it_is():
+    error = DeviceUnavailable("is asleep")
+
+    def fall(callback: Any, model: Any) -> Any:
+        raise error
+
+    with pytest.raises(DeviceUnavailable, match="is asleep") as caught:
+        prepared(preparing(fall))
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("limit", ["300", "0.5"])
+@pytest.mark.parametrize("deadline", [None, 200_000_000, 400 * 10**9])
+@pytest.mark.parametrize("cancellable", [False, True])
+def test_a_notification_is_waited_for_until_the_nearer_of_deadline_and_limit(limit, deadline, cancellable, monkeypatch):
+    """By a clock that stands still but while somebody waits."""
+    now, waits = [0], []
+
+    def patience(until: int, may_be_cancelled: bool) -> float:
+        waits.append((until, may_be_cancelled))
+        now[0] = until
+        return 0.0
+
+    monkeypatch.setenv(LIMIT, limit)
+    monkeypatch.setattr(calls, "patience", patience)
+    monkeypatch.setattr(calls, "time", SimpleNamespace(monotonic_ns=lambda: now[0]))
+    end = int(float(limit) * 10**9)
+    missed = deadline is not None and deadline < end
+    with pytest.raises(MissedDeadline if missed else OperationFailed, match="mine: the driver notified nothing"):
+        Callback("mine").wait(deadline, threading.Event() if cancellable else None)
+    assert waits == [(deadline if missed else end, cancellable)]
+
+
 def test_answers_of_more_or_fewer_values_are_refused():
     calls = Calls("mine", V1_0, None)
     for answer in ((NONE,), (NONE, 1, 2), [NONE, 1], None):
@@ -230,6 +306,27 @@ def test_a_callback_takes_one_notification_before_it_is_closed(caplog):
     assert not unheard.close()
     unheard.notify(NONE)
     assert unheard.result == ()
+
+
+@pytest.mark.parametrize("fails", [ErrorStatus.DEVICE_UNAVAILABLE, 99, ZeroDivisionError])
+@pytest.mark.parametrize("what", ["prepareModel", "execute"])
+def test_what_is_notified_of_a_launch_that_failed_is_ignored(what, fails, caplog):
+    kept: list[Any] = []
+
+    def launch(callback: Any) -> Any:
+        kept.append(callback)
+        if isinstance(fails, type):
+            raise fails
+        return fails
+
+    if what == "prepareModel":
+        driver = preparing(lambda callback, model: launch(callback))
+    else:
+        driver = executing(lambda request, callback, real: launch(callback))
+    with pytest.raises(NnhalError, match=f"driver plain: {what}"):
+        run(driver)
+    kept[0].notify(NONE, None)
+    assert kept[0].result == () and f"driver plain: {what}: notified again or too late" in caplog.text
 
 
 def test_who_waits_for_a_callback_gives_up_in_time(monkeypatch):
@@ -380,7 +477,8 @@ def test_success_with_too_little_room_is_no_success():
 
 @pytest.mark.parametrize("answer", [(NONE,), (NONE, ()), (NONE, (), HalTiming(), 1), [NONE, (), HalTiming()], NONE])
 def test_an_answer_of_another_length_is_none(answer):
-    with pytest.raises(OperationFailed, match="must give a status, shapes and timing"):
+    says = r"^driver sample-full-1.2: executeSynchronously: gave .*, must give a status, shapes and timing"
+    with pytest.raises(OperationFailed, match=says):
         requests.run(prepared(answering(lambda *_: answer)), [X])
 
 
@@ -428,6 +526,77 @@ def test_of_two_outputs_the_one_that_lacks_room_gets_more(known_first):
     request = requests.run(prepared(Driver(), two_outputs(known_first)), [X, np.int32([6, 2])])
     assert had == [ordered(4096, 48), ordered(4800, 48)]
     assert [r.tolist() for r in request.results] == ordered(X.reshape(6, 2).tolist(), X.tolist())
+
+
+def unknown_rank() -> Model:
+    """A RELU of an input of which not even the rank is known before the execution."""
+    b = ModelBuilder()
+    x, y = b.operand(Type.TENSOR_FLOAT32), b.operand(Type.TENSOR_FLOAT32)
+    b.operation(Op.RELU, [x], [y])
+    return b.finish([x], [y])
+
+
+@pytest.mark.parametrize("known_first", [False, True])
+def test_shapes_of_all_are_told_where_one_was_unknown(known_first):
+    driver = answering(lambda status, shapes, timing: (status, (), timing))
+    with pytest.raises(OperationFailed, match="gave 0 output shapes, must be 2"):
+        requests.run(prepared(driver, two_outputs(known_first)), [X, np.int32([6, 2])])
+
+
+@pytest.mark.parametrize("known_first", [False, True])
+@pytest.mark.parametrize(
+    ("known", "unknown", "says"),
+    [
+        ((3, 4), (6, 2), None),
+        ((3, 4), (6, 2, 1), r"output {unknown} has shape \[6, 2, 1\], must be \[\?, \?\]"),
+        ((4, 3), (6, 2), r"output {known} has shape \[4, 3\], must be \[3, 4\]"),
+        ((3, 4), None, "gave 2 output shapes, must be 2"),
+        (None, (6, 2), "gave 2 output shapes, must be 2"),
+    ],
+)
+def test_the_shape_of_each_output_is_looked_at(known_first, known, unknown, says):
+    told = [None if shape is None else OutputShape(shape) for shape in (known, unknown)]
+    driver = answering(lambda status, _, timing: (status, told if known_first else told[::-1], timing))
+    model, given = prepared(driver, two_outputs(known_first)), [X, np.int32([6, 2])]
+    if says is None:
+        requests.run(model, given)
+        return
+    with pytest.raises(OperationFailed, match=says.format(known=int(not known_first), unknown=int(known_first))):
+        requests.run(model, given)
+
+
+def test_at_1_1_the_end_of_an_execution_is_a_status_and_nothing_else():
+    def act(request: Any, callback: Any, real: Any) -> Any:
+        status, _, _ = real.executeSynchronously(request, True)
+        callback.notify_1_2(status, [OutputShape((7, 7))], HalTiming(1, 2))
+        return NONE
+
+    model = prepared(executing(act, full.FullV1_1))
+    request = model.request([X])
+    assert request.execute(model.run, Control(measure=True)) == Timing()
+    assert request.shapes == [(3, 4)] and request.results[0].tolist() == (X + X).tolist()
+
+
+def test_an_output_of_unknown_rank_has_the_shape_that_turns_out():
+    model = prepared(full.FullV1_2(), unknown_rank())
+    for x in (X, X.reshape(2, 3, 2)):
+        request = requests.run(model, [x])
+        assert request.results[0].tolist() == x.tolist() and request.shapes == [x.shape]
+
+
+def test_a_part_of_a_shape_is_told_of_room_that_was_too_small_but_never_of_room_that_was_enough():
+    """0 stands for what is not known yet: that is no shape of a result."""
+
+    def says(shape: tuple[int, ...], enough: bool) -> Any:
+        status = NONE if enough else TOO_SMALL
+        return answering(lambda _, shapes, timing: (status, [OutputShape(shape, enough)], timing))
+
+    given, room = [X, np.int32([6, 2])], [np.zeros(8, np.uint8)]
+    assert requests.run(prepared(says((6, 0), False), reshaped(False)), given, rooms=room).shapes == [(6, 0)]
+    with pytest.raises(OperationFailed, match=r"output 0 has shape \[6, 0\], must be \[3, 4\]"):
+        requests.run(prepared(says((6, 0), True)), [X])
+    with pytest.raises(OperationFailed, match=r"output 0 has shape \[6, 0\], must be \[3, 4\]"):
+        requests.run(prepared(says((6, 0), False)), [X])
 
 
 def test_an_execution_that_is_late_already_does_not_reach_the_driver():

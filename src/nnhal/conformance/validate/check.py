@@ -20,27 +20,34 @@ class ContractCheck:
 
     look: gives nothing where the promise is kept; raises Unmet where it is broken, NotAsked where it cannot be looked at.
     needs: checks of the same operation that have to pass before. inside: needs the driver in this process.
-    whole: looks at the driver once, not at each operation.
+    whole: looks at the driver once, not at each operation. only: the operations that it looks at, all where none is named.
     """
 
     name: str
     promise: str
     look: Look
-    needs: tuple[str, ...] = ()
-    inside: bool = False
-    whole: bool = False
+    needs: tuple[str, ...]
+    inside: bool
+    whole: bool
+    only: tuple[str, ...]
 
 
 CHECKS: dict[str, ContractCheck] = {}
 
 
 def check(
-    name: str, promise: str, needs: tuple[str, ...] = BASIC, *, inside: bool = False, whole: bool = False
+    name: str,
+    promise: str,
+    needs: tuple[str, ...] = BASIC,
+    *,
+    inside: bool = False,
+    whole: bool = False,
+    only: tuple[str, ...] = (),
 ) -> Callable[[Look], Look]:
     """Add a check to the table, in which those that others need come first."""
 
     def add(look: Look) -> Look:
-        CHECKS[name] = ContractCheck(name, promise, look, () if whole else needs, inside, whole)
+        CHECKS[name] = ContractCheck(name, promise, look, () if whole else needs, inside, whole, only)
         return look
 
     return add

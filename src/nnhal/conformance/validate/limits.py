@@ -8,8 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
-from nnhal.base.errors import Cancelled, MissedDeadline, NnhalError
-from nnhal.conformance.differential import Outputs, arrays_of
+from nnhal.base.errors import Cancelled, LoopTimeout, MissedDeadline, NnhalError
+from nnhal.conformance.control import WhileCall, endless
+from nnhal.conformance.differential import Outputs, arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.pool import children_of
 from nnhal.conformance.validate.check import check
@@ -96,6 +97,39 @@ def _bounded(
     if not trial.random:
         trial.same(call, wanted, actual, f"with {'a deadline' if control.deadline else 'a cancellation'}")
     return False
+
+
+@check(
+    "loop-timeout",
+    "A loop without an end is ended at its time-out, with LoopTimeout, and harms no later execution.",
+    only=("WHILE",),
+)
+def loop_timeout(trial: Trial) -> None:
+    asked = False
+    for call, _ in trial.samples():
+        if not isinstance(call, WhileCall) or not call.limit_given:
+            continue
+        asked = True
+        wanted = trial.alone(model_of(call), arrays_of(call))
+        prepared = trial.prepare(model_of(call))
+        for _ in range(TRIES):
+            begin = time.monotonic_ns()
+            try:
+                trial.run(prepared, copies(arrays_of(endless(call))), Control(loop_timeout=SHORT_NS))
+            except LoopTimeout:
+                spent = time.monotonic_ns() - begin
+            else:
+                trial.unmet("a loop without an end has a result, must be LoopTimeout")
+            if spent < SHORT_NS:
+                trial.unmet(f"LoopTimeout after {spent / 1e6:.1f} ms, the time-out is {SHORT_NS / 1e6:g} ms")
+            if spent < SHORT_NS + GRACE_NS:
+                break
+        else:
+            trial.unmet(f"came back {(spent - SHORT_NS) / 1e9:.1f} s after the time-out of its loop")
+        if not trial.random:
+            trial.same(call, wanted, trial.run(prepared, copies(arrays_of(call))), "after a loop that had timed out")
+    if not asked:
+        raise NotAsked("none of the loops that it takes has a limit that is given at run time")
 
 
 @check("timing", "What run returns as its times can be true.", inside=True)

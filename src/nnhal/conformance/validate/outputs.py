@@ -13,7 +13,7 @@ from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
 from nnhal.conformance.validate.trial import Trial, Unmet, copies
-from nnhal.hal.request import GUARD, Request, Signature
+from nnhal.hal.request import Request, Signature
 
 SETTLE = 0.1  # seconds after an execution in which a driver may still write
 # What `hal.request` says of a broken rule, by the check that looks at it.
@@ -70,7 +70,7 @@ def runs(trial: Trial) -> None:
 class Filled(Request):
     """A request whose memory for outputs has a pattern in it beforehand, whatever their type. pattern: a byte."""
 
-    pattern = 0
+    pattern: int
 
     def blank(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """As of `Request`, with the pattern for contents."""
@@ -170,7 +170,7 @@ def _whole(array: Array) -> bytes:
     data = array
     while isinstance(data.base, np.ndarray):
         data = data.base
-    return data.tobytes() if data.size >= len(GUARD) else array.tobytes()
+    return data.tobytes()
 
 
 # ---------------------------------------------------------------------------------------------------- what is only read

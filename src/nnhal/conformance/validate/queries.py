@@ -185,7 +185,7 @@ def stable_verdicts(trial: Trial) -> None:
 @check("hints", "Preference, priority, threads and a deadline of the compilation change no result.")
 def hints(trial: Trial) -> None:
     trial.fixed()
-    far = time.monotonic_ns() + 600 * 10**9
+    far = time.monotonic_ns() + 600_000_000_000
     several = [
         *(Hints(preference, threads=1) for preference in Preference),
         *(Hints(priority=priority, threads=1) for priority in Priority),

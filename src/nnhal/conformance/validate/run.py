@@ -2,21 +2,22 @@
 
 import shlex
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import meant
+from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
-from nnhal.conformance.suite import BAD
 from nnhal.conformance.validate.check import CHECKS, DRAWING, DRIVER, CheckOutcome
 from nnhal.conformance.validate.place import place_first
-from nnhal.conformance.validate.table import of_operations, of_the_driver
+from nnhal.conformance.validate.table import of_operation, of_the_driver
 
 DRAWS = 2  # of each cell
+LATELY = 3  # checks that ran before a crash and are named
 APART = 6  # checks that one process is given together
 
 
@@ -72,6 +73,7 @@ class _Checks(Work):
     """Checks of a driver. Those of an operation come when those that they need have passed."""
 
     module = "nnhal.conformance.validate.worker"
+    idle = DRAWING
 
     def __init__(self, chosen: Validation) -> None:
         self._chosen = chosen
@@ -79,13 +81,13 @@ class _Checks(Work):
         self._came: dict[str, dict[str, str]] = defaultdict(dict)
         whole = [CheckItem(each.name, DRIVER) for each in of_the_driver()]
         wanted = [item for item in whole if chosen.takes(item.check, DRIVER) or item.check == "extensions"]
-        names = dict.fromkeys(cell.op.name for cell in cells())
+        names = dict.fromkeys([*(cell.op.name for cell in cells()), *CONTROL])
         first = [bundle for name in names for bundle in self._first(name)]
         super().__init__(chosen, [*(Bundle(DRIVER, (item,)) for item in wanted), *first])
 
     def _first(self, operation: str) -> list[Bundle]:
         """What an operation begins with."""
-        wanted = [each for each in of_operations() if self._chosen.takes(each.name, operation)]
+        wanted = [each for each in of_operation(operation) if self._chosen.takes(each.name, operation)]
         if not self._chosen.chooses:
             wanted = [each for each in wanted if not each.needs]
         parts = [tuple(wanted[start : start + APART]) for start in range(0, len(wanted), APART)]
@@ -95,15 +97,10 @@ class _Checks(Work):
         reason = reason.partition(": ")[2]  # there is but one device
         return CheckOutcome(item.check, item.operation, verdict, reason, place_first(stack), nanoseconds)
 
-    def tries_again(self, item: CheckItem, verdict: str, stage: str) -> bool:
-        """What a driver left running may have done it: a crash at any time, or a hang at which it was asked nothing."""
-        return verdict == "crashed" or stage == DRAWING
-
-    def settled(self, first: CheckOutcome, second: CheckOutcome) -> CheckOutcome:
-        """A promise that is broken in a fresh process is this check's; else the crash is told, and nothing waits for it."""
-        if second.verdict in BAD:
-            return second
-        alone = "not in a fresh process: what ran before may have left it behind"
+    def late(self, first: CheckOutcome, second: CheckOutcome, before: Sequence[CheckItem]) -> CheckOutcome:
+        ran = list(dict.fromkeys(item.check for item in before if item.check != first.check))
+        told = f", such as {', '.join(ran[-LATELY:])}" if ran else ""
+        alone = f"not in a fresh process: what ran before may have left it behind{told}"
         return replace(first, reason=f"{first.reason} ({alone})", alone=second.verdict, found=second.found)
 
     def after(self, outcome: CheckOutcome) -> tuple[list[Bundle], list[CheckOutcome]]:
@@ -119,7 +116,7 @@ class _Checks(Work):
         news = [outcome.check]
         while news:
             done = news.pop()
-            for each in of_operations():
+            for each in of_operation(outcome.operation):
                 if each.name in came or done not in each.needs or not all(need in came for need in each.needs):
                     continue
                 failed = next((need for need in each.needs if came[need] != "passed"), "")

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from nnhal.base.errors import NnhalError
 from nnhal.base.operands import Array
-from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of
+from nnhal.conformance.differential import Outputs, arrays_of, model_of, operands_of, other_constants
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.place import place_in
@@ -95,7 +95,7 @@ def deterministic(trial: Trial) -> None:
 def interleaved(trial: Trial) -> None:
     trial.fixed()
     for call, model in trial.samples():
-        other = trial.of_other_constants(call)
+        other = other_constants(call, trial.rng)
         pair = [(call, model), (other, model_of(other))]
         wanted = []
         for c, m in pair:
@@ -133,15 +133,10 @@ def intermediates(trial: Trial) -> None:
 
 def _read_twice(call: Call) -> Model | None:
     """y = OP(x), and twice OP(y), where an input may be what the operation gives; None where none may."""
-    if len(call.outputs) != 1:
-        return None
-    out = call.outputs[0]
-    form = out.type, out.shape, out.scale, out.zero_point
-    place = next(
-        (p for p in call.given if (v := call.inputs[p]) and (v.type, v.shape, v.scale, v.zero_point) == form), None
-    )
+    place = call.returns_to()
     if place is None:
         return None
+    out = call.outputs[0]
     b = ModelBuilder(f"{call.cell} read twice")
     indices, given, made = operands_of(call, b)
     b.operation(call.cell.op.code, indices, made)
@@ -222,7 +217,8 @@ def malformed_request(trial: Trial) -> None:
         prepared = trial.prepare(model)
         arrays = arrays_of(call)
         for number, array in enumerate(arrays):
-            for bad in (None, array[:0], array.reshape(1, *array.shape), array.reshape(-1)[:1]):
+            flat = array.reshape(-1)
+            for bad in (None, flat[:0] if not array.ndim else array[:0], array.reshape(1, *array.shape), flat[:1]):
                 _survives(trial, trial.request(prepared, [*arrays[:number], bad, *arrays[number + 1 :]]), prepared.run)
         if not trial.random:
             trial.same(call, wanted, trial.run(prepared, copies(arrays)), "after requests that were not valid")

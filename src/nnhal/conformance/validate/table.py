@@ -10,9 +10,9 @@ for _family in FAMILIES:  # in this order, not that of their imports
         CHECKS[_name] = CHECKS.pop(_name)
 
 
-def of_operations() -> list[ContractCheck]:
+def of_operation(name: str) -> list[ContractCheck]:
     """Those that look at an operation."""
-    return [each for each in CHECKS.values() if not each.whole]
+    return [each for each in CHECKS.values() if not each.whole and (not each.only or name in each.only)]
 
 
 def of_the_driver() -> list[ContractCheck]:

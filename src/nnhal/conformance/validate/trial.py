@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,16 +11,17 @@ import numpy as np
 from nnhal.base.answers import answering, let_go
 from nnhal.base.errors import DeadObject, NnhalError
 from nnhal.base.operands import Array
+from nnhal.conformance.control import CONTROL, Source, Takes, sources
 from nnhal.conformance.differential import OPEN, Outputs, again, arrays_of, judge, model_of
-from nnhal.conformance.draw import Call, cells, contents, draw
+from nnhal.conformance.draw import Call, Cell, cells, draw
 from nnhal.conformance.validate.place import place_of
 from nnhal.hal.claims import verdicts_by
 from nnhal.hal.device import Device, Hints, Prepared, Verdict, prepared_by, where_of
+from nnhal.hal.lowering import refusals
 from nnhal.hal.request import UNLIMITED, Control, Request, Signature
 from nnhal.ipc.client.process import ResilientPrepared
 from nnhal.model.graph import Model
 from nnhal.ops import OPS
-from nnhal.ops.schema import I32
 from nnhal.runtime import discovery
 
 MORE = 3  # times as many calls of what is taken, for checks of values
@@ -55,23 +56,45 @@ class Drawing:
     def __init__(self, operation: str, seed: int, draws: int) -> None:
         self.operation = operation
         self.calls: list[tuple[Call, Model]] = []
-        rng = np.random.default_rng([seed, zlib.crc32(operation.encode())])
-        for cell in cells([operation]):
-            for _ in range(draws):
-                call = draw(cell, rng, open=bool(rng.random() < OPEN))
-                self.calls.append((call, model_of(call)))
-        self._rng, self._draws = rng, draws
+        self._sources: list[Source] = []  # of each call
+        self._rng, self._draws = np.random.default_rng([seed, zlib.crc32(operation.encode())]), draws
+        several = list(cells([operation]))
+        self._draw([partial(_plain, cell) for cell in several])
+        with_scalars = [cell for cell in several if any(argument.scalar for argument in cell.op.forms[cell.form])]
+        self._draw([partial(draw, cell, late=True) for cell in with_scalars if cell.values == "ordinary"])
         self.taken: list[tuple[Call, Model]] | None = None
         self.refused: list[str] = []
         self.samples: list[tuple[Call, Model]] | None = None
         self.kept: list[Prepared] = []  # for a later check to close
 
+    def _draw(self, sources: Sequence[Source]) -> None:
+        for source in sources:
+            for _ in range(self._draws):
+                call = source(self._rng)
+                if call is not None:
+                    self.calls.append((call, model_of(call)))
+                    self._sources.append(source)
+
+    def begin(self, takes: Takes) -> None:
+        """Draw what depends on what the driver takes besides: control flow is of what it says yes to by itself."""
+        if self.operation in CONTROL:
+            self.calls, self._sources = [], []
+            self._draw(sources(self.operation, self._rng, takes))
+
     def more(self) -> Iterator[tuple[Call, Model]]:
-        """Further calls of the cells of which any was taken."""
-        for cell in {str(call.cell): call.cell for call, _ in self.taken or ()}.values():
+        """Further calls of the kinds of which any was taken."""
+        taken = {id(call) for call, _ in self.taken or ()}
+        pairs = zip(self._sources, self.calls, strict=True)
+        for source in dict.fromkeys(source for source, (call, _) in pairs if id(call) in taken):
             for _ in range(MORE * self._draws):
-                call = draw(cell, self._rng, open=bool(self._rng.random() < OPEN))
-                yield call, model_of(call)
+                call = source(self._rng)
+                if call is not None:
+                    yield call, model_of(call)
+
+
+def _plain(cell: Cell, rng: np.random.Generator) -> Call:
+    """A call, of dimensions that the model does not say in some."""
+    return draw(cell, rng, open=bool(rng.random() < OPEN))
 
 
 class Trial:
@@ -105,6 +128,7 @@ class Trial:
         drawing = self.drawing
         if drawing.taken is None:
             taken = []
+            drawing.begin(lambda model: self.verdict(model).ok)
             for call, model in drawing.calls:
                 verdict = self.verdict(model)
                 if verdict.ok:
@@ -126,7 +150,7 @@ class Trial:
     def samples(self) -> list[tuple[Call, Model]]:
         """A few of them, of different types, with something to write and much to read, which the reference can run.
 
-        One of them has as many constants as there are in any.
+        One of them has as many constants as there are in any, one parameters that are given at run time.
         """
         if self.drawing.samples is None:
             self.drawing.samples = self._samples()
@@ -136,14 +160,16 @@ class Trial:
 
     def _samples(self) -> list[tuple[Call, Model]]:
         chosen: dict[Any, tuple[Call, Model]] = {}
-        taken = [pair for pair in self.taken() if not pair[0].open]
+        shut = [pair for pair in self.taken() if not pair[0].open]
+        taken = [pair for pair in shut if not pair[0].late]
         ordered = sorted(taken, key=lambda pair: (pair[0].cell.values != "ordinary", -_room(pair[0])))
-        by_constants = sorted(taken, key=lambda pair: -_constants(pair[0]))
+        by_constants = sorted(taken, key=lambda pair: -pair[0].constants)
         for kind, call, model in [
-            *((call.cell.kind, call, model) for call, model in ordered),
-            *(("constants", call, model) for call, model in by_constants if _constants(call)),
+            *((call.variety, call, model) for call, model in ordered),
+            *(("constants", call, model) for call, model in by_constants if call.constants),
+            *(("late", call, model) for call, model in shut if call.late),
         ]:
-            if kind in chosen or (len(chosen) == SAMPLES and kind != "constants"):
+            if kind in chosen or (len(chosen) == SAMPLES and kind not in ("constants", "late")):
                 continue
             try:
                 wanted = self.wanted(model, arrays_of(call))
@@ -158,19 +184,6 @@ class Trial:
         for _ in range(count):
             call = again(call, self.rng)
             yield call
-
-    def of_other_constants(self, call: Call) -> Call:
-        """The same call with other constants; those whose elements may not be anything have them in another order."""
-        arguments, inputs = call.bound.form.each(len(call.inputs)), list(call.inputs)
-        for place, (argument, value) in enumerate(zip(arguments, call.inputs, strict=True)):
-            if value is None or place in call.given or argument.scalar or value.array.dtype == np.int32:
-                continue
-            free = argument.drawn is None
-            data = (
-                contents(self.rng, value.type, value.known, call.cell.values) if free else np.flip(value.array).copy()
-            )
-            inputs[place] = replace(value, data=data)
-        return replace(call, inputs=tuple(inputs))
 
     def fixed(self) -> None:
         """NotAsked where the results are drawn at random."""
@@ -198,14 +211,19 @@ class Trial:
             raise ProcessDied(str(error)) from error
 
     def verdict(self, model: Model) -> Verdict:
-        """What the driver says of the one operation."""
-        with self.asking("supports"):
-            return verdicts_by(self.device, model)[0]
+        """What the driver says of the one operation; no where its level lacks it, of which no runtime asks it."""
+        return self._said(model)[0]
 
     def verdicts(self, model: Model) -> list[bool]:
         """Whether the driver says yes to each operation."""
+        return [verdict.ok for verdict in self._said(model)]
+
+    def _said(self, model: Model) -> list[Verdict]:
+        lacking = refusals(model, self.device.level)
+        if any(lacking):
+            return [Verdict(not why, why) for why in lacking]
         with self.asking("supports"):
-            return [verdict.ok for verdict in verdicts_by(self.device, model)]
+            return verdicts_by(self.device, model)
 
     def prepare(self, model: Model, hints: Hints = PLAIN) -> Prepared:
         """Prepare; closed with the trial where the check does not."""
@@ -295,15 +313,6 @@ def copies(arrays: Sequence[Array]) -> list[Array]:
 def _room(call: Call) -> int:
     """How many elements are given at run time."""
     return sum(x.size for x in arrays_of(call))
-
-
-def _constants(call: Call) -> int:
-    """How many elements of real numbers are constants."""
-    return sum(
-        value.array.size
-        for place, (argument, value) in enumerate(zip(call.bound.form.each(len(call.inputs)), call.inputs, strict=True))
-        if value is not None and place not in call.given and not argument.scalar and value.type != I32
-    )
 
 
 def _bits(array: Array | None) -> Any:

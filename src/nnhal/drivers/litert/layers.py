@@ -18,7 +18,7 @@ from nnhal.ops.weighted import product_scales
 SQUARED = 2.0**50  # numbers up to here are squared
 SMALL = 2.0**-80  # times this all can be
 WIDEST = 64  # radius of sums of shifted tensors
-LEAST_EPSILON = 1e-12
+LEAST_EPSILON = float(np.float32(1e-12))  # as a model states it
 POINTER, ACCUMULATOR = 8, 4  # bytes: XNNPACK holds a pointer for each element that a window meets, LiteRT numbers
 DYNAMIC = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")  # whose inputs LiteRT quantises beside integer weights
 LANES = 16  # channels that XNNPACK computes at once

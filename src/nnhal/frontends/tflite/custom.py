@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import Padding
+from nnhal.base.codes import Padding, type_name
 from nnhal.base.custom_operators import CUSTOM_OPERATORS, CustomOperator
 from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, told
 from nnhal.base.operands import Value
@@ -81,12 +81,24 @@ def _told_whose(hook: CustomOperator) -> Callable[[OperatorTask], None]:
             failed.__cause__ = error
             note_stack(failed)
             raise failed from error
-        missing = [n for n in range(len(t.operator.outputs)) if n not in t.results]
-        if missing:
-            where = f"{t.graph.file.label}: {t.label}"
-            raise DriverFailed(f"{where}: {_name(hook)} gave no output {missing[0]}, must give each")
+        for number in range(len(t.operator.outputs)):
+            problem = _wrong(t, number)
+            if problem:
+                raise DriverFailed(f"{t.graph.file.label}: {t.label}: {_name(hook)} gave {problem}")
 
     return lower
+
+
+def _wrong(t: OperatorTask, number: int) -> str:
+    """What is wrong with what was given for an output; its shape is for whoever gives it to say."""
+    if number not in t.results:
+        return f"no output {number}, must give each"
+    given, wanted = t.results[number].value.type, t.graph.source.tensors[t.operator.outputs[number]].type
+    try:
+        there = t.declared(number).type
+    except Inexpressible:
+        return ""
+    return "" if given == there else f"{type_name(given)} for output {number}, must be {wanted} as in the file"
 
 
 def _name(hook: CustomOperator) -> str:

@@ -17,7 +17,6 @@ from nnhal.frontends.tflite.file import DTYPES, Options
 
 Fold = Callable[..., Any]
 MOST = 4096  # elements of a result, or results of an operator: a function looks at them before it makes them
-MOST_MOVED = 1 << 20  # of one that is moved
 KINDS = frozenset(("INT32", "INT64", "BOOL", "FLOAT32"))
 FAILURES = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 
@@ -103,7 +102,7 @@ def _gather(o: Options, x: Array, indices: Array) -> Any:
     batches += indices.ndim if batches < 0 else 0
     must(indices.min(initial=0) >= 0 and 0 <= batches <= axis and x.shape[:batches] == indices.shape[:batches])
     left = math.prod(x.shape[batches:axis]) * math.prod(x.shape[axis:][1:])
-    must(left * indices.size <= MOST_MOVED)
+    must(left * indices.size <= MOST)
     indices = indices.astype(np.int64)
     if not batches:
         return x.take(indices, axis)
@@ -120,7 +119,7 @@ def rows(x: Array, count: int) -> Array:
 def _gather_nd(_: Options, x: Array, indices: Array) -> Any:
     depth = indices.shape[-1]
     must((indices >= 0).all() and (indices < x.shape[:depth]).all())
-    must(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST_MOVED)
+    must(math.prod(indices.shape[:-1]) * math.prod(x.shape[depth:]) <= MOST)
     return x[tuple(np.moveaxis(indices.astype(np.int64), -1, 0))]
 
 
@@ -168,12 +167,11 @@ def _transpose(_: Options, x: Array, order: Array) -> Any:
 
 
 def _tile(_: Options, x: Array, times: Array) -> Any:
-    must(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST_MOVED)
+    must(min(numbers(times), default=1) >= 0 and x.size * math.prod(numbers(times)) <= MOST)
     return np.tile(x, numbers(times))
 
 
 def _broadcast_to(_: Options, x: Array, shape: Array) -> Any:
-    must(math.prod(numbers(shape)) <= MOST_MOVED)
     return np.broadcast_to(x, numbers(shape))
 
 
@@ -207,7 +205,7 @@ def _mirror(o: Options, x: Array, paddings: Array) -> Any:
     mode = ("reflect", "symmetric")[o.read("MirrorPadOptions")("Mode")]
     widths = paddings.astype(np.int64).reshape(x.ndim, 2).tolist()
     must(all(0 <= n <= size for pair, size in zip(widths, x.shape, strict=True) for n in pair))
-    must(math.prod(size + sum(pair) for pair, size in zip(widths, x.shape, strict=True)) <= MOST_MOVED)
+    must(math.prod(size + sum(pair) for pair, size in zip(widths, x.shape, strict=True)) <= MOST)
     return np.pad(x, widths, mode)  # type: ignore[call-overload]
 
 
@@ -305,6 +303,12 @@ def _modulo(x: Array, y: Array) -> Any:
     return x.astype(np.int64) % y
 
 
+def _select(o: Options, condition: Array, x: Array, y: Array) -> Any:
+    """A row of conditions has one for each row of the others."""
+    rows_of = condition.ndim == 1 and x.ndim > 1
+    return plain(np.where)(o, condition.reshape(-1, *[1] * (x.ndim - 1)) if rows_of else condition, x, y)
+
+
 def _cast(x: Array, kind: str) -> Any:
     """Integers towards 0; truth is what is not 0."""
     if kind in ("FLOAT32", "BOOL"):
@@ -372,7 +376,7 @@ SUMS: dict[str, Fold] = {
     "LOGICAL_AND": plain(np.logical_and),
     "LOGICAL_OR": plain(np.logical_or),
     "LOGICAL_NOT": plain(np.logical_not),
-    "SELECT": plain(np.where),
+    "SELECT": _select,
     "SELECT_V2": plain(np.where),
     "CAST": lambda *_: None,  # of the type that the output has: see `fold`
     "SUM": reduced(np.sum),

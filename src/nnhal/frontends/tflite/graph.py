@@ -129,7 +129,7 @@ class ImportContext:
             raise BadFile(f"{self.file.label}: {where}: refers to subgraph {number}, must be 0 to {limit - 1}")
         if number in self._open:
             raise BadFile(f"{self.file.label}: {where}: subgraph {number} refers to itself, directly or through others")
-        if len(self._open) > MAX_DEPTH:
+        if len(self._open) >= MAX_DEPTH:  # this one would be deeper
             raise BadFile(f"{self.file.label}: {where}: subgraphs are nested deeper than {MAX_DEPTH}")
         source = self.file.subgraphs[number]
         if len(source.inputs) != count:
@@ -281,7 +281,7 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
     known = None if data.dtype == object else data.reshape(shape)
     span = None
     if known is not None and data.dtype == np.int64 and value.type == I32:
-        span = int(data.min(initial=0)), int(data.max(initial=0))
+        span = (int(data.min()), int(data.max())) if data.size else (0, 0)
         if not fits(span):
             return Term(Value(UNTYPED, shape), kind, data, scalar=data.ndim == 0, made=True)
         known, blob = known.astype(np.int32), None

@@ -226,7 +226,11 @@ def strided_slice(t: OperatorTask) -> None:
         if masks[2]:
             begin, end = one_element(t, x, begin, end, masks[0], masks[2])
             masks = [masks[0] & ~masks[2], masks[1] & ~masks[2], masks[2]]
-        t.give("STRIDED_SLICE", x, begin, end, strides, *masks)
+        if masks[2] == (1 << t.rank(x)) - 1:  # one element, though begin and end do not say so before they are computed
+            part = t.make("STRIDED_SLICE", x, begin, end, strides, *masks, like=t.out())
+            t.reshaped(part, [1], out=True)
+        else:
+            t.give("STRIDED_SLICE", x, begin, end, strides, *masks)
         return
     ranges, added = written_out(t, o, t.rank(x))
     rows = [t.integers([getattr(r, name) for r in ranges]) for name in ("begin", "end", "stride")]
@@ -298,7 +302,6 @@ def tile(t: OperatorTask) -> None:
 def reverse(t: OperatorTask) -> None:
     """One dimension after the other."""
     x, axes = t.x(0), t.ints(1, "axis")
-    t.require(axes, "names no axis")
     axes = [t.axis(axis, t.rank(x)) for axis in axes]
     for axis in axes[:-1]:
         x = t.make("REVERSE", x, t.integers([axis]))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nnhal.base.codes import MAX_RANK, OperandType
+from nnhal.base.codes import MAX_RANK, OperandType, type_name
 from nnhal.base.operands import Value
 from nnhal.frontends.tflite.functions import lowest
 from nnhal.frontends.tflite.gather import inside, none_below, row_numbers
@@ -37,7 +37,10 @@ def neutral(kind: str, type: OperandType) -> float | int:
 
 def combined(t: OperatorTask, kind: str, rows: Term, ids: Term, count: int) -> Term:
     """Rows [n, inner] that have the same number of 0 to count - 1, combined to [count, inner]."""
-    t.require(rows.value.type in (F32, I32), f"of {rows.kind} takes sums, which NNAPI has for float32 and int32")
+    t.require(
+        rows.value.type in (F32, I32),
+        f"of {type_name(rows.value.type)} takes sums, which NNAPI has for float32 and int32",
+    )
     n, inner = t.known(rows)
     t.require(n and inner and count > 0, f"combines {n} rows of {inner} elements to {count}, must have some of each")
     t.require(count * inner <= MOST_CHOICES, too_many(count * inner))

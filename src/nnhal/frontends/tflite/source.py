@@ -1,5 +1,6 @@
 """Where a model's bytes come from: a file, bytes, or a member of a bundle; and what a file is that is no `.tflite` file."""
 
+import codecs
 import io
 import os
 import re
@@ -207,7 +208,7 @@ def known(data: Array) -> str:
 def _text(head: bytes) -> str:
     """Which text it is, "" for none."""
     try:
-        head[: len(head) - 3 if len(head) == HEAD else None].decode()
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < HEAD)  # the last letter may be cut
     except UnicodeDecodeError:
         return ""
     if len(head) < 16 or any(byte < 9 or 13 < byte < 32 for byte in head):

@@ -82,12 +82,12 @@ class OperatorTask:
 
     def refuse(self, reason: str) -> NoReturn:
         """Refuse the operator."""
-        raise Inexpressible(reason)
+        raise Inexpressible(reason or "is refused, and nothing says why")  # one without a reason follows from another's
 
     def require(self, condition: Any, reason: str) -> None:
         """Refuse the operator unless the condition holds."""
         if not condition:
-            raise Inexpressible(reason)
+            self.refuse(reason)
 
     def check_count(self, count: int) -> None:
         """Refuse to move that many elements one by one, before anything is made of them."""
@@ -234,6 +234,8 @@ class OperatorTask:
 
     def integers(self, values: Sequence[int]) -> Term:
         """A constant TENSOR_INT32."""
+        whole = all(int(n) == n for n in values)
+        self.require(whole, f"integers are {shown(list(values))}, must be whole numbers")
         fits = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in values)
         longest = max((abs(int(n)).bit_length() + 1 for n in values), default=0)
         self.require(fits, f"integers of {longest} bits do not fit into 32 bits")
@@ -327,6 +329,7 @@ class OperatorTask:
                 f"operation is {shown(name)}, must be one of NNAPI's own, or of a registered extension"
             )
         record = OPS[name]
+        _look_at(record, given, named)
         arguments = _arrange(record, given, named)
         own = next((t.value.type for a, t in arguments if repr(a.spec) == "T" and isinstance(t, Term)), None)
         inputs = tuple(_operand(record, a, value, own) for a, value in arguments)
@@ -450,15 +453,29 @@ def number(value: Any, kind: OperandType) -> Term:
 def held(value: Any, kind: int) -> Array:
     """One number as an array of a type; Inexpressible where it does not fit."""
     try:
-        return np.asarray(value, dtype_of(kind))
-    except (OverflowError, ValueError):
-        raise Inexpressible(f"{value} does not fit {type_name(kind)}") from None
+        array = np.asarray(value, dtype_of(kind))
+    except (OverflowError, ValueError, TypeError):
+        raise Inexpressible(f"{shown(value)} does not fit {type_name(kind)}") from None
+    if array.dtype.kind in "iub" and array.size == 1 and array.item() != value:
+        raise Inexpressible(f"{shown(value)} does not fit {type_name(kind)}")
+    return array
 
 
 def viewed(term: Term, shape: Sequence[int]) -> Term:
     """A constant in another shape, over the same bytes."""
     data = np.asarray(term.value.data).reshape(tuple(shape))
     return Term(replace(term.value, shape=tuple(shape), data=data), term.kind, data, term.blob)
+
+
+def _look_at(record: Op, given: Sequence[Any], named: dict[str, Any]) -> None:
+    """InvalidArgument for what no operator can be at fault for: a name that no form has, and what is no argument at all."""
+    names = dict.fromkeys(a.name for form in record.forms for a in form)
+    for name in named:
+        if name not in names:
+            raise InvalidArgument(f"{record.name} has no argument {shown(name)}, must be one of {', '.join(names)}")
+    for place, value in [*enumerate(given), *named.items()]:
+        if value is not None and not isinstance(value, Term | bool | int | float | str | np.generic):
+            raise InvalidArgument(f"{record.name}: argument {place} is {shown(value)}, must be a tensor or a number")
 
 
 def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tuple[Arg, Any]]:

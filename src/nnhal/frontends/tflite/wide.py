@@ -15,7 +15,7 @@ from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term, fits
 
 Span = tuple[int, int]
 ANY: Span = (-(1 << 31), (1 << 31) - 1)
-KINDS: dict[str, Span] = {"BOOL": (0, 1), "INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-(1 << 15), (1 << 15) - 1)}
+KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255)}  # NNAPI's CAST makes no int32 of other small ones
 MOVES = frozenset((
     "ASSIGN_VARIABLE", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS", "FILL",
     "DYNAMIC_UPDATE_SLICE", "MATRIX_DIAG", "MATRIX_SET_DIAG",

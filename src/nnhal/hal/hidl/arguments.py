@@ -13,7 +13,7 @@ import numpy as np
 
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.hal.binding import bind_request
+from nnhal.hal.binding import bind_request, flat_bytes
 from nnhal.hal.request import Request, Timing
 from nnhal.model.graph import Model
 
@@ -99,9 +99,9 @@ def lay_out(request: Request, rooms: Sequence[Room]) -> Laid:
         pools.append(Memory.wrap(data))
         return RequestArgument(False, len(pools) - 1, 0, data.nbytes, dimensions)
 
-    inputs = [RequestArgument(True) if x is None else place(_flat(x), x.shape) for x in request.inputs]
+    inputs = [RequestArgument(True) if x is None else place(flat_bytes(x), x.shape) for x in request.inputs]
     targets = tuple(request.blank((room.size // room.dtype.itemsize,), room.dtype) for room in rooms)
-    outputs = [place(_flat(data), room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
+    outputs = [place(flat_bytes(data), room.shape or ()) for data, room in zip(targets, rooms, strict=True)]
     return Laid(HalRequest(tuple(inputs), tuple(outputs), tuple(pools)), targets)
 
 
@@ -114,10 +114,6 @@ def collect(laid: Laid, request: Request, rooms: Sequence[Room], shapes: Sequenc
         shape = shapes[index].dimensions if shapes else room.shape
         assert shape is not None
         request.take(index, data[: math.prod(shape)].reshape(shape))
-
-
-def _flat(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 # ---------------------------------------------------------------------------------------------------------- for drivers

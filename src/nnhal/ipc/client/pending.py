@@ -15,6 +15,7 @@ from nnhal.ipc.transport.channel import Descriptors
 
 GRACE_NS = 5_000_000  # past a deadline, for the service to say so itself
 CANCEL_SLICE_NS = 20_000_000  # between looks at whether an execution is still wanted
+_LONGEST_NS = 10**15  # 11 days: poll takes no more than 24
 
 
 class Pending:
@@ -84,7 +85,8 @@ class Pending:
 
 
 def _milliseconds(deadline: int | None, most: int | None) -> float | None:
-    """How long to wait at a stretch, at most so many nanoseconds."""
-    left = None if deadline is None else max(0, deadline + GRACE_NS - time.monotonic_ns())
-    nanoseconds = most if left is None else left if most is None else min(left, most)
-    return None if nanoseconds is None else nanoseconds / 1e6
+    """How long to wait at a stretch, at most so many nanoseconds; None for as long as it takes."""
+    if deadline is None:
+        return None if most is None else most / 1e6
+    left = max(0, deadline + GRACE_NS - time.monotonic_ns())
+    return min(left, _LONGEST_NS if most is None else most) / 1e6

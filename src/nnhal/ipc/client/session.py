@@ -284,7 +284,6 @@ class Session:
             return left
         finally:
             if refused:
-                self._lanes.discard(channel)
                 channel.close()
             elif channel.in_doubt:
                 self._give_up(_GivenUp(channel, time.monotonic_ns(), blamed, made))

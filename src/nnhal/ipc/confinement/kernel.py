@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-import sys
+import struct
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
@@ -32,9 +32,8 @@ def syscall(name: str, number: int, *arguments: int | bytes | None) -> int:
 
 def machine() -> str:
     """The architecture of the tables. Raises OSError for another one, also for a 32-bit Python on a 64-bit kernel."""
-    name = os.uname().machine
-    if name not in AUDIT_ARCH or sys.maxsize < 1 << 32:
-        bits = 64 if sys.maxsize > 1 << 32 else 32
+    name, bits = os.uname().machine, 8 * struct.calcsize("P")
+    if name not in AUDIT_ARCH or bits != 64:
         raise OSError(0, f"system is {name} with {bits} bits, must be {' or '.join(AUDIT_ARCH)} with 64")
     return name
 

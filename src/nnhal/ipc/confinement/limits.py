@@ -47,15 +47,15 @@ def limit(limits: Limits) -> str:
         "core": (resource.RLIMIT_CORE, 0),
         "processes": (resource.RLIMIT_NPROC, limits.processes),
     }
-    said = []
-    for name, (which, value) in wanted.items():
-        if value is None:
-            continue
-        under = resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :]
-        held = [value, *(x for x in under if x != resource.RLIM_INFINITY)]
-        resource.setrlimit(which, (min(held), min(held)))
-        said.append(f"{name} {min(held)}")
-    return ", ".join(said)
+    return ", ".join(f"{name} {_lowered(which, value)}" for name, (which, value) in wanted.items() if value is not None)
+
+
+def _lowered(which: int, value: int) -> int:
+    """Set a limit, not above what it is already; what it is now."""
+    under = resource.getrlimit(which)[which == resource.RLIMIT_NOFILE :]
+    least = min([value, *(x for x in under if x != resource.RLIM_INFINITY)])
+    resource.setrlimit(which, (least, least))
+    return least
 
 
 def raise_descriptors(value: int) -> None:

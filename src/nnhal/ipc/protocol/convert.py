@@ -30,7 +30,7 @@ from nnhal.hal.device import Performance as Stated
 from nnhal.hal.request import Timing
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, upgrade
 from nnhal.ipc.protocol import wire
-from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
+from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, with_codes_of_here
 
 _NO_MEMORY = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 
@@ -65,7 +65,7 @@ def model_from_wire(model: wire.WireModel, pool: Callable[[wire.Pool], Memory]) 
     """A model as the service sees it; InvalidModel for what no model can be (all else is for validation to find)."""
     pools = tuple(pool(p) for p in model.pools)
     graphs = [_graph_from_wire(g, n, model, pools) for n, g in enumerate(model.subgraphs)]
-    return Model(
+    made = Model(
         graphs[0],
         tuple(graphs[1:]),
         bytes(model.values),
@@ -74,6 +74,7 @@ def model_from_wire(model: wire.WireModel, pool: Callable[[wire.Pool], Memory]) 
         tuple(model.extensions),
         name=model.name,
     )
+    return with_codes_of_here(made)
 
 
 def _graph_from_wire(

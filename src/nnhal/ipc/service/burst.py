@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nnhal.base.answers import answering, let_go
-from nnhal.base.descriptors import Owner
 from nnhal.base.errors import InvalidArgument, OperationFailed, ResourceExhausted
 from nnhal.base.levels import Level
 from nnhal.base.log import logger
@@ -21,7 +20,7 @@ from nnhal.hal.device import executor_by
 from nnhal.hal.request import Control, Run
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import error_to_wire
-from nnhal.ipc.service.binding import DONE, ServiceBinding
+from nnhal.ipc.service.binding import ServiceBinding
 from nnhal.ipc.service.exports import Export
 from nnhal.ipc.service.quota import Claim
 from nnhal.ipc.transport import _native
@@ -93,15 +92,12 @@ class ServiceBurst:
             finally:
                 self._held.set()
             while True:
-                packet = queues.receive(-1)
+                packet = queues.receive()
                 if isinstance(packet, int):
                     _log.debug("burst of %s ends: %s", self._entry.signature.where, _ENDS.get(packet, packet))
                     break
-                status = queues.send(self._answer(packet))
-                if status == _native.FULL:
-                    status = queues.send(_TOO_LONG)
-                if status < 0:
-                    break
+                if queues.send(self._answer(packet)) == _native.FULL:
+                    queues.send(_TOO_LONG)
         except BaseException:
             _log.exception("burst of %s: the listener failed", self._entry.signature.where)
         finally:
@@ -127,12 +123,8 @@ class ServiceBurst:
             if not self._entry.alive:
                 self._entry.refuse()
             run = self._run if self._slots is None else self._slots.executing(binding)
-            answer = binding.execute(run, control)
-            if answer is DONE:
-                return _DONE
-            reply, given = answer
-            Owner(*given).close()
-            return pack(wire.encode(reply))
+            reply, _ = binding.execute(run, control)  # without descriptors: no output is the driver's to provide
+            return _DONE if reply is wire.DONE else pack(wire.encode(reply))
         except BaseException as error:  # whatever a driver raises is a result
             return pack(wire.encode(error_to_wire(error)))
 

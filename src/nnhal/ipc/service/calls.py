@@ -389,9 +389,9 @@ class CallHandler:
         return wire.Info(timing_to_wire(info.launched), timing_to_wire(info.fenced), shapes), ()
 
     def _burst(self, call: wire.ConfigureExecutionBurst, fds: Descriptors) -> Answer:
-        fd = fds.take()
-        if fd < 0:
+        if not fds:
             raise InvalidArgument("configureExecutionBurst: no descriptor came along, must be that of the queues")
+        fd = fds.take()
         try:
             with self._share.take(bursts=1) as claim:
                 entry = self._entry(call.prepared)

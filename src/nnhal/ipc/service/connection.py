@@ -60,10 +60,8 @@ class _LongMessage:
         self._claim = self._share.take(memory=DECODED * length)
 
     def over(self) -> None:
-        """It was answered, and let go."""
-        if self._claim is not None:
-            self._claim.give()
-            self._claim = None
+        """It was answered, and let go: what it counted for goes back with its owner."""
+        self._claim = None
 
 
 class Connection:
@@ -162,9 +160,9 @@ class Connection:
             fds.close()
 
     def _attach(self, call: wire.AttachLane, fds: Descriptors) -> Answer:
-        fd = fds.take()
-        if fd < 0:
+        if not fds:
             raise InvalidArgument("AttachLane: no descriptor came along, must be one end of a socket pair")
+        fd = fds.take()
         try:
             sock = socket.socket(fileno=fd)
         except OSError:
@@ -173,7 +171,7 @@ class Connection:
         if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
             sock.close()
             raise InvalidArgument("AttachLane: the descriptor is no SEQPACKET socket of the Unix family, must be")
-        channel = Channel(sock, -1, self._peer_cpus)
+        channel = Channel(sock, peer_cpus=self._peer_cpus)
         try:
             self._take_lane(channel, call)
         except BaseException as error:

@@ -47,9 +47,9 @@ class ServicePools:
             if pool.place >= len(memories):
                 raise InvalidArgument(f"pool: {pool.place} is its place, must be below {len(memories)}")
             return memories[pool.place]
-        fd = fds.take()
-        if fd < 0:
+        if not fds:
             raise InvalidArgument("pool: its descriptor did not come along, must be sent")
+        fd = fds.take()
         try:
             found = os.fstat(fd)
             readonly = pool.readonly or not written

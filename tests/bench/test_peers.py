@@ -1,0 +1,108 @@
+"""A peer engine is called as its users call it, and no more is done for it."""
+
+import sys
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.bench import peers
+from nnhal.bench.peers import peer
+from nnhal.runtime import discovery
+from nnhal.zoo import maker
+
+litert = pytest.importorskip("ai_edge_litert.interpreter")
+
+
+@pytest.fixture(scope="module")
+def path():
+    return maker.path("tiny_conv")
+
+
+def given(engine: peers.LiteRT) -> np.ndarray:
+    return np.random.default_rng(0).uniform(-1, 1, tuple(engine.inputs[0]["shape"])).astype(np.float32)
+
+
+def test_a_peer_computes_what_the_reference_does_from_a_file_and_from_its_bytes(path):
+    for source in (path, path.read_bytes()):
+        engine = peer("litert", source, 1)
+        x = given(engine)
+        (y,) = engine([x])
+        expected = nnhal.compile(nnhal.load(path), devices="reference")(x)
+        assert np.allclose(y, expected, atol=1e-4) and not np.allclose(y, engine([x / 2])[0], atol=1e-6)
+        with pytest.raises(ValueError, match="longer"):
+            engine([x, x])
+
+
+def test_other_shapes_are_ready_to_run(path):
+    engine = peer("litert", path, 1)
+    x = given(engine)
+    engine.resize([(3, *x.shape[1:])])
+    (y,) = engine([np.concatenate([x] * 3)])
+    assert y.shape[0] == 3 and np.allclose(y, y[:1], atol=1e-6)
+    with pytest.raises(ValueError, match="longer"):
+        engine.resize([x.shape, x.shape])
+
+
+class Engine:
+    """In the place of LiteRT's interpreter: notes what is called, and takes two time units for each."""
+
+    def __init__(self, **how) -> None:
+        self.how, self.calls = how, []
+        Engine.last = self
+        Engine.now += 20
+
+    def allocate_tensors(self) -> None:
+        self.calls.append("allocate")
+        Engine.now += 300
+
+    def reset_all_variables(self) -> None:
+        self.calls.append("reset")
+
+    def get_input_details(self):
+        return []
+
+    get_output_details = get_input_details
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    Engine.now = 1000
+    monkeypatch.setattr(litert, "Interpreter", Engine)
+    monkeypatch.setattr(peers.time, "perf_counter_ns", lambda: Engine.now)
+
+
+def test_reading_and_preparing_are_timed_apart(engine):
+    made = peer("litert", b"model", 2)
+    assert (made.load_ns, made.compile_ns) == (20, 300)
+
+
+def test_the_peer_runs_as_users_run_it_with_its_delegate_unless_told_otherwise(engine, path):
+    peer("litert", path, 3)
+    kinds = litert.OpResolverType
+    assert Engine.last.how == {"model_path": str(path), "num_threads": 3, "experimental_op_resolver_type": kinds.AUTO}
+    peers.LiteRT(b"model", 1, xnnpack=False)
+    none = kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    assert Engine.last.how == {"model_content": b"model", "num_threads": 1, "experimental_op_resolver_type": none}
+
+
+def test_a_reset_is_the_engines(engine):
+    made = peer("litert", b"model", 1)
+    made.reset()
+    assert Engine.last.calls == ["allocate", "reset"]
+
+
+def test_the_engines_greeting_is_left_to_its_driver(engine, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(discovery, "load_one", loaded.append)
+    peer("litert", b"model", 1)
+    assert loaded == ["litert"]
+
+
+def test_a_peer_that_is_none_or_is_not_installed_is_named(monkeypatch):
+    with pytest.raises(InvalidArgument, match="peer is 'abacus', must be one of litert"):
+        peer("abacus", b"", 1)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
+    with pytest.raises(DeviceUnavailable, match=r"needs ai-edge-litert: pip install 'nnhal\[litert\]'"):
+        peer("litert", b"", 1)

@@ -1,0 +1,589 @@
+"""What `show`, `bench`, `diff`, `devices`, `doctor` and `models` tell, in this process, of things made up for it."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.codes import OperationType
+from nnhal.base.errors import OutOfMemory
+from nnhal.bench.each import TimeSpent
+from nnhal.bench.latency import Latency, Ratio
+from nnhal.cli import bench, devices, diff, doctor, models, show
+from nnhal.cli.show import summary
+from nnhal.hal.device import YES, Capabilities, Device, Prepared, Verdict
+from nnhal.model.outline import Node, Outline, ShownTensor
+from nnhal.runtime.discovery import Found
+from nnhal.runtime.isolation import Confined
+from nnhal.zoo import maker
+from tests.cli.test_run import called
+from tests.frontends.flat import Writer
+
+# ----------------------------------------------------------------------------------------------------------------- show
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (0, ""),
+        (1, "1"),
+        (999_999, "999,999"),
+        (1_000_000, "1 M"),
+        (12_345_678, "12.3 M"),
+        (10**9 - 1, "1e+03 M"),
+        (10**9, "1 G"),
+        (5_678_000_000, "5.68 G"),
+    ],
+)
+def test_numbers_for_people(number, told):
+    assert show._count(number) == told
+
+
+def outlined(**facts: Any) -> Outline:
+    tensors = {
+        0: ShownTensor("x", "FLOAT32", (1, None)),
+        1: ShownTensor("", "INT32", None),
+    }
+    nodes = tuple(facts.pop("nodes", (Node("ABS", "", (0,), (1,)),)))
+    return Outline(facts.pop("name", "n"), tensors, (0,), (1,), nodes, **facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"level": "1.2"}, "level    1.2, because nothing asks for a later one"),
+        ({"level": "1.2", "reasons": ("ABS #0: it", "ABS #7: it")}, "level    1.2, because it"),
+        ({"level": "1.2", "reasons": ("a", "b", "c")}, "level    1.2, because a; b; c"),
+        ({"level": "1.2", "reasons": ("a", "b", "c", "d", "e")}, "level    1.2, because a; b; c; and 2 more reasons"),
+        (
+            {"nodes": (Node("A", "", (0,), (1,), refused="no"), Node("B", "", (0,), (1,)))},
+            "level    none: NNAPI cannot take 1 of the 2 operations",
+        ),
+        ({"reasons": ("a shape", "more")}, "level    none: a shape"),
+        ({}, "level    none: NNAPI cannot take an input or output"),
+    ],
+)
+def test_the_summary_says_why_that_level(facts, told):
+    assert list(summary(outlined(**facts)))[1] == told
+
+
+def test_the_summary_begins_with_the_model_and_names_what_goes_in_and_out():
+    lines = list(summary(outlined(name="")))
+    assert lines[0] == "model    (unnamed): 1 operation, 0 parameters in 0 B, 0 multiply-adds"
+    assert lines[2].startswith("input    x: FLOAT32 ") and lines[3].startswith("output   %1: INT32 ")
+    assert next(iter(summary(outlined()))).startswith("model    n: ")
+
+
+def test_what_is_refused_is_told_with_its_places():
+    nodes = [Node(name, "", (0,), (1,), refused=why) for name, why in (("A", "x"), ("B", ""), ("A", "x"), ("A", "y"))]
+    assert show._refused(outlined(nodes=nodes)) == [["A", "#0, #2", "x"], ["A", "#3", "y"]]
+
+
+def test_a_model_is_shown_whole_in_json(capsys):
+    found = json.loads(called(capsys, "show", "tiny_conv_int8", "--json")[0])
+    assert found["level"] and "placement" not in found and (found["subgraphs"], found["states"]) == (0, 0)
+    assert sum(found["histogram"].values()) == len(found["operations"])
+    assert found["parameters"] == sum(kind["elements"] for kind in found["weights"].values())
+    assert found["macs"] == sum(operation["macs"] for operation in found["operations"]) > 0
+    assert all(operation["refused"] is None for operation in found["operations"])
+    operands = found["operands"]
+    assert [o["operand"] for o in operands] == list(range(len(operands)))
+    quantised = [o for o in operands if "scale" in o]
+    assert quantised and len(quantised) < len(operands) and all("zero_point" in o for o in quantised)
+    assert {"SUBGRAPH_INPUT", "SUBGRAPH_OUTPUT"} <= {o["lifetime"] for o in operands}
+    assert found["inputs"][0]["shape"] == [1, 8, 8, 3] and found["inputs"][0]["operand"] >= 0
+    found = json.loads(called(capsys, "show", "tiny_lstm", "--json", "--placement", "-d", "reference")[0])
+    assert found["states"] > 0 and found["placement"]["devices"]
+
+
+def test_subgraphs_and_states_are_counted(capsys):
+    out = called(capsys, "show", "tiny_lstm")[0]
+    states = json.loads(called(capsys, "show", "tiny_lstm", "--json")[0])["states"]
+    assert f"with     0 subgraphs, {states} state" in out
+    assert "with " not in called(capsys, "show", "tiny_conv")[0]
+
+
+def test_pictures_are_written_and_said(capsys, tmp_path):
+    out, err = called(capsys, "show", "add4", "--svg", tmp_path / "x.svg", "--png", tmp_path / "x.png")
+    assert out == "" and err.replace("\n", "").count("wrote ") == 2
+    assert b"<svg" in (tmp_path / "x.svg").read_bytes()[:200]
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    out, _ = called(capsys, "show", "add4", "--svg", tmp_path / "y.svg", "--dot", "--placement", "-d", "reference")
+    assert out.startswith("digraph") and "reference" in (tmp_path / "y.svg").read_text()
+    assert "reference" not in (tmp_path / "x.svg").read_text()
+
+
+def test_where_operations_run_is_noted_beside_them(capsys):
+    out = called(capsys, "show", "add4", "--all", "--placement", "-d", "reference")[0]
+    assert "# reference: the only device asked" in out and out.endswith("1 step, 0 tensors cross between devices\n")
+    assert "cross between" not in called(capsys, "show", "add4", "--all")[0]
+    taken = SimpleNamespace(device="a", reason="why", others={"b": "no"})
+    assert show._note(taken) == "a: why; not b: no"
+    taken.device = ""
+    assert show._note(taken) == "why"
+
+
+# ---------------------------------------------------------------------------------------------------------------- bench
+
+LATENCY = Latency(1_000_000, 2_000_000, 3_000_000, (10_000, 30_000, 20_000, 40_000), 400_000)
+
+
+def test_latencies_in_json_have_percentiles_and_runs_by_the_time_that_all_took():
+    found = bench._document("m", 2, 3, {"nnhal": LATENCY}, None, None)
+    assert found == {
+        "model": "m",
+        "threads": 2,
+        "streams": 3,
+        "latency": {
+            "nnhal": {
+                "load_ns": 1_000_000,
+                "compile_ns": 2_000_000,
+                "first_ns": 3_000_000,
+                "runs": 4,
+                "min_ns": 10_000,
+                "p50_ns": 25_000,
+                "p90_ns": 37_000,
+                "p99_ns": 39_700,
+                "runs_per_second": 10_000,
+            }
+        },
+    }
+    found = bench._document("m", 2, 1, {"nnhal": LATENCY}, Ratio(1.5, 1.25, 2.0), "litert")
+    assert found["ratio"] == {"against": "litert", "median": 1.5, "low": 1.25, "high": 2.0}
+
+
+def test_latencies_are_a_row_each(capsys):
+    bench._print({"nnhal": LATENCY, "litert": LATENCY}, Ratio(1.5, 1.25, 2.0), "litert", 2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].strip() == "2 engine threads"
+    assert " ".join(lines[1].split()) == "load compile first run min 50 % 90 % 99 % runs/s runs from min to 99 %"
+    assert " ".join(lines[2].split()).startswith("nnhal 1 ms 2 ms 3 ms 10 us 25 us 37 us 39.7 us 1e+04 4 ")
+    assert "litert" in lines[3] and lines[4] == (
+        "nnhal / litert, median of paired ratios with 95 % interval: 1.500 [1.250, 2.000]"
+    )
+    bench._print({"nnhal": LATENCY}, None, None, 2)
+    assert "median of" not in capsys.readouterr().out
+
+
+def test_memory_is_a_row_a_step_and_what_is_not_known_a_question_mark(capsys):
+    figures = ("weights_copied", "weights_in_place", "working", "per_execution")
+    steps = [
+        {"step": 0, "device": "a"} | dict(zip(figures, (0, 20 << 20, None, 5), strict=True)),
+        {"step": -1, "device": "b"} | dict.fromkeys(figures, 1),
+    ]
+    memory = {"steps": steps, "between": 7, "private_bytes": -(20 << 10), "drivers_private_bytes": {"a": 5, "b": None}}
+    bench._print_memory(memory)
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["memory,", "as", "told"],
+        ["step", "weights", "copied", "in", "place", "working", "per", "execution"],
+        ["0", "on", "a", "0", "B", "20", "MiB", "?", "5", "B"],
+        ["all", "on", "b", "1", "B", "1", "B", "1", "B", "1", "B"],
+        ["between", "steps", "7", "B"],
+        [
+            "measured,",
+            "private:",
+            "-20",
+            "KiB",
+            "more",
+            "in",
+            "this",
+            "process,",
+            "5",
+            "B",
+            "in",
+            "the",
+            "process",
+            "of",
+            "a",
+        ],
+    ]
+    bench._print_memory({"steps": [], "between": 0, "private_bytes": None, "drivers_private_bytes": {}})
+    out = capsys.readouterr().out
+    assert "measured" not in out and "between" not in out
+
+
+def test_what_took_how_long_is_told_the_slowest_first(capsys):
+    shares = [TimeSpent((n,), f"OP #{n}", "d", 1000.0 * (n + 1), n == 3) for n in range(4)]
+    bench._print_each(shares)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1:] == [
+        ["operation", "where", "50", "%", "share"],
+        *(["OP", f"#{n}", "d", f"{n + 1}", "us", f"{10 * (n + 1)}.0%"] for n in (3, 2, 1, 0)),
+        ["d", "times", "only", "whole", "steps"],
+    ]
+    many = [TimeSpent((n,), f"OP #{n}", "d", 10.0, False) for n in range(27)]
+    bench._print_each(many[:25])
+    assert "more" not in capsys.readouterr().out
+    bench._print_each(many)
+    (rest,) = [line for line in capsys.readouterr().out.splitlines() if "more" in line]
+    assert rest.split() == ["2", "more", "0.02", "us", "7.4%"]
+    bench._print_each([TimeSpent((0,), "OP #0", "d", 0.0, False)])
+    assert "0.0%" in capsys.readouterr().out
+
+
+def test_a_bench_runs_as_often_as_asked_after_the_first_and_the_warm_up(monkeypatch, capsys):
+    calls: list[Any] = []
+    steady = bench.steady
+    monkeypatch.setattr(bench, "steady", lambda run, *how: calls.append(how) or steady(run, *how))
+    words = [
+        "bench",
+        "add4",
+        "-d",
+        "reference",
+        "--json",
+        "--warmup",
+        "2",
+        "--iterations",
+        "12",
+        "--duration",
+        "9",
+        "--streams",
+        "2",
+        "--threads",
+        "3",
+    ]
+    found = json.loads(called(capsys, *words)[0])
+    assert calls == [(9.0, 12, 2)] and found["latency"]["nnhal"]["runs"] == 12
+    assert (found["threads"], found["streams"]) == (3, 2) and found["memory"]["private_bytes"] is not None
+    assert "ratio" not in found and "each" not in found
+    called(capsys, "bench", "add4", "-d", "reference", "--json", "--duration", "0.01")
+    assert calls[1] == (0.01, 0, 1)
+
+
+class Peer:
+    """Another engine: what it is asked, in order."""
+
+    load_ns, compile_ns = 11, 10**15
+
+    def __init__(self, shape: list[int]) -> None:
+        self.inputs, self.resized, self.calls = [{"shape": np.array(shape)}], [], 0
+
+    def resize(self, shapes: Any) -> None:
+        self.resized.append(shapes)
+
+    def __call__(self, inputs: Any) -> None:
+        self.calls += 1
+
+
+@pytest.mark.parametrize(("asked", "pairs"), [(None, 200), (25, 25), (1, 1)])
+def test_a_peer_is_resized_where_it_must_be_warmed_up_and_run_in_as_many_pairs(monkeypatch, asked, pairs):
+    blocks: list[tuple[int, int, int]] = []
+
+    def interleaved(ours: Any, theirs: Any, count: int, inner: int, seed: int) -> list[tuple[float, float]]:
+        blocks.append((count, inner, seed))
+        return [(20.0, 10.0)] * count
+
+    made: list[Peer] = []
+    shape = [1, 3] if asked else [2, 3]
+    monkeypatch.setattr(bench, "peer", lambda name, path, threads: made.append(Peer(shape)) or made[-1])
+    monkeypatch.setattr(bench, "interleaved", interleaved)
+    monkeypatch.setattr(bench, "timed", lambda run: run() or 70_000)
+    runs: list[None] = []
+    options = {"iterations": asked, "threads": 1, "warmup": 3, "as_json": True}
+    inputs = [np.zeros((1, 3), np.float32)]
+    latencies, compared = bench._compare("litert", "m", inputs, lambda: runs.append(None), (5, 6), options)
+    assert sum(count for count, _, _ in blocks) == pairs and all(count <= 20 for count, _, _ in blocks)
+    assert [seed for _, _, seed in blocks] == list(range(0, pairs, 20))
+    assert {inner for _, inner, _ in blocks} == {2}, "calls of 70 us are timed two at once"
+    assert len(made) == 2 and made[1].resized == ([] if asked else [[[1, 3]]]) and made[0].calls == 0
+    assert len(runs) == 1 + 3 and made[1].calls == 1 + 3 + 1
+    ours, theirs = latencies["nnhal"], latencies["litert"]
+    assert (ours.load, ours.compile, ours.first, ours.runs, ours.wall) == (5, 6, 70_000, (20,) * pairs, 20 * pairs)
+    assert (theirs.load, theirs.first, theirs.runs, theirs.wall) == (11, 70_000, (10,) * pairs, 10 * pairs)
+    assert 10**15 < theirs.compile < 10**15 + 10**11 and compared.median == 2
+
+
+# ----------------------------------------------------------------------------------------------------------------- diff
+
+
+class Off(Device):
+    """The reference, with ABS off by what `off` says, and without NEG."""
+
+    name = "off"
+    off = 0.0
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(1.0)
+
+    def supports(self, model: Any) -> list[Verdict]:
+        return [Verdict(False, "never") if o.type == OperationType.NEG else YES for o in model.main.operations]
+
+    def prepare(self, model: Any, hints: Any) -> Prepared:
+        from nnhal.drivers.reference import Interpreter
+
+        kinds = [o.type for o in model.main.operations]
+        amount = self.off if kinds == [OperationType.ABS] else 0.0
+
+        class Run(Interpreter):
+            def run(self, request: Any, control: Any) -> None:
+                results = self.call(0, request.inputs, control)
+                for index, result in enumerate(results):
+                    request.write(index, result + np.float32(amount) if amount else result)
+
+        return Run(model)
+
+
+def chained(tmp_path: Path, *names: str) -> str:
+    w = Writer()
+    tensors = [w.tensor([4]) for _ in range(len(names) + 1)]
+    for name, given, made in zip(names, tensors, tensors[1:], strict=False):
+        w.operator(name, [given], [made])
+    w.ends(tensors[:1], tensors[-1:])
+    (tmp_path / "m.tflite").write_bytes(w.bytes())
+    np.save(tmp_path / "x.npy", np.float32([1, -2, 4, 0]))
+    return str(tmp_path / "m.tflite")
+
+
+@pytest.fixture
+def off(monkeypatch: pytest.MonkeyPatch) -> Off:
+    made = Off()
+    real = diff.at_level
+    monkeypatch.setattr(diff, "at_level", lambda name, **how: made if name == "off" else real(name, **how))
+    return made
+
+
+def test_differences_are_within_the_tolerance_that_is_asked_for(off, capsys, tmp_path):
+    model = chained(tmp_path, "ABS", "FLOOR")
+    words = "diff", model, "-d", "off", "-i", tmp_path / "x.npy"
+    out = called(capsys, *words)[0]
+    assert "off agrees with reference on each of 2 intermediates, its operation alone" in out and "left out" not in out
+    off.off = 0.4  # of 4: a tenth of the greatest
+    assert called(capsys, *words, "--tolerance", "0.11", "--json")[0]
+    found = json.loads(called(capsys, *words, "--tolerance", "0.09", "--json", code=1)[0])
+    assert found["first_out_of_tolerance"] == "ABS #0" and found["first_added_up"] is None
+    first, second = found["operands"]
+    assert (first["type"], first["size"], first["differing"], first["label"]) == ("TENSOR_FLOAT32", 4, 4, "ABS #0")
+    assert first["worst"] == pytest.approx(0.1) and second["worst"] == 0 and first["added_up"] is not None
+    assert found["left_out"] == []
+    out = called(capsys, *words, code=1)[0]
+    assert "off differs from reference in 1 operation, first in ABS #0 (%" in out
+    rows = [line.split()[0] for line in out.splitlines()[1:3]]
+    assert rows == ["ABS", "FLOOR"], "the worst comes first"
+
+
+def test_what_the_device_refuses_is_left_out_and_what_the_other_refuses_ends_it(off, capsys, tmp_path):
+    model = chained(tmp_path, "ABS", "NEG", "FLOOR")
+    out = called(capsys, "diff", model, "-d", "off")[0]
+    assert "left out: NEG #1, which off does not take: never" in out
+    assert "so the whole model was not compared, only each operation alone" in out
+    found = json.loads(called(capsys, "diff", model, "-d", "off", "--json")[0])
+    assert [o["label"] for o in found["operands"]] == ["ABS #0", "FLOOR #2"]
+    assert all(o["added_up"] is None for o in found["operands"])
+    assert found["left_out"] == [{"operation": 1, "label": "NEG #1", "reason": "never"}]
+    told = called(capsys, "diff", model, "-d", "reference", "--against", "off", code=3)[1]
+    assert "device off does not take 1 operation: #1: never" in " ".join(told.split())
+    told = called(capsys, "diff", chained(tmp_path, "NEG", "NEG"), "-d", "off", code=3)[1]
+    assert "device off does not take 2 operations: #0: never; #1: never" in " ".join(told.split())
+
+
+def test_a_process_of_its_own_is_for_other_devices_than_the_cpu(monkeypatch, capsys, tmp_path):
+    asked: list[Any] = []
+    real = diff.at_level
+    monkeypatch.setattr(
+        diff, "at_level", lambda name, **how: asked.append((name, how)) or real(name, own_process=False, options={})
+    )
+    model = chained(tmp_path, "ABS")
+    called(capsys, "diff", model, "-d", "litert", "--isolate", "--option", "litert:xnnpack=true")
+    called(capsys, "diff", model, "-d", "litert", "--option", "xnnpack=true")
+    assert asked == [
+        ("litert", {"own_process": True, "options": {"xnnpack": True}}),
+        ("reference", {"own_process": False, "options": {}}),
+        ("litert", {"own_process": False, "options": {"xnnpack": True}}),
+        ("reference", {"own_process": False, "options": {}}),
+    ]
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
+
+
+def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, capsys):
+    off = Off()
+    off.relaxations, off.preferred_layout = ("subnormals",), "nchw"
+    found = [Found("off", "here", off, ""), Found("broken", "there", None, "no engine")]
+    verdicts = {"ADD": YES, "NEG": Verdict(False, "never")}
+    monkeypatch.setattr(devices.api, "devices", lambda: found)
+    monkeypatch.setattr(devices, "probe", lambda device: verdicts)
+    monkeypatch.setattr(devices, "running", lambda: ["s", "t"])
+    asked: list[Any] = []
+    report = Confined({"seccomp": "applied"}, "")
+    monkeypatch.setattr(devices, "confinement", lambda names: asked.append(names) or {"off": report})
+    out, _ = called(capsys, "devices")
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert asked == [["off"]] and lines[1].split()[0] == "off" and "1 of 2" in lines[1]
+    assert lines[1].split().count("/") == 4 and lines[1].endswith("none")
+    for wanted in (
+        "A process of its own for off:",
+        "  seccomp      applied",
+        "services running: s, t",
+        "broken (there) does not load: no engine",
+        "off: is given models in nchw",
+    ):
+        assert wanted in lines, wanted
+    assert any(line.startswith("off: ") and "0" in line for line in lines) and "does not take" not in out
+    assert "off does not take NEG: never" in called(capsys, "devices", "--operations")[0]
+    assert "ADD" not in called(capsys, "devices", "--operations")[0]
+    bare = called(capsys, "devices", "--no-isolation")[0]
+    assert len(asked) == 3 and "process of its own for" not in bare
+    document = json.loads(called(capsys, "devices", "--json")[0])
+    assert document[1:] == [
+        {"name": "broken", "origin": "there", "loads": False, "problem": "no engine"},
+        {"name": "s", "origin": "service", "loads": True},
+        {"name": "t", "origin": "service", "loads": True},
+    ]
+    assert document[0]["operations"] == {"ADD": {"ok": True, "reason": ""}, "NEG": {"ok": False, "reason": "never"}}
+    assert document[0]["isolation"] == {"seccomp": "applied"} and document[0]["preferred_layout"] == "nchw"
+    assert document[0]["performance"]["TENSOR_FLOAT32"] == {"exec_time": 1.0, "power_usage": 1.0}
+    assert document[0]["loads"] is True and document[0]["relaxations"] == ["subnormals"]
+    report = Confined({}, "does not start")
+    assert json.loads(called(capsys, "devices", "--json")[0])[0]["isolation"] == "does not start"
+    assert json.loads(called(capsys, "devices", "--json", "--no-isolation")[0])[0]["isolation"] is None
+    assert "for off:\ndoes not start" in called(capsys, "devices")[0]
+
+
+# --------------------------------------------------------------------------------------------------------------- doctor
+
+
+INTEL = (
+    "processor : 0\nmodel name\t: Fast One\nflags\t\t: fpu avx avx2 avx512_vnni\n\nprocessor : 1\nmodel name\t: Other\n"
+)
+ARM = "processor : 0\nFeatures : fp asimd i8mm\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "name", "vectors", "dots"),
+    [
+        (INTEL, "Fast One", (True, "avx avx2 avx512_vnni"), (True, "avx512_vnni")),
+        (ARM, None, (True, "asimd i8mm"), (True, "i8mm")),
+        ("flags : sse4_1 avx\n", None, (False, "sse4_1 avx"), (False, "none")),
+        ("flags : avx_vnni\n", None, (False, "avx_vnni"), (True, "avx_vnni")),
+        ("", None, (False, "none known"), (False, "none")),
+    ],
+)
+def test_the_processor_is_what_the_kernel_says_of_its_first_core(monkeypatch, info, name, vectors, dots):
+    monkeypatch.setattr(Path, "exists", lambda self: bool(info))
+    monkeypatch.setattr(Path, "read_text", lambda self: info)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    processor, units, products = doctor._processor()
+    assert processor.detail == f"{name or doctor.platform.machine()}, 3 cores usable" and processor.there
+    assert (units.there, units.detail) == vectors and (products.there, products.detail) == dots
+
+
+def test_what_is_missing_is_told_with_what_it_is_for(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "PACKAGES", {"numpy": "numbers", "no-such-package": "nothing"})
+    monkeypatch.setattr(doctor, "EXTENSIONS", {"nnhal.base.brief": "brevity", "nnhal.base.no_such": "nothing else"})
+    monkeypatch.setattr(
+        doctor.api, "devices", lambda: [SimpleNamespace(name="a", device=1, problem=""),
+                                        SimpleNamespace(name="b", device=None, problem="broken")]
+    )  # fmt: skip
+    found = {f.what: f for f in doctor.examine()}
+    told = {what: (f.there, f.detail) for what, f in found.items()}
+    assert told["package numpy"] == (True, np.__version__)
+    assert told["package no-such-package"] == (False, "not installed")
+    assert told["extension nnhal.base.brief"] == (True, "built")
+    assert told["extension nnhal.base.no_such"] == (False, "not built: no C compiler")
+    assert told["device a"] == (True, "loads") and told["device b"] == (False, "broken")
+    assert told["Python"] == (True, sys.version.split()[0]) and told["kernel"][0]
+    assert found["package no-such-package"].needed_for == "nothing"
+    lines = called(capsys, "doctor")[0].splitlines()
+    assert any(line.split() == ["yes", "package", "numpy", np.__version__] for line in lines), (
+        "nothing is missing for it"
+    )
+    assert any(line.split() == ["NO", "package", "no-such-package", "not", "installed", "nothing"] for line in lines)
+    document = json.loads(called(capsys, "doctor", "--json")[0])
+    assert {"what": "device b", "there": False, "detail": "broken", "needed_for": "running models on it"} in document
+
+
+def test_an_old_python_or_another_kernel_is_missing(monkeypatch):
+    for version, platform, wanted in (((3, 10, 9), "darwin", False), ((3, 11, 0), "linux", True)):
+        monkeypatch.setattr(doctor.sys, "version_info", version)
+        monkeypatch.setattr(doctor.sys, "platform", platform)
+        findings = doctor.examine()
+        assert [next(findings).there for _ in range(2)] == [wanted, wanted]
+
+
+class Kernel:
+    """System calls: by number what they give, and the error that is left."""
+
+    def __init__(self, answers: dict[int, tuple[int, int]]) -> None:
+        self.answers, self.error, self.asked = answers, 0, []
+
+    def syscall(self, number: int, *rest: Any) -> int:
+        given, self.error = self.answers[number]
+        self.asked.append((number, *rest))
+        return given
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "wanted"),
+    [
+        ({444: (3, 0), 449: (-1, 22)}, "Seccomp:\t0", [(True, "ABI 3"), (True, "works"), (True, "works")]),
+        (
+            {444: (-1, 38), 449: (-1, 38)},
+            "Name:\tx",
+            [
+                (False, "Function not implemented"),
+                (False, "Function not implemented"),
+                (False, "not in this kernel"),
+            ],
+        ),
+        (
+            {444: (0, 95), 449: (0, 0)},
+            "Seccomp:\t2",
+            [(False, "Operation not supported"), (True, "works"), (True, "works")],
+        ),
+    ],
+)
+def test_the_kernel_is_asked_for_what_confines(monkeypatch, answers, status, wanted):
+    """landlock_create_ruleset is 444, its flag for the version 1; futex_waitv is 449; ENOSYS is 38."""
+    kernel = Kernel(answers)
+    monkeypatch.setattr(doctor.ctypes, "CDLL", lambda *_, **__: kernel)
+    monkeypatch.setattr(doctor.ctypes, "get_errno", lambda: kernel.error)
+    monkeypatch.setattr(Path, "read_text", lambda self: status if str(self) == "/proc/self/status" else "")
+    assert [(f.there, f.detail) for f in doctor._kernel_calls()] == wanted
+    assert kernel.asked == [(444, None, 0, 1), (449, None, 0, 0, None, 0)]
+
+
+def test_memory_that_cannot_be_sealed_is_missing(monkeypatch):
+    assert (doctor._memfd().there, doctor._memfd().detail) == (True, "works")
+
+    def refused(*_: Any) -> Any:
+        raise OutOfMemory("no memfd")
+
+    monkeypatch.setattr(doctor.Memory, "allocate", refused)
+    assert (doctor._memfd().there, doctor._memfd().detail) == (False, "no memfd")
+
+
+# --------------------------------------------------------------------------------------------------------------- models
+
+
+def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
+    monkeypatch.setattr(models.zoo, "names", lambda: ["z"])
+    monkeypatch.setattr(models.zoo, "pictures", lambda: ["p"])
+    monkeypatch.setattr(models.maker, "names", lambda: ["add4"])
+    monkeypatch.setattr(
+        models.zoo,
+        "entry",
+        lambda name: SimpleNamespace(package=f"of {name}", version="1", licence="MIT", description=f"what {name} is"),
+    )
+    monkeypatch.setattr(models.common, "resolve", lambda name: Path("/x") / name)
+    rows = [
+        {"name": "z", "from": "of z 1", "licence": "MIT", "what": "what z is"},
+        {"name": "p", "from": "of p 1", "licence": "MIT", "what": "what p is"},
+        {
+            "name": "add4",
+            "from": "made by nnhal, fixed seed",
+            "licence": "Apache-2.0",
+            "what": maker.description("add4"),
+        },
+    ]
+    assert json.loads(called(capsys, "models", "--json")[0]) == rows
+    lines = called(capsys, "models")[0].splitlines()
+    assert lines[0].split() == ["name", "from", "licence", "what"] and len(lines) == 4
+    assert json.loads(called(capsys, "models", "z", "q", "--json")[0]) == {"z": "/x/z", "q": "/x/q"}
+    assert called(capsys, "models", "z")[0] == "z\t/x/z\n"
+    assert called(capsys, "models", "--all")[0] == "z\t/x/z\nadd4\t/x/add4\n"

@@ -1,0 +1,107 @@
+"""Calls of every operation that the litert device lowers, drawn out of its record: what it takes is right by the definition,
+and what it refuses it refuses for what LiteRT cannot do.
+"""
+
+import re
+import zlib
+from contextlib import closing
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from nnhal.base.operands import quantised
+from nnhal.conformance.differential import as_code, model_of, one
+from nnhal.conformance.draw import Call, Cell, cells, draw
+from nnhal.drivers import reference
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.ops.schema import F16, I32, Q8PC, Q8SYMM, Q16A, Q16S, T
+
+litert = pytest.importorskip("nnhal.drivers.litert")
+pytest.importorskip("ai_edge_litert")
+from nnhal.drivers.litert.task import TABLE  # noqa: E402
+
+DRAWN = {"ordinary": 3}  # calls of a class of values, 1 of the others
+TRIES = 60  # calls that are refused before one is taken
+AT_EXECUTION = "execution"  # in the reasons of what is refused unless it is constant
+SCALES = r"scale .* (beyond LiteRT|is too fine for|is too coarse for)|sums of products and bias exceed the 32 bits"
+NO_SIGMOID = "TFLite's options cannot state the activation SIGMOID"
+LSTM = f"{NO_SIGMOID}|LiteRT's kernel without activation|LiteRT's kernel has no room to project"
+EMPTY = "LiteRT needs elements"
+REASONS = {  # for which calls of any scales may be refused whose arguments are constant
+    "BIDIRECTIONAL_SEQUENCE_LSTM": LSTM,
+    "BIDIRECTIONAL_SEQUENCE_RNN": NO_SIGMOID,
+    "DIV": "least integer by -1 ends the process",
+    "ELU": r"alpha is [\d.]+, LiteRT's kernel has 1",
+    "FILL": EMPTY,
+    "LSH_PROJECTION": "LiteRT's sparse signatures have|LiteRT's sparse projections|bytes of float16 are hashed",
+    "LSTM": LSTM,
+    "SVDF": "needs state_size",  # of a state without elements
+    "PRELU": "LiteRT broadcasts alpha alone, and the input is smaller",
+    "SLICE": EMPTY,
+    "STRIDED_SLICE": EMPTY,
+    "TRANSPOSE_CONV_2D": "negative padding behind and padding before",
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": LSTM,
+    "UNIDIRECTIONAL_SEQUENCE_RNN": NO_SIGMOID,
+}
+NEVER: dict[str, dict[int, str]] = {  # types of which LiteRT has no kernel, or another one
+    "BATCH_MATMUL": {I32: "does not take TENSOR_INT32"},
+    "CAST": dict.fromkeys((Q16A, Q16S), "does not take TENSOR_QUANT16"),
+    "LSH_PROJECTION": {F16: "LiteRT's sparse|the bytes of float16 are hashed"},
+    "RANK": dict.fromkeys((Q16A, Q16S, Q8SYMM, Q8PC), "does not take TENSOR_QUANT"),
+}
+
+
+device = cache(litert.device)
+
+
+def constant(call: Call) -> Call:
+    """The same call with all constant that can be, but for a first argument of the operation's own type."""
+    first = [0] if call.bound.form[0].spec is T else []
+    empty = [place for place in call.given if (value := call.inputs[place]) is not None and not value.array.size]
+    return replace(call, given=tuple(dict.fromkeys([*first, *empty])))
+
+
+def refused_or_compared(call: Call) -> tuple[str, str]:
+    """Why the device refuses a call, and where its results differ from the definition; "" for neither."""
+    model, hints = model_of(call), Hints(threads=1)
+    claims = considered_by(device(), model, hints)
+    if why := claims.refused().get(0, ""):
+        return why, ""
+    with (
+        closing(prepared_by(reference.device(), model, Hints())) as mine,
+        closing(prepared_by(device(), model, claims.hints(hints))) as theirs,
+    ):
+        found = one(device(), mine, theirs, call)
+    return "", "" if found.outcome == "agrees" else f"{found.reason}\n{as_code(call)}"
+
+
+def taken(cell: Cell, rng: np.random.Generator, allowed: str) -> str:
+    """Draw until a call is taken; what is wrong with it, or with a refusal on the way, "" for nothing."""
+    for _ in range(TRIES):
+        call = draw(cell, rng)
+        why, differs = refused_or_compared(call)
+        if AT_EXECUTION in why:
+            why, differs = refused_or_compared(constant(call))
+        if not why:
+            return differs
+        if not (allowed and re.search(allowed, why)):
+            return f"is refused: {why}\n{as_code(call)}"
+    return f"none of {TRIES} calls is taken"
+
+
+@pytest.mark.parametrize("name", sorted(TABLE.entries))
+def test_calls_of_every_form_type_and_class_of_values_are_taken_and_right(name: str) -> None:
+    problems = []
+    for cell in cells([name]):
+        rng = np.random.default_rng(zlib.crc32(str(cell).encode()))
+        if cell.kind in NEVER.get(name, {}):
+            why, _ = refused_or_compared(draw(cell, rng))
+            assert re.search(NEVER[name][cell.kind], why)
+            continue
+        allowed = "|".join(filter(None, (REASONS.get(name), SCALES if quantised(cell.kind) else None)))
+        found = [taken(cell, rng, allowed) for _ in range(DRAWN.get(cell.values, 1))]
+        problems += [f"{cell}: {problem}" for problem in found if problem]
+    assert not problems, "\n\n".join(problems)

@@ -1,0 +1,598 @@
+"""A client's session against services of the tests' own making: greetings, lanes, what is given up, and deaths."""
+
+import gc
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import (
+    Cancelled,
+    Closed,
+    DeadObject,
+    DeviceUnavailable,
+    InvalidArgument,
+    MissedDeadline,
+    NnhalError,
+    ResourceExhausted,
+)
+from nnhal.base.levels import FL8, V1_0, V1_3, Level
+from nnhal.base.memory import Memory
+from nnhal.ipc.client import query as queries
+from nnhal.ipc.client import session as subject
+from nnhal.ipc.client.query import query
+from nnhal.ipc.client.session import Session
+from nnhal.ipc.protocol import wire
+from nnhal.ipc.transport.channel import Channel
+from tests.ipc.support import LIMIT, Peer, wait_until
+
+PATIENCE = int(LIMIT * 1e9)
+WELCOME = wire.Welcome(wire.VERSION, int(V1_3), "peer", os.getpid(), 0b101, True, {})
+ASK = wire.GetVersionString()
+ONE = wire.Word("1")
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def soon() -> int:
+    """A deadline that passes in a moment."""
+    return time.monotonic_ns() + 1_000_000
+
+
+# ------------------------------------------------------------------------------------------------------------ greeting
+
+
+def greeted(answer: bytes | None, **named: Any) -> Session:
+    """A session with who answers the greeting like that, and hangs up; None: at once."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def serve() -> None:
+        lane = Channel(theirs)
+        if answer is not None:
+            assert isinstance(wire.decode_call(lane.receive(PATIENCE)[0]), wire.Hello)
+            lane.answer(answer)
+        lane.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        return Session(ours, "peer", **named)
+    finally:
+        thread.join(LIMIT)
+
+
+def other(**fields: Any) -> bytes:
+    """A welcome with other fields."""
+    return wire.encode(
+        wire.Welcome(**{name: getattr(WELCOME, name) for name in wire.Welcome.__struct_fields__} | fields)
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (wire.ENCODED_DONE, DeviceUnavailable, "peer: answered the greeting with Acknowledged, must be Welcome"),
+        (other(version=wire.VERSION + 1), DeviceUnavailable, "answered the greeting with Welcome"),
+        (other(level=0), DeviceUnavailable, f"peer: is at level 0, must be 1 to {max(Level):d}"),
+        (other(level=99), DeviceUnavailable, f"peer: is at level 99, must be 1 to {max(Level):d}"),
+        (b"\xc0", DeviceUnavailable, "peer: is no driver service: "),
+        (None, DeviceUnavailable, "peer: the driver process did not start: "),
+        (
+            wire.encode(wire.Failed(4, "InvalidArgument", "no", stack="in x")),
+            DeviceUnavailable,
+            "peer: the driver process refused the connection: no",
+        ),
+        (wire.encode(wire.Failed(7, "ResourceExhausted", "full", stack="in x")), ResourceExhausted, "peer: full"),
+    ],
+    ids=["done", "version", "level 0", "level 99", "garbage", "hang-up", "refused", "full"],
+)
+def test_a_greeting_that_is_not_answered_as_it_must_be_says_so_and_leaves_nothing(
+    answer: bytes | None, kind: type[NnhalError], says: str
+) -> None:
+    gc.collect()
+    before = descriptors()
+    with pytest.raises(kind) as refused:
+        greeted(answer)
+    assert says in str(refused.value) and type(refused.value) is kind
+    assert ("in x" in refused.value.stack) == (answer is not None and b"in x" in answer)
+    wait_until(lambda: descriptors() <= before, "nothing is left")
+
+
+def test_a_greeting_may_take_30_s_unless_another_time_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may import a large engine first."""
+    waited: list[int] = []
+    call = Channel.call
+
+    def watched(channel: Channel, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Any:
+        waited.append(timeout_ns)
+        return call(channel, data, fds, timeout_ns)
+
+    monkeypatch.setattr(Channel, "call", watched)
+    for named in ({}, {"greeting": 7}):
+        with pytest.raises(DeviceUnavailable):
+            greeted(None, **named)
+    assert waited == [30_000_000_000, 7]
+
+
+@pytest.mark.parametrize(("level", "methods"), [(V1_0, V1_0), (V1_3, V1_3), (FL8, V1_3)])
+def test_a_session_knows_the_level_and_what_it_calls_by(level: Level, methods: Level) -> None:
+    with Peer(lambda lane, _: lane.answer(wire.encode(ONE)), int(level)) as session:
+        assert (session.level, session.methods) == (level, methods)
+        assert session.where == "peer" and session.dead is None and session.process is None
+        assert session.watch >= 0 and session._control.lane.watch == session.watch
+        memory = Memory.wrap(np.zeros(4, np.uint8))
+        assert session.pools._shared is True and session.pools.shareable(memory) is not memory
+        numbers = [session.number() for _ in range(3)]
+        assert len(set(numbers)) == 3 and min(numbers) > 0
+
+
+# --------------------------------------------------------------------------------------------------------------- lanes
+
+
+class Service(Peer):
+    """Answers with a word. came: the calls, but for the greeting. gate: what answers of calls that `waits` says wait for."""
+
+    def __init__(self, **named: Any) -> None:
+        self.came: list[wire.ClientCall] = []
+        self.gate = threading.Event()
+        self.waits: Callable[[wire.ClientCall], bool] = lambda _: False
+        self.says: wire.Reply = ONE
+        super().__init__(self._take, **named)
+
+    def _take(self, lane: Channel, call: wire.ClientCall) -> None:
+        self.came.append(call)
+        if self.waits(call):
+            assert self.gate.wait(LIMIT)
+        if lane.lane.asked:
+            making = isinstance(call, wire.MakingCall | wire.Release)
+            lane.answer(wire.encode(wire.DONE if making else self.says))
+
+    def _serve(self, channel: Channel) -> None:
+        super()._serve(channel)
+        channel.close()
+
+    def all(self, kind: type[wire.ClientCall]) -> list[Any]:
+        """What came of a kind."""
+        return [call for call in list(self.came) if type(call) is kind]
+
+    def __exit__(self, *of: object) -> None:
+        self.gate.set()
+        os.eventfd_write(self.session._wake, 1)  # as the end of a process of the client's own does
+        super().__exit__(*of)
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    service = Service()
+    with service:
+        yield service
+
+
+def test_calls_one_after_the_other_take_one_lane(service: Service) -> None:
+    for _ in range(5):
+        assert service.session.call(ASK, wire.Word)[0] == ONE
+    assert len(service.session._lanes) == 1 and len(service._lanes) == 3  # of calls; the first, of callbacks, of calls
+    assert service.session.calls == {"getVersionString": 5}
+
+
+def test_of_more_calls_than_32_at_once_the_others_wait_for_a_lane_and_past_their_deadline_miss_it(
+    service: Service,
+) -> None:
+    session = service.session
+    service.waits = lambda call: call == ASK
+    with ThreadPoolExecutor(33) as pool:
+        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
+        wait_until(lambda: len(service.came) == 32, "32 calls at once")
+        with pytest.raises(MissedDeadline, match="peer: no lane was free by the deadline"):
+            session.call(ASK, wire.Word, deadline=soon())
+        calls.append(pool.submit(session.call, ASK, wire.Word))
+        assert len(session._lanes) == 32 and len(service.came) == 32
+        service.gate.set()
+        assert [call.result(LIMIT)[0] for call in calls] == [ONE] * 33
+    assert len(session._lanes) == 32 and session.dead is None
+
+
+def test_who_waits_for_a_lane_hears_of_a_death(service: Service) -> None:
+    session = service.session
+    service.waits = lambda call: True
+    with ThreadPoolExecutor(33) as pool:
+        calls = [pool.submit(session.call, ASK, wire.Word) for _ in range(32)]
+        wait_until(lambda: len(service.came) == 32, "32 calls at once")
+        calls.append(pool.submit(session.call, ASK, wire.Word))
+        session.give_up("the test ends it")
+        for call in calls:
+            with pytest.raises(DeadObject, match="the test ends it"):
+                call.result(LIMIT)
+
+
+def test_after_32_calls_that_were_given_up_no_more_are_made_until_one_has_ended(service: Service) -> None:
+    session = service.session
+    service.waits = lambda call: call == ASK
+    for _ in range(32):
+        with pytest.raises(MissedDeadline, match="peer: the deadline has passed without an answer"):
+            session.call(ASK, wire.Word, deadline=soon())
+    assert len(session._given_up) == 32 and not session._lanes and session.dead is None
+    with pytest.raises(ResourceExhausted, match="peer: 32 calls were given up and have not ended, must be fewer"):
+        session.call(wire.GetType(), wire.Word)
+    assert session.dead is None
+    service.gate.set()
+    wait_until(lambda: not session._given_up, "the ends of the calls")
+    assert session.call(wire.GetType(), wire.Word)[0] == ONE
+
+
+def test_an_own_process_in_which_32_calls_do_not_end_is_replaced(service: Service) -> None:
+    session, process = service.session, Process(service.session)
+    session.process = process  # type: ignore[assignment]
+    service.waits = lambda call: call == ASK
+    for _ in range(32):
+        with pytest.raises(MissedDeadline):
+            session.call(ASK, wire.Word, deadline=soon())
+    with pytest.raises(DeadObject, match="peer: 32 calls were given up and do not end; it is replaced"):
+        session.call(wire.GetType(), wire.Word)
+    assert "kill" in process.done
+
+
+def test_a_call_that_was_given_up_is_told_and_what_it_made_is_given_back(service: Service) -> None:
+    session = service.session
+    service.waits = lambda call: isinstance(call, wire.Bind)
+    number = session.number()
+    with pytest.raises(MissedDeadline):
+        session.call(wire.Bind(number, 1, wire.WireRequest((), (), ())), wire.Acknowledged, deadline=soon())
+    wait_until(lambda: bool(service.all(wire.Cancel)), "the service is told")
+    (told,) = service.all(wire.Cancel)
+    assert len(told.objects) == 1 and told.objects[0] != number  # the lane's
+    assert not service.all(wire.Release)
+    service.gate.set()
+    wait_until(lambda: bool(service.all(wire.Release)), "what it made is given back")
+    assert [call.objects for call in service.all(wire.Release)] == [(number,)]
+    wait_until(lambda: number in {n for call in service.all(wire.Cancel) for n in call.objects}, "it is cancelled")
+
+
+def test_a_cancelled_call_ends_and_others_go_on(service: Service) -> None:
+    session, cancelled = service.session, threading.Event()
+    service.waits = lambda call: call == ASK
+    threading.Timer(0.01, cancelled.set).start()
+    with pytest.raises(Cancelled, match="execution: cancelled by its owner"):
+        session.call(ASK, wire.Word, cancelled=cancelled)
+    assert session.call(wire.GetType(), wire.Word, cancelled=threading.Event())[0] == ONE
+    assert session.call(wire.GetType(), wire.Word, deadline=time.monotonic_ns() + PATIENCE)[0] == ONE
+
+
+class Process:
+    """Stands for a process of the client's own, whose end the session sees."""
+
+    def __init__(self, session: Session) -> None:
+        self.done: list[str] = []
+        self._session = session
+
+    def fate(self) -> str:
+        return ""
+
+    def poll(self) -> int | None:
+        return 0 if "kill" in self.done else None
+
+    def kill(self) -> None:
+        self.done.append("kill")
+        os.eventfd_write(self._session._wake, 1)  # as its end does
+
+    def wait(self, seconds: float | None = None) -> int:
+        self.done.append("wait")
+        return 0
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("how", ["deadline", "cancelled"])
+def test_an_own_process_that_does_not_end_a_call_past_its_deadline_hangs_and_is_killed(
+    service: Service, monkeypatch: pytest.MonkeyPatch, own: bool, how: str
+) -> None:
+    session, process = service.session, Process(service.session)
+    if own:
+        session.process = process  # type: ignore[assignment]
+    monkeypatch.setattr(subject, "HUNG_NS", 0)
+    service.waits = lambda call: call == ASK
+    cancelled = threading.Event()
+    cancelled.set()
+    with pytest.raises((MissedDeadline, Cancelled)):
+        if how == "deadline":
+            session.call(ASK, wire.Word, deadline=soon())
+        else:
+            session.call(ASK, wire.Word, cancelled=cancelled)
+    if own and how == "deadline":
+        wait_until(lambda: session.dead is not None, "the end")
+        assert str(session.dead) == "peer: the driver process hangs and was killed" and "kill" in process.done
+        return
+    looked, look = threading.Event(), session._look_at_late
+    monkeypatch.setattr(session, "_look_at_late", lambda: (look(), looked.set()))
+    session._rouse()
+    assert looked.wait(LIMIT)
+    assert session.dead is None and "kill" not in process.done
+    assert session.call(wire.GetType(), wire.Word)[0] == ONE
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_notification_that_does_not_come_by_its_deadline_nor_later_is_that_of_a_process_that_hangs(
+    service: Service, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    session, process = service.session, Process(service.session)
+    if own:
+        session.process = process  # type: ignore[assignment]
+    monkeypatch.setattr(subject, "HUNG_NS", 0)
+    pending = session.notified(wire.Execute(session.number(), 4, 1))
+    with pytest.raises(MissedDeadline):
+        session.outcome(pending, soon())
+    wait_until(lambda: pending.number in {n for c in service.all(wire.Cancel) for n in c.objects}, "it is told")
+    if own:
+        wait_until(lambda: session.dead is not None, "the end")
+        assert "hangs and was killed" in str(session.dead)
+        return
+    assert session.dead is None and len(session._late) == 1
+    assert service.callbacks is not None
+    service.callbacks.send(wire.encode(wire.NotifyExecuted(pending.number, wire.Executed())))
+    wait_until(lambda: not session._late, "it came after all")
+    assert pending.came and session.dead is None and not session._pending
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answer_of_another_kind_or_none_ends_the_session(service: Service) -> None:
+    session = service.session
+    service.says = wire.Names(())
+    with pytest.raises(DeadObject, match="peer: answered getVersionString with Names"):
+        session.call(ASK, wire.Word)
+    assert session.dead is not None
+    with pytest.raises(DeadObject, match="answered getVersionString with Names"):
+        session.call(wire.GetType(), wire.Word)
+    peer = Peer(lambda lane, _: lane.answer(b"\xc0"))
+    with peer as odd, pytest.raises(DeadObject, match="peer: answered getVersionString with what is no message"):
+        odd.call(ASK, wire.Word)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_own_process_that_asks_for_it_is_replaced(service: Service, own: bool) -> None:
+    session, process = service.session, Process(service.session)
+    if own:
+        session.process = process  # type: ignore[assignment]
+    service.says = wire.Failed(7, "ResourceExhausted", "no memory", recycle=True)
+    with pytest.raises(ResourceExhausted, match="no memory"):
+        session.call(ASK, wire.Word)
+    assert (session.dead is not None) == own == ("kill" in process.done)
+    assert not own or "peer: the process is replaced: no memory" in str(session.dead)
+    service.says = wire.Failed(7, "ResourceExhausted", "no memory")
+    if not own:
+        with pytest.raises(ResourceExhausted):
+            session.call(ASK, wire.Word)
+        assert session.dead is None
+
+
+def test_a_call_that_is_refused_is_notified_of_by_nobody(service: Service) -> None:
+    session = service.session
+    service._answer = lambda lane, _: lane.answer(wire.encode(wire.Failed(4, "InvalidArgument", "no")))
+    with pytest.raises(InvalidArgument, match="no"):
+        session.notified(wire.Execute(session.number(), 4, 1))
+    assert not session._pending and session.dead is None
+
+
+def test_a_query_has_30_s_and_who_does_not_answer_it_is_given_up(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert queries.QUERY_NS == 30_000_000_000
+    session = service.session
+    assert query(session, ASK, wire.Word) == ONE
+    service.says = wire.Failed(5, "MissedDeadline", "the driver says so")
+    with pytest.raises(MissedDeadline, match="the driver says so"):
+        query(session, ASK, wire.Word)
+    assert session.dead is None
+    monkeypatch.setattr(queries, "QUERY_NS", 2 * 10**9 // 1000)
+    service.waits = lambda call: call == ASK
+    with pytest.raises(
+        DeviceUnavailable, match="device peer: did not answer getVersionString within 0 s; it is dropped"
+    ):
+        query(session, ASK, wire.Word)
+    assert session.dead is not None and "it is dropped" in str(session.dead)
+
+
+# ------------------------------------------------------------------------------------------------------- house-keeping
+
+
+def test_memories_travel_with_their_message_up_to_60_and_more_are_sent_ahead(service: Service) -> None:
+    session = service.session
+    memories = [Memory.allocate(8) for _ in range(121)]
+    for count, holds in ((60, []), (61, [60, 1]), (121, [60, 60, 1])):
+        service.came.clear()
+        with session.carrying(memories[:count]) as packing:
+            sent = [packing.pool(memory) for memory in memories[:count]]
+            assert [len(call.pools) for call in service.all(wire.Hold)] == holds
+            numbers = [call.object for call in service.all(wire.Hold)]
+            assert not service.all(wire.Release)
+        assert len(packing.fds) == (0 if holds else count)
+        placed = [(numbers[n // 60], n % 60) if holds else (0, 0) for n in range(count)]
+        assert [(pool.held, pool.place) for pool in sent] == placed
+        many = len(holds)
+        wait_until(lambda many=many: len(released(service)) == many, "they are given back")  # type: ignore[misc]
+        assert sorted(released(service)) == sorted(numbers)
+    service.came.clear()
+    with session.carrying([*memories[:30], *memories[:31]]) as packing:  # 61, of which each travels once
+        assert [len(call.pools) for call in service.all(wire.Hold)] == [31]
+
+
+def released(service: Service) -> list[int]:
+    return [number for call in service.all(wire.Release) for number in call.objects]
+
+
+def test_what_is_let_go_of_is_told_in_messages_of_no_more_than_the_wire_takes(service: Service) -> None:
+    session = service.session
+    count = (1 << 15) + 5
+    session._released.extend(range(1, count))
+    session.release(count)
+    wait_until(lambda: len(released(service)) == count, "all is told")
+    assert sorted(released(service)) == list(range(1, count + 1))
+    assert max(len(call.objects) for call in service.all(wire.Release)) <= 1 << 16
+    assert subject._some(session._released) == ()
+
+
+def test_a_wish_is_told_once_when_it_ends_unless_it_was_forgotten(service: Service) -> None:
+    session = service.session
+    wishes = {number: threading.Event() for number in (101, 102, 103)}
+    for number, event in wishes.items():
+        session.watch_wish(number, event)
+    session.watch_wish(104, None)
+    session.forget_wish(102)
+    session.forget_wish(999)
+    wishes[102].set()
+    wishes[101].set()
+    wait_until(lambda: bool(service.all(wire.Cancel)), "it is told")
+    wishes[103].set()
+    wait_until(lambda: len(service.all(wire.Cancel)) == 2, "the other is told")
+    assert [call.objects for call in service.all(wire.Cancel)] == [(101,), (103,)] and not session._wishes
+
+
+def test_an_end_that_is_waited_for_is_answered(service: Service) -> None:
+    service.waits = lambda call: isinstance(call, wire.Release)
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (service.session.end_object(7), done.set()))
+    thread.start()
+    wait_until(lambda: released(service) == [7], "it is asked for")
+    assert not done.is_set()
+    service.gate.set()
+    thread.join(LIMIT)
+    assert done.is_set()
+
+
+# -------------------------------------------------------------------------------------------------------------- deaths
+
+
+class Burst:
+    def __init__(self) -> None:
+        self.died = 0
+
+    def session_died(self) -> None:
+        self.died += 1
+
+
+def test_a_death_is_told_to_all_who_wait_and_to_all_who_come(service: Service) -> None:
+    session, told, burst = service.session, list[str](), Burst()
+    session.on_death(lambda error: told.append(f"before: {error}"))
+    session.bursts[5] = burst
+    pending = session.notified(wire.Execute(session.number(), 4, 1))
+    session.give_up("peer: the end")
+    session.give_up("peer: another end")
+    session.on_death(lambda error: told.append(f"after: {error}"))
+    assert told == ["before: peer: the end", "after: peer: the end"] and burst.died >= 1
+    for act in (
+        lambda: session.outcome(pending, None),
+        lambda: session.call(ASK, wire.Word),
+        lambda: session._attach(False),
+    ):
+        with pytest.raises(DeadObject, match="peer: the end"):
+            act()
+    session._thread.join(LIMIT)
+    assert not session._pending and not session._free and session._control.socket.fileno() < 0
+    assert session._callbacks.socket.fileno() < 0
+
+
+def test_a_closed_session_is_closed_and_who_comes_is_told(service: Service) -> None:
+    session = service.session
+    session.call(ASK, wire.Word)
+    before = descriptors()
+    session.close()
+    session.close()
+    assert not session._thread.is_alive() and descriptors() < before
+    with pytest.raises(Closed, match="peer: the connection was closed"):
+        session.call(ASK, wire.Word)
+    session.give_up("too late")
+    assert isinstance(session.dead, Closed)
+
+
+def test_a_session_of_the_process_that_this_one_was_forked_from_is_closed_and_its_service_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subject, "_sessions", weakref.WeakSet())  # those of other tests are not forked
+    with Service() as session:
+        session.call(ASK, wire.Word)
+        lanes = [session._control, session._callbacks, *session._lanes]
+        watch, wake, locks = session.watch, session._wake, (session._death_lock, session._attaching)
+        kept = os.dup(wake)
+        subject._after_fork()
+        assert isinstance(session.dead, Closed)
+        assert "peer: belongs to the process that this one was forked from; compile again here" in str(session.dead)
+        assert all(lane.socket.fileno() < 0 for lane in lanes) and len(lanes) == 3
+        assert session.watch == -1 and watch >= 0 and not session._own.fds
+        assert session._death_lock is not locks[0] and session._attaching is not locks[1]
+        with pytest.raises(Closed):
+            session.call(ASK, wire.Word)
+        os.eventfd_write(kept, 1)  # the thread, which a child does not have, ends
+        session._thread.join(LIMIT)
+        session._wake = kept
+    os.close(kept)
+
+
+def test_a_service_that_hangs_up_is_dead_for_who_calls_and_its_process_for_who_confirms(service: Service) -> None:
+    session = service.session
+    assert "lives" in str(session.confirm_death("lives")) and session.dead is None  # its process does
+    watch, session.watch = session.watch, -1
+    assert "gone" in str(session.confirm_death("gone")) and session.dead is not None
+    session.watch = watch
+    assert "gone" in str(session.confirm_death("another"))
+
+
+def test_lanes_that_the_service_does_not_take_are_errors_of_their_calls(service: Service) -> None:
+    """It leaves the reason on the lane, as an answer to its first call, or hangs up on it."""
+    session = service.session
+    reason = wire.encode(wire.Failed(7, "ResourceExhausted", "lanes: no more"))
+    serve = service._serve
+
+    def refuse(channel: Channel) -> None:
+        channel.ask(reason)
+        channel.close()
+
+    service._serve = refuse  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(ResourceExhausted, match="lanes: no more"):
+            session.call(ASK, wire.Word)
+        assert not session._lanes and not session._free and session.dead is None
+    service._serve = serve  # type: ignore[method-assign]
+    assert session.call(ASK, wire.Word)[0] == ONE
+    session._free.pop().close()
+    service._serve = lambda channel: channel.close()  # type: ignore[method-assign]
+    with pytest.raises(DeadObject):
+        session.call(ASK, wire.Word)
+
+
+def test_what_a_lane_brings_with_its_answer_is_for_who_called(service: Service) -> None:
+    session = service.session
+    read, write = os.pipe()
+    service._answer = lambda lane, _: lane.answer(wire.encode(ONE), (write,))
+    word, fds = session.call(ASK, wire.Word)
+    assert word == ONE and len(fds) == 1
+    os.close(write)
+    fds.close()
+    assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_descriptors_and_memories_of_a_call_travel_with_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    session, sent = service.session, list[int]()
+    call = Channel.call
+
+    def watched(channel: Channel, data: bytes, fds: Sequence[int] = (), timeout_ns: int = -1) -> Any:
+        sent.append(len(fds))
+        return call(channel, data, fds, timeout_ns)
+
+    monkeypatch.setattr(Channel, "call", watched)
+    packing = session.packing()
+    packing.pool(Memory.allocate(8))
+    session.call(ASK, wire.Word)
+    session.call(ASK, wire.Word, fds=(0, 1))
+    session.call(ASK, wire.Word, packing)
+    session.call(ASK, wire.Word, packing, fds=(0, 1))
+    assert sent == [0, 2, 1, 3]

@@ -1,0 +1,398 @@
+"""What fails on a device and is tried on the CPU, what never is, and what is kept and told of it."""
+
+import itertools
+import threading
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.errors import BadState, InvalidRequest, OperationFailed
+from nnhal.base.extensions import register_extension
+from nnhal.hal.request import Control, Request, Timing
+from nnhal.model.builder import ModelBuilder
+from nnhal.runtime import discovery, execute
+from nnhal.runtime.execute import too_small
+from nnhal.runtime.placement import WHOLE
+from tests.runtime.devices import Fake, failing, for_nothing
+from tests.runtime.graphs import FLOATS, SHAPE, sums
+from tests.runtime.test_execution import LONG, Own, relued, two_outputs, wait_until
+
+X, B = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
+PAGE = 1 << 16
+
+
+def broken() -> None:
+    raise OperationFailed("broken")
+
+
+def whole(on_run: Callable[[], None], **more: Any) -> nnhal.Compiled:
+    return nnhal.compile(sums(), devices=[Fake(on_run=on_run)], **{"fallback": "allow", **more})
+
+
+def of_two(on_run: Callable[[], None], at: int = 1, **more: Any) -> nnhal.Compiled:
+    """x + 2 b, one of both additions on a device that may fail."""
+    device = Fake(takes=lambda n: n == at, on_run=on_run)
+    return nnhal.compile(sums(2), devices=[device, "reference"], **{"fallback": "allow", **more})
+
+
+# ----------------------------------------------------------------------------------------------------------- never
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidRequest("mine"),
+        nnhal.OutputInsufficientSize("mine", [None]),
+        BadState("mine"),
+        nnhal.LoopTimeout("mine"),
+    ],
+)
+@pytest.mark.parametrize("compiled", [whole, of_two])
+def test_what_is_the_callers_to_hear_is_never_tried_again(compiled, error, monkeypatch):
+    for_nothing(monkeypatch)
+    model = compiled(failing(error))
+    for run in (lambda: model(X, B), lambda: model.run(X, B, measure=True), lambda: model.run(X, B, deadline=LONG)):
+        with pytest.raises(type(error), match="mine"):
+            run()
+    assert model.placement.live.total == 0
+
+
+@pytest.mark.parametrize("compiled", [whole, of_two])
+def test_a_deadline_that_passes_in_a_driver_is_missed_and_nothing_is_tried_again(compiled, monkeypatch):
+    for_nothing(monkeypatch)
+    gate = threading.Event()
+    model = compiled(lambda: gate.wait(0.2))
+    with pytest.raises(nnhal.MissedDeadline):
+        model.run(X, B, deadline=0.05)
+    gate.set()
+    assert model.placement.live.total == 0
+
+
+@pytest.mark.parametrize("timely", [False, True])
+def test_a_step_does_not_begin_after_a_cancellation(timely, monkeypatch):
+    """Nor where the driver ends in time by itself."""
+    for_nothing(monkeypatch)
+    began = []
+    first = Fake(takes=lambda n: n == 0)
+    second = Fake(takes=lambda n: n == 1, on_run=lambda: began.append(1))
+    second.name = "second"
+    compiled = nnhal.compile(sums(2), devices=[first, second])
+    (prepared,) = first.prepared
+    for line in compiled._caller.lines:
+        line.timely = timely
+    execution: list[nnhal.Execution] = []
+    ready = threading.Event()
+    run = prepared.inner.run
+
+    def cancelled_at_its_end(request: Request, control: Control) -> None:
+        run(request, control)
+        assert ready.wait(LONG)
+        execution[0].cancel()
+
+    prepared.inner.run = cancelled_at_its_end  # type: ignore[method-assign]
+    execution.append(compiled.submit(X, B))
+    ready.set()
+    with pytest.raises(nnhal.Cancelled):
+        execution[0].result(LONG)
+    compiled.close()
+    assert began == []
+
+
+@pytest.mark.parametrize("compiled", [whole, of_two])
+def test_without_fallback_the_drivers_error_is_raised(compiled, monkeypatch):
+    for_nothing(monkeypatch)
+    model = compiled(broken, fallback="forbid")
+    for run in (lambda: model(X, B), lambda: model.run(X, B, measure=True)):
+        with pytest.raises(OperationFailed, match=r"broken$"):
+            run()
+    assert model.placement.live.total == 0
+
+
+def test_the_cpu_does_not_take_over_from_itself(monkeypatch):
+    compiled, calls = nnhal.compile(sums(), devices="reference", fallback="allow"), []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        raise OperationFailed("of the CPU")
+
+    monkeypatch.setattr(compiled._caller.lines[0], "run", fail)
+    for run in (lambda: compiled(X, B), lambda: compiled.run(X, B, measure=True)):
+        with pytest.raises(OperationFailed, match="of the CPU"):
+            run()
+    assert len(calls) == 2 and compiled.placement.live.total == 0
+
+
+def test_operations_of_extensions_never_fall_back():
+    extension = register_extension("com.example.falls", [], ["OP"])
+    b = ModelBuilder("extended")
+    x, y, z = (b.operand(FLOATS, SHAPE, name=n) for n in "xyz")
+    b.operation(extension.operation("OP"), [x], [y])
+    b.operation("RELU", [y], [z])
+    model = b.finish([x], [z], extensions=[(extension.name, extension.prefix)])
+    device = Own(lambda request, control: broken())
+    device.extensions = ("com.example.falls",)
+    device.supports = lambda model: [True, False]  # type: ignore[assignment, method-assign]
+    compiled = nnhal.compile(model, devices=[device, "reference"], fallback="allow")
+    assert compiled.placement.devices() == {"own": 1, "reference": 1}
+    for run in (lambda: compiled(X), lambda: compiled.run(X, measure=True)):
+        with pytest.raises(OperationFailed, match="broken"):
+            run()
+    assert compiled.placement.live.total == 0
+
+
+# ------------------------------------------------------------------------------------------------------------- once
+
+
+@pytest.mark.parametrize("measure", [False, True])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_step_that_fails_is_that_step_on_the_cpu(at, measure, monkeypatch):
+    for_nothing(monkeypatch)
+    compiled = of_two(broken, at)
+    result, report = compiled.run(X, B, measure=measure)
+    assert result.tolist() == [2, 3, 4, 5]
+    (fell,) = compiled.placement.live
+    assert (fell.step, fell.device, fell.count) == (at, "fake", 1)
+    assert fell.why.startswith(f"step {at} failed on fake: ") and fell.why.endswith("broken; trying it on the CPU")
+    if measure:
+        assert report.fallbacks == [fell.why] and report.notes == []
+        assert [(s.device, s.operations) for s in report.steps] == [("reference", 1)] * 2
+    else:
+        assert report is None
+
+
+def test_what_fails_as_a_whole_says_so():
+    compiled = whole(broken)
+    assert compiled(X, B).tolist() == [1, 2, 3, 4]
+    (fell,) = compiled.placement.live
+    assert fell.step == WHOLE and fell.why.startswith("execution failed on fake: ")
+    assert fell.why.endswith("broken; trying the whole model on the CPU")
+
+
+def test_a_step_that_fails_on_the_cpu_too_is_tried_with_the_whole_model(monkeypatch):
+    for_nothing(monkeypatch)
+    compiled = of_two(broken)
+    monkeypatch.setattr(compiled._caller.spares, "get", once_failing(compiled._caller.spares.get))
+    result, report = compiled.run(X, B, measure=True, out=(out := np.empty(4, np.float32)))
+    assert result is out and out.tolist() == [2, 3, 4, 5]
+    assert [f.step for f in compiled.placement.live] == [WHOLE, 1] and compiled.placement.live.total == 2
+    assert [text.split(":")[0] for text in report.fallbacks] == ["step 1 failed on fake", "execution failed on a step"]
+
+
+def once_failing(get: Callable[[int], Any]) -> Callable[[int], Any]:
+    def fail(number: int) -> Any:
+        if number != WHOLE:
+            raise OperationFailed("on the CPU too")
+        return get(number)
+
+    return fail
+
+
+def test_where_the_cpu_fails_as_well_its_error_has_the_first_as_its_cause(monkeypatch):
+    compiled = whole(broken)
+
+    def none(number: int) -> Any:
+        raise OperationFailed("no room")
+
+    monkeypatch.setattr(compiled._caller.spares, "get", none)
+    with pytest.raises(OperationFailed, match="no room") as caught:
+        compiled(X, B)
+    assert "broken" in str(caught.value.__cause__)
+
+
+def test_room_that_is_too_small_is_told_by_the_cpu_as_well():
+    compiled = whole(broken)
+    with pytest.raises(
+        nnhal.OutputInsufficientSize, match=r"^execution: output 0 needs shape \[4\]; the memory"
+    ) as caught:
+        compiled(X, B, out=np.empty(15, np.uint8))
+    assert caught.value.shapes == ((4,),)
+    room = np.zeros(20, np.uint8)
+    assert np.shares_memory(compiled(X, B, out=room), room) and room.view(np.float32)[:4].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("compiled", [whole, of_two])
+def test_falling_back_warns_only_where_it_was_asked_to(compiled, monkeypatch):
+    for_nothing(monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(broken)(X, B)
+    warned = compiled(broken, fallback="warn")
+    with pytest.warns(nnhal.FallbackWarning, match="broken; trying") as found:
+        warned(X, B)
+    assert [each.filename for each in found] == [__file__] * len(found) and len(found) == 1
+
+
+def test_a_step_is_prepared_for_the_cpu_once_and_closed_with_the_model(monkeypatch):
+    closed, cpu = [], discovery.cpu()
+    real = type(cpu).prepare
+
+    def prepare(self: Any, *given: Any) -> Any:
+        prepared = real(self, *given)
+        prepared.close = lambda: closed.append(1)
+        return prepared
+
+    compiled = whole(broken)
+    monkeypatch.setattr(type(cpu), "prepare", prepare)
+    for _ in range(3):
+        compiled(X, B)
+    assert list(compiled._caller.spares.made()) == [WHOLE]
+    compiled.close()
+    assert closed == [1]
+
+
+def test_what_takes_over_is_prepared_though_the_deadline_of_the_compilation_has_passed():
+    compiled = whole(broken, deadline=LONG)
+    object.__setattr__(compiled._caller.plan.wishes, "deadline", 1)
+    assert compiled(X, B).tolist() == [1, 2, 3, 4]
+
+
+# ------------------------------------------------------------------------------------------ shapes that turn out late
+
+
+def test_every_output_that_is_too_small_is_named_with_all_shapes():
+    compiled = nnhal.compile(two_outputs(), devices="reference")
+    with pytest.raises(nnhal.OutputInsufficientSize) as caught:
+        compiled(X, out=[np.empty(1, np.uint8), np.empty(2, np.uint8)])
+    assert str(caught.value) == (
+        "execution: output 0 needs shape [4], output 1 needs shape [4]; the memory given is smaller"
+    )
+    assert str(too_small([None, (2, 3)], [0])) == "execution: output 0 needs shape []; the memory given is smaller"
+
+
+def test_a_later_step_is_not_run_for_room_that_is_too_small(monkeypatch):
+    for_nothing(monkeypatch)
+    ran = []
+    device = Fake(takes=lambda n: n == 1, on_run=lambda: ran.append(1))
+    compiled = nnhal.compile(two_outputs(), devices=[device, "reference"])
+    with pytest.raises(nnhal.OutputInsufficientSize, match=r"output 0 needs shape \[4\]") as caught:
+        compiled(X, out=[np.empty(1, np.uint8), None])
+    assert caught.value.shapes == ((4,), (4,)) and ran == []
+
+
+def test_shapes_of_outputs_of_several_steps_turn_out_one_after_the_other(monkeypatch):
+    for_nothing(monkeypatch)
+    b = nnhal.Builder("open")
+    x = b.input((None,), name="x")
+    first = b.relu(x)
+    model = b.finish([x], [b.add(first, first), first])
+    compiled = nnhal.compile(model, devices=[Fake(takes=lambda n: n == 1), "reference"])
+    assert [r.tolist() for r in compiled(X)] == [[0, 2, 4, 6], [0, 1, 2, 3]]
+    with pytest.raises(nnhal.OutputInsufficientSize, match=r"output 1 needs shape \[4\]") as caught:
+        compiled(X, out=[None, np.empty(3, np.uint8)])
+    assert caught.value.shapes[1] == (4,)
+    with pytest.raises(nnhal.OutputInsufficientSize, match=r"output 0 needs shape \[4\]") as caught:
+        compiled(X, out=[np.empty(3, np.uint8), None])
+    assert caught.value.shapes == ((4,), (4,))
+
+
+# ---------------------------------------------------------------------------------------------------- intermediates
+
+
+def kept(bytes_each: int, monkeypatch: pytest.MonkeyPatch) -> tuple[nnhal.Compiled, int]:
+    for_nothing(monkeypatch)
+    size = bytes_each // 4
+    model = sums(3, (size,))
+    seen = []
+
+    def run(request: Request, control: Control) -> None:
+        seen.append(None if request.rooms is None else request.rooms[0])
+        request.write(0, request.inputs[0] + request.inputs[1])  # type: ignore[operator]
+
+    device = Own(run)
+    real = device.supports
+    device.supports = lambda model: [n == 1 for n, _ in enumerate(real(model))]  # type: ignore[assignment, method-assign]
+    compiled = nnhal.compile(model, devices=[device, "reference"])
+    x = np.ones(size, np.float32)
+    for _ in range(3):
+        assert (compiled(x, x) == 4).all()
+    return compiled, len({id(room) for room in seen if room is not None})
+
+
+def test_intermediates_of_64_kib_and_more_keep_their_memory_for_the_next_execution(monkeypatch):
+    compiled, rooms = kept(PAGE, monkeypatch)
+    assert rooms == 1 and compiled.memory.between == 2 * PAGE
+    compiled.close()
+    assert compiled._caller.kept() == 0
+    compiled, rooms = kept(PAGE - 4, monkeypatch)
+    assert rooms == 0 and compiled.memory.between == 0
+
+
+def test_executions_at_once_have_intermediates_of_their_own(monkeypatch):
+    for_nothing(monkeypatch)
+    meet = threading.Barrier(2, timeout=LONG)
+    device = Fake(takes=lambda n: n == 1, on_run=meet.wait)
+    compiled = nnhal.compile(sums(3, (PAGE // 4,)), devices=[device, "reference"])
+    x = np.ones(PAGE // 4, np.float32)
+    executions = [compiled.submit(x * n, x) for n in (1, 5)]
+    assert [float(e.result(LONG)[0]) for e in executions] == [4, 8]
+    wait_until(lambda: compiled.memory.between == 4 * PAGE)
+
+
+# ------------------------------------------------------------------------------------------------------------ report
+
+
+def test_a_report_has_what_each_step_took_and_only_what_was_measured(monkeypatch):
+    for_nothing(monkeypatch)
+    clock = itertools.count(1000, 70)
+    compiled = nnhal.compile(sums(4), devices=[Fake(takes=lambda n: n in (1, 2)), "reference"])
+    (prepared,) = compiled._caller.plan.steps[1].device.prepared
+    real = prepared.inner.run
+    prepared.inner.run = lambda request, control: (real(request, control), Timing(3, 5))[1]
+    monkeypatch.setattr(execute, "time", SimpleNamespace(monotonic_ns=lambda: next(clock)))
+    _, report = compiled.run(X, B, measure=True)
+    assert [(s.device, s.operations, s.total) for s in report.steps] == [
+        ("reference", 1, 70), ("fake", 2, 70), ("reference", 1, 70),
+    ]  # fmt: skip
+    assert report.steps[1].driver == Timing(3, 5) and report.fallbacks == report.notes == []
+
+
+def test_time_on_devices_is_that_of_all_steps_or_of_none(monkeypatch):
+    for_nothing(monkeypatch)
+    compiled = nnhal.compile(sums(2), devices=[Fake(takes=lambda n: n == 1), "reference"])
+    _, report = compiled.run(X, B, measure=True)
+    assert report.on_device().on_device == sum(s.driver.on_device for s in report.steps) > 0
+    report.steps[0] = report.steps[0].__class__("device", 1, 5, None)
+    assert report.on_device() == Timing()
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        ({}, (None, 2_000_000_000, False)),
+        ({"loop_timeout": 3}, (None, 3_000_000_000, False)),
+        ({"measure": True}, (None, 2_000_000_000, True)),
+        ({"deadline": LONG}, (True, 2_000_000_000, False)),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_whatever_is_asked_for_reaches_every_driver(steps, asked, seen, monkeypatch):
+    for_nothing(monkeypatch)
+    controls: list[Control] = []
+
+    def run(request: Request, control: Control) -> None:
+        controls.append(control)
+        request.write(0, request.inputs[0] + request.inputs[1])  # type: ignore[operator]
+
+    devices = [Own(run), Own(run)][:steps]
+    for n, device in enumerate(devices):
+        device.name = f"own{n}"
+        if steps > 1:
+            device.supports = lambda model, n=n: [place == n for place in range(2)]  # type: ignore[assignment, method-assign]
+    compiled = nnhal.compile(sums(steps), devices=devices)
+    _, report = compiled.run(X, B, **asked)
+    assert len(controls) == steps and (report is not None) == bool(asked.get("measure"))
+    for control in controls:
+        assert ((control.deadline is not None) or None, control.loop_timeout, control.measure) == seen
+
+
+def test_a_buffer_of_another_shape_than_the_rooms_is_refused_where_it_is_used():
+    compiled = nnhal.compile(relued(None), devices="reference")
+    a = nnhal.allocate([(compiled, "output", 0)], shape=[3])
+    with pytest.raises(nnhal.OutputInsufficientSize, match=r"output 0 needs shape \[4\]"):
+        compiled(X, out=a)
+    assert compiled(X[:3], out=a) is a and a.read().tolist() == [0, 1, 2]
