@@ -1,0 +1,308 @@
+"""Devices and their cache files: asked by one function each, with what they answer looked at."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, OperationFailed
+from nnhal.base.levels import V1_1, V1_2
+from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
+from nnhal.frontends.python import Builder
+from nnhal.hal.cache import keeper, tokens
+from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, Damaged
+from nnhal.hal.cache.tokens import TokenStore
+from nnhal.hal.device import Device, Hints, cache_files_by, prepared_by, restored_by
+from nnhal.hal.wrappers import AtLevel, Limited, PreparedAtLevel, Recorded, WithOptions
+from nnhal.model.graph import Model
+from nnhal.model.parts import outline
+from tests import requests
+
+X = np.float32([1, -2, 3])
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def cache() -> Iterator[Cache]:
+    """An empty model file and an empty data file."""
+    with ExitStack() as files:
+        model, data = (files.enter_context(tempfile.TemporaryFile(buffering=0)).fileno() for _ in range(2))
+        yield Cache(bytes(range(32)), (model,), (data,))
+
+
+def scaled(by: float = 2.0) -> Model:
+    b = Builder("scaled")
+    x = b.input((3,))
+    return b.finish([x], [b.mul(x, np.full(3, by, np.float32))])
+
+
+def sizes(cache: Cache) -> list[int]:
+    return [os.fstat(fd).st_size for fd in cache.files]
+
+
+def results(prepared: Any) -> list[float]:
+    return list(requests.run(prepared, [X]).results[0])
+
+
+def test_files_are_those_of_the_model_first(cache):
+    assert cache.files == (*cache.model_files, *cache.data_files)
+
+
+def test_a_device_that_says_nothing_keeps_nothing():
+    class Plain(Device):
+        def supports(self, model: Model) -> Any: ...
+        def prepare(self, model: Model, hints: Hints) -> Any: ...
+
+    assert cache_files_by(Plain()) == CacheFiles(0, 0)
+    with pytest.raises(OperationFailed, match=r"restore\(\) is missing"):
+        Plain().restore(CacheContent(), bytes(32), Hints())
+
+
+def test_below_1_2_nothing_is_asked():
+    class Old(FullV1_3):
+        level = V1_1
+
+        def number_of_cache_files(self) -> Any:
+            raise AssertionError
+
+    assert cache_files_by(Old()) == CacheFiles()
+    assert cache_files_by(AtLevel(FullV1_3(), V1_2)) == CacheFiles(1, 1)
+
+
+@pytest.mark.parametrize(
+    "answer", [(33, 0), (0, 33), (-1, 0), (0, -1), (1,), (1, 1, 1), (True, 0), (1.0, 0), None, [1, 1]]
+)
+def test_a_number_of_files_that_cannot_be_is_the_drivers_fault(answer):
+    device = FullV1_3()
+    device.number_of_cache_files = lambda: answer  # type: ignore[method-assign]
+    with pytest.raises(ContractBroken, match=r"device sample-full-1.3: .*gave .*, must be two numbers of 0 to 32"):
+        cache_files_by(device)
+
+
+@pytest.mark.parametrize("answer", [(0, 0), (32, 32), CacheFiles(1, 0)])
+def test_any_other_number_is_taken(answer):
+    device = FullV1_3()
+    device.number_of_cache_files = lambda: answer  # type: ignore[method-assign]
+    assert cache_files_by(device) == answer and isinstance(cache_files_by(device), CacheFiles)
+
+
+def test_what_was_saved_is_restored(cache):
+    prepared = prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    assert all(sizes(cache))
+    restored = restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+    assert results(prepared) == results(restored) == [2, -4, 6]
+    assert not restored.model.main.operations
+
+
+def test_without_files_nothing_is_saved():
+    device = FullV1_3()
+    prepared = prepared_by(device, scaled(), Hints())
+    assert prepared.save(CacheContent.empty(CacheFiles(1, 1), scaled().pools))
+
+
+def test_the_outline_is_what_is_seen_from_outside():
+    b = Builder("m")
+    x = b.input((None, 3), name="x")
+    y = b.reshape(b.mul(x, np.ones(3, np.float32)), (-1, 3))
+    seen = outline(b.finish([x], [y]))
+    assert (seen.main.operations, seen.referenced, seen.values) == ((), (), b"")
+    assert [seen.main.operands[i].dimensions for i in (*seen.main.inputs, *seen.main.outputs)] == [(0, 3), (0, 3)]
+    assert seen.main.operands[seen.main.inputs[0]].name == "x" and seen.name == "m"
+
+
+def test_a_driver_that_fails_to_save_leaves_empty_files(cache, caplog):
+    class Failing(PreparedV1_3):
+        def save(self, files: CacheContent) -> bool:
+            files.model[0]["x"] = b"1"
+            raise KeyError("x")
+
+    device = FullV1_3()
+    device.prepare = lambda model, hints: Failing(model)  # type: ignore[method-assign]
+    for fd in cache.files:
+        os.write(fd, b"before")
+    assert results(prepared_by(device, scaled(), Hints(cache=cache))) == [2, -4, 6]
+    assert sizes(cache) == [0, 0]
+    assert "its compilation is not kept: device sample-full-1.3: save() raised KeyError: 'x'" in caplog.text
+
+
+def test_a_driver_that_saves_nothing_leaves_the_files_as_they_are(cache):
+    class Silent(PreparedV1_3):
+        def save(self, files: CacheContent) -> bool:
+            return False
+
+    device = FullV1_3()
+    device.prepare = lambda model, hints: Silent(model)  # type: ignore[method-assign]
+    prepared_by(device, scaled(), Hints(cache=cache))
+    assert sizes(cache) == [0, 0]
+
+
+def test_what_is_restored_must_be_a_prepared_model_of_its_own(cache):
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    device, one = FullV1_3(), PreparedV1_3(scaled())
+    device.restore = lambda *_: one  # type: ignore[method-assign]
+    assert restored_by(device, outline(scaled()), Hints(cache=cache)) is one
+    with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave a Prepared that it gave before"):
+        restored_by(device, outline(scaled()), Hints(cache=cache))
+    device.restore = lambda *_: "model"  # type: ignore[method-assign,assignment,return-value]
+    with pytest.raises(ContractBroken, match=r"prepare_from_cache\(\) gave 'model', must give a Prepared"):
+        restored_by(device, outline(scaled()), Hints(cache=cache))
+    device.restore = lambda *_: {}["x"]  # type: ignore[method-assign]
+    with pytest.raises(DriverFailed, match=r"prepare_from_cache\(\) raised KeyError: 'x'"):
+        restored_by(device, outline(scaled()), Hints(cache=cache))
+
+
+def test_a_restored_model_takes_turns_as_a_prepared_one_does(cache):
+    device = FullV1_3()
+    device.one_at_a_time = True
+    prepared_by(device, scaled(), Hints(cache=cache))
+    restored = restored_by(device, outline(scaled()), Hints(cache=cache))
+    assert vars(restored)["_turns"] is vars(device)["_turns"]
+
+
+# ------------------------------------------------------------------------------------------------------------ wrappers
+
+
+def test_wrappers_pass_on_what_is_kept(cache):
+    calls: list[str] = []
+    wrapped = Recorded(Limited(FullV1_3(), lambda model, n: True), calls)
+    prepared_by(wrapped, scaled(), Hints(cache=cache))
+    for device in (wrapped, FullV1_3(), AtLevel(FullV1_3(), V1_2), WithOptions(FullV1_3(), {"a": 1})):
+        assert results(restored_by(device, outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
+    assert cache_files_by(wrapped) == CacheFiles(1, 1)
+    assert calls.count("prepare_from_cache") == 1 and calls.count("number_of_cache_files") == 1
+
+
+def test_a_level_is_kept_to_after_restoring(cache):
+    device = AtLevel(FullV1_3(), V1_2)
+    prepared_by(device, scaled(), Hints(cache=cache))
+    restored = restored_by(device, outline(scaled()), Hints(cache=cache))
+    assert isinstance(restored, PreparedAtLevel)
+    with pytest.raises(OperationFailed, match=r"executeFenced needs level 1.3"):
+        restored.execute_fenced(restored.request([X]), requests.Control())
+
+
+def test_what_a_driver_is_told_follows_its_wrappers():
+    told = WithOptions(WithOptions(FullV1_3(), {"a": 1, "b": 1}), {"b": 2, "c": 2}).told(
+        Hints(options={"a": 0, "d": 0})
+    )
+    assert told.options == {"a": 1, "b": 1, "c": 2, "d": 0}
+    hints = Hints(deadline=5, options={"a": 1})
+    assert FullV1_3().told(hints) == hints
+    assert AtLevel(FullV1_3(), V1_2).told(hints) == replace(hints, deadline=None)
+
+
+# ---------------------------------------------------------------------------------------------------------- the record
+
+
+def test_files_are_of_one_driver_version_and_processor(cache, monkeypatch):
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+
+    class Later(FullV1_3):
+        version = "later"
+
+    class Native(FullV1_3):
+        processor_matters = True
+
+    for other in (Later(), Native()):
+        with pytest.raises(Damaged, match="is of another driver, version, engine or processor"):
+            restored_by(other, outline(scaled()), Hints(cache=cache))
+    prepared_by(Native(), scaled(), Hints(cache=cache))
+    restored_by(Native(), outline(scaled()), Hints(cache=cache))
+    monkeypatch.setattr(keeper, "features", lambda: "another processor")
+    with pytest.raises(Damaged, match="is of another driver, version, engine or processor"):
+        restored_by(Native(), outline(scaled()), Hints(cache=cache))
+
+
+def test_whether_the_processor_matters_is_true_or_false(cache):
+    device = FullV1_3()
+    device.processor_matters = "yes"  # type: ignore[assignment]
+    with pytest.raises(InvalidArgument, match="processor_matters"):
+        restored_by(device, outline(scaled()), Hints(cache=cache))
+
+
+def test_what_was_never_noted_is_not_restored(cache, state):
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    (record,) = state.glob("*.tokens")
+    record.write_bytes(record.read_bytes()[:40])  # the key alone
+    with pytest.raises(Damaged, match="is nothing that this driver noted to have written for the token"):
+        restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+
+
+def test_the_hash_is_noted_before_anything_is_written(cache, monkeypatch):
+    written = []
+    monkeypatch.setattr(keeper, "write", lambda fd, data: written.append(len(state_of())) or None)
+
+    def state_of() -> bytes:
+        return (Path(os.environ["NNHAL_STATE_DIR"]) / os.listdir(os.environ["NNHAL_STATE_DIR"])[0]).read_bytes()
+
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    assert written == [40 + 104] * 2
+
+
+def test_a_record_that_is_no_more_is_begun_anew(cache, state):
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    for each in state.iterdir():
+        each.unlink()
+    with pytest.raises(Damaged, match="another key"):
+        restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    assert results(restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))) == [2, -4, 6]
+
+
+def test_a_process_with_a_record_opened_ahead_uses_no_other(cache, state, monkeypatch):
+    monkeypatch.setattr(tokens, "_only", [TokenStore.open("ahead")])
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    assert [each.name.partition("-")[0] for each in state.iterdir()] == ["ahead"]
+
+
+def test_where_no_record_can_be_nothing_is_restored_and_it_is_said_why(cache, state):
+    state.write_text("a file")
+    with pytest.raises(OperationFailed, match=r"no private record of what was cached: .*state is a link or no folder"):
+        restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+
+
+def test_a_file_that_cannot_be_read_is_named(cache):
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    with open(os.devnull, "wb") as closed:
+        fd = closed.fileno()
+        broken = replace(cache, data_files=(fd,))
+        with pytest.raises(OperationFailed, match="data file 0"):
+            restored_by(FullV1_3(), outline(scaled()), Hints(cache=broken))
+
+
+def test_code_is_known_by_size_and_time_of_change(tmp_path, monkeypatch):
+    (tmp_path / "one_file.py").write_text("x = 1\n")
+    (tmp_path / "package").mkdir()
+    for name in ("__init__.py", "inner.py"):
+        (tmp_path / "package" / name).write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import importlib
+
+    def code(module: str) -> str:
+        keeper.code_of.cache_clear()
+        return keeper.code_of(module)
+
+    for module, other in (("one_file", "one_file.py"), ("package.inner", "package/__init__.py")):
+        importlib.import_module(module)
+        before = code(module)
+        assert before and code(module) == before
+        os.utime(tmp_path / other, ns=(0, 1))
+        assert code(module) != before
+    assert code("no module at all") == ""
+    keeper.code_of.cache_clear()
+
+
+def test_the_processor_is_what_the_kernel_says():
+    assert "flags" in keeper.features() or "Features" in keeper.features()
+    assert keeper.features() == keeper.features()
