@@ -97,6 +97,8 @@ def _json(
     chosen: Validation, device: str, outcomes: Sequence[CheckOutcome], bad: Sequence[CheckOutcome], spent: int
 ) -> None:
     operations: dict[str, Counter[str]] = defaultdict(Counter)
+    taken = {o.operation for o in outcomes if o.verdict != "unsupported"}  # whatever else it does not offer
+    outcomes = [o for o in outcomes if o.verdict != "unsupported" or o.operation not in taken]
     for outcome in outcomes:
         if outcome.operation and outcome.verdict != "unsupported":
             operations[outcome.operation][outcome.verdict] += 1

@@ -11,7 +11,7 @@ from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import data_sets
-from nnhal.conformance.validate.trial import PLAIN, NotAsked, Trial, copies
+from nnhal.conformance.validate.trial import PLAIN, NotAsked, NotTaken, Trial, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
 from nnhal.hal.device import Prepared, cache_files_by, restored_by
 from nnhal.model.graph import Model
@@ -77,12 +77,12 @@ def token(trial: Trial) -> None:
 
 
 def _saved(trial: Trial) -> Iterator[tuple[Call, Model, Cache]]:
-    """The samples, each with empty files for it. NotAsked where the driver keeps nothing."""
+    """The samples, each with empty files for it. NotTaken where the driver keeps nothing."""
     trial.fixed()
     with trial.asking("number_of_cache_files"):
         count = cache_files_by(trial.device)
     if not count:
-        raise NotAsked("it keeps no compilations: number_of_cache_files() gives 0, 0")
+        raise NotTaken("it keeps no compilations: number_of_cache_files() gives 0, 0")
     for call, model in trial.samples():
         with _files(count) as cache:
             yield call, model, cache

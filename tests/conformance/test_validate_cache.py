@@ -1,0 +1,50 @@
+"""What `nnhal validate` says of compilations that a driver keeps."""
+
+from collections import Counter
+
+import pytest
+
+from nnhal.base.errors import InvalidArgument
+from nnhal.conformance.validate.run import Validation, run_checks
+from tests.suites.faulty.application import DRIVER
+
+FAMILY = {"cache-files", "cache-saved", "cache-restored", "cache-damaged", "cache-token"}
+
+
+def found(device: str, *only: str) -> dict[str, str]:
+    chosen = Validation(device=device, only=only, draws=1)
+    outcomes = [outcome for result, _, _ in run_checks(chosen, 1) for outcome in result.outcomes]
+    return {outcome.check: outcome.verdict for outcome in outcomes if outcome.check.startswith("cache")}
+
+
+def test_one_word_names_all_checks_of_what_is_kept():
+    assert {check for check, _ in Validation(only=("cache/add",)).wanted} == FAMILY
+    assert Validation(only=("cache-token/ADD",)).wanted == [("cache-token", "ADD")]
+    with pytest.raises(InvalidArgument, match="there is no check 'cach'"):
+        Validation(only=("cach/ADD",))
+
+
+@pytest.mark.parametrize("device", ["sample-full-1.3", "litert"])
+def test_drivers_that_keep_compilations_pass(device):
+    assert found(device, "cache/ADD", "cache-files") == dict.fromkeys(FAMILY, "passed")
+
+
+def test_a_driver_that_keeps_none_is_not_looked_at_and_nothing_is_skipped():
+    assert Counter(found("reference", "/ADD").values()) == {"unsupported": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "verdict"),
+    [
+        ("cache-save-spoils", "cache-saved", "failed"),
+        ("cache-restores-nothing", "cache-restored", "failed"),
+        ("cache-trusts", "cache-damaged", "failed"),
+        ("cache-any-token", "cache-token", "failed"),
+        ("cache-damage-ends", "cache-damaged", "crashed"),
+    ],
+)
+def test_a_driver_that_lies_about_what_it_keeps_is_caught_by_name(monkeypatch, fault, check, verdict):
+    monkeypatch.setenv("NNHAL_FAULT", fault)
+    chosen = Validation(drivers=(str(DRIVER),), only=(f"{check}/ADD",), draws=1)
+    outcomes = [outcome for result, _, _ in run_checks(chosen, 1) for outcome in result.outcomes]
+    assert [(o.check, o.verdict) for o in outcomes if o.operation] == [(check, verdict)]
