@@ -289,18 +289,13 @@ def test_code_is_known_by_size_and_time_of_change(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     import importlib
 
-    def code(module: str) -> str:
-        keeper.code_of.cache_clear()
-        return keeper.code_of(module)
-
     for module, other in (("one_file", "one_file.py"), ("package.inner", "package/__init__.py")):
         importlib.import_module(module)
-        before = code(module)
-        assert before and code(module) == before
+        before = keeper.code_of(module)
+        assert before and keeper.code_of(module) == before
         os.utime(tmp_path / other, ns=(0, 1))
-        assert code(module) != before
-    assert code("no module at all") == ""
-    keeper.code_of.cache_clear()
+        assert keeper.code_of(module) != before
+    assert keeper.code_of("no module at all") == ""
 
 
 def test_the_processor_is_what_the_kernel_says():

@@ -1,10 +1,13 @@
 """A model as bytes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import EXTENSION_SHIFT, OperandType
 from nnhal.base.errors import InvalidModel
+from nnhal.base.extensions import register_extension
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant
 from nnhal.frontends.python import Builder
@@ -52,3 +55,18 @@ def test_what_is_no_model_and_other_pools_are_refused():
         unstored(b"\x90", ())
     with pytest.raises(InvalidModel, match="stored model: 0 pools are given, must be 1"):
         unstored(stored(models()["pool"]), ())
+
+
+def test_operations_of_extensions_have_the_codes_of_this_process():
+    extension = register_extension("com.example.stored", (), ["TWICE"])
+    code, bits = extension.operation("TWICE"), 7 << EXTENSION_SHIFT
+    b = Builder()
+    x = b.input((1,))
+    y = b.relu(x)
+    relu = b.finish([x], [y])
+    (operation,) = relu.main.operations
+    named = (("com.example.stored", extension.prefix + 7),)  # where other extensions were registered before
+    there = replace(relu, main=replace(relu.main, operations=(replace(operation, type=code + bits),)), extensions=named)
+    again = unstored(stored(there), there.pools)
+    assert again.main.operations[0].type == code
+    assert again.extensions == (("com.example.stored", extension.prefix),)

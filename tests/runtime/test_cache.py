@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base import private
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.reference import Reference
@@ -175,6 +176,12 @@ def test_what_is_no_token_is_refused(folder, token):
 def test_what_is_no_folder_is_refused(path):
     with pytest.raises(InvalidArgument, match=r"cache_dir is .*, must be the path of a folder"):
         nnhal.compile(scaled(), cache_dir=path)
+
+
+def test_a_tilde_is_the_users_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(scaled(), "~/here")  # type: ignore[arg-type]
+    assert (tmp_path / "here" / "lock").exists()
 
 
 def test_a_size_that_is_none_is_refused(monkeypatch, folder):
@@ -512,6 +519,18 @@ def test_a_refusal_of_the_system_at_any_call_is_no_failure(folder, state, monkey
         if not there:
             shutil.rmtree(folder, ignore_errors=True)
     assert left > 20 and str(outcome) == (HIT if there else MISS)
+
+
+def test_a_lock_that_is_held_for_long_keeps_nobody(folder, monkeypatch):
+    monkeypatch.setattr(private, "LONGEST_WAIT", 0.05)
+    run(scaled(), folder)
+    holding = os.open(folder / "lock", os.O_RDWR)
+    fcntl.flock(holding, fcntl.LOCK_EX)
+    assert run(scaled(), folder) == HIT  # readers wait for nobody
+    told = run(scaled(3), folder, by=3)
+    os.close(holding)
+    assert told == "miss: there is no entry; it cannot be kept: was locked by another process for 0.05 s"
+    assert run(scaled(3), folder, by=3) == MISS
 
 
 def test_an_interrupted_saving_closes_what_was_prepared(folder, interrupts):

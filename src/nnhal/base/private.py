@@ -1,9 +1,13 @@
 """Folders and files of one user alone, for what others must neither read nor exchange."""
 
+import fcntl
 import os
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
+
+LONGEST_WAIT, PAUSE = 5.0, 0.002  # seconds for a lock, whose owner may have been stopped
 
 
 class NotPrivate(OSError):
@@ -59,6 +63,19 @@ def private_file(folder: int, name: str, flags: int) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def locked(fd: int) -> None:
+    """Lock a file or folder for this descriptor alone, until it is closed. OSError where somebody holds it for long."""
+    until = time.monotonic() + LONGEST_WAIT
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > until:
+                raise OSError(error.errno, f"was locked by another process for {LONGEST_WAIT:g} s") from None
+        time.sleep(PAUSE)
 
 
 def _require_private(path: str | Path, facts: os.stat_result) -> None:

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from nnhal.base.errors import InvalidModel
 from nnhal.base.memory import Memory
-from nnhal.model.graph import Model, Subgraph
+from nnhal.model.graph import Model, Subgraph, with_codes_of_here
 
 
 class _Stored(msgspec.Struct, array_like=True, frozen=True):
@@ -29,7 +29,7 @@ def stored(model: Model) -> bytes:
 
 
 def unstored(data: bytes | memoryview, pools: tuple[Memory, ...]) -> Model:
-    """The model again, not yet validated; InvalidModel where it is none, or had other pools."""
+    """The model again, not yet validated, with this process's codes of extensions; InvalidModel where that cannot be."""
     try:
         found = _decode(data)
     except msgspec.DecodeError as error:
@@ -38,4 +38,4 @@ def unstored(data: bytes | memoryview, pools: tuple[Memory, ...]) -> Model:
         raise InvalidModel(f"stored model: {len(pools)} pools are given, must be {found.pools}")
     main, *referenced = found.graphs
     facts = found.values, pools, found.relaxed, found.extensions
-    return Model(main, tuple(referenced), *facts, name=found.name)
+    return with_codes_of_here(Model(main, tuple(referenced), *facts, name=found.name))

@@ -42,7 +42,6 @@ def identity(driver: str, its_version: str, module: str, *, processor: bool) -> 
     return blake2b("\0".join(facts).encode(), digest_size=32).digest()
 
 
-@cache
 def code_of(module: str) -> str:
     """What tells one state of a driver's code from another: the files of its package, by size and time of change."""
     found = sys.modules.get(module)

@@ -10,7 +10,6 @@ its version, its code, its engine, or the processor where that matters to it.
 A record is one write to the end of the file: processes need no lock, and a driver's process, once confined, has none.
 """
 
-import fcntl
 import os
 import re
 import secrets
@@ -19,7 +18,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from nnhal.base.private import private_file, private_folder
+from nnhal.base.private import locked, private_file, private_folder
 
 MAGIC = b"NNHALtk\n"
 KEY = 32  # bytes
@@ -50,7 +49,7 @@ class TokenStore:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", driver)[:64] + "-" + blake2b(driver.encode(), digest_size=8).hexdigest()
         folder = private_folder(state_folder())
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX)
+            locked(folder)
             fd = _opened(folder, f"{name}.tokens")
             head = os.pread(fd, _HEAD.size, 0)
             return cls(fd, head[-KEY:])

@@ -29,7 +29,7 @@ from msgspec import Meta
 
 from nnhal.base.descriptors import Owner
 from nnhal.base.log import logger
-from nnhal.base.private import private_file, private_folder
+from nnhal.base.private import locked, private_file, private_folder
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles
 
 FORMAT = 1
@@ -212,7 +212,7 @@ class CacheFolder:
         """While nobody else publishes or prunes."""
         fd = self.open("lock", os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            locked(fd)
             yield
         finally:
             os.close(fd)

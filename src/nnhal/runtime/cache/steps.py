@@ -58,7 +58,7 @@ class Caching:
         if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
         path = os.fspath(folder) if folder is not None else os.environ.get("NNHAL_CACHE_DIR", "")
-        return cls(Path(os.fsdecode(path)).absolute() if path else None, token, quota())
+        return cls(Path(os.fsdecode(path)).expanduser().absolute() if path else None, token, quota())
 
 
 def quota() -> int:
