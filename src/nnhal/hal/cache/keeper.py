@@ -2,9 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from nnhal.base.errors import OperationFailed
@@ -14,6 +16,7 @@ from nnhal.base.version import __version__
 from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
 
+MOST_FILES = 2000  # of a driver's code
 _stores: Once[tuple[Path, str], TokenStore] = Once(lambda key: f"the record of {key[1]}")
 
 
@@ -44,20 +47,24 @@ def identity(driver: str, its_version: str, module: str, *, processor: bool) -> 
 
 def code_of(module: str) -> str:
     """What tells one state of a driver's code from another: the files of its package, by size and time of change."""
-    found = sys.modules.get(module)
-    file = getattr(found, "__file__", None)
+    file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return ""
     path = Path(file)
-    files = sorted(path.parent.rglob("*.py")) if getattr(found, "__package__", "") else [path]
+    files = islice(_below(path.parent), MOST_FILES) if getattr(sys.modules[module], "__package__", "") else [path]
     facts = []
     for each in files:
-        try:
+        with suppress(OSError):
             status = each.stat()
-        except OSError:
-            continue
-        facts.append(f"{each.name} {status.st_size} {status.st_mtime_ns}")
-    return "\n".join(facts)
+            facts.append(f"{each.relative_to(path.parent)} {status.st_size} {status.st_mtime_ns}")
+    return "\n".join(sorted(facts))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The Python files of a folder and those in it, but for environments and what is hidden."""
+    for path, folders, files in os.walk(folder):
+        folders[:] = [each for each in folders if not each.startswith(".") and each != "site-packages"]
+        yield from (Path(path) / each for each in files if each.endswith(".py"))
 
 
 @cache
