@@ -66,18 +66,27 @@ class Coverage:
 
     def tests_for(self, site: Site) -> list[str]:
         """The tests that run a site, the quickest first; where that is run at import, or by none, all of the room, those
-        whose file names the module before the others.
+        whose file names the module before the others. Behind them the others of their files, which may look at what those
+        have made for all.
         """
         there = self.lines.get((str(site.path), site.line)) or frozenset(self.seconds)
-        naming = {test for test in there if _names(test.partition("::")[0], site.path)}
+        files = {_file(test) for test in there}
+        naming = {file for file in files if _names(file, site.path)}
         chosen: list[str] = []
         spent = 0.0
-        for test in sorted(there, key=lambda test: (test not in naming, self.seconds.get(test, 0.0), test)):
+        for test in sorted(
+            (test for test in self.seconds.keys() | there if _file(test) in files),
+            key=lambda test: (test not in there, _file(test) not in naming, self.seconds.get(test, 0.0), test),
+        ):
             spent += self.seconds.get(test, 0.0)
             if spent > BUDGET and chosen:
                 break
             chosen.append(test)
         return chosen
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 @cache
