@@ -31,6 +31,7 @@ CALLS = {
     ],
     "serve": [["serve"]],
     "models": [["models"], ["models", "tiny_conv"]],
+    "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }
 
 
@@ -50,6 +51,9 @@ def test_what_a_verb_prints_is_as_its_schema_says(
     verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    if verb == "cache":
+        monkeypatch.setenv("NNHAL_CACHE_DIR", str(tmp_path / "cache"))
+        nnhal("run", "add4", "--device", "litert")
     fits(json.loads(nnhal(*words, "--json")), verb)
 
 

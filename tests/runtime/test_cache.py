@@ -194,10 +194,10 @@ def test_a_size_that_is_none_is_refused(monkeypatch, folder):
 
 def test_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert steps.user_folder() == tmp_path / "nnhal"
+    assert steps.user_folder() == tmp_path / "nnhal" / "compiled"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert steps.user_folder() == tmp_path / ".cache" / "nnhal"
+    assert steps.user_folder() == tmp_path / ".cache" / "nnhal" / "compiled"
 
 
 TOKEN = """

@@ -26,6 +26,7 @@ VERBS = {
     "serve": "Serve a driver to other processes, or write a systemd unit that does.",
     "conformance": "Run published test vectors on a device.",
     "validate": "Check what a driver promises, operation by operation.",
+    "cache": "List kept compilations, check them, and take them out.",
     "models": "List the real models that packages ship, and fetch them.",
 }
 ANSWER_NO = 1

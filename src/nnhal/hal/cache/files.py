@@ -111,6 +111,13 @@ def understood(
     return content, _together([*model, *data], key)
 
 
+def written_by(file: Section) -> bytes | None:
+    """The identity that a file says it is of; None where it is no file of this form."""
+    if len(file) < _HEADER.size or bytes(file[: len(MAGIC)]) != MAGIC:
+        return None
+    return bytes(_HEADER.unpack_from(file)[-1])
+
+
 def read(fd: int) -> bytes:
     """All that a file holds, copied. Damaged where that is too much; OSError."""
     size = os.fstat(fd).st_size

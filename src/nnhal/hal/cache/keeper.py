@@ -13,7 +13,7 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.once import Once
 from nnhal.base.version import __version__
-from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written
+from nnhal.hal.cache.files import Cache, CacheContent, Damaged, read, understood, write, written, written_by
 from nnhal.hal.cache.tokens import TokenStore, opened_ahead, state_folder
 
 MOST_FILES = 2000  # of a driver's code
@@ -97,6 +97,23 @@ def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) 
         raise Damaged("is nothing that this driver noted to have written for the token")
     content.pools = pools
     return content
+
+
+def is_whole(cache: Cache, driver: str) -> None:
+    """Hold files to the driver's record, whichever version wrote them. OperationFailed says what is wrong.
+
+    Files of a form of the driver's own are for it to judge.
+    """
+    model = [_read(fd, "model", n) for n, fd in enumerate(cache.model_files)]
+    data = [_read(fd, "data", n) for n, fd in enumerate(cache.data_files)]
+    first = next(iter([*model, *data]), b"")
+    identity = written_by(first)
+    if identity is None:
+        raise Damaged("is of a form of its driver's own, or damaged: its driver will tell")
+    store = _store(driver)
+    _, digest = understood(model, data, cache.token, identity, store.key)
+    if not store.knows(identity, cache.token, digest):
+        raise Damaged("is nothing that this driver noted to have written for the token")
 
 
 def _read(fd: int, kind: str, number: int) -> bytes:

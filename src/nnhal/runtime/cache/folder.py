@@ -219,8 +219,8 @@ class CacheFolder:
 
     # ------------------------------------------------------------------------------------------------------ entries
 
-    def entry(self, key: str, count: CacheFiles) -> OpenFiles:
-        """The files of an entry. Missing says why there are none that could be used."""
+    def entry(self, key: str, count: CacheFiles, *, used: bool = True) -> OpenFiles:
+        """The files of an entry. Missing says why there are none that could be used. used: whether that is a use."""
         for _ in range(3):  # it may be replaced between the two
             manifest = self._manifest(key)
             if (manifest.model_files, manifest.data_files) != count:
@@ -236,8 +236,9 @@ class CacheFolder:
             except BaseException:
                 files.close()
                 raise
-            with contextlib.suppress(OSError):
-                self.used(key)
+            if used:
+                with contextlib.suppress(OSError):
+                    self.used(key)
             return files
         raise Missing("damaged: a file of the entry is missing")
 

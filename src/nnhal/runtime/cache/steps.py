@@ -5,6 +5,7 @@ A fault of the cache, or of the driver while it keeps something, is a reason for
 
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -72,9 +73,9 @@ def quota() -> int:
 
 
 def user_folder() -> Path:
-    """The user's own folder for caches, which the command line uses: `nnhal` below XDG_CACHE_HOME."""
+    """The user's own folder for compilations, which `nnhal cache` looks at: `nnhal/compiled` below XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "nnhal"
+    return Path(base).expanduser().absolute() / "nnhal" / "compiled"
 
 
 class ModelCache:
@@ -151,6 +152,7 @@ class ModelCache:
             "priority": hints.priority.name,
             "token": self._token.hex(),
             "nnhal": __version__,
+            "made": int(time.time()),
         }
 
 

@@ -1,0 +1,171 @@
+"""`nnhal cache`: what compilations a folder keeps, whether they are what was written, and room for others."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.cli import common
+from nnhal.hal.cache.files import CacheFiles
+from nnhal.hal.cache.keeper import is_whole
+from nnhal.runtime.cache.folder import CacheFolder, Listed, Missing
+from nnhal.runtime.cache.steps import Caching, quota, user_folder
+
+SHORT = 12  # characters of a key that tell it from others, for people
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--cache-dir and --json."""
+    folder = click.option(
+        "--cache-dir", type=click.Path(), help="The folder; by default NNHAL_CACHE_DIR, else the user's own."
+    )
+    return folder(common.json_option(command))
+
+
+@click.group("cache")
+def command() -> None:
+    """Look at kept compilations, and take them out."""
+
+
+@command.command("list")
+@options
+def list_entries(cache_dir: str | None, as_json: bool) -> None:
+    """List the entries, the one used last first."""
+    folder = _folder(cache_dir)
+    _tell(folder, folder.entries(), as_json)
+
+
+@command.command("show")
+@click.argument("key")
+@options
+def show(key: str, cache_dir: str | None, as_json: bool) -> None:
+    """Show all that is known of the entry whose key begins with KEY."""
+    folder = _folder(cache_dir)
+    (entry,) = _chosen(folder, [key])
+    if as_json:
+        _tell(folder, [entry], as_json)
+        return
+    for name, value in _plain(entry).items():
+        common.console.print(f"{name:12} {value}", markup=False)
+
+
+@command.command("verify")
+@click.argument("keys", nargs=-1)
+@options
+def verify(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> int:
+    """Read every file of the entries, or of those with KEYS, and say which are not what was written. Exit code 1 for any."""
+    folder = _folder(cache_dir)
+    found = [_verified(folder, entry) for entry in _chosen(folder, keys)]
+    _tell(folder, found, as_json, read=True)
+    return 1 if any(entry.problem for entry in found) else 0
+
+
+@command.command("prune")
+@click.option("--size", type=click.IntRange(0), help="MiB that may stay; by default the folder's limit.")
+@options
+def prune(size: int | None, cache_dir: str | None, as_json: bool) -> None:
+    """Take out damaged entries, and those that were not used for longest until the others fit."""
+    folder = _folder(cache_dir)
+    gone = folder.prune(None if size is None else size << 20)
+    _tell(folder, folder.entries(), as_json, gone)
+
+
+@command.command("clear")
+@click.argument("keys", nargs=-1)
+@options
+def clear(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> None:
+    """Take out all entries, or those with KEYS."""
+    folder = _folder(cache_dir)
+    gone = [entry.key for entry in _chosen(folder, keys)]
+    folder.take_out(gone)
+    _tell(folder, folder.entries(), as_json, gone)
+
+
+def _folder(cache_dir: str | None) -> CacheFolder:
+    path = Caching.wanted(cache_dir, None).folder or user_folder()
+    try:
+        return CacheFolder(path, quota())
+    except OSError as error:
+        raise InvalidArgument(f"cache folder {path}: {error.strerror}") from None
+
+
+def _chosen(folder: CacheFolder, keys: Sequence[str]) -> list[Listed]:
+    """The entries whose keys begin so; all where none is named."""
+    entries = folder.entries()
+    for key in keys:
+        count = sum(entry.key.startswith(key) for entry in entries)
+        if count != 1 or not key:
+            there = ", ".join(entry.key[:SHORT] for entry in entries) or "there are none"
+            raise InvalidArgument(f"key {key!r} begins {count} entries, must be one: {there}")
+    return [entry for entry in entries if not keys or any(entry.key.startswith(key) for key in keys)]
+
+
+def _verified(folder: CacheFolder, entry: Listed) -> Listed:
+    """The entry with what reading it showed."""
+    if entry.problem or entry.manifest is None:
+        return entry
+    count = CacheFiles(entry.manifest.model_files, entry.manifest.data_files)
+    try:
+        files = folder.entry(entry.key, count, used=False)
+    except (Missing, OSError) as error:
+        return replace(entry, problem=str(error))
+    try:
+        is_whole(files.cache(bytes.fromhex(entry.key)), str(entry.manifest.facts.get("device", "")))
+    except NnhalError as error:
+        return replace(entry, problem=str(error))
+    finally:
+        files.close()
+    return entry
+
+
+def _plain(entry: Listed) -> dict[str, Any]:
+    facts = {} if entry.manifest is None else entry.manifest.facts
+    named = {
+        name: facts.get(name, "") for name in ("model", "device", "version", "place", "preference", "priority", "token")
+    }
+    counts = {name: facts.get(name, 0) for name in ("operations", "of", "made")}
+    uses = {"size": entry.size, "uses": entry.uses, "problem": entry.problem}
+    return {"key": entry.key} | {n: str(v) for n, v in named.items()} | counts | uses
+
+
+def _tell(
+    folder: CacheFolder, entries: Sequence[Listed], as_json: bool, gone: Sequence[str] = (), *, read: bool = False
+) -> None:
+    """read: every byte of them was."""
+    size = sum(entry.size for entry in entries)
+    if as_json:
+        facts = {"folder": str(folder.path), "size": size, "most": folder.most}
+        common.emit({**facts, "entries": [_plain(entry) for entry in entries], "gone": list(gone)})
+        return
+    for key in gone:
+        common.console.print(f"took out {key[:SHORT]}", markup=False)
+    rows = []
+    for entry in entries:
+        plain = _plain(entry)
+        part = f"{plain['operations']} of {plain['of']}"
+        rows.append(
+            [
+                *(plain["key"][:SHORT], plain["model"], f"{plain['device']} {plain['version']}".strip(), part),
+                *(
+                    common.size(entry.size),
+                    str(entry.uses),
+                    _age(plain["made"]),
+                    entry.problem or ("whole" if read else ""),
+                ),
+            ]
+        )
+    if rows:
+        common.table(["key", "model", "device", ">operations", ">size", ">uses", ">age", "state"], rows)
+    most = common.size(folder.most)
+    common.console.print(f"{folder.path}: {len(rows)} entries, {common.size(size)} of {most}", markup=False)
+
+
+def _age(made: Any) -> str:
+    seconds = max(0.0, time.time() - made) if isinstance(made, int | float) and made else 0.0
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
