@@ -224,7 +224,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def content_of(room: int, *arrays: Any) -> tuple[Any, list[int]]:
-    content, offsets = contents.joined(room, arrays)
+    content, offsets = contents.joined(room, arrays, range(len(arrays)))
     for array, offset in zip(arrays, offsets, strict=True):
         assert bytes(content)[offset : offset + array.nbytes] == array.tobytes()
     return content, offsets
