@@ -27,7 +27,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("cache")
 def command() -> None:
-    """Look at kept compilations, and take them out."""
+    """Look at kept compilations, and take them out. Each of these has --json, and --cache-dir for a folder of its own."""
 
 
 @command.command("list")
