@@ -15,7 +15,7 @@ import pytest
 
 import nnhal
 from nnhal.base import private
-from nnhal.base.errors import InvalidArgument, OperationFailed
+from nnhal.base.errors import DeadObject, InvalidArgument, OperationFailed
 from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
@@ -163,6 +163,7 @@ def test_a_token_of_the_applications_stands_for_the_model(folder):
     token = bytes(range(32))
     assert [run(scaled(2), folder, token=token) for _ in range(2)] == [MISS, HIT]
     assert run(scaled(3), folder, by=2, token=token) == HIT  # it said that it is the same
+    assert run(scaled(2), folder, token=token, relaxed=True) == MISS  # and can see that this is not
     assert run(scaled(3), folder, by=3, token=token[::-1]) == MISS
 
 
@@ -431,6 +432,26 @@ def test_a_driver_that_fails_to_restore_prepares_anew(folder, lie):
     for _ in range(2):
         told = run(scaled(), folder, [Lying(restore=method)])
         assert told.startswith("miss: ") and why in told
+
+
+def test_an_entry_that_ends_a_drivers_process_is_tried_once(folder):
+    class Died(Lying):
+        deaths = 0
+
+        def restore(self, *_: Any) -> Prepared:
+            Died.deaths += 1
+            raise DeadObject("device lying: the driver process ended")
+
+    device = Died()
+    told = [run(scaled(), folder, [device]) for _ in range(5)]
+    why = "off: its driver's process ended when it was restored: device lying: the driver process ended"
+    assert told == [MISS, *[why] * 4] and Died.deaths == 1
+    (entry,) = steps.CacheFolder(folder, 1 << 20).entries()
+    assert entry.problem == why.removeprefix("off: ")
+
+
+def test_a_name_of_any_length_is_no_obstacle(folder):
+    assert [run(scaled(name="n" * 2_000_000), folder) for _ in range(2)] == [MISS, HIT]
 
 
 def test_a_driver_that_fails_only_while_it_is_to_keep_something_runs(folder):

@@ -45,8 +45,15 @@ class Missing(Exception):
     """There is no entry that could be used; the text says why."""
 
 
+class Blamed(Missing):
+    """There is one, and it is not to be used, nor another made in its place."""
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an entry is. facts: of what, for people and for `nnhal cache`; nothing is looked for by them."""
+    """What an entry is. facts: of what, for people and for `nnhal cache`; nothing is looked for by them.
+
+    blamed: why it is not to be used, "" for one that may be.
+    """
 
     key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     generation: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
@@ -55,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     facts: dict[str, Any] = {}
     format: int = FORMAT
     check: str = ""
+    blamed: str = ""
 
     def packed(self) -> bytes:
         """As it lies in the folder, with a checksum."""
@@ -158,13 +166,7 @@ class NewEntry:
         for fd in fds:
             os.fsync(fd)
         manifest = Manifest(self._key, self._generation, *self._count, facts, FORMAT)
-        new = Owner()
-        new.fds.append(self._folder.open(self._name("new"), NEW))
-        try:
-            _write(new.fds[0], manifest.packed())
-            os.fsync(new.fds[0])
-        finally:
-            new.close()
+        self._folder.write(self._name("new"), manifest.packed())
         with self._folder.alone():
             self._folder.rename(self._name("new"), f"{self._key}.entry")
             self._published = True
@@ -197,6 +199,16 @@ class CacheFolder:
         """A descriptor of a file in it."""
         return private_file(self._fd, name, flags)
 
+    def write(self, name: str, data: bytes) -> None:
+        """Make a file in it, which is on the disk then."""
+        new = Owner()
+        new.fds.append(self.open(name, NEW))
+        try:
+            _write(new.fds[0], data)
+            os.fsync(new.fds[0])
+        finally:
+            new.close()
+
     def remove(self, name: str) -> None:
         """Take a file away, if it is there."""
         with contextlib.suppress(FileNotFoundError):
@@ -223,6 +235,8 @@ class CacheFolder:
         """The files of an entry. Missing says why there are none that could be used. used: whether that is a use."""
         for _ in range(3):  # it may be replaced between the two
             manifest = self._manifest(key)
+            if manifest.blamed:
+                raise Blamed(manifest.blamed)
             if (manifest.model_files, manifest.data_files) != count:
                 had = f"{manifest.model_files} model and {manifest.data_files} data files"
                 raise Missing(f"the entry has {had}, the device has {count.model} and {count.data} now")
@@ -241,6 +255,15 @@ class CacheFolder:
                     self.used(key)
             return files
         raise Missing("damaged: a file of the entry is missing")
+
+    def blame(self, key: str, why: str) -> None:
+        """Let an entry, if there is one, not be used any more."""
+        with self.alone(), contextlib.suppress(Missing):
+            manifest = self._manifest(key)
+            new = f"{key}.{manifest.generation}.new"
+            self.remove(new)
+            self.write(new, msgspec.structs.replace(manifest, blamed=why).packed())
+            self.rename(new, f"{key}.entry")
 
     def _manifest(self, key: str) -> Manifest:
         try:
@@ -283,7 +306,7 @@ class CacheFolder:
             manifest = self._manifest(key)
         except (Missing, OSError) as error:
             return Listed(key, 0, last, uses, None, str(error))
-        size, problem = 0, ""
+        size, problem = 0, manifest.blamed
         for name in manifest.files:
             try:
                 size += os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_size

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -14,14 +15,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from nnhal.base.answers import shown
-from nnhal.base.errors import InvalidArgument, MissedDeadline, NnhalError, told
+from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
 from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
-from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
+from nnhal.model.stored import stored
+from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.lanes import Lane
 
@@ -113,7 +115,11 @@ class ModelCache:
         if isinstance(step, str):
             lane.prepared = prepared_by(device, model, hints, as_is=True)
             return "off", step
-        missed = step.restore_in(lane)
+        try:
+            missed = step.restore_in(lane)
+        except Blamed as blamed:
+            lane.prepared = prepared_by(device, model, hints, as_is=True)
+            return "off", str(blamed)
         if not missed:
             return "hit", ""
         _log.info("%s: miss: %s", lane.where, missed)
@@ -133,7 +139,9 @@ class ModelCache:
         if any(not pool.mappable for pool in model.pools):
             return "the model has constants in memory that cannot be mapped"
         try:
-            return _Step(folder, device, model, hints, _key(self._token, device, hints, place, operations), count)
+            seen = outline(model)
+            key = _key(self._token, device, hints, place, operations, stored(seen))
+            return _Step(folder, device, model, seen, hints, key, count)
         except (TypeError, ValueError) as error:
             return f"the options of the device cannot be written down: {error}"
         except OSError as error:
@@ -142,7 +150,7 @@ class ModelCache:
     def _facts(self, device: Device, model: Model, hints: Hints, place: str) -> dict[str, Any]:
         own = identity_of(device)
         return {
-            "model": self._model.name,
+            "model": clipped(self._model.name, 200),
             "operations": len(model.main.operations),
             "of": len(self._model.main.operations),
             "device": own.name,
@@ -182,6 +190,7 @@ class _Step:
     folder: CacheFolder
     device: Device
     model: Model
+    seen: Model  # from outside
     hints: Hints
     key: bytes
     count: CacheFiles
@@ -191,21 +200,28 @@ class _Step:
         return self.key.hex()
 
     def restore_in(self, lane: Lane) -> str:
-        """Prepare from the entry; why that could not be, "" where it was."""
+        """Prepare from the entry; why that could not be, "" where it was. Blamed where none is to be made anew either."""
         try:
             files = self.folder.entry(self._name, self.count)
+        except Blamed:
+            raise
         except Missing as missing:
             return str(missing)
         except OSError as error:
             return f"the entry {_why(error)}"
         try:
             hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
-            lane.prepared = restored_by(self.device, outline(self.model), hints)
+            lane.prepared = restored_by(self.device, self.seen, hints)
             lane.prepared.model = self.model
         except MissedDeadline:
             if self.hints.deadline is not None:
                 raise
             return "the driver did not restore it in time"
+        except DeadObject as error:  # the next one would be no better, and too many deaths end the device
+            why = f"its driver's process ended when it was restored: {told(error)}"
+            with suppress(OSError):
+                self.folder.blame(self._name, why)
+            raise Blamed(why) from None
         except NnhalError as error:
             name = identity_of(self.device).name
             return told(error).removeprefix(f"device {name}: ")
@@ -252,9 +268,13 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
     return count, "" if count else "the device keeps none"
 
 
-def _key(token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None) -> bytes:
+def _key(
+    token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
+) -> bytes:
+    """What an entry is found by. seen: the outline of the step."""
     own, hints = identity_of(device), device.told(hints)
     facts = [
+        seen.hex(),
         *(token.hex(), own.name, own.version, str(own.level), place, own.preferred_layout),
         *(int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)),
         None if operations is None else list(operations),
