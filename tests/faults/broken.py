@@ -22,6 +22,7 @@ NUMBERS: dict[str, str] = {
     "execution": "execution",
     "buffer": "buffer",
     "held": "held",
+    "cache": "files",
     "objects": "",
     "roles": "model",
     "object": NEW,

@@ -21,20 +21,24 @@ from nnhal.base.codes import OperandType, OperationType
 from nnhal.base.errors import DeadObject
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory
+from nnhal.frontends.python import Builder
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.builder import ModelBuilder
+from nnhal.model.parts import outline
 from tests.faults import broken
-from tests.faults.support import LIMIT, Hostile, X, wait_until
+from tests.faults.support import LIMIT, Hostile, X, doubling, wait_until
 
 ROOM = 4096
 F_ADD_SEALS, SEAL_SHRINK = 1033, 2
 TWICE = (X + X).tobytes()
 OBJECTS = {
     name: 7_000_000_000 + n
-    for n, name in enumerate(("model", "binding", "held", "burst", "buffer", "execution", "lane", "considered"))
+    for n, name in enumerate(
+        ("model", "binding", "held", "burst", "buffer", "execution", "lane", "considered", "files")
+    )
 }
 NEW = 6_000_000_000  # in the place of a number that was not used before
 NEVER = 10**15  # a number that nobody was given
@@ -59,8 +63,16 @@ def _model() -> wire.WireModel:
     return model
 
 
+def _outline() -> wire.WireModel:
+    """What is seen of it from outside."""
+    b = Builder()
+    x = b.input((64,))
+    return model_to_wire(outline(b.finish([x], [b.add(x, x)])), lambda _: pool())
+
+
 _AT, _INTO = wire.WireArgument(0, 0, 256, (64,)), wire.WireArgument(0, 256, 256, (64,))
-_MODEL = _model()
+_MODEL, _OUTLINE = _model(), _outline()
+TOKEN = bytes(range(32))
 
 # Calls that are right, as (call, what goes along); numbers of objects are put in when there are any.
 GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
@@ -80,6 +92,9 @@ GOOD: list[tuple[wire.ClientCall, tuple[str, ...]]] = [
     (wire.PrepareModel(NEW, V1_3, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
     (wire.Consider(NEW, _MODEL, 1, 1, 0, 2, b"{}"), ("a memory",)),
     (wire.PrepareConsidered(NEW, OBJECTS["considered"], (0,)), ()),
+    (wire.GetNumberOfCacheFiles(), ()),
+    (wire.HoldFiles(NEW, TOKEN, 1, 0), ("a file",)),
+    (wire.PrepareModelFromCache(NEW, V1_3, _OUTLINE, 1, 1, 0, 2, b"{}", OBJECTS["files"]), ()),
     (
         wire.Bind(
             NEW,
@@ -134,6 +149,9 @@ RIGHT: dict[type[wire.ClientCall], type[wire.Reply]] = {
     wire.PrepareModel: wire.Acknowledged,
     wire.Consider: wire.Claimed,
     wire.PrepareConsidered: wire.Acknowledged,
+    wire.GetNumberOfCacheFiles: wire.CacheFileCounts,
+    wire.HoldFiles: wire.Acknowledged,
+    wire.PrepareModelFromCache: wire.Acknowledged,
     wire.Bind: wire.Acknowledged,
     wire.Execute: wire.Acknowledged,
     wire.ExecuteSynchronously: wire.Acknowledged,
@@ -278,6 +296,7 @@ FITS: dict[str, set[str]] = {  # what may stand for what, as far as the receiver
     "a lane": {"a lane", "a lane whose end is closed", "a listening socket"},
     "a fence": {"a fence", "the reading end of a pipe", "the reading end of a closed pipe"},
     "queues": {"queues"},
+    "a file": {name for name in DESCRIPTORS if "memory" in name} | {"a file", "queues"},
 }
 
 
@@ -307,8 +326,9 @@ RELEASED = 9_000_000_000
 OF_WHAT_GOES_ON = wire.AttachLane, wire.Execute, wire.ExecuteFenced
 OF_OBJECTS = (
     wire.Hold, wire.PrepareModel, wire.Consider, wire.PrepareConsidered, wire.Bind, wire.ExecuteFenced,
-    wire.ConfigureExecutionBurst, wire.Allocate,
+    wire.ConfigureExecutionBurst, wire.Allocate, wire.HoldFiles, wire.PrepareModelFromCache,
 )  # fmt: skip
+PREPARATIONS = wire.PrepareModel, wire.PrepareConsidered, wire.PrepareModelFromCache
 
 
 def _refused(call: wire.ClientCall, number: int) -> tuple[str, ...]:
@@ -337,9 +357,11 @@ def fields() -> Iterator[Case]:
             others = {f"a {kind}": number for kind, number in OBJECTS.items() if kind != n.of}
             others |= {f"another's {kind}": number for kind, number in FOREIGN.items()}
             others |= {"a released one": RELEASED, "one never given": NEVER, "2**63": 2**63, "the last": 2**64 - 1}
-            others |= {"0": 0} if n.of != "held" else {}  # there it says that the memory comes along
+            may = n.of == "held" or (n.of == "files" and not isinstance(call, wire.PrepareModelFromCache))
+            others |= {"0": 0} if not may else {}  # there it says that the memory comes along, or that nothing is kept
             for what, number in others.items():
                 words = _refused(call, number) if n.of == broken.NEW else ("not held",) if n.of else ()
+                words = ("cache is 0, must be",) if n.of == "files" and number == 0 else words
                 raw = broken.put(whole, n.path, number)
                 # whoever is named need not be there
                 wanted = "refused" if words else "right" if n.of == broken.NEW else "either"
@@ -352,7 +374,7 @@ def carried() -> Iterator[Case]:
     """Every call with other descriptors than it needs."""
     for call, along in GOOD:
         whole, name = broken.plain(call), type(call).__name__
-        surplus = "refused" if isinstance(call, wire.ExecuteFenced) else "right"  # it says how many there are
+        surplus = "refused" if isinstance(call, wire.ExecuteFenced | wire.HoldFiles) else "right"  # it says how many
         for count in (1, wire.MAX_DESCRIPTORS - len(along)):
             yield Case(f"{name} with {count} descriptors more", call, whole, (*along, *["/dev/null"] * count), surplus)
         many = (*along, *["/dev/null"] * (wire.MAX_DESCRIPTORS + 1 - len(along)))
@@ -423,8 +445,8 @@ class World:
             burst = self.make(wire.ConfigureExecutionBurst, model, fds=(queues,))
             os.close(queues)
             execution = self.make(wire.ExecuteFenced, binding, 0)
-            considered = self._considered()
-            numbers = model, binding, held, burst, buffer, execution, lane, considered
+            considered, files = self._considered(), self._saved()
+            numbers = model, binding, held, burst, buffer, execution, lane, considered, files
             self.objects = dict(zip(OBJECTS, numbers, strict=True))
             self.numbers = {OBJECTS[what]: number for what, number in self.objects.items()} | {RELEASED: released}
             assert isinstance(self.info(execution), wire.Info)
@@ -440,6 +462,15 @@ class World:
         reply = self.client.make(wire.Consider, _MODEL, 1, 1, 0, 2, b"{}", fds=(self.memory,))
         assert isinstance(reply, wire.Claimed) and reply.kept, reply
         return self.client.made
+
+    def _saved(self) -> int:
+        """Cache files to which a model was saved."""
+        with tempfile.TemporaryFile(buffering=0) as file:
+            files = self.make(wire.HoldFiles, TOKEN, 1, 0, fds=(file.fileno(),))
+        whole = model_to_wire(doubling(64), lambda _: pool())
+        self.make(wire.PrepareModel, V1_3, whole, 1, 1, 0, 0, b"{}", files)
+        assert isinstance(self.client.notification().result, wire.PreparedTraits)
+        return files
 
     def _bound(self, model: int) -> int:
         request = wire.WireRequest((_AT,), (_INTO,), (wire.MemoryPool(pool()),))
@@ -481,7 +512,7 @@ class World:
     def follow(self, call: wire.ClientCall, reply: Any, sent: list[int], *, right: bool) -> None:
         """See what comes after a call that was taken: exactly what it asked for. right: nothing of it was broken."""
         kind, after = type(call), reply
-        if kind in (wire.PrepareModel, wire.PrepareConsidered, wire.Execute):
+        if kind in (*PREPARATIONS, wire.Execute):
             after = self.notification(wire.NotifyExecuted if kind is wire.Execute else wire.NotifyPrepared)
         elif kind is wire.ExecuteFenced:
             after = self.info(self.made)
@@ -496,7 +527,7 @@ class World:
             assert os.pread(sent[0], 256, 256) == TWICE
         elif kind in (wire.Execute, wire.ExecuteSynchronously, wire.ExecuteFenced):
             assert os.pread(self.memory, 256, 256) == TWICE
-        elif kind in (wire.PrepareModel, wire.PrepareConsidered):
+        elif kind in PREPARATIONS:
             assert isinstance(after, wire.PreparedTraits), after
             assert self._bound(self.made)
         elif kind is wire.Allocate:
@@ -712,7 +743,7 @@ def as_its_number_is_released(m: Moment) -> None:
         between = isinstance(reply, wire.Failed) and "was released before it was made" in reply.message
         assert (between and number != NEVER) or m.fits(reply) or isinstance(m.call, wire.Hello)
         assert hear(world.client.channel) == (1, wire.Acknowledged())
-        if isinstance(m.call, wire.PrepareModel | wire.PrepareConsidered):
+        if isinstance(m.call, PREPARATIONS):
             result = world.notification(wire.NotifyPrepared)
             assert isinstance(result, wire.PreparedTraits) or result.kind in ("Cancelled", "Closed"), result
         elif isinstance(m.call, wire.Execute):

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -18,6 +19,7 @@ import pytest
 from nnhal.base.errors import Cancelled, DriverFailed, NnhalError, OutputInsufficientSize
 from nnhal.base.memory import Memory
 from nnhal.frontends.python import Builder
+from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import considered_by, verdicts_by
 from nnhal.hal.device import (
     Hints,
@@ -25,12 +27,14 @@ from nnhal.hal.device import (
     Verdict,
     allocated_by,
     burst_by,
+    cache_files_by,
     capabilities_by,
     fenced_by,
     identity_of,
     info_by,
     memory_by,
     prepared_by,
+    restored_by,
     status_by,
 )
 from nnhal.hal.fence import fence_pair
@@ -44,6 +48,7 @@ from nnhal.ipc.client.process import start
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.model.graph import Model
+from nnhal.model.parts import outline
 from tests import requests
 from tests.faults.conftest import _threads
 from tests.faults.hostile_driver import ANSWERS, CASES, NEVER, Case
@@ -218,7 +223,22 @@ def reconfigures(device: RemoteDevice, control: Control) -> bool:
     return right(model)
 
 
+def keeps(device: RemoteDevice, control: Control) -> bool:
+    """Prepared, saved, and restored."""
+    whole = doubling(64)
+    if not cache_files_by(device):
+        return False
+    with tempfile.TemporaryFile(buffering=0) as file:
+        hints = Hints(deadline=control.deadline, cache=Cache(bytes(32), (file.fileno(),)))
+        saved = prepared_by(device, whole, hints)
+        restored = restored_by(device, outline(whole), hints)
+    return right(saved) and right(restored)
+
+
 OPERATIONS: dict[str, Operation] = {
+    "GetNumberOfCacheFiles": keeps,
+    "HoldFiles": keeps,
+    "PrepareModelFromCache": keeps,
     "Hold": holds,
     "GetStatus": asks,
     "GetUsage": sees_usage,

@@ -21,12 +21,15 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import OperationFailed
+from nnhal.base.sealed import sealed
 from nnhal.drivers.reference import Reference
 from nnhal.hal import background
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Device, Hints, Prepared, Verdict
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
 from nnhal.model.graph import Model
+from nnhal.model.stored import stored, unstored
 
 CHILD_SECONDS = 20
 
@@ -92,6 +95,11 @@ class WitnessPrepared(Prepared):
     def memory(self) -> MemoryUse:
         return self._inner.memory()
 
+    def save(self, files: CacheContent) -> bool:
+        files.model[0]["model"] = stored(self.model)
+        files.model[0] |= {f"pool {n}": pool.bytes() for n, pool in enumerate(self.model.pools)}
+        return True
+
     def reconfigure(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
 
@@ -115,6 +123,14 @@ class Witness(Reference):
         if "tell" in hints.options:
             raise OperationFailed(f"threads {hints.threads}")
         return WitnessPrepared(super().prepare(model, hints), dict(hints.options))
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        sections = dict(files.model[0])
+        model = unstored(sections.pop("model"), tuple(sealed(bytes(data)) for data in sections.values()))
+        return self.prepare(model, hints)
 
 
 def device() -> Device:
