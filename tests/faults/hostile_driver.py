@@ -20,13 +20,13 @@ from typing import Any
 
 import msgspec
 
-from nnhal.drivers.reference import Reference
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service import burst, connection
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import MARK, Channel
 from nnhal.ipc.transport.packets import pack, unpack
 from tests.faults import broken
+from tests.faults.drivers.witness import Witness
 from tests.faults.hostile_client import DESCRIPTORS, SLOWLY_CLOSED, TWICE, memfd
 from tests.ipc.golden import CALLBACKS, REPLIES
 from tests.ipc.support import a_table
@@ -470,7 +470,7 @@ def serve(case: Case, sock: socket.socket, struck: int) -> None:
     connection.Connection = Connection  # type: ignore[misc]
     names = {name: getattr(_native, name) for name in dir(_native)}
     burst._native = SimpleNamespace(**{**names, "Queues": Queues})  # type: ignore[assignment]
-    connection.serve_one(Reference(), sock, {}, a_table())
+    connection.serve_one(Witness(), sock, {}, a_table())
 
 
 def main() -> None:
