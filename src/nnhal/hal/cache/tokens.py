@@ -105,10 +105,11 @@ def _records(fd: int) -> list[bytes]:
 def _opened(folder: int, name: str) -> int:
     """The file, whole and not too long; a new one with a new key in the place of any other."""
     fd = private_file(folder, name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    head, records = os.pread(fd, _HEAD.size, 0), _records(fd)
-    size = _HEAD.size + len(records) * _RECORD.size
-    if head[:8] == MAGIC and os.fstat(fd).st_size == size and len(records) <= MOST:
+    head = os.pread(fd, _HEAD.size, 0)
+    count, rest = divmod(os.fstat(fd).st_size - _HEAD.size, _RECORD.size)  # looked at once: others write meanwhile
+    if head[:8] == MAGIC and not rest and 0 <= count <= MOST:
         return fd
+    records = _records(fd)
     os.close(fd)
     key = head[8:] if head[:8] == MAGIC and len(head) == _HEAD.size else secrets.token_bytes(KEY)
     new = f"{name}.new"
