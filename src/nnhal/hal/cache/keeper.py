@@ -34,11 +34,6 @@ def _store(driver: str) -> TokenStore:
     return _stores.get((state_folder(), driver), open_it, stale=lambda store: store.gone)
 
 
-os.register_at_fork(
-    after_in_child=_stores.forget
-)  # the locks of one description are one for both: the child opens its own
-
-
 def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:
     """What wrote a cache file, or may read it: driver, version and code, nnhal's version, the processor where it matters."""
     facts = [driver, its_version, code_of(module), __version__, features() if processor else ""]
@@ -89,12 +84,7 @@ def keep(content: CacheContent, cache: Cache, driver: str, identity: bytes) -> N
 
 def recall(cache: Cache, pools: Sequence[Memory], driver: str, identity: bytes) -> CacheContent:
     """What was saved, out of the files. OperationFailed, Damaged among them, says why it is none of that."""
-    store = _store(driver)
-    model = [_read(fd, "model", n) for n, fd in enumerate(cache.model_files)]
-    data = [_read(fd, "data", n) for n, fd in enumerate(cache.data_files)]
-    content, digest = understood(model, data, cache.token, identity, store.key)
-    if not store.knows(identity, cache.token, digest):
-        raise Damaged("is nothing that this driver noted to have written for the token")
+    content = _known(*_contents(cache), cache.token, driver, identity)
     content.pools = pools
     return content
 
@@ -104,16 +94,25 @@ def is_whole(cache: Cache, driver: str) -> None:
 
     Files of a form of the driver's own are for it to judge.
     """
-    model = [_read(fd, "model", n) for n, fd in enumerate(cache.model_files)]
-    data = [_read(fd, "data", n) for n, fd in enumerate(cache.data_files)]
-    first = next(iter([*model, *data]), b"")
-    identity = written_by(first)
+    model, data = _contents(cache)
+    identity = written_by(next(iter([*model, *data]), b""))
     if identity is None:
         raise Damaged("is of a form of its driver's own, or damaged: its driver will tell")
+    _known(model, data, cache.token, driver, identity)
+
+
+def _known(model: Sequence[bytes], data: Sequence[bytes], token: bytes, driver: str, identity: bytes) -> CacheContent:
+    """What files hold that the driver has noted to have written."""
     store = _store(driver)
-    _, digest = understood(model, data, cache.token, identity, store.key)
-    if not store.knows(identity, cache.token, digest):
+    content, digest = understood(model, data, token, identity, store.key)
+    if not store.knows(identity, token, digest):
         raise Damaged("is nothing that this driver noted to have written for the token")
+    return content
+
+
+def _contents(cache: Cache) -> tuple[list[bytes], list[bytes]]:
+    model = [_read(fd, "model", n) for n, fd in enumerate(cache.model_files)]
+    return model, [_read(fd, "data", n) for n, fd in enumerate(cache.data_files)]
 
 
 def _read(fd: int, kind: str, number: int) -> bytes:

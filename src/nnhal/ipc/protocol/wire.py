@@ -264,12 +264,25 @@ class GetSupportedOperations(ClientCall, tag=15, frozen=True):
     model: WireModel
 
 
-class PrepareModel(MakingCall, tag=16, frozen=True):
-    """Compile; `NotifyPrepared` with its number follows on the callback lane, exactly once.
+class PreparingCall(MakingCall, frozen=True):
+    """A call that prepares; `NotifyPrepared` with its number follows on the callback lane, exactly once.
 
-    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of
-    the `HoldFiles` to save to, 0 for none.
+    options: the driver's own, as JSON. deadline: a point on the monotonic clock, 0 for none. cache: the number of the
+    `HoldFiles` to save to or prepare from, 0 for none.
     """
+
+    form: U32
+    model: WireModel
+    preference: U32 | None = None
+    priority: U32 | None = None
+    deadline: U64 = 0
+    threads: U32 = 0
+    options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
+    cache: Id = 0
+
+
+class PrepareModel(PreparingCall, tag=16, frozen=True):
+    """Compile."""
 
     method: ClassVar[str] = "prepareModel"
     forms: ClassVar[tuple[Level, ...]] = (V1_0, V1_1, V1_2, V1_3)
@@ -279,30 +292,14 @@ class PrepareModel(MakingCall, tag=16, frozen=True):
         "deadline": V1_3,
         "cache": V1_2,
     }
-    form: U32
-    model: WireModel
-    preference: U32 | None = None
-    priority: U32 | None = None
-    deadline: U64 = 0
-    threads: U32 = 0
-    options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
-    cache: Id = 0
 
 
-class PrepareModelFromCache(MakingCall, tag=41, frozen=True):
+class PrepareModelFromCache(PreparingCall, tag=41, frozen=True):
     """As `PrepareModel`, from what was saved to the files. model: its outline, with no operations."""
 
     method: ClassVar[str] = "prepareModelFromCache"
     forms: ClassVar[tuple[Level, ...]] = (V1_2, V1_3)
     since: ClassVar[dict[str, Level]] = {"priority": V1_3, "deadline": V1_3}
-    form: U32
-    model: WireModel
-    preference: U32 | None = None
-    priority: U32 | None = None
-    deadline: U64 = 0
-    threads: U32 = 0
-    options: Annotated[bytes, Meta(max_length=1 << 20)] = b""
-    cache: Id = 0
 
 
 class Consider(MakingCall, tag=38, frozen=True):

@@ -28,9 +28,9 @@ import msgspec
 from msgspec import Meta
 
 from nnhal.base.descriptors import Owner
-from nnhal.base.log import logger
+from nnhal.base.memory import first_bytes
 from nnhal.base.private import locked, private_file, private_folder
-from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles
+from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, write
 
 FORMAT = 1
 MANIFEST_MOST = 1 << 20  # bytes
@@ -38,7 +38,6 @@ NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 _NUMBER, _USES = struct.Struct("<Q"), struct.Struct("<QQ")
 _ENTRY = re.compile(r"([0-9a-f]{64})\.entry")
 _FILE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{16})\.(making|new|[md][0-9]{1,2})")
-_log = logger("compilation")
 
 
 class Missing(Exception):
@@ -204,7 +203,7 @@ class CacheFolder:
         new = Owner()
         new.fds.append(self.open(name, NEW))
         try:
-            _write(new.fds[0], data)
+            write(new.fds[0], data)
             os.fsync(new.fds[0])
         finally:
             new.close()
@@ -271,7 +270,7 @@ class CacheFolder:
         except FileNotFoundError:
             raise Missing("there is no entry") from None
         try:
-            return Manifest.unpacked(_read(fd, MANIFEST_MOST), key)
+            return Manifest.unpacked(first_bytes(fd, MANIFEST_MOST), key)
         finally:
             os.close(fd)
 
@@ -279,15 +278,16 @@ class CacheFolder:
         """Note that an entry was used now. uses: how often it was; once more than noted by default."""
         fd = self.open("lock", os.O_RDWR | os.O_CREAT)
         try:
-            (last,) = _NUMBER.unpack(_read(fd, 8).ljust(8, b"\0"))
-            os.pwrite(fd, _NUMBER.pack((last + 1) % (1 << 64)), 0)
+            (last,) = _NUMBER.unpack(first_bytes(fd, 8).ljust(8, b"\0"))
+            now = (last + 1) % (1 << 64)
+            os.pwrite(fd, _NUMBER.pack(now), 0)
         finally:
             os.close(fd)
         fd = self.open(f"{key}.used", os.O_RDWR | os.O_CREAT)
         try:
             if uses is None:
-                uses = _USES.unpack(_read(fd, 16).ljust(16, b"\0"))[1] + 1
-            os.pwrite(fd, _USES.pack(last + 1, min(uses, (1 << 64) - 1)), 0)
+                uses = _USES.unpack(first_bytes(fd, 16).ljust(16, b"\0"))[1] + 1
+            os.pwrite(fd, _USES.pack(now, min(uses, (1 << 64) - 1)), 0)
         finally:
             os.close(fd)
 
@@ -320,7 +320,7 @@ class CacheFolder:
         except OSError:
             return 0, 0
         try:
-            last, uses = _USES.unpack(_read(fd, 16).ljust(16, b"\0"))
+            last, uses = _USES.unpack(first_bytes(fd, 16).ljust(16, b"\0"))
             return last, uses
         finally:
             os.close(fd)
@@ -382,17 +382,3 @@ class CacheFolder:
         finally:
             os.close(fd)
         return False
-
-
-def _read(fd: int, most: int) -> bytes:
-    """What a file begins with, `most` bytes of it."""
-    data = b""
-    while len(data) < most and (more := os.pread(fd, most - len(data), len(data))):
-        data += more
-    return data
-
-
-def _write(fd: int, data: bytes) -> None:
-    at = 0
-    while at < len(data):
-        at += os.pwrite(fd, data[at:], at)

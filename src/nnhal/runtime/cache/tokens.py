@@ -8,13 +8,11 @@ that differs. A file that changed just now is not kept: it could change again wi
 import os
 import struct
 import time
-from collections.abc import Callable
 from hashlib import blake2b
 
 from nnhal.base.memory import Memory
-from nnhal.ipc.protocol import wire
-from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.model.graph import Model
+from nnhal.model.stored import stored
 from nnhal.runtime.cache.folder import CacheFolder
 
 SETTLED_NS = 2_000_000_000  # since the last change of a file whose hash is kept
@@ -27,9 +25,7 @@ def token_of(model: Model, folder: CacheFolder) -> bytes:
     token = blake2b(person=b"nnhal token", digest_size=32)
     for pool in model.pools:
         token.update(_digest(pool, folder))
-    places = {id(pool): n for n, pool in enumerate(model.pools)}
-    plain: Callable[[Memory], wire.Pool] = lambda pool: wire.Pool("ashmem", pool.size, 0, True, places[id(pool)])  # noqa: E731
-    token.update(wire.encode(model_to_wire(model, plain)))
+    token.update(stored(model))
     return token.digest()
 
 
