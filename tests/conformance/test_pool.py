@@ -556,12 +556,15 @@ def test_what_follows_from_an_outcome_runs_next_and_what_is_known_from_it_comes_
     assert found[-1][1:] == (8, 8) and len(played.started) == 1
 
 
+class Following(Playing):
+    """After a come c and d."""
+
+    def after(self, outcome: Any) -> Any:
+        return ([Bundle("of", ("c",)), Bundle("of", ("d",))], ()) if outcome[0] == "a" else ((), ())
+
+
 def test_a_process_with_nothing_to_do_takes_what_follows_and_none_is_started_for_it(played: System) -> None:
     idle, both = threading.Event(), threading.Barrier(2)
-
-    class Following(Playing):
-        def after(self, outcome: Any) -> Any:
-            return ([Bundle("of", ("c",)), Bundle("of", ("d",))], ()) if outcome[0] == "a" else ((), ())
 
     def program(process: Played) -> None:
         process.loads()
@@ -584,10 +587,6 @@ def test_a_process_with_nothing_to_do_takes_what_follows_and_none_is_started_for
 
 def test_a_process_that_ends_with_nothing_to_do_costs_nothing_and_is_not_used_again(played: System) -> None:
     gone = threading.Event()
-
-    class Following(Playing):
-        def after(self, outcome: Any) -> Any:
-            return ([Bundle("of", ("c",)), Bundle("of", ("d",))], ()) if outcome[0] == "a" else ((), ())
 
     def program(process: Played) -> None:
         process.loads()

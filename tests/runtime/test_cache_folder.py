@@ -181,6 +181,14 @@ def test_the_order_of_uses_is_no_time(tmp_path, monkeypatch):
     assert [entry.key for entry in folder.entries()] == [ONE, THREE, TWO]
 
 
+def test_a_number_of_uses_at_its_end_begins_anew(folder):
+    publish(folder)
+    (folder.path / "lock").write_bytes(b"\xff" * 8)
+    (folder.path / f"{ONE}.used").write_bytes(b"\xff" * 16)
+    assert read(folder) == [b"data", b"data"]
+    assert [(entry.last_use, entry.uses) for entry in folder.entries()] == [(0, 2**64 - 1)]
+
+
 def test_a_quota_that_is_too_small_for_one_entry_keeps_none(tmp_path):
     folder = CacheFolder(tmp_path / "cache", 7)
     publish(folder, ONE, b"1234")
