@@ -20,7 +20,6 @@ from typing import Any
 
 import msgspec
 
-from nnhal.drivers.reference import Reference
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service import burst, connection
 from nnhal.ipc.transport import _native
@@ -471,8 +470,7 @@ def serve(case: Case, sock: socket.socket, struck: int) -> None:
     connection.Connection = Connection  # type: ignore[misc]
     names = {name: getattr(_native, name) for name in dir(_native)}
     burst._native = SimpleNamespace(**{**names, "Queues": Queues})  # type: ignore[assignment]
-    keeps = case.answer in ("GetNumberOfCacheFiles", "HoldFiles", "PrepareModelFromCache")
-    connection.serve_one(Witness() if keeps else Reference(), sock, {}, a_table())
+    connection.serve_one(Witness(), sock, {}, a_table())
 
 
 def main() -> None:

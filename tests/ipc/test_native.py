@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -534,7 +535,7 @@ def test_budget_follows_the_waits_and_falls_where_they_are_long(lanes):
 
 def test_memory_has_its_layout_and_seals():
     fd = _native.create_queues(17, 300)
-    assert os.pread(fd, 16, 0) == struct.pack("<4sIII", b"NNFQ", 1, 32, 512)
+    assert os.pread(fd, 16, 0) == struct.pack("<4sIII", b"NNFQ", 2, 32, 512)
     assert os.fstat(fd).st_size == PAGE + PAGE + 3 * PAGE  # 32 · 24 and 512 · 24 bytes, rounded up
     assert fcntl_seals(fd) == SEALS
     with pytest.raises(OSError):
@@ -559,7 +560,7 @@ def memory(header: bytes, size: int, seals: int) -> int:
     return fd
 
 
-def header(magic: bytes = b"NNFQ", version: int = 1, requests: int = 16, results: int = 16) -> bytes:
+def header(magic: bytes = b"NNFQ", version: int = 2, requests: int = 16, results: int = 16) -> bytes:
     return struct.pack("<4sIII", magic, version, requests, results)
 
 
@@ -572,7 +573,7 @@ def header(magic: bytes = b"NNFQ", version: int = 1, requests: int = 16, results
         (header(), 3 * PAGE + 1, SEALS, "must have 12288"),
         (header(results=32768), 3 * PAGE, SEALS, "must have 794624"),
         (header(magic=b"NNFR"), 3 * PAGE, SEALS, "no header"),
-        (header(version=2), 3 * PAGE, SEALS, "no header"),
+        (header(version=1), 3 * PAGE, SEALS, "no header"),
         (header()[:8], 8, SEALS, "no header"),
         (header(requests=0), 3 * PAGE, SEALS, "capacity 0 is 0, must be a power of two"),
         (header(results=24), 3 * PAGE, SEALS, "capacity 1 is 24, must be a power of two"),
@@ -747,12 +748,9 @@ def test_index_that_moves_backwards_within_the_queue_is_corrupt(pair):
     assert pair.service.receive(0) == _native.CORRUPT
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"), [(k, 3) for k in (1, 2, 255, 2**31, 2**32 - 1)] + [(0, s) for s in (0, 4, 16, 17, 2**32 - 1)]
-)
-def test_first_element_that_is_no_packet_information_is_corrupt(pair, kind, size):
+@pytest.mark.parametrize("size", (0, 4, 16, 17, 2**32 - 1))
+def test_a_packet_of_more_elements_than_there_are_is_corrupt(pair, size):
     assert pair.client.send(packet(3)) == 0
-    pair.put(PAGE, kind, "<I")
     pair.put(PAGE + 4, size, "<I")
     assert pair.service.receive(0) == _native.CORRUPT
 
@@ -761,6 +759,42 @@ def test_answer_before_the_request_is_corrupt(pair):
     assert pair.service.send(packet(1)) == 0
     assert pair.client.exchange(packet(1), 0) == _native.CORRUPT
     assert pair.word(REQUEST) == 0
+
+
+def test_an_answer_that_comes_a_second_time_is_not_the_next_ones(pair):
+    with ThreadPoolExecutor(1) as pool:
+        for tag in (1, 2):
+            answer = pool.submit(pair.client.exchange, packet(2, tag), HANG_NS)
+            assert pair.service.receive(HANG_NS) == packet(2, tag)
+            assert pair.service.send(packet(1, tag)) == 0
+            assert answer.result() == packet(1, tag)
+        asked = pair.word(REQUEST)
+        answer = pool.submit(pair.client.exchange, packet(2, 3), HANG_NS)
+        while pair.word(REQUEST) == asked:
+            time.sleep(0.001)
+        assert pair.service.send(packet(1, 2)) == 0
+        assert answer.result() == _native.CORRUPT
+
+
+def test_a_question_while_an_answer_is_to_come_is_corrupt(pair):
+    assert pair.client.exchange(packet(1), 0) == _native.TIMEOUT
+    assert pair.client.exchange(packet(2), 0) == _native.CORRUPT
+    assert pair.word(REQUEST) == 1
+
+
+def test_a_late_answer_is_received_for_the_question_that_it_belongs_to(pair):
+    assert pair.client.exchange(packet(1), 0) == _native.TIMEOUT
+    assert pair.service.receive(0) == packet(1)
+    assert pair.service.send(packet(3)) == 0
+    assert pair.client.receive(0) == packet(3)
+
+
+def test_what_could_not_be_sent_is_no_answer_yet(pair):
+    assert pair.client.exchange(packet(1), 0) == _native.TIMEOUT
+    assert pair.service.receive(0) == packet(1)
+    assert pair.service.send(packet(17)) == _native.FULL
+    assert pair.service.send(packet(2)) == 0
+    assert pair.client.receive(0) == packet(2)
 
 
 @pytest.mark.parametrize("place", (REQUEST + 128, REQUEST + 192, RESULT + 128, RESULT + 192, *AFFINITY))

@@ -248,6 +248,7 @@ class Queues:
         self._task: Task | None = None
         self._closed = self._corrupt = self._busy = False
         self._last: bytes | None = None
+        self._called = self._awaited = self._asked = 0
         self.world = world()
         self.world.queues.add(self)
 
@@ -255,6 +256,12 @@ class Queues:
         return bool(self._file.packets[1 - self.side])
 
     def send(self, packet: Any) -> int:
+        status = self._put(packet, self._asked)
+        if not status:
+            self._asked = 0
+        return status
+
+    def _put(self, packet: Any, number: int) -> int:
         self.world.step("send a packet")
         data = bytes(packet)
         count = len(data) // ELEMENT
@@ -269,7 +276,7 @@ class Queues:
         if file.used[self.side] + count > file.capacity[self.side]:
             return real.FULL
         file.used[self.side] += count
-        file.packets[self.side].append(data)
+        file.packets[self.side].append((number, data))
         file.changed()
         return 0
 
@@ -287,7 +294,12 @@ class Queues:
             self._busy = False
         if status < 0 or self._closed:
             return real.CLOSED if self._closed else status
-        data = file.packets[1 - self.side].popleft()
+        number, data = file.packets[1 - self.side][0]
+        if self._awaited and number != self._awaited:
+            self._corrupt = True
+            return real.CORRUPT
+        file.packets[1 - self.side].popleft()
+        self._asked, self._awaited = 0 if self._awaited else number, 0
         file.used[1 - self.side] -= len(data) // ELEMENT
         if data != self._last:
             self._last = data
@@ -322,11 +334,15 @@ class Queues:
         return 0
 
     def exchange(self, packet: Any, timeout_ns: int = -1) -> bytes | int:
-        if not self._corrupt and not self._closed and self._there():
+        if not self._corrupt and not self._closed and (self._awaited or self._there()):
             self._corrupt = True
             return real.CORRUPT
-        status = self.send(packet)
-        return status if status < 0 else self.receive(timeout_ns)
+        self._called += 1
+        status = self._put(packet, self._called)
+        if status < 0:
+            return status
+        self._awaited = self._called
+        return self.receive(timeout_ns)
 
     def hold(self) -> None:
         task = self.world.current

@@ -778,7 +778,7 @@ static PyType_Spec lane_spec = {"nnhal.ipc.transport._native.Lane", sizeof(Lane)
 /* ----------------------------------------------------------------------------------------------------------- Queues */
 
 #define MAGIC 0x51464E4Eu /* "NNFQ" */
-#define VERSION 1
+#define VERSION 2
 #define LEAST_CAPACITY 16
 #define MOST_CAPACITY 65536
 #define PAGE 4096 /* of the layout; the host's pages may be larger */
@@ -799,7 +799,7 @@ enum { CLIENT, SERVICE };             /* sides */
 enum { REQUEST_QUEUE, RESULT_QUEUE }; /* a side writes the queue of its own number and reads the other */
 
 typedef struct {
-    uint32_t kind;
+    uint32_t number; /* in the first of a packet: of the question, or of the one that it answers; 0 to the caller */
     uint32_t field[5];
 } Element;
 
@@ -830,7 +830,10 @@ typedef struct {
     uint64_t read_by_peer; /* its read index as last seen */
     uint64_t read;         /* read index of the queue that this side reads */
     uint64_t written_by_peer;
-    PyObject *last; /* bytes of the packet received last */
+    uint32_t called;  /* number of the last question sent */
+    uint32_t awaited; /* of the one whose answer is to come, else 0 */
+    uint32_t asked;   /* of the packet received last where it is a question that is not answered yet, else 0 */
+    PyObject *last;   /* bytes of the packet received last */
     Holding *holding;
     pid_t process;
     int side;
@@ -932,9 +935,9 @@ writable(Queues *self)
     return (int64_t)(self->capacity[self->side] - (self->written - read));
 }
 
-/* Send `count` elements: 0 or a status. */
+/* Send `count` elements under a number: 0 or a status. */
 static int
-queues_put(Queues *self, const unsigned char *packet, size_t count)
+queues_put(Queues *self, const unsigned char *packet, size_t count, uint32_t number)
 {
     if (self->corrupt || closed_by_someone(self)) {
         return self->corrupt ? CORRUPT : CLOSED;
@@ -948,6 +951,7 @@ queues_put(Queues *self, const unsigned char *packet, size_t count)
     size_t first = count < capacity - place ? count : capacity - place;
     memcpy(self->elements[self->side] + place, packet, first * sizeof(Element));
     memcpy(self->elements[self->side], packet + first * sizeof(Element), (count - first) * sizeof(Element));
+    self->elements[self->side][place].number = number;
     self->written += count;
     __atomic_store_n(word64(self, WRITE_INDEX(self->side)), self->written, __ATOMIC_RELEASE);
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* pairs with the one in `queues_sleep`: one of the two sees the other */
@@ -961,7 +965,7 @@ queues_put(Queues *self, const unsigned char *packet, size_t count)
     return 0;
 }
 
-/* Whether the packet at the read index equals the one received last. */
+/* Whether the packet at the read index equals the one received last, but for its number. */
 static bool
 same_as_last(const Queues *self, const Element *ring, size_t place, size_t first, size_t count)
 {
@@ -969,7 +973,8 @@ same_as_last(const Queues *self, const Element *ring, size_t place, size_t first
         return false;
     }
     const char *last = PyBytes_AsString(self->last);
-    return memcmp(ring + place, last, first * sizeof(Element)) == 0 &&
+    const size_t number = sizeof(ring->number);
+    return memcmp(ring[place].field, last + number, first * sizeof(Element) - number) == 0 &&
            memcmp(ring, last + first * sizeof(Element), (count - first) * sizeof(Element)) == 0;
 }
 
@@ -985,9 +990,10 @@ queues_get(Queues *self, int *status)
     uint32_t capacity = self->capacity[incoming(self)];
     const Element *ring = self->elements[incoming(self)];
     size_t place = self->read & (capacity - 1);
-    uint32_t kind = __atomic_load_n(&ring[place].kind, __ATOMIC_RELAXED);
+    uint32_t number = __atomic_load_n(&ring[place].number, __ATOMIC_RELAXED);
     uint32_t count = __atomic_load_n(&ring[place].field[0], __ATOMIC_RELAXED);
-    if (kind != 0 || count < 1 || count > (uint64_t)available) {
+    bool wanted = self->awaited == 0 || number == self->awaited;
+    if (!wanted || count < 1 || count > (uint64_t)available) {
         *status = corrupted(self);
         return NULL;
     }
@@ -1007,11 +1013,14 @@ queues_get(Queues *self, int *status)
         self->last = packet;
         Element head;
         memcpy(&head, copy, sizeof(head));
-        if (head.kind != kind || head.field[0] != count) { /* written while it was copied */
+        if (head.field[0] != count) { /* written while it was copied */
             *status = corrupted(self);
             return NULL;
         }
+        memset(copy, 0, sizeof(head.number));
     }
+    self->asked = self->awaited == 0 ? number : 0;
+    self->awaited = 0;
     self->packets++;
     self->read += count;
     __atomic_store_n(word64(self, READ_INDEX(incoming(self))), self->read, __ATOMIC_RELEASE);
@@ -1188,7 +1197,7 @@ queues_receive_by(Queues *self, int64_t deadline)
 
 /* Send the packet that an argument holds: 0, or a status. */
 static int
-queues_send_argument(Queues *self, PyObject *argument)
+queues_send_argument(Queues *self, PyObject *argument, uint32_t number)
 {
     Py_buffer packet;
     if (PyObject_GetBuffer(argument, &packet, PyBUF_SIMPLE) < 0) {
@@ -1200,12 +1209,12 @@ queues_send_argument(Queues *self, PyObject *argument)
     memcpy(&head, packet.buf, count > 0 ? sizeof(head) : 0);
     if (count == 0 || (size_t)packet.len % sizeof(Element) != 0) {
         PyErr_Format(PyExc_ValueError, "packet has %zd bytes, must be a multiple of 24, at least 24", packet.len);
-    } else if (head.kind != 0 || head.field[0] != count) {
+    } else if (head.number != 0 || head.field[0] != count) {
         PyErr_Format(PyExc_ValueError,
                      "packet element 0 is kind %u with packetSize %u, must be 0 (packetInformation) with %zu",
-                     head.kind, head.field[0], count);
+                     head.number, head.field[0], count);
     } else {
-        status = queues_put(self, packet.buf, count);
+        status = queues_put(self, packet.buf, count, number);
     }
     PyBuffer_Release(&packet);
     return status;
@@ -1214,7 +1223,11 @@ queues_send_argument(Queues *self, PyObject *argument)
 static PyObject *
 queues_send(Queues *self, PyObject *packet)
 {
-    return status_or_raise(queues_send_argument(self, packet));
+    int status = queues_send_argument(self, packet, self->asked);
+    if (status == 0) {
+        self->asked = 0; /* what was too large is still to be answered */
+    }
+    return status_or_raise(status);
 }
 
 static PyObject *
@@ -1235,11 +1248,16 @@ queues_exchange(Queues *self, PyObject *const *args, Py_ssize_t count)
         return NULL;
     }
     int64_t deadline = deadline_of(timeout);
-    if (!self->corrupt && !self->closed && something_there(self)) { /* it would be taken for the answer */
-        return PyLong_FromLong(corrupted(self));
+    if (!self->corrupt && !self->closed && (self->awaited != 0 || something_there(self))) {
+        return PyLong_FromLong(corrupted(self)); /* nobody asked for what is there, or the last answer is to come */
     }
-    int status = queues_send_argument(self, args[0]);
-    return status < 0 ? status_or_raise(status) : queues_receive_by(self, deadline);
+    self->called += 1 + (self->called == UINT32_MAX); /* 0 is none */
+    int status = queues_send_argument(self, args[0], self->called);
+    if (status < 0) {
+        return status_or_raise(status);
+    }
+    self->awaited = self->called;
+    return queues_receive_by(self, deadline);
 }
 
 /* Whether the calling thread registered a holding; a forked child inherits the pointers, but no registration. */

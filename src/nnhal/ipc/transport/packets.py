@@ -1,6 +1,7 @@
 """Packets of a burst: the messages of a lane as elements of 24 bytes.
 
-The first element has kind 0, the number of elements and the number of bytes; the message begins in it.
+The first element has a 0, where the queue keeps the number of the question, the number of elements and the number of bytes;
+the message begins in it.
 """
 
 import struct
