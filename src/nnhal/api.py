@@ -16,7 +16,7 @@ from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
-from nnhal.runtime.cache.steps import Caching
+from nnhal.runtime.cache.wanted import Caching
 from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found

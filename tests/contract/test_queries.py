@@ -4,7 +4,6 @@ The matrix is queries x nonsense (`drivers.liar`) x at once or from the second a
 """
 
 import gc
-import importlib.metadata
 import os
 import threading
 import time
@@ -23,6 +22,7 @@ from nnhal.ipc.client.process import Resilient
 from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.discovery import Found
+from nnhal.runtime.installed import EntryPoint
 from tests.contract.drivers import liar
 from tests.contract.drivers.liar import ABOUT_ITSELF, AT_LOAD, ERRORS, OWN, QUERIES
 
@@ -94,7 +94,7 @@ def liar_is_installed() -> Iterator[None]:
     isolation.close_all()
     before = held()
     points = discovery._installed()
-    points["liar"] = importlib.metadata.EntryPoint("liar", f"{liar.__name__}:device", discovery.GROUP)
+    points["liar"] = EntryPoint("liar", f"{liar.__name__}:device", discovery.GROUP)
     yield
     points.pop("liar")
     discovery._registered.pop("liar", None)

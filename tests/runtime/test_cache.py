@@ -19,11 +19,13 @@ from nnhal.base.errors import DeadObject, InvalidArgument, OperationFailed
 from nnhal.drivers.litert.lowering import lower
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
+from nnhal.hal.cache import keeper
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Hints, Prepared
 from nnhal.hal.wrappers import AtLevel, Limited, Recorded, WithOptions
 from nnhal.model.graph import Model
-from nnhal.runtime.cache import steps
+from nnhal.runtime.cache import wanted
+from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
 
 X = np.array([1, -2, 3, 4], np.float32)
@@ -135,8 +137,8 @@ def test_another_version_or_another_driver_is_a_miss(folder):
 
 def test_a_driver_whose_code_changed_under_the_same_version_is_a_miss(folder, monkeypatch):
     run(scaled(), folder)
-    real = steps.restored_by.__globals__["identity"]
-    monkeypatch.setitem(steps.restored_by.__globals__, "identity", lambda *a, **k: real(a[0], a[1] + "x", *a[2:], **k))
+    real = keeper.identity
+    monkeypatch.setattr(keeper, "identity", lambda *a, **k: real(a[0], a[1] + "x", *a[2:], **k))
     assert run(scaled(), folder) == "miss: model file 0 is of another driver, version, engine or processor"
     assert run(scaled(), folder) == HIT
 
@@ -190,15 +192,15 @@ def test_a_size_that_is_none_is_refused(monkeypatch, folder):
     with pytest.raises(InvalidArgument, match="NNHAL_CACHE_SIZE is '1 GB', must be a number of MiB"):
         nnhal.compile(scaled(), cache_dir=folder)
     monkeypatch.setenv("NNHAL_CACHE_SIZE", "3")
-    assert steps.quota() == 3 << 20
+    assert wanted.quota() == 3 << 20
 
 
 def test_the_users_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert steps.user_folder() == tmp_path / "nnhal" / "compiled"
+    assert wanted.user_folder() == tmp_path / "nnhal" / "compiled"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert steps.user_folder() == tmp_path / ".cache" / "nnhal" / "compiled"
+    assert wanted.user_folder() == tmp_path / ".cache" / "nnhal" / "compiled"
 
 
 TOKEN = """
@@ -227,7 +229,7 @@ def test_a_token_is_the_same_everywhere(folder, tmp_path, place):
         umask=0o077 if place == "umask" else -1,
         text=True,
     )
-    assert bytes.fromhex(told) == token_of(scaled(), steps.CacheFolder(folder, 1))
+    assert bytes.fromhex(told) == token_of(scaled(), CacheFolder(folder, 1))
 
 
 def test_weights_of_a_file_are_hashed_once_until_it_changes(folder, tmp_path, monkeypatch):
@@ -243,7 +245,7 @@ def test_weights_of_a_file_are_hashed_once_until_it_changes(folder, tmp_path, mo
     file.write_bytes(lower(large).content)
 
     def token() -> bytes:
-        return token_of(nnhal.load(file), steps.CacheFolder(folder, 1))
+        return token_of(nnhal.load(file), CacheFolder(folder, 1))
 
     first = token()
     assert [token(), len(hashed)] == [first, 2]  # it changed a moment ago: nothing is kept
@@ -446,7 +448,7 @@ def test_an_entry_that_ends_a_drivers_process_is_tried_once(folder):
     told = [run(scaled(), folder, [device]) for _ in range(5)]
     why = "off: its driver's process ended when it was restored: device lying: the driver process ended"
     assert told == [MISS, *[why] * 4] and Died.deaths == 1
-    (entry,) = steps.CacheFolder(folder, 1 << 20).entries()
+    (entry,) = CacheFolder(folder, 1 << 20).entries()
     assert entry.problem == why.removeprefix("off: ")
 
 
@@ -525,7 +527,7 @@ def test_a_refusal_of_the_system_at_any_call_is_no_failure(folder, state, monkey
 
             return run
 
-        steps.restored_by.__globals__["recall"].__globals__["_stores"].forget()
+        keeper._stores.forget()
         with monkeypatch.context() as patch:
             for module, names in CALLS.items():
                 for name in names:

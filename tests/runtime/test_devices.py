@@ -1,6 +1,5 @@
 """What devices there are: each driver loads once and alone, has an identity, and may be in a process of its own."""
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument
 from nnhal.base.once import Once
 from nnhal.hal.device import Capabilities
 from nnhal.hal.wrappers import WithOptions
+from nnhal.ipc import names
+from nnhal.ipc.client import process
 from nnhal.ipc.client.process import Resilient
 from nnhal.runtime import discovery, isolation
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
@@ -54,7 +55,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes entry points the installed ones, the reference beside them, and nothing loaded."""
 
     def installed(*points: Point) -> None:
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda: importlib.metadata.EntryPoints(points))
+        monkeypatch.setattr(discovery, "entry_points", lambda _: points)
         discovery._installed.cache_clear()
         monkeypatch.setattr(discovery, "_loaded", Once(lambda name: f"driver {name!r}"))
 
@@ -92,8 +93,8 @@ def test_compiling_for_the_reference_imports_no_engine():
 
 def test_what_is_installed_is_looked_up_once_in_a_process(install, monkeypatch):
     install(Point("mine", lambda: Named("mine")))
-    scan, scans = importlib.metadata.entry_points, []
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda: scans.append(1) or scan())
+    scan, scans = discovery.entry_points, []
+    monkeypatch.setattr(discovery, "entry_points", lambda groups: scans.append(1) or scan(groups))
     for _ in range(3):
         nnhal.compile(sums(), devices="mine")
         discovery.found()
@@ -334,7 +335,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, install) -> Callable[[int], None]:
 
     def meeting(count: int) -> None:
         monkeypatch.setattr(Started, "meeting", threading.Barrier(count), raising=False)
-        monkeypatch.setattr(isolation, "Resilient", Started)
+        monkeypatch.setattr(process, "Resilient", Started)
         monkeypatch.setattr(isolation, "_devices", Once(str))
         install(*(Point(f"d{n}", Fake) for n in range(count)))
 
@@ -554,7 +555,7 @@ def test_where_no_device_is_named_those_whose_process_does_not_start_are_left_ou
 
 def test_a_name_that_is_no_drivers_may_be_that_of_a_running_service(install, monkeypatch):
     install(Point("mine", lambda: Named("mine")), Point("both", lambda: Named("both")))
-    monkeypatch.setattr(isolation.services, "running", lambda: ["serving", "both"])
+    monkeypatch.setattr(names, "running", lambda: ["serving", "both"])
     monkeypatch.setattr(isolation, "service", lambda name: f"service {name}")
     assert isolation._named("serving", discovery.load_one) == "service serving"
     assert isolation.select(["mine", "both"], "none") == [discovery.load_one("mine"), discovery.load_one("both")]

@@ -12,7 +12,7 @@ from nnhal.cli import common
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.cache.keeper import is_whole
 from nnhal.runtime.cache.folder import CacheFolder, Listed, Missing
-from nnhal.runtime.cache.steps import Caching, quota, user_folder
+from nnhal.runtime.cache.wanted import Caching, quota, user_folder
 
 SHORT = 12  # characters of a key that tell it from others, for people
 

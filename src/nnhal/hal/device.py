@@ -22,7 +22,6 @@ from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, empty
-from nnhal.hal.cache.keeper import identity, keep, recall
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -249,7 +248,8 @@ class Device(ABC):
 
     one_at_a_time: as of `Prepared`, for all models that it has prepared together. preferred_layout: "nhwc" or "nchw" where
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
-    processor_matters: whether what it keeps in cache files is for this kind of processor alone.
+    processor_matters: whether what it keeps in cache files is for this kind of processor alone. timely: whether preparing
+    ends at its deadline whatever the driver does.
     """
 
     name: str = "unnamed"
@@ -261,6 +261,7 @@ class Device(ABC):
     one_at_a_time: bool = False
     preferred_layout: Layout | None = None
     processor_matters: bool = False
+    timely = False
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -310,6 +311,8 @@ class Device(ABC):
         looks at them, and keeps a keyed hash of what it wrote. Raises an NnhalError, with the reason, for a miss.
         """
         assert hints.cache is not None
+        from nnhal.hal.cache.keeper import recall
+
         content = recall(hints.cache, outline.pools, *_written_by(self))
         return self.restore(content, hints.cache.token, hints)
 
@@ -518,6 +521,8 @@ def cache_files_by(device: Device) -> CacheFiles:
 
 def _written_by(device: Device) -> tuple[str, bytes]:
     """The name of a device's record of what it wrote to cache files, and its identity there."""
+    from nnhal.hal.cache.keeper import identity
+
     device = device.cached_as
     own = identity_of(device)
     matters = _member(bool, device.processor_matters, "processor_matters")
@@ -525,6 +530,8 @@ def _written_by(device: Device) -> tuple[str, bytes]:
 
 
 def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where: str) -> None:
+    from nnhal.hal.cache.keeper import keep
+
     content = CacheContent.empty(CacheFiles(len(cache.model_files), len(cache.data_files)), model.pools)
     try:
         with answering(where, "save()"):

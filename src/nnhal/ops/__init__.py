@@ -1,11 +1,5 @@
-"""One record for each operation; importing this package fills the table `OPS`."""
-
-from importlib import import_module
-from pkgutil import iter_modules
+"""One record for each operation; the table `OPS` loads the family of one when it is first asked for."""
 
 from nnhal.ops.schema import OPS
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["OPS"]

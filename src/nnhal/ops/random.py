@@ -11,7 +11,7 @@ from nnhal.ops.ranges import Draw, array, whole
 from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, example, out, register
 
 
-def generator(seeds: Array) -> np.random.Generator:
+def generator(seeds: Array) -> "np.random.Generator":
     """Equal seeds give equal samples, everywhere; two zeros give others each time."""
     if not seeds.any():
         return np.random.default_rng()

@@ -17,7 +17,7 @@ from nnhal.base.operands import Array, Value
 class Draw(Protocol):
     """One call of an operation in the making, as ranges see it."""
 
-    rng: np.random.Generator
+    rng: "np.random.Generator"
     kind: int  # the operation's own type
 
     def __getitem__(self, name: str) -> Any:

@@ -8,10 +8,11 @@ on the way. Documentation, validation, shape inference and random graphs are all
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from enum import IntEnum
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib import import_module
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from nnhal.base.codes import (
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
+from nnhal.ops.families import FAMILIES
 
 FLOAT32, FLOAT16, INT32 = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32
 UINT32, BOOL, SUBGRAPH = OperandType.UINT32, OperandType.BOOL, OperandType.SUBGRAPH
@@ -394,18 +396,68 @@ class Bound:
             self.reasons.append(reason)
 
 
-OPS: dict[str, Op] = {}
+class Operations(dict[str, Op]):
+    """The records by name: nnhal's own in one order, whichever was loaded first, then those of extensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._families = {name: family for family, names in FAMILIES.items() for name in names.split()}
+
+    def __missing__(self, name: str) -> Op:
+        if name not in self._families:
+            raise KeyError(name)
+        import_module(f"nnhal.ops.{self._families[name]}")
+        return dict.__getitem__(self, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The record of that name, or the default."""
+        try:
+            return self[name]
+        except KeyError:
+            return default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._families or dict.__contains__(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._families
+        yield from [name for name in dict.__iter__(self) if name not in self._families]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """All names."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Op]:  # type: ignore[override]
+        """All records, loaded now where they are not yet."""
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, Op]:  # type: ignore[override]
+        """All names with their records."""
+        return ItemsView(self)
+
+
+OPS = Operations()
+
+
+@cache
+def _taken() -> frozenset[str]:
+    """Names that no argument can have."""
+    return _RESERVED | frozenset(dir(Bound))
 
 
 def register(*records: Op) -> None:
     """Add records to the table of operations; a record that contradicts itself is a programming error."""
     for record in records:
-        if record.name in OPS and record.name in OperationType.__members__:  # a driver's file may be loaded again
+        known = dict.__contains__(OPS, record.name)
+        if known and record.name in OperationType.__members__:  # that of an extension may be loaded again
             raise ValueError(f"{record.name} is registered twice")
         for form in record.forms:
             names = [a.name for a in form]
             dims = {d for a in form for d in a.dims or ()}
-            clash = (set(names) & dims) | ((set(names) | dims) & (_RESERVED | set(dir(Bound))))
+            clash = (set(names) & dims) | ((set(names) | dims) & _taken())
             if clash or len(set(names)) != len(names):
                 raise ValueError(f"{record.name}: names {sorted(clash) or names} are used twice or reserved")
         OPS[record.name] = record

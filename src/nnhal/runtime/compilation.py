@@ -4,9 +4,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -38,14 +39,12 @@ from nnhal.hal.device import (
     let_weights_go,
 )
 from nnhal.hal.utilities import is_extension
-from nnhal.ipc.client.device import RemoteDevice
-from nnhal.ipc.client.process import Resilient
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.steps import NOT_KEPT, CacheOutcome, Caching, ModelCache, StepEntry
+from nnhal.runtime.cache.wanted import NOT_KEPT, CacheOutcome, Caching, Entry, NotKept
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
@@ -306,14 +305,14 @@ def _attempt(
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
     found, parts = _placed(model, wishes, by_label, offers)
-    kept = ModelCache(wishes.caching, model)
+    entry_of = _entries(model, wishes.caching)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
         hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
             whole = part.model is model
-            entry = StepEntry(kept, candidate.key.isolation, None if whole else planned.operations)
+            entry = entry_of(candidate.key.isolation, None if whole else planned.operations)
             steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints, entry))
         except MissedDeadline:
             raise
@@ -328,6 +327,15 @@ def _attempt(
         Configured(n, s.device, s.prepared, wishes.hints(s.device).options) for n, s in zip(used, steps, strict=True)
     ]
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
+
+
+def _entries(model: Model, caching: Caching) -> Callable[[str, Sequence[int] | None], Entry]:
+    """Gives the entry of a step in the cache, by where its driver is and which operations of the model it has."""
+    if caching.folder is None:
+        return lambda *_: NotKept("no cache folder was given")
+    from nnhal.runtime.cache.steps import ModelCache, StepEntry
+
+    return partial(StepEntry, ModelCache(caching, model))
 
 
 def _placed(
@@ -394,7 +402,7 @@ def prepare(
     label: str = "",
     undo: ExitStack | None = None,
     hints: Hints | None = None,
-    entry: StepEntry = NOT_KEPT,
+    entry: Entry = NOT_KEPT,
 ) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 
@@ -423,8 +431,7 @@ def prepare(
     def work() -> None:
         outcomes.append(entry.prepare_in(lane, device, laid.model, given, label or name))
 
-    timely = isinstance(device, Resilient | RemoteDevice)
-    by(None if timely else wishes.deadline, what, work, late=lambda _: lane.close())
+    by(None if device.timely else wishes.deadline, what, work, late=lambda _: lane.close())
     spent = time.monotonic_ns() - start
     _log.debug("%s prepared %d operations in %.1f ms", name, len(part.model.main.operations), spent / 1e6)
     if layout := layout_of(device):

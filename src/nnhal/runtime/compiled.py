@@ -13,7 +13,7 @@ from nnhal.hal.fence import Fence, listed
 from nnhal.runtime.arguments import Edge, make_control
 from nnhal.runtime.binding import Binding
 from nnhal.runtime.bursts import CompiledBurst
-from nnhal.runtime.cache.steps import CacheOutcome
+from nnhal.runtime.cache.wanted import CacheOutcome
 from nnhal.runtime.caller import Caller, InUse, ModelCallable
 from nnhal.runtime.compilation import Plan
 from nnhal.runtime.execute import Runner, Whole

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nnhal.base.answers import answering, may_be_own, shown
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
@@ -17,10 +16,8 @@ from nnhal.base.names import is_path, meant
 from nnhal.base.once import Once
 from nnhal.base.stacks import let_frames_go, note_stack
 from nnhal.hal.device import Device, capabilities_by, identity_of
+from nnhal.runtime.installed import EntryPoint, entry_points
 from nnhal.runtime.sources import Source
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 GROUP = "nnhal.drivers"
 SAMPLES = "nnhal.samples"  # found by name only, no candidates where no device is named
@@ -57,15 +54,11 @@ _loaded: Once[str, Found] = Once(lambda name: f"driver {name!r}")  # of what is 
 
 
 @cache
-def _installed() -> "dict[str, EntryPoint]":
+def _installed() -> dict[str, EntryPoint]:
     """Entry points by name. Scanned once: what is installed later is there in the next process."""
-    from importlib.metadata import EntryPoint, entry_points
-
     points = {CPU: EntryPoint(CPU, _CPU_ORIGIN, GROUP)}
-    there = entry_points()
-    for group in (GROUP, SAMPLES):
-        for point in there.select(group=group):
-            points.setdefault(point.name, point)
+    for point in entry_points((GROUP, SAMPLES)):
+        points.setdefault(point.name, point)
     return points
 
 
@@ -90,7 +83,7 @@ def _one(name: str) -> Found:
     return _registered.get(name) or _from_entry(_installed()[name])
 
 
-def _from_entry(point: "EntryPoint") -> Found:
+def _from_entry(point: EntryPoint) -> Found:
     return _loaded.get(point.name, lambda: _load(point.name, point.value, point.load))
 
 

@@ -4,7 +4,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.log import logger
@@ -12,9 +12,10 @@ from nnhal.base.once import Once
 from nnhal.base.time import at_once
 from nnhal.base.values import parsed_level
 from nnhal.hal.device import Device, identity_of
-from nnhal.ipc import names as services
-from nnhal.ipc.client.process import Resilient, start
 from nnhal.runtime import discovery
+
+if TYPE_CHECKING:
+    from nnhal.ipc.client.process import Resilient
 
 Isolation = Literal["none", "process"]
 STARTING = "driver processes"
@@ -30,22 +31,27 @@ class Place:
     own: bool
 
 
-_devices: Once[Place, Resilient] = Once(lambda place: f"the process of device {place.name!r}")
+_devices: "Once[Place, Resilient]" = Once(lambda place: f"the process of device {place.name!r}")
 
 
-def isolated(name: str) -> Resilient:
+def isolated(name: str) -> "Resilient":
     """The device of a driver in a process of this client's own, which is started now where it does not run yet."""
+    from nnhal.ipc.client.process import Resilient, start
+
     driver = discovery.origin_of(name)
     return _kept(Place(name, driver, True), lambda: Resilient(name, lambda: start(driver)))
 
 
-def service(name: str) -> Resilient:
+def service(name: str) -> "Resilient":
     """The device of a running service of this user."""
-    return _kept(Place(name, name, False), lambda: Resilient(name, lambda: services.connect(name)))
+    from nnhal.ipc.client.process import Resilient
+    from nnhal.ipc.names import connect
+
+    return _kept(Place(name, name, False), lambda: Resilient(name, lambda: connect(name)))
 
 
-def _kept(place: Place, make: Callable[[], Resilient]) -> Resilient:
-    def checked() -> Resilient:
+def _kept(place: Place, make: "Callable[[], Resilient]") -> "Resilient":
+    def checked() -> "Resilient":
         device = make()
         try:
             discovery.check(device)
@@ -90,6 +96,8 @@ def at_level(
         return WithOptions(at_level(name, level, own_process=own_process), options)
 
     if own_process:
+        from nnhal.ipc.client.process import Resilient, start
+
         driver = discovery.origin_of(name)
         return Resilient(name, lambda: start(driver, level=level)) if level else isolated(name)
     device = select([name], "none")[0]
@@ -114,8 +122,8 @@ def select(names: Sequence[str | Device] | None, isolation: Isolation) -> list[D
     )
 
 
-def _all_isolated() -> list[Resilient]:
-    def started(name: str) -> Resilient | None:
+def _all_isolated() -> "list[Resilient]":
+    def started(name: str) -> "Resilient | None":
         try:
             return isolated(name)
         except NnhalError as error:
@@ -127,8 +135,11 @@ def _all_isolated() -> list[Resilient]:
 
 
 def _named(name: str, by_name: Callable[[str], Device]) -> Device:
-    if name not in discovery.names() and name in services.running():
-        return service(name)
+    if name not in discovery.names():
+        from nnhal.ipc.names import running
+
+        if name in running():
+            return service(name)
     return by_name(name)
 
 
@@ -156,6 +167,10 @@ class DeviceKey:
 def key_of(device: Device) -> DeviceKey:
     """What a device is; InvalidArgument names the attribute that cannot be."""
     name, version, *_ = identity_of(device)
+    if not device.timely:
+        return DeviceKey(name, version, discovery.source_of(device), "none")
+    from nnhal.ipc.client.process import Resilient
+
     if not isinstance(device, Resilient):
         return DeviceKey(name, version, discovery.source_of(device), "none")
     drivers = (place.driver for place, kept in _devices.values().items() if kept is device)

@@ -3,13 +3,12 @@
 import os
 from collections.abc import Sequence
 from dataclasses import fields
-from importlib.metadata import version
 
 from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit.shapes import for_each_shape
-from nnhal.drivers.litert.engine import LitertModel, engine
+from nnhal.drivers.litert.engine import LitertModel, engine, version
 from nnhal.drivers.litert.graph import TENSOR_TYPES
 from nnhal.drivers.litert.lowering import consider, lowered_before
 from nnhal.drivers.litert.recipe import Settings, recipe_of, restore
@@ -37,7 +36,7 @@ class Litert(Device):
 
     def __init__(self) -> None:
         engine()  # DeviceUnavailable where LiteRT is not installed
-        self.version = version("ai-edge-litert")
+        self.version = version()
 
     def capabilities(self) -> Capabilities:
         types = [*TENSOR_TYPES, OperandType.UINT32]

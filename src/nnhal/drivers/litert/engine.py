@@ -32,6 +32,13 @@ _log = logger("driver")
 Interpreters = Team["EngineInstance"]
 
 
+def version() -> str:
+    """The engine's."""
+    import ai_edge_litert  # noqa: TID251
+
+    return str(ai_edge_litert.__version__)
+
+
 @cache
 def engine() -> Any:
     """LiteRT's interpreter module, which has greeted; DeviceUnavailable where it is not installed."""

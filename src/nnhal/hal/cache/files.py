@@ -15,7 +15,6 @@ import struct
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from nnhal.base.answers import shown
@@ -165,7 +164,7 @@ def _file(sections: Mapping[str, Any], kind: int, number: int, token: bytes, ide
     made[_HEADER.size : _HEADER.size + len(table)] = table
     for start, view in zip(starts, views, strict=True):
         made[start : start + len(view)] = view
-    made[end:] = blake2b(memoryview(made)[:end], key=key, digest_size=HASH).digest()
+    made[end:] = _hash(memoryview(made)[:end], key)
     return made
 
 
@@ -199,7 +198,7 @@ def _sections(
         raise Damaged(f"damaged: {what} has {len(file)} bytes, must be {size}")
     if its_identity != identity:
         raise Damaged(f"{what} is of another driver, version, engine or processor")
-    if blake2b(file[:-HASH], key=key, digest_size=HASH).digest() != file[-HASH:]:
+    if _hash(file[:-HASH], key) != file[-HASH:]:
         raise Damaged(f"damaged: {what} is not what was written, or was written with another key")
     if its_token != token:
         raise Damaged(f"{what} is of another token")
@@ -218,7 +217,10 @@ def _sections(
 
 
 def _together(files: Sequence[Section], key: bytes) -> bytes:
-    together = blake2b(key=key, digest_size=HASH, person=b"nnhal entry")
-    for file in files:
-        together.update(memoryview(file)[-HASH:])
-    return together.digest()
+    return _hash(b"".join(bytes(memoryview(file)[-HASH:]) for file in files), key, b"nnhal entry")
+
+
+def _hash(data: Section, key: bytes, person: bytes = b"") -> bytes:
+    from hashlib import blake2b
+
+    return blake2b(data, key=key, digest_size=HASH, person=person).digest()

@@ -12,7 +12,6 @@ A record is one write to the end of the file: processes need no lock, and a driv
 
 import os
 import re
-import secrets
 import struct
 from contextlib import suppress
 from hashlib import blake2b
@@ -111,7 +110,7 @@ def _opened(folder: int, name: str) -> int:
         return fd
     records = _records(fd)
     os.close(fd)
-    key = head[8:] if head[:8] == MAGIC and len(head) == _HEAD.size else secrets.token_bytes(KEY)
+    key = head[8:] if head[:8] == MAGIC and len(head) == _HEAD.size else os.urandom(KEY)
     new = f"{name}.new"
     if new in os.listdir(folder):
         os.unlink(new, dir_fd=folder)

@@ -56,6 +56,8 @@ class KeptElsewhere:
 class RemoteDevice(Device):
     """A device over one session. What it says of itself is asked once."""
 
+    timely = True
+
     def __init__(self, session: Session) -> None:
         self.session = session
         self.name = session.welcome.name

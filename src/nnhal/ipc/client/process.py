@@ -111,6 +111,8 @@ def start(driver: str, *, level: str = "", options: Sequence[str] = ()) -> Sessi
 class Resilient(Device):
     """A remote device that connects again after a death. connect: gives a fresh session."""
 
+    timely = True
+
     def __init__(self, name: str, connect: Callable[[], Session]) -> None:
         self.name, self._connect = name, connect
         self.health = Health(name)

@@ -131,9 +131,11 @@ def create_queues(request_elements: int, result_elements: int, /) -> int:
 class Queues:
     """One side's view of the two fast message queues of a burst.
 
-    A packet is a sequence of elements of 24 bytes, of which the first has a 0 and tells in its second word how many there are.
-    In the queue that 0 is a number: of a question, which `exchange` gives it, and of the answer to that, which is the packet
-    sent next by who received it; any other has none. What comes in the place of an answer is CORRUPT. Packets are written and read whole. One object a side and memory; one thread at a time may wait in it (RuntimeError
+    A packet is a sequence of elements of 24 bytes, of which the first has a 0 and tells in its second word how many there
+    are. In the queue that 0 is a number: of a question, which `exchange` gives it, and of the answer to that, which is the
+    packet sent next by who received it; any other has none. What comes in the place of an answer is CORRUPT.
+
+    Packets are written and read whole. One object a side and memory; one thread at a time may wait in it (RuntimeError
     otherwise). Waits spin and hold the GIL as those of a `Lane`, then block until a packet, `close` on either side, or the
     death of the thread that holds the other side. A forked child must not use its parent's object.
     """
@@ -157,7 +159,7 @@ class Queues:
         """How long the next wait would spin."""
 
     def send(self, packet: Buffer, /) -> int:
-        """Write a packet, which answers the question received last: 0, FULL, CLOSED or CORRUPT. ValueError where it is none."""
+        """Write a packet, the answer where a question was received: 0, FULL, CLOSED or CORRUPT. ValueError for another."""
 
     def receive(self, timeout_ns: int = -1, /) -> bytes | int:
         """The next packet, or TIMEOUT, DEAD, CLOSED or CORRUPT.

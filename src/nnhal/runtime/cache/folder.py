@@ -16,7 +16,6 @@ import contextlib
 import fcntl
 import os
 import re
-import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -139,7 +138,7 @@ class NewEntry:
     def __init__(self, folder: "CacheFolder", key: str, count: CacheFiles) -> None:
         """`close` ends it."""
         self._folder, self._key, self._count = folder, key, count
-        self._generation = secrets.token_hex(8)
+        self._generation = os.urandom(8).hex()
         self._names = names(key, self._generation, count)
         self.files = OpenFiles(count)
         self._mark = Owner()

@@ -4,17 +4,14 @@ A fault of the cache, or of the driver while it keeps something, is a reason for
 """
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from nnhal.base.answers import shown
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.version import __version__
@@ -25,59 +22,10 @@ from nnhal.model.parts import outline
 from nnhal.model.stored import stored
 from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry
 from nnhal.runtime.cache.tokens import token_of
+from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
 from nnhal.runtime.lanes import Lane
 
-MOST = 1 << 30  # bytes of a folder, where nobody says more or less
 _log = logger("compilation")
-
-
-CacheState = Literal["hit", "miss", "off"]
-
-
-class CacheOutcome(NamedTuple):
-    """What became of one step's entry in the cache. device: as `placement` names it. reason: why it is no hit."""
-
-    device: str
-    state: CacheState
-    reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.state}: {self.reason}" if self.reason else self.state
-
-
-@dataclass(frozen=True)
-class Caching:
-    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made."""
-
-    folder: Path | None = None
-    token: bytes | None = None
-    most: int = MOST
-
-    @classmethod
-    def wanted(cls, folder: "str | os.PathLike[str] | None", token: Any) -> "Caching":
-        """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
-        if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
-            raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
-        if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
-            raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
-        path = os.fspath(folder) if folder is not None else os.environ.get("NNHAL_CACHE_DIR", "")
-        return cls(Path(os.fsdecode(path)).expanduser().absolute() if path else None, token, quota())
-
-
-def quota() -> int:
-    """Bytes that a cache folder may hold: NNHAL_CACHE_SIZE in MiB, or 1 GiB."""
-    given = os.environ.get("NNHAL_CACHE_SIZE", "")
-    if not given:
-        return MOST
-    if not given.isdecimal():
-        raise InvalidArgument(f"NNHAL_CACHE_SIZE is {given!r}, must be a number of MiB")
-    return int(given) << 20
-
-
-def user_folder() -> Path:
-    """The user's own folder for compilations, which `nnhal cache` looks at: `nnhal/compiled` below XDG_CACHE_HOME."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "nnhal" / "compiled"
 
 
 class ModelCache:
@@ -166,21 +114,15 @@ class ModelCache:
 
 @dataclass(frozen=True)
 class StepEntry:
-    """Where one step is kept. cache: None for nowhere. place, operations: as of `ModelCache.prepare_in`."""
+    """Where one step is kept. place, operations: as of `ModelCache.prepare_in`."""
 
-    cache: ModelCache | None
+    cache: ModelCache
     place: str = "none"
     operations: Sequence[int] | None = None
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
-        """Prepare the step for its lane. label: of the device."""
-        if self.cache is None:
-            lane.prepared = prepared_by(device, model, hints, as_is=True)
-            return CacheOutcome(label, "off", "nothing of it is kept")
+        """As of `Entry`."""
         return CacheOutcome(label, *self.cache.prepare_in(lane, device, model, hints, self.place, self.operations))
-
-
-NOT_KEPT = StepEntry(None)
 
 
 @dataclass(frozen=True)

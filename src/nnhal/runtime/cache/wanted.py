@@ -1,0 +1,85 @@
+"""What an application wants kept of a compilation, and what became of that."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import InvalidArgument
+from nnhal.hal.cache.files import TOKEN_SIZE
+from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.model.graph import Model
+from nnhal.runtime.lanes import Lane
+
+MOST = 1 << 30  # bytes of a folder, where nobody says more or less
+
+CacheState = Literal["hit", "miss", "off"]
+
+
+class CacheOutcome(NamedTuple):
+    """What became of one step's entry in the cache. device: as `placement` names it. reason: why it is no hit."""
+
+    device: str
+    state: CacheState
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}" if self.reason else self.state
+
+
+@dataclass(frozen=True)
+class Caching:
+    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made."""
+
+    folder: Path | None = None
+    token: bytes | None = None
+    most: int = MOST
+
+    @classmethod
+    def wanted(cls, folder: "str | os.PathLike[str] | None", token: Any) -> "Caching":
+        """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
+        if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
+            raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
+        if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
+            raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
+        path = os.fspath(folder) if folder is not None else os.environ.get("NNHAL_CACHE_DIR", "")
+        return cls(Path(os.fsdecode(path)).expanduser().absolute() if path else None, token, quota())
+
+
+def quota() -> int:
+    """Bytes that a cache folder may hold: NNHAL_CACHE_SIZE in MiB, or 1 GiB."""
+    given = os.environ.get("NNHAL_CACHE_SIZE", "")
+    if not given:
+        return MOST
+    if not given.isdecimal():
+        raise InvalidArgument(f"NNHAL_CACHE_SIZE is {given!r}, must be a number of MiB")
+    return int(given) << 20
+
+
+def user_folder() -> Path:
+    """The user's own folder for compilations, which `nnhal cache` looks at: `nnhal/compiled` below XDG_CACHE_HOME."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "nnhal" / "compiled"
+
+
+class Entry(Protocol):
+    """Where what is prepared may be kept."""
+
+    def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
+        """Prepare a step for its lane. label: of the device."""
+
+
+@dataclass(frozen=True)
+class NotKept:
+    """Nothing is kept. why: in the words of a `CacheOutcome`."""
+
+    why: str = "nothing of it is kept"
+
+    def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
+        """As of `Entry`."""
+        lane.prepared = prepared_by(device, model, hints, as_is=True)
+        return CacheOutcome(label, "off", self.why)
+
+
+NOT_KEPT = NotKept()

@@ -1,0 +1,80 @@
+"""Entry points are those that `importlib.metadata` finds."""
+
+import importlib.metadata
+import sys
+import zipfile
+from importlib.metadata import DistributionFinder
+from pathlib import Path
+
+import pytest
+
+from nnhal.runtime.installed import EntryPoint, entry_points
+
+
+def theirs(group: str) -> set[tuple[str, str]]:
+    return {(p.name, p.value) for p in importlib.metadata.entry_points(group=group)}
+
+
+def ours(*groups: str) -> set[tuple[str, str]]:
+    return {(p.name, p.value) for p in entry_points(groups)}
+
+
+def install(folder: Path, name: str, text: str | None) -> None:
+    own = folder / name
+    own.mkdir(parents=True)
+    (own / "METADATA").write_text(f"Name: {name.split('-', maxsplit=1)[0]}\n")
+    if text is not None:
+        (own / "entry_points.txt").write_text(text)
+
+
+@pytest.mark.parametrize("group", ["nnhal.drivers", "nnhal.samples", "console_scripts", "pytest11", "none.such"])
+def test_what_is_installed_here_is_found_as_the_standard_library_finds_it(group: str) -> None:
+    assert ours(group) == theirs(group)
+
+
+def test_of_two_distributions_with_one_name_the_first_on_the_path_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "a", "My_Driver-1.0.dist-info", "[nnhal.drivers]\nfirst = one:device\n")
+    install(tmp_path / "b", "my.driver-2.0.dist-info", "[nnhal.drivers]\nsecond = two:device\n")
+    install(tmp_path / "b", "other.egg-info", "# a comment\n[nnhal.drivers]\n third=three : device\n\n[else]\nx = y\n")
+    install(tmp_path / "b", "plain-1.0.dist-info", None)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "gone"), str(tmp_path / "a"), str(tmp_path / "b")])
+    assert ours("nnhal.drivers") == theirs("nnhal.drivers") == {("first", "one:device"), ("third", "three : device")}
+
+
+def test_an_archive_on_the_path_and_the_finder_of_another_are_asked_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with zipfile.ZipFile(tmp_path / "drivers.zip", "w") as file:
+        file.writestr("zipped-1.dist-info/METADATA", "Name: zipped\n")
+        file.writestr("zipped-1.dist-info/entry_points.txt", "[nnhal.drivers]\nzipped = z:device\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "drivers.zip")])
+    assert ours("nnhal.drivers") == {("zipped", "z:device")}
+
+    class Finder(DistributionFinder):
+        def find_distributions(self, context: object = None) -> list[importlib.metadata.Distribution]:  # type: ignore[override]
+            return [importlib.metadata.PathDistribution(tmp_path / "far-1.dist-info")]
+
+        def find_spec(self, *_: object) -> None:
+            return None
+
+    install(tmp_path, "far-1.dist-info", "[nnhal.drivers]\nfar = f:device\n")
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    assert ours("nnhal.drivers") == {("far", "f:device")}
+
+
+def test_the_groups_are_found_in_the_order_in_which_they_are_asked_for() -> None:
+    found = [p.group for p in entry_points(["nnhal.samples", "nnhal.drivers"])]
+    assert found == sorted(found, reverse=True) and len(set(found)) == 2
+
+
+def test_an_entry_point_is_what_its_value_names() -> None:
+    import os.path
+
+    assert EntryPoint("j", "os:path.join", "g").load() is os.path.join
+    assert EntryPoint("j", "os.path : join [extra]", "g").load() is os.path.join
+    assert EntryPoint("m", "os.path", "g").load() is os.path
+    with pytest.raises(AttributeError):
+        EntryPoint("x", "os:none_such", "g").load()
