@@ -16,7 +16,7 @@ from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
-from nnhal.runtime.cache.wanted import Caching
+from nnhal.runtime.cache.wanted import CacheOutcome, Caching
 from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
@@ -42,8 +42,8 @@ def load(
     Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
     UnsupportedModel listing every operation that NNAPI cannot express.
     """
+    from nnhal.frontends.source import there
     from nnhal.frontends.tflite import load as read
-    from nnhal.frontends.tflite.source import there
 
     if not (isinstance(path, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(path, "read")):
         what = "the path of a .tflite file, its bytes, or a file that is open for bytes"
@@ -87,8 +87,10 @@ def compile(
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
     MissedDeadline, or what a driver raised.
     """
+    caching = Caching.wanted(cache_dir, token)
+    read = None
     if not isinstance(model, Model):
-        model = load(model)
+        model, read = _read(model, caching)
     named = _named(devices)
     if fallback is None:
         fallback = "warn" if named is None else "forbid"
@@ -102,15 +104,34 @@ def compile(
     nanoseconds(deadline, "deadline")
     chosen = isolation_of_devices.select(named, isolation)
     options = _options(driver_options, chosen)
-    caching = Caching.wanted(cache_dir, token)
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
+    caching = replace(caching, imported=read is not None and read.state != "off")
     told = preference, priority, threads, point_in_time(deadline), options
     wishes = Wishes(tuple(chosen), fallback, *told, caching)
     with ExitStack() as undo:
-        compiled = Compiled(compile_plan(model, wishes, undo))
+        compiled = Compiled(compile_plan(model, wishes, undo), read)
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
         return compiled
+
+
+def _read(source: Source, caching: Caching) -> tuple[Model, CacheOutcome | None]:
+    """The model of a file, and what became of it in the cache, where that may keep it."""
+    if caching.folder is None or not isinstance(source, str | os.PathLike):
+        return load(source), None
+    from nnhal.frontends.source import opened, there
+    from nnhal.runtime.cache.steps import imported_in
+
+    if isinstance(source, str) and not there(source):
+        return load(source), None
+    label, memory = opened(source)
+
+    def read() -> Model:
+        from nnhal.frontends.tflite import load_opened
+
+        return load_opened(label, memory)
+
+    return imported_in(caching, label, memory, read)
 
 
 def _named(devices: Any) -> list[str | Device] | None:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnhal.frontends.source import bundle, known, listed, split, there
 from nnhal.frontends.tflite import load
-from nnhal.frontends.tflite.source import bundle, known, listed, split, there
 from tests.frontends.test_tflite_metadata import Said, pictured, said
 
 BEHIND = bytes(range(128, 160))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import BadFile
-from nnhal.frontends.tflite.archive import Archive, _Seekable
+from nnhal.frontends.archive import Archive, _Seekable
 from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.flat import FlatTable, length, target
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity, densify

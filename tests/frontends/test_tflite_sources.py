@@ -305,6 +305,6 @@ def test_members_that_are_encrypted_are_refused():
     data[at + 8] |= 1
     path = io.BytesIO(bytes(data))
     with pytest.raises(nnhal.BadFile, match="encrypted"):
-        from nnhal.frontends.tflite.archive import Archive
+        from nnhal.frontends.archive import Archive
 
         Archive(np.frombuffer(path.getvalue(), np.uint8), "x")["a.tflite"]

@@ -13,7 +13,8 @@ from nnhal.base.extensions import register_extension
 from nnhal.hal.request import Control, Request
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, State
-from nnhal.runtime.arguments import Edge, Spec, accept, make_control, no_overlap, optional_inputs
+from nnhal.model.validate import optional_inputs
+from nnhal.runtime.arguments import Edge, Spec, accept, make_control, no_overlap
 from tests.runtime.graphs import FLOATS, SHAPE, counter, sums
 from tests.runtime.test_execution import Own, relued, two_outputs
 

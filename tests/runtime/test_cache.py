@@ -113,8 +113,8 @@ def test_a_wrapped_driver_finds_what_it_kept_unwrapped(folder):
 
 
 def test_a_level_without_caching_keeps_nothing(folder):
-    for level, wanted in ((nnhal.Level.V1_1, "off: the device keeps none"), (nnhal.Level.V1_2, MISS)):
-        assert run(scaled(), folder, [AtLevel(FullV1_3(), level)]) == wanted
+    for level, outcome in ((nnhal.Level.V1_1, "off: the device keeps none"), (nnhal.Level.V1_2, MISS)):
+        assert run(scaled(), folder, [AtLevel(FullV1_3(), level)]) == outcome
 
 
 def test_options_that_cannot_be_written_down_keep_nothing(folder):

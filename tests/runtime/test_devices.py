@@ -55,7 +55,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes entry points the installed ones, the reference beside them, and nothing loaded."""
 
     def installed(*points: Point) -> None:
-        monkeypatch.setattr(discovery, "entry_points", lambda _: points)
+        monkeypatch.setattr(
+            discovery, "entry_points", lambda groups: [p for g in groups for p in points if p.group == g]
+        )
         discovery._installed.cache_clear()
         monkeypatch.setattr(discovery, "_loaded", Once(lambda name: f"driver {name!r}"))
 

@@ -90,7 +90,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def resolve(name: str) -> Path:
     """A model's path: a file, or the name of a model in the zoo, fetched when first used."""
-    from nnhal.frontends.tflite.source import there
+    from nnhal.frontends.source import there
     from nnhal.zoo.by_name import path
 
     return Path(name) if there(name) else path(name, say)
@@ -98,7 +98,7 @@ def resolve(name: str) -> Path:
 
 def contents(name: str) -> Path | bytes:
     """What other engines can read of a model that is named: its path, or the bytes of a member of a bundle."""
-    from nnhal.frontends.tflite.source import opened
+    from nnhal.frontends.source import opened
 
     path = resolve(name)
     return opened(path)[1].bytes().tobytes() if members_of(name) else path
@@ -106,7 +106,7 @@ def contents(name: str) -> Path | bytes:
 
 def members_of(name: str) -> list[str]:
     """The members that a name has behind that of a bundle: `bundle.task:member.tflite`."""
-    from nnhal.frontends.tflite.source import split
+    from nnhal.frontends.source import split
 
     return split(name)[1]
 

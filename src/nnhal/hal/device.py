@@ -313,7 +313,7 @@ class Device(ABC):
         assert hints.cache is not None
         from nnhal.hal.cache.keeper import recall
 
-        content = recall(hints.cache, outline.pools, *_written_by(self))
+        content = recall(hints.cache, outline.pools, *written_by(self))
         return self.restore(content, hints.cache.token, hints)
 
     @property
@@ -519,7 +519,7 @@ def cache_files_by(device: Device) -> CacheFiles:
         return CacheFiles(*numbers)
 
 
-def _written_by(device: Device) -> tuple[str, bytes]:
+def written_by(device: Device) -> tuple[str, bytes]:
     """The name of a device's record of what it wrote to cache files, and its identity there."""
     from nnhal.hal.cache.keeper import identity
 
@@ -536,7 +536,7 @@ def _save(device: Device, prepared: Prepared, cache: Cache, model: Model, where:
     try:
         with answering(where, "save()"):
             if _member(bool, prepared.save(content), "what save() gave"):
-                keep(content, cache, *_written_by(device))
+                keep(content, cache, *written_by(device))
     except (NnhalError, OSError) as error:
         _log.warning("%s: its compilation is not kept: %s", where, error)
         empty(cache)

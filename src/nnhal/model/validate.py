@@ -6,6 +6,7 @@ Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetwor
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ MAX_DEPTH = 64  # of subgraphs within subgraphs
 class SubgraphBinding:
     """One subgraph, bound: an entry for each operation (None where it has no record) and each operand."""
 
-    operations: tuple[Bound | None, ...]
+    operations: Sequence[Bound | None]
     values: tuple[Value | None, ...]  # None: no value
 
 
@@ -87,6 +88,77 @@ def validate_outline(model: Model) -> Model:
     bound = SubgraphBinding((), tuple(_value(model, operand, {}) for operand in main.operands))
     model._memo["facts"] = Facts((bound,), V1_0, ())
     return model
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What validation found out, for the next time. shapes: of each subgraph, by operand, those that it inferred.
+
+    needed: the level of each operation of the main subgraph, as of `level_needed`. optional: as of `optional_inputs`.
+    """
+
+    shapes: tuple[tuple[tuple[int, tuple[int | None, ...]], ...], ...]
+    level: int
+    reasons: tuple[str, ...]
+    needed: tuple[int | None, ...]
+    optional: frozenset[int]
+
+
+class _Later:
+    """A model whose operations are bound when somebody asks for one: its graphs and constants as they are now."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = replace(model)  # without what is known of it: it must not refer to itself
+
+    @cached_property
+    def bound(self) -> Facts:
+        """What validation finds out."""
+        return _validate(self._model)
+
+
+class Unbound(Sequence[Bound | None]):
+    """The operations of one subgraph of a model that was validated before."""
+
+    def __init__(self, later: _Later, number: int) -> None:
+        self._later, self._number = later, number
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._later.bound.subgraphs[self._number].operations[index]
+
+    def __len__(self) -> int:
+        return len(self._later.bound.subgraphs[self._number].operations)
+
+
+def validated_before(model: Model, known: Known) -> Model:
+    """The model with what its validation found out before; its operations are bound when somebody asks for one."""
+    later, done = _Later(model), dict[int, SubgraphBinding]()
+    for number in _innermost_first(model):
+        values = [_value(model, operand, done) for operand in model.subgraphs[number].operands]
+        for place, shape in known.shapes[number]:
+            value = values[place]
+            if value is not None:
+                values[place] = replace(value, shape=tuple(shape))
+        done[number] = SubgraphBinding(Unbound(later, number), tuple(values))
+    model._memo["facts"] = Facts(tuple(done[n] for n in range(len(model.subgraphs))), Level(known.level), known.reasons)
+    model._memo["needed"] = [None if level is None else Level(level) for level in known.needed]
+    model._memo["optional"] = known.optional
+    return model
+
+
+def known_of(model: Model) -> Known:
+    """What `validated_before` wants to know."""
+    facts = validate(model)
+    shapes = tuple(
+        tuple(
+            (n, v.shape)
+            for n, (v, operand) in enumerate(zip(each.values, subgraph.operands, strict=True))
+            if v is not None and v.shape is not None and v.shape != shape_of(operand)
+        )
+        for each, subgraph in zip(facts.subgraphs, model.subgraphs, strict=True)
+    )
+    needed = tuple(level_needed(model, n) for n in range(len(model.main.operations)))
+    levels = tuple(None if n is None else int(n) for n in needed)
+    return Known(shapes, int(facts.level), facts.reasons, levels, optional_inputs(model))
 
 
 def level_of(model: Model) -> Level:
@@ -479,8 +551,28 @@ def _level(model: Model, bindings: Sequence[SubgraphBinding]) -> tuple[Level, tu
 
 def level_needed(model: Model, index: int) -> Level | None:
     """The level of an operation of the main subgraph with all that it refers to; None where it has no record."""
+    if (needed := model._memo.get("needed")) is not None:
+        known: Level | None = needed[index]
+        return known
     bound = validate(model).subgraphs[0].operations[index]
     return None if bound is None else max(bound.level, *_levels_inside(model, model.main, index), V1_0)
+
+
+def optional_inputs(model: Model) -> frozenset[int]:
+    """Places of the inputs that may be left out: no operation that reads them needs them."""
+    if (known := model._memo.get("optional")) is not None:
+        places: frozenset[int] = known
+        return places
+    main, bounds = model.main, validate(model).subgraphs[0].operations
+    may: set[int] = set()
+    needed: set[int] = set()
+    for operation, a in zip(main.operations, bounds, strict=True):
+        if a is None:
+            needed.update(operation.inputs)
+            continue
+        for argument, start, end in a.form.slots(len(operation.inputs)):
+            (may if argument.optional else needed).update(operation.inputs[start:end])
+    return frozenset(n for n, index in enumerate(main.inputs) if index in may and index not in needed)
 
 
 def _levels_inside(model: Model, subgraph: Subgraph, index: int) -> Iterator[Level]:

@@ -25,7 +25,7 @@ from nnhal.base.values import given
 from nnhal.hal.request import Control, argument_of
 from nnhal.hal.utilities import is_extension
 from nnhal.model.graph import EdgeForm, Model
-from nnhal.model.validate import validate
+from nnhal.model.validate import optional_inputs
 from nnhal.ops.schema import agree, show
 from nnhal.runtime.allocation import Allocation
 from nnhal.runtime.job import Crossing, Job
@@ -259,20 +259,6 @@ def no_overlap(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
 
 def _overlapping(place: int) -> InvalidRequest:
     return InvalidRequest(f"output {place} overlaps another output or an input, must lie apart from them")
-
-
-def optional_inputs(model: Model) -> frozenset[int]:
-    """Places of the inputs that may be left out: no operation that reads them needs them."""
-    main, bounds = model.main, validate(model).subgraphs[0].operations
-    may: set[int] = set()
-    needed: set[int] = set()
-    for operation, a in zip(main.operations, bounds, strict=True):
-        if a is None:
-            needed.update(operation.inputs)
-            continue
-        for argument, start, end in a.form.slots(len(operation.inputs)):
-            (may if argument.optional else needed).update(operation.inputs[start:end])
-    return frozenset(n for n, index in enumerate(main.inputs) if index in may and index not in needed)
 
 
 def spec_of(model: Model, index: int) -> Spec:

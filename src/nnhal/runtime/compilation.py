@@ -4,10 +4,9 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +43,7 @@ from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.wanted import NOT_KEPT, CacheOutcome, Caching, Entry, NotKept
+from nnhal.runtime.cache.wanted import NOT_KEPT, CacheOutcome, Caching, Entry, Kept, Nothing
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
@@ -173,18 +172,19 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
     """
     validate(model)
     events: list[str] = []
-    with ExitStack() as kept:
-        candidates = _candidates(model, wishes, events, kept)
-        return _compiled(model, wishes, candidates, events, undo)
+    kept = _kept(model, wishes.caching)
+    with ExitStack() as held:
+        candidates = _candidates(model, wishes, events, kept, held)
+        return _compiled(model, wishes, candidates, events, kept, undo)
 
 
 def _compiled(
-    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], undo: ExitStack
+    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], kept: Kept, undo: ExitStack
 ) -> Plan:
     """Partition and prepare, elsewhere where that fails."""
     offers = [c.offer for c in candidates]
     try:
-        plan = _attempt(model, wishes, candidates, offers, events, undo)
+        plan = _attempt(model, wishes, candidates, offers, events, kept, undo)
     except UnsupportedModel as refused:
         failures = [c.failed for c in candidates if c.failed is not None]
         for failed in failures:
@@ -204,34 +204,41 @@ def _compiled(
     again = [replace(o, excluded=o.excluded | lost, excluded_why=why) if o.device == plan.label else o for o in offers]
     culprit = plan
     try:
-        plan = _attempt(model, wishes, candidates, again, events, undo)
+        plan = _attempt(model, wishes, candidates, again, events, kept, undo)
     except UnsupportedModel as unplaced:
         plan = replace(culprit, error=unplaced)
     if isinstance(plan, Plan):
         return plan
     _note(wishes, events, f"{plan.label} failed to prepare as well: {plan.error}; the whole model goes to the CPU")
     cpu = _taking_over(model, next(c for c in candidates if c.device is discovery.cpu()).offer)
-    whole = _attempt(model, wishes, candidates, [cpu], events, undo)
+    whole = _attempt(model, wishes, candidates, [cpu], events, kept, undo)
     if isinstance(whole, Plan):
         return whole
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str], kept: ExitStack) -> list[_Candidate]:
-    """The devices chosen, and the CPU where it may take over, each asked. kept: lets go of what they worked out."""
+def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Kept, held: ExitStack) -> list[_Candidate]:
+    """The devices chosen, and the CPU where it may take over, each asked. held: lets go of what they worked out."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
     if wishes.fallback != "forbid" and not chosen:
         devices.append(cpu)
     keys = [key_of(device) for device in devices]
-    found = [_asked(*each, model, wishes, events, kept) for each in zip(devices, keys, labels(keys), strict=True)]
+    found = [_asked(*each, model, wishes, events, kept, held) for each in zip(devices, keys, labels(keys), strict=True)]
     if devices[-1] is cpu and not chosen:
         found[-1] = replace(found[-1], offer=_taking_over(model, found[-1].offer))
     return found
 
 
 def _asked(
-    device: Device, key: DeviceKey, label: str, model: Model, wishes: Wishes, events: list[str], kept: ExitStack
+    device: Device,
+    key: DeviceKey,
+    label: str,
+    model: Model,
+    wishes: Wishes,
+    events: list[str],
+    kept: Kept,
+    held: ExitStack,
 ) -> _Candidate:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
 
@@ -240,8 +247,9 @@ def _asked(
     def ask() -> Claims:
         nonlocal stated
         stated = capabilities_by(device)
-        claims = considered_by(device, model, wishes.hints(device))
-        kept.callback(claims.let_go)
+        hints = wishes.hints(device)
+        claims = kept.considered(device, hints, key.isolation, lambda: considered_by(device, model, hints))
+        held.callback(claims.let_go)
         return claims
 
     failed = None
@@ -300,19 +308,19 @@ def _attempt(
     candidates: Sequence[_Candidate],
     offers: Sequence[Offer],
     events: list[str],
+    kept: Kept,
     undo: ExitStack,
 ) -> Plan | _Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
     by_label = {c.offer.device: c for c in candidates}
     found, parts = _placed(model, wishes, by_label, offers)
-    entry_of = _entries(model, wishes.caching)
     steps: list[Step] = []
     for planned, part in zip(found.steps, parts, strict=True):
         candidate = by_label[planned.device]
         hints = candidate.claims.hints(wishes.hints(candidate.device), planned.operations)
         try:
             whole = part.model is model
-            entry = entry_of(candidate.key.isolation, None if whole else planned.operations)
+            entry = kept.entry(candidate.key.isolation, None if whole else planned.operations)
             steps.append(prepare(candidate.device, part, wishes, planned.device, undo, hints, entry))
         except MissedDeadline:
             raise
@@ -329,13 +337,12 @@ def _attempt(
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
 
 
-def _entries(model: Model, caching: Caching) -> Callable[[str, Sequence[int] | None], Entry]:
-    """Gives the entry of a step in the cache, by where its driver is and which operations of the model it has."""
+def _kept(model: Model, caching: Caching) -> Kept:
     if caching.folder is None:
-        return lambda *_: NotKept("no cache folder was given")
-    from nnhal.runtime.cache.steps import ModelCache, StepEntry
+        return Nothing()
+    from nnhal.runtime.cache.steps import ModelCache
 
-    return partial(StepEntry, ModelCache(caching, model))
+    return ModelCache(caching, model)
 
 
 def _placed(

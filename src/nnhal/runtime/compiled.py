@@ -37,13 +37,15 @@ class Compiled(
     everything back too. It cannot be pickled: send the model, or its file, and compile where it is needed.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, read: CacheOutcome | None = None) -> None:
+        """read: what became of the file's model in the cache, where it was compiled out of one."""
         edge, plan = Edge(plan.model), plan.without_constants()
         whole = Whole(plan.model)
         runner = Runner(plan, whole)
         use = InUse(runner.close)
         super().__init__(Caller(plan, edge, runner, whole, use))
         self.inputs, self.outputs = edge.inputs, edge.outputs
+        self._read = () if read is None else (read,)
         self._queue = Queue(WORKERS)
         self._finalizer = weakref.finalize(self, use.end)
         self._finalizer.atexit = False
@@ -166,8 +168,11 @@ class Compiled(
 
     @property
     def cache(self) -> tuple[CacheOutcome, ...]:
-        """What became of each step in the cache: "hit", "miss: why", "off: why"."""
-        return tuple(step.cached for step in self._caller.plan.steps)
+        """What became of each step in the cache: "hit", "miss: why", "off: why".
+
+        Before them that of "model", its import, where a file was compiled and a folder given.
+        """
+        return (*self._read, *(step.cached for step in self._caller.plan.steps))
 
     @property
     def placement(self) -> Placement:

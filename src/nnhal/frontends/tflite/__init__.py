@@ -17,15 +17,16 @@ from dataclasses import replace
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded
+from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.values import dimensions
+from nnhal.frontends.source import Source, opened
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
-from nnhal.frontends.tflite.source import Source, opened
 from nnhal.frontends.tflite.state import settle
 from nnhal.frontends.tflite.write import ModelWriter
 from nnhal.model.graph import Model
@@ -44,7 +45,11 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
     InvalidArgument for a signature or input that the file does not have, ShapeNeeded for shapes that it leaves open and that
     have to be given.
     """
-    label, memory = opened(source)
+    return load_opened(*opened(source), signature=signature, shapes=shapes)
+
+
+def load_opened(label: str, memory: Memory, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
+    """As `load`, of what is `opened`."""
     file = read(memory.bytes(), label)
     chosen = _signature(file, signature)
     entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())

@@ -6,12 +6,10 @@ from being loaded: what cannot be read is said in `Metadata.problem`.
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from nnhal.base.errors import BadFile
-from nnhal.base.operands import Array
-from nnhal.frontends.tflite.archive import END, MOST_BEHIND, Archive
+from nnhal.frontends.behind import Behind
 from nnhal.frontends.tflite.file import File
 from nnhal.frontends.tflite.flat import WORD, FlatTable, length, target
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
@@ -34,40 +32,9 @@ def metadata_of(file: File, subgraph: int) -> Metadata | None:
     if len(data) > MOST_BYTES:
         return Metadata(problem=f"metadata has {len(data)} bytes, must have {MOST_BYTES} at most")
     try:
-        return _Reader(data.tobytes()).metadata(subgraph, _Behind(file.data, file.label))
+        return _Reader(data.tobytes()).metadata(subgraph, Behind(file.data, file.label))
     except (struct.error, IndexError, ValueError, OverflowError, BadFile) as error:
         return Metadata(problem=f"metadata cannot be read: {error}")
-
-
-class _Behind(Mapping[str, bytes]):
-    """The zip file behind a model, opened when it is first looked into; none is an empty one."""
-
-    def __init__(self, data: Array, label: str) -> None:
-        self._data, self._label = data, label
-        self._archive: Mapping[str, bytes] | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Behind, (self._data if self._there() else self._data[:0], self._label)
-
-    def _there(self) -> bool:
-        return END in self._data[-MOST_BEHIND:].tobytes()
-
-    def _opened(self) -> Mapping[str, bytes]:
-        if self._archive is None:
-            self._archive = Archive(self._data, self._label) if self._there() else {}
-        return self._archive
-
-    def __getitem__(self, name: str) -> bytes:
-        return self._opened()[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._opened()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._opened())
-
-    def __len__(self) -> int:
-        return len(self._opened())
 
 
 class _Reader:

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 from nnhal.base.errors import ShapeNeeded, UnsupportedModel
 from nnhal.base.operands import Shape
+from nnhal.frontends.source import Source
 from nnhal.frontends.tflite import chosen
 from nnhal.frontends.tflite.file import OMITTED, FileTensor, Operator
 from nnhal.frontends.tflite.layers import SCHEMES
 from nnhal.frontends.tflite.metadata import metadata_of
-from nnhal.frontends.tflite.source import Source
 from nnhal.frontends.tflite.task import FUSED
 from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text
 

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from itertools import islice
@@ -45,21 +44,31 @@ def code_of(module: str) -> str:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return ""
-    path = Path(file)
-    files = islice(_below(path.parent), MOST_FILES) if getattr(sys.modules[module], "__package__", "") else [path]
-    facts = []
-    for each in files:
-        with suppress(OSError):
-            status = each.stat()
-            facts.append(f"{each.relative_to(path.parent)} {status.st_size} {status.st_mtime_ns}")
-    return "\n".join(sorted(facts))
+    if not getattr(sys.modules[module], "__package__", ""):
+        return _stamp(file, file)
+    folder = os.path.dirname(file)
+    return "\n".join(sorted(islice((_stamp(each, each[len(folder) :]) for each in _below(folder)), MOST_FILES)))
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _stamp(path: str, name: str) -> str:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    return f"{name} {status.st_size} {status.st_mtime_ns}"
+
+
+def _below(folder: str) -> Iterator[str]:
     """The Python files of a folder and those in it, but for environments and what is hidden."""
-    for path, folders, files in os.walk(folder):
-        folders[:] = [each for each in folders if not each.startswith(".") and each != "site-packages"]
-        yield from (Path(path) / each for each in files if each.endswith(".py"))
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.endswith(".py"):
+            yield entry.path
+        elif not entry.name.startswith(".") and entry.name not in ("site-packages", "__pycache__") and entry.is_dir():
+            yield from _below(entry.path)
 
 
 @cache

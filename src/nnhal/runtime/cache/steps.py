@@ -5,7 +5,7 @@ A fault of the cache, or of the driver while it keeps something, is a reason for
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,18 +14,31 @@ from typing import Any
 
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
 from nnhal.base.log import logger
+from nnhal.base.memory import Memory
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
+from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
 from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
 from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry
+from nnhal.runtime.cache.own import OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
 from nnhal.runtime.lanes import Lane
 
 _log = logger("compilation")
+
+
+def imported_in(caching: Caching, label: str, memory: Memory, read: Callable[[], Model]) -> tuple[Model, CacheOutcome]:
+    """The model of a file that is open: as it was kept, else read and kept. read: imports it."""
+    assert caching.folder is not None
+    try:
+        folder = CacheFolder(caching.folder, caching.most)
+    except OSError as error:
+        return read(), CacheOutcome("model", "off", f"the folder {caching.folder} {_why(error)}")
+    return imported(label, memory, (), folder, read)
 
 
 class ModelCache:
@@ -50,6 +63,22 @@ class ModelCache:
         if self._caching.token is not None:
             return self._caching.token
         return token_of(self._model, self._folder)
+
+    def entry(self, place: str, operations: Sequence[int] | None) -> "StepEntry":
+        """As of `Kept`."""
+        return StepEntry(self, place, operations)
+
+    def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
+        """As of `Kept`: a driver in this process that keeps compilations is asked once about a file's model."""
+        folder = self._folder
+        if not self._caching.imported or isinstance(folder, str) or place != "none" or _count(device)[1]:
+            return ask()
+        try:
+            facts = [self._token.hex(), *_facts(device, hints)]
+            json.dumps(facts)
+        except (OSError, TypeError, ValueError):
+            return ask()
+        return considered(device, self._model, facts, OwnEntries(folder), ask)
 
     def prepare_in(
         self, lane: Lane, device: Device, model: Model, hints: Hints, place: str, operations: Sequence[int] | None
@@ -214,14 +243,16 @@ def _key(
     token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
 ) -> bytes:
     """What an entry is found by. seen: the outline of the step."""
-    own, hints = identity_of(device), device.told(hints)
-    facts = [
-        seen.hex(),
-        *(token.hex(), own.name, own.version, str(own.level), place, own.preferred_layout),
-        *(int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)),
-        None if operations is None else list(operations),
-    ]
+    which = None if operations is None else list(operations)
+    facts = [seen.hex(), token.hex(), place, which, *_facts(device, hints)]
     return blake2b(json.dumps(facts, sort_keys=True).encode(), person=b"nnhal key", digest_size=TOKEN_SIZE).digest()
+
+
+def _facts(device: Device, hints: Hints) -> list[Any]:
+    """What of a device and of what it is told compilations differ by."""
+    own, hints = identity_of(device), device.told(hints)
+    said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
+    return [own.name, own.version, str(own.level), own.preferred_layout, *said]
 
 
 def _why(error: OSError) -> str:

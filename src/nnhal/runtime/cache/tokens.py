@@ -24,12 +24,13 @@ def token_of(model: Model, folder: CacheFolder) -> bytes:
     """The token of a model."""
     token = blake2b(person=b"nnhal token", digest_size=32)
     for pool in model.pools:
-        token.update(_digest(pool, folder))
+        token.update(digest_of(pool, folder))
     token.update(stored(model))
     return token.digest()
 
 
-def _digest(pool: Memory, folder: CacheFolder) -> bytes:
+def digest_of(pool: Memory, folder: CacheFolder) -> bytes:
+    """The hash of a memory, which is kept by the identity of the file that it was read from."""
     if pool.origin is None or abs(time.time_ns() - pool.origin.changed_ns) < SETTLED_NS:
         return _hashed(pool)
     identity = blake2b(repr((pool.origin, pool.size)).encode(), digest_size=32).digest()

@@ -1,6 +1,7 @@
 """What an application wants kept of a compilation, and what became of that."""
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -8,6 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.hal.cache.files import TOKEN_SIZE
+from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
 from nnhal.runtime.lanes import Lane
@@ -30,11 +32,15 @@ class CacheOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Caching:
-    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made."""
+    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made.
+
+    imported: what the model's file is, and what devices say of it, is kept too: of one that is compiled out of its file.
+    """
 
     folder: Path | None = None
     token: bytes | None = None
     most: int = MOST
+    imported: bool = False
 
     @classmethod
     def wanted(cls, folder: "str | os.PathLike[str] | None", token: Any) -> "Caching":
@@ -83,3 +89,25 @@ class NotKept:
 
 
 NOT_KEPT = NotKept()
+
+
+class Kept(Protocol):
+    """What is kept of one model that is being compiled."""
+
+    def entry(self, place: str, operations: Sequence[int] | None) -> Entry:
+        """Where a step is kept. place: in this process or another. operations: which of the model it has, None for all."""
+
+    def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
+        """What a device says of the model: as it is known, else asked."""
+
+
+class Nothing:
+    """Nothing is kept of a model."""
+
+    def entry(self, place: str, operations: Sequence[int] | None) -> Entry:
+        """As of `Kept`."""
+        return NotKept("no cache folder was given")
+
+    def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
+        """As of `Kept`."""
+        return ask()

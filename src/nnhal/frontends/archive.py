@@ -10,10 +10,8 @@ from collections.abc import Iterator, Mapping
 from nnhal.base.errors import BadFile
 from nnhal.base.names import short
 from nnhal.base.operands import Array
+from nnhal.frontends.zipped import END, END_64, END_64_BYTES, END_BYTES, MOST_BEHIND
 
-MAGIC, END, END_64 = b"PK\x03\x04", b"PK\x05\x06", b"PK\x06\x07"
-END_BYTES, END_64_BYTES, MOST_COMMENT = 22, 20, 0xFFFF
-MOST_BEHIND = END_BYTES + MOST_COMMENT + END_64_BYTES  # bytes at the end of a file in which its end record lies
 MOST_MEMBERS, MOST_DIRECTORY = 1000, 1 << 20
 MOST_GROWTH = 100  # times the archive's bytes that a member may have
 MOST_BYTES = 1 << 31  # of a member

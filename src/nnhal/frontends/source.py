@@ -5,7 +5,7 @@ import io
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,10 @@ from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array
 from nnhal.base.sealed import Readable, Store, sealed
-from nnhal.frontends.tflite.archive import END, MAGIC, MOST_BEHIND, Archive
+from nnhal.frontends.zipped import END, MAGIC, MOST_BEHIND
+
+if TYPE_CHECKING:
+    from nnhal.frontends.archive import Archive
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 IDENTIFIER = b"TFL3"
@@ -99,11 +102,15 @@ def there(label: str) -> bool:
     return os.path.exists(label) or bool(split(label)[1])
 
 
-def bundle(data: Array, label: str) -> Archive | None:
+def bundle(data: Array, label: str) -> "Archive | None":
     """The members of a file that is a zip file, None for any other. Bytes may stand before its first member."""
     begins = data[: len(MAGIC)].tobytes() == MAGIC
     behind = END in data[-MOST_BEHIND:].tobytes() and data[4:8].tobytes() != IDENTIFIER and not known(data)
-    return Archive(data, label) if begins or behind else None
+    if not begins and not behind:
+        return None
+    from nnhal.frontends.archive import Archive
+
+    return Archive(data, label)
 
 
 def listed(archive: Mapping[str, bytes]) -> str:
@@ -170,7 +177,7 @@ def _checked(label: str, memory: Memory) -> tuple[str, Memory]:
     return label, memory
 
 
-def _bundled(label: str, archive: Archive) -> BadFile:
+def _bundled(label: str, archive: "Archive") -> BadFile:
     names = list(archive)
     for pattern, what in IN_ARCHIVES.items():
         if any(re.search(pattern, name) for name in names):

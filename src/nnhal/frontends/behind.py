@@ -1,0 +1,43 @@
+"""What may lie behind a model in its file: a zip file, which is opened only when somebody looks into it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nnhal.base.operands import Array
+from nnhal.frontends.zipped import END, MOST_BEHIND
+
+
+class Behind(Mapping[str, bytes]):
+    """The zip file behind a model, opened when it is first looked into; none is an empty one."""
+
+    def __init__(self, data: Array, label: str) -> None:
+        self._data, self._label = data, label
+        self._archive: Mapping[str, bytes] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Behind, (self._data if self._there() else self._data[:0], self._label)
+
+    def _there(self) -> bool:
+        return END in self._data[-MOST_BEHIND:].tobytes()
+
+    def _opened(self) -> Mapping[str, bytes]:
+        if self._archive is None:
+            if self._there():
+                from nnhal.frontends.archive import Archive
+
+                self._archive = Archive(self._data, self._label)
+            else:
+                self._archive = {}
+        return self._archive
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._opened()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._opened()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._opened())
+
+    def __len__(self) -> int:
+        return len(self._opened())

@@ -1,0 +1,59 @@
+"""An imported model as bytes, with all that validation found out: for the same version of nnhal, of the same file."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from nnhal.base.errors import InvalidModel
+from nnhal.base.memory import Memory
+from nnhal.model.graph import EdgeForm, Model, State
+from nnhal.model.metadata import NOTHING, Metadata
+from nnhal.model.stored import stored, unstored
+from nnhal.model.validate import Known, known_of, validated_before
+
+
+class _Kept(msgspec.Struct, array_like=True, frozen=True):
+    """states: input, output, type, shape and bytes of each. edge: scalar and wide, by operand."""
+
+    model: bytes
+    known: Known
+    states: tuple[tuple[int, int, str, tuple[int, ...], bytes], ...]
+    edge: dict[int, tuple[bool, bool]]
+    metadata: Metadata | None
+    notes: tuple[str, ...]
+
+
+_decode = msgspec.msgpack.Decoder(_Kept).decode
+
+
+def kept(model: Model) -> bytes:
+    """All of a model but the contents of its pools and of what its metadata lists."""
+    states = tuple((s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states)
+    edge = {n: (form.scalar, form.wide) for n, form in model.edge.items()}
+    metadata = None if model.metadata is None else replace(model.metadata, contents=NOTHING)
+    return msgspec.msgpack.encode(_Kept(stored(model), known_of(model), states, edge, metadata, model.notes))
+
+
+def unkept(data: bytes | memoryview, pools: tuple[Memory, ...], contents: Mapping[str, bytes]) -> Model:
+    """The model again, validated as it was; InvalidModel for bytes of anything else.
+
+    contents: of what its metadata lists. The bytes are trusted: they are to be what `kept` gave.
+    """
+    try:
+        found = _decode(data)
+    except msgspec.DecodeError as error:
+        raise InvalidModel(f"kept model: cannot be read: {error}") from None
+    states = [
+        State(given, gives, np.frombuffer(initial, kind).reshape(shape))
+        for given, gives, kind, shape, initial in found.states
+    ]
+    model = replace(
+        unstored(found.model, pools),
+        states=tuple(states),
+        edge={n: EdgeForm(*form) for n, form in found.edge.items()},
+        metadata=None if found.metadata is None else replace(found.metadata, contents=contents),
+        notes=found.notes,
+    )
+    return validated_before(model, found.known)

@@ -1,0 +1,135 @@
+"""The runtime's own entries in the cache: what it worked out of a model, kept as devices keep what they compiled.
+
+Two kinds: an imported model, so that a start reads no file format and binds no operation, and what a device said of a model,
+so that it need not be asked. They have the same keys, integrity and quota as those of devices, and the same rule: a fault of
+the cache is a reason to work it out again, never for failing.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from nnhal.base.custom_operators import CUSTOM_OPERATORS
+from nnhal.base.errors import NnhalError, clipped, told
+from nnhal.base.extensions import EXTENSIONS
+from nnhal.base.log import logger
+from nnhal.base.memory import Memory
+from nnhal.base.sealed import sealed
+from nnhal.base.version import __version__
+from nnhal.frontends.behind import Behind
+from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.cache.keeper import identity, keep, recall
+from nnhal.hal.claims import Claims
+from nnhal.hal.device import Device, OperationGroup, Verdict, identity_of, written_by
+from nnhal.model.graph import Model
+from nnhal.model.kept import kept, unkept
+from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
+from nnhal.runtime.cache.tokens import digest_of
+from nnhal.runtime.cache.wanted import CacheOutcome
+
+OWN = "nnhal runtime"  # in the place of a device
+_ONE = CacheFiles(1, 0)
+_log = logger("compilation")
+
+
+@dataclass(frozen=True)
+class OwnEntries:
+    """Entries of the runtime in one folder."""
+
+    folder: CacheFolder
+
+    def found(self, key: bytes) -> Mapping[str, memoryview]:
+        """The sections of an entry; Missing, OSError or an NnhalError says why there are none."""
+        files = self.folder.entry(key.hex(), _ONE)
+        try:
+            return recall(files.cache(key), (), OWN, _identity()).model[0]
+        finally:
+            files.close()
+
+    def keep(self, key: bytes, sections: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+        """Make an entry; why there is none, "" where there is."""
+        try:
+            new = NewEntry(self.folder, key.hex(), _ONE)
+            try:
+                keep(CacheContent([dict(sections)]), new.files.cache(key), OWN, _identity())
+                new.publish(
+                    key, {"device": OWN, "version": __version__, "place": "own", "made": int(time.time()), **facts}
+                )
+            finally:
+                new.close()
+        except OSError as error:
+            return f"it cannot be kept: {(error.strerror or str(error)).lower()}"
+        except NnhalError as error:
+            return f"it cannot be kept: {told(error)}"
+        return ""
+
+
+def imported(
+    label: str, memory: Memory, asked: Sequence[Any], folder: CacheFolder, read: Callable[[], Model]
+) -> tuple[Model, CacheOutcome]:
+    """The model of a file: as it was kept, else read and kept.
+
+    asked: what the file is to be read as, of what JSON has. read: imports it.
+    """
+    if CUSTOM_OPERATORS or EXTENSIONS:
+        return read(), CacheOutcome("model", "off", "custom operators or extensions are registered")
+    own = OwnEntries(folder)
+    try:
+        digest = digest_of(memory, folder)
+        key = _key("imported", digest.hex(), label, list(asked))
+        try:
+            sections = own.found(key)
+            pools = (
+                memory if there else sealed(bytes(sections[f"pool {n}"]))
+                for n, there in enumerate(sections["of the file"])
+            )
+            return unkept(sections["model"], tuple(pools), Behind(memory.bytes(), label)), CacheOutcome("model", "hit")
+        except (Missing, NnhalError) as error:
+            missed = str(error) if isinstance(error, Missing) else told(error)
+        model = read()
+    except OSError as error:
+        return read(), CacheOutcome("model", "miss", (error.strerror or str(error)).lower())
+    _log.info("model %s: miss: %s", label, missed)
+    of_the_file = [pool is memory for pool in model.pools]
+    parts: dict[str, Any] = {"model": kept(model), "of the file": bytes(of_the_file)}
+    parts |= {f"pool {n}": p.bytes().data for n, p in enumerate(model.pools) if p is not memory}
+    lost = own.keep(key, parts, {"model": clipped(model.name, 200), "operations": len(model.main.operations)})
+    return model, CacheOutcome("model", "miss", f"{missed}; {lost}" if lost else missed)
+
+
+def considered(
+    device: Device, model: Model, facts: Sequence[Any], own: OwnEntries, ask: Callable[[], Claims]
+) -> Claims:
+    """What a device says of a model: as it was kept, else asked and kept.
+
+    facts: what beside the driver's own code the answer may depend on, of what JSON has.
+    """
+    key = _key("considered", written_by(device)[1].hex(), *facts)
+    try:
+        verdicts, groups = _said(own.found(key)["claims"])
+        if len(verdicts) == len(model.main.operations):
+            return Claims(model, verdicts, groups)
+    except (Missing, NnhalError, OSError, msgspec.DecodeError) as error:
+        _log.debug("%s: what it says of the model is not known: %s", identity_of(device).name, error)
+    claims = ask()
+    said = msgspec.msgpack.encode((claims.verdicts, claims.groups))
+    own.keep(key, {"claims": said}, {"model": clipped(model.name, 200), "operations": len(claims.verdicts)})
+    return claims
+
+
+_said = msgspec.msgpack.Decoder(tuple[list[Verdict], tuple[OperationGroup, ...]]).decode
+
+
+def _key(*facts: Any) -> bytes:
+    return blake2b(json.dumps(facts).encode(), person=b"nnhal own", digest_size=32).digest()
+
+
+@cache
+def _identity() -> bytes:
+    return identity(OWN, __version__, "nnhal", processor=False)
