@@ -150,8 +150,10 @@ def test_a_folder_that_cannot_be_is_no_failure(file: Path, tmp_path: Path) -> No
 
 
 def test_a_kept_model_falls_back(file: Path, folder: Path) -> None:
-    class Fails(FullV1_3):
-        version = "fails"
+    class Fails(Litert):
+        def __init__(self) -> None:
+            super().__init__()
+            self.version = "fails"
 
         def prepare(self, model: Model, hints: Hints) -> Prepared:
             raise RuntimeError("not today")
