@@ -22,6 +22,7 @@ from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Isolation
 
+Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Readable
 
 
@@ -29,8 +30,9 @@ def load(
     path: Source,
     *,
     signature: str | None = None,
-    shapes: Mapping[str, Sequence[int]] | Sequence[Sequence[int]] | None = None,
+    shapes: Shapes | None = None,
     progress: Callable[[str], object] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Model:
     """Read a `.tflite` file (a path, bytes, or what is read as an open file is, from where it stands) as a model.
 
@@ -39,21 +41,45 @@ def load(
     path: of the file, `bundle.task:member.tflite`, or, where no file is called so, a name of `nnhal models`, which is
     fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
+    cache_dir: as of `compile`; what is imported of a file is kept there, too.
     Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
     UnsupportedModel listing every operation that NNAPI cannot express.
     """
-    from nnhal.frontends.source import there
-    from nnhal.frontends.tflite import load as read
 
-    if not (isinstance(path, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(path, "read")):
+    return _read(path, signature, shapes, progress, Caching.wanted(cache_dir, None))[0]
+
+
+def _read(
+    source: Source,
+    signature: str | None = None,
+    shapes: Shapes | None = None,
+    progress: Callable[[str], object] | None = None,
+    caching: Caching | None = None,
+) -> tuple[Model, CacheOutcome | None]:
+    """The model of a file, and what became of it in the cache, where there is one."""
+    from nnhal.frontends.source import opened, there
+
+    if not (isinstance(source, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(source, "read")):
         what = "the path of a .tflite file, its bytes, or a file that is open for bytes"
-        raise InvalidArgument(f"model is {shown(path)}, must be a Model, {what}")
-    if isinstance(path, str) and not there(path):
-        from nnhal.zoo.by_name import opened
+        raise InvalidArgument(f"model is {shown(source)}, must be a Model, {what}")
+    if isinstance(source, str) and not there(source):
+        from nnhal.zoo.by_name import opened as fetched
 
-        with opened(path, progress) as file:
-            return read(file, signature=signature, shapes=shapes)
-    return read(path, signature=signature, shapes=shapes)
+        with fetched(source, progress) as file:
+            label, memory = opened(file)
+    else:
+        label, memory = opened(source)
+
+    def read() -> Model:
+        from nnhal.frontends.tflite import load_opened
+
+        return load_opened(label, memory, signature=signature, shapes=shapes)
+
+    if caching is None or caching.folder is None or memory.origin is None:
+        return read(), None
+    from nnhal.runtime.cache.steps import imported_in
+
+    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read)
 
 
 def compile(
@@ -90,7 +116,7 @@ def compile(
     caching = Caching.wanted(cache_dir, token)
     read = None
     if not isinstance(model, Model):
-        model, read = _read(model, caching)
+        model, read = _read(model, caching=caching)
     named = _named(devices)
     if fallback is None:
         fallback = "warn" if named is None else "forbid"
@@ -106,32 +132,12 @@ def compile(
     options = _options(driver_options, chosen)
     if relaxed is not None and relaxed != model.relaxed:
         model = replace(model, relaxed=relaxed)
-    caching = replace(caching, imported=read is not None and read.state != "off")
     told = preference, priority, threads, point_in_time(deadline), options
     wishes = Wishes(tuple(chosen), fallback, *told, caching)
     with ExitStack() as undo:
         compiled = Compiled(compile_plan(model, wishes, undo), read)
         undo.pop_all()  # from here on it is the compiled model's; an interrupt before this, and both close it, once
         return compiled
-
-
-def _read(source: Source, caching: Caching) -> tuple[Model, CacheOutcome | None]:
-    """The model of a file, and what became of it in the cache, where that may keep it."""
-    if caching.folder is None or not isinstance(source, str | os.PathLike):
-        return load(source), None
-    from nnhal.frontends.source import opened, there
-    from nnhal.runtime.cache.steps import imported_in
-
-    if isinstance(source, str) and not there(source):
-        return load(source), None
-    label, memory = opened(source)
-
-    def read() -> Model:
-        from nnhal.frontends.tflite import load_opened
-
-        return load_opened(label, memory)
-
-    return imported_in(caching, label, memory, read)
 
 
 def _named(devices: Any) -> list[str | Device] | None:

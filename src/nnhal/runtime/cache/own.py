@@ -34,6 +34,7 @@ from nnhal.runtime.cache.tokens import digest_of
 from nnhal.runtime.cache.wanted import CacheOutcome
 
 OWN = "nnhal runtime"  # in the place of a device
+IMPORTED = "imported"  # memo of a model whose import is kept
 _ONE = CacheFiles(1, 0)
 _log = logger("compilation")
 
@@ -82,20 +83,23 @@ def imported(
     own = OwnEntries(folder)
     try:
         digest = digest_of(memory, folder)
-        key = _key("imported", digest.hex(), label, list(asked))
+        key = _key("imported", digest.hex(), label, *map(_plain, asked))
         try:
             sections = own.found(key)
             pools = (
                 memory if there else sealed(bytes(sections[f"pool {n}"]))
                 for n, there in enumerate(sections["of the file"])
             )
-            return unkept(sections["model"], tuple(pools), Behind(memory.bytes(), label)), CacheOutcome("model", "hit")
+            model = unkept(sections["model"], tuple(pools), Behind(memory.bytes(), label))
+            model._memo[IMPORTED] = True
+            return model, CacheOutcome("model", "hit")
         except (Missing, NnhalError) as error:
             missed = str(error) if isinstance(error, Missing) else told(error)
         model = read()
     except OSError as error:
         return read(), CacheOutcome("model", "miss", (error.strerror or str(error)).lower())
     _log.info("model %s: miss: %s", label, missed)
+    model._memo[IMPORTED] = True
     of_the_file = [pool is memory for pool in model.pools]
     parts: dict[str, Any] = {"model": kept(model), "of the file": bytes(of_the_file)}
     parts |= {f"pool {n}": p.bytes().data for n, p in enumerate(model.pools) if p is not memory}
@@ -124,6 +128,15 @@ def considered(
 
 
 _said = msgspec.msgpack.Decoder(tuple[list[Verdict], tuple[OperationGroup, ...]]).decode
+
+
+def _plain(asked: Any) -> Any:
+    """Arguments of the importer as JSON has them, by their texts where it has none such: it says what is wrong there."""
+    if isinstance(asked, Mapping):
+        return {"by name": [[_plain(name), _plain(shape)] for name, shape in asked.items()]}
+    if isinstance(asked, list | tuple):
+        return [_plain(each) for each in asked]
+    return asked if asked is None or type(asked) in (str, int) else [type(asked).__qualname__, repr(asked)]
 
 
 def _key(*facts: Any) -> bytes:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
@@ -23,7 +24,7 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from nnhal.model.stored import stored
 from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry
-from nnhal.runtime.cache.own import OwnEntries, considered, imported
+from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
 from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
 from nnhal.runtime.lanes import Lane
@@ -31,14 +32,15 @@ from nnhal.runtime.lanes import Lane
 _log = logger("compilation")
 
 
-def imported_in(caching: Caching, label: str, memory: Memory, read: Callable[[], Model]) -> tuple[Model, CacheOutcome]:
-    """The model of a file that is open: as it was kept, else read and kept. read: imports it."""
-    assert caching.folder is not None
+def imported_in(
+    folder: Path, most: int, label: str, memory: Memory, asked: Sequence[Any], read: Callable[[], Model]
+) -> tuple[Model, CacheOutcome]:
+    """The model of a file that is open: as it was kept, else read and kept. most: bytes. asked, read: as of `imported`."""
     try:
-        folder = CacheFolder(caching.folder, caching.most)
+        there = CacheFolder(folder, most)
     except OSError as error:
-        return read(), CacheOutcome("model", "off", f"the folder {caching.folder} {_why(error)}")
-    return imported(label, memory, (), folder, read)
+        return read(), CacheOutcome("model", "off", f"the folder {folder} {_why(error)}")
+    return imported(label, memory, asked, there, read)
 
 
 class ModelCache:
@@ -71,7 +73,7 @@ class ModelCache:
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Kept`: a driver in this process that keeps compilations is asked once about a file's model."""
         folder = self._folder
-        if not self._caching.imported or isinstance(folder, str) or place != "none" or _count(device)[1]:
+        if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none" or _count(device)[1]:
             return ask()
         try:
             facts = [self._token.hex(), *_facts(device, hints)]

@@ -32,15 +32,11 @@ class CacheOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Caching:
-    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made.
-
-    imported: what the model's file is, and what devices say of it, is kept too: of one that is compiled out of its file.
-    """
+    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made."""
 
     folder: Path | None = None
     token: bytes | None = None
     most: int = MOST
-    imported: bool = False
 
     @classmethod
     def wanted(cls, folder: "str | os.PathLike[str] | None", token: Any) -> "Caching":
