@@ -18,8 +18,10 @@ from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.session import SETTLE_NS
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.burst import ServiceBurst
+from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 from tests.interrupts import Interrupt
 from tests.ipc.drivers.probe import Probe
@@ -436,6 +438,24 @@ def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(re
             prepared.request([ONES, TWOS], [pool.view(0, 16, np.float32, (4,))]).execute(burst.run, UNLIMITED)
         assert inner.ended
         assert run(prepared, burst, ONES * 5, TWOS).tolist() == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_who_is_interrupted_waits_for_a_driver_that_writes_to_memory_of_the_callers(direct, late, monkeypatch):
+    waited, given_up = [], []
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+        monkeypatch.setattr(device.session, "give_up", given_up.append)
+        with prepared.burst() as burst:
+            struck = burst._queues = Struck(burst._queues)
+            struck.receive = lambda limit: waited.append(limit) or (_native.TIMEOUT if late else b"")
+            room = Memory.allocate(16).view(0, 16, np.float32, (4,)) if direct else np.empty(4, np.float32)
+            with pytest.raises(Interrupt):
+                prepared.request([ONES], [room]).execute(burst.run, UNLIMITED)
+            assert burst.ended
+    assert waited == [SETTLE_NS] * direct
+    assert len(given_up) == (direct and late)
 
 
 def test_bursts_that_come_and_go_leave_nothing_behind(reference):
