@@ -115,6 +115,20 @@ def test_a_difference_names_its_place():
     assert found == "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
 
 
+def test_whole_numbers_are_equal_or_differ():
+    one = call("ADD", tensor([1, 2], I32), tensor([3, 4], I32), scalar(0), out=Value(I32, None))
+    right = np.int32([4, 6])
+    assert judge(one, [right], [right.copy()]) == ""
+    said = "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
+    assert judge(one, [right], [np.int32([4, 7])]) == said
+
+
+def test_quantised_numbers_may_differ_by_a_step_and_no_more():
+    one = call("ADD", *[tensor([1, 2], Q8, 1.0)] * 2, scalar(0), out=Value(Q8, None, 1.0))
+    right = np.uint8([2, 4])
+    assert [judge(one, [right], [right + np.uint8(n)]) == "" for n in (0, 1, 2)] == [True, True, False]
+
+
 def test_other_shape_or_type_differs():
     one = added([1, 2], [3, 4])
     assert judge(one, [np.float32([4, 6])], [np.float32([[4, 6]])]) == "output 0 is float32[1, 2], must be float32[2]"

@@ -123,6 +123,13 @@ def test_how_a_process_ended_is_told_with_its_last_words(body: str, how: str) ->
     assert process.fate() == f"the driver process {how}"
 
 
+def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = says("os._exit(3)")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(process, "wait", lambda _: pytest.fail("waits"))
+    assert process.fate() == "the driver process ended with exit status 3"
+
+
 def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:
     process = says("time.sleep(60)")
     assert process.fate() == "" and process.returncode is None
