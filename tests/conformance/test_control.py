@@ -77,6 +77,16 @@ def test_conditions_are_true_and_false_given_and_constant() -> None:
     assert {call.variety for call in drawn("IF")} >= {(True, True), (False, True), (False, False)}
 
 
+@pytest.mark.parametrize(("name", "every"), [("IF", 4), ("WHILE", 5)])
+def test_the_last_of_so_many_has_a_constant_condition_or_limit(name: str, every: int) -> None:
+    rng = np.random.default_rng(0)
+    made = [source(rng) for source in sources(name, rng, lambda _: True)]
+    constant = {
+        n for n, call in enumerate(made) if not getattr(call, "condition_given", getattr(call, "limit_given", 1))
+    }
+    assert len(constant) > 2 and {n % every for n in constant} == {every - 1}
+
+
 def test_a_while_gives_its_start_after_no_round_and_what_the_body_gives_after_others() -> None:
     seen = set()
     for call in drawn("WHILE"):

@@ -8,11 +8,13 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
 from nnhal.conformance.differential import (
+    again,
     as_code,
     compare_device,
     judge,
     kernel_outputs,
     model_of,
+    other_constants,
     run,
 )
 from nnhal.conformance.draw import Call, Cell, cells, draw
@@ -113,6 +115,20 @@ def test_a_difference_names_its_place():
     assert found == "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
 
 
+def test_whole_numbers_are_equal_or_differ():
+    one = call("ADD", tensor([1, 2], I32), tensor([3, 4], I32), scalar(0), out=Value(I32, None))
+    right = np.int32([4, 6])
+    assert judge(one, [right], [right.copy()]) == ""
+    said = "output 0 differs in 1 of 2, the first at [1]: 7, must be 6"
+    assert judge(one, [right], [np.int32([4, 7])]) == said
+
+
+def test_quantised_numbers_may_differ_by_a_step_and_no_more():
+    one = call("ADD", *[tensor([1, 2], Q8, 1.0)] * 2, scalar(0), out=Value(Q8, None, 1.0))
+    right = np.uint8([2, 4])
+    assert [judge(one, [right], [right + np.uint8(n)]) == "" for n in (0, 1, 2)] == [True, True, False]
+
+
 def test_other_shape_or_type_differs():
     one = added([1, 2], [3, 4])
     assert judge(one, [np.float32([4, 6])], [np.float32([[4, 6]])]) == "output 0 is float32[1, 2], must be float32[2]"
@@ -180,6 +196,77 @@ def test_an_execution_that_must_fail_and_runs_differs():
     mine, theirs = (prepared_by(d, model, Hints()) for d in (discovery.cpu(), device))
     found = one(device, mine, theirs, outside)
     assert found.outcome == "differs" and "runs, must fail" in found.reason
+
+
+def real(number: float) -> Value:
+    return Value(OperandType.FLOAT32, data=np.float32(number))
+
+
+def yes(answer: bool) -> Value:
+    return Value(OperandType.BOOL, data=np.bool_(answer))
+
+
+SQUARE = tensor([[1, 2], [3, 4]])
+PICTURE = tensor(np.arange(4).reshape(1, 2, 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "becomes"),
+    [
+        ("SOFTMAX", (SQUARE, real(3), scalar(0)), [1.5, 1]),  # half of a number, the next axis
+        ("SOFTMAX", (SQUARE, real(0.75), scalar(1)), [0.375, 0]),  # the axis before: there is none after it
+        ("SOFTMAX", (tensor([1, 2]), real(1), scalar(0)), [0.5, -1]),
+        ("LOCAL_RESPONSE_NORMALIZATION", (PICTURE, scalar(3), real(2), real(4), real(5)), [4, 1, 2, 2.5]),
+        ("RESIZE_NEAREST_NEIGHBOR", (PICTURE, scalar(2), scalar(2), *map(yes, (0, 0, 0))), [2, 2, 0, 1, 0]),  # not both
+        ("RESIZE_NEAREST_NEIGHBOR", (PICTURE, scalar(2), scalar(2), *map(yes, (1, 0, 1))), [2, 2, 1, 0, 0]),
+    ],
+)
+def test_a_parameter_that_is_given_has_another_value_of_which_no_shape_depends(name, inputs, becomes):
+    one = call(name, *inputs, out=Value(F32, None))
+    given = replace(one, given=tuple(range(len(inputs))))
+    other = again(given, np.random.default_rng(0))
+    assert [v.array.item() for v in other.inputs[1:]] == becomes
+    assert [v.array.item() for v in again(one, np.random.default_rng(0)).inputs[1:]] == [
+        v.array.item() for v in inputs[1:]
+    ]
+    assert other.bound.shapes == one.bound.shapes
+    assert [v.array.dtype for v in other.inputs] == [v.array.dtype for v in inputs]
+    assert other.outputs == one.outputs and not np.array_equal(other.inputs[0].array, inputs[0].array)
+    assert [v.array.item() for v in other.bound.given[1:]] == becomes
+    unsaid = replace(given, outputs=tuple(replace(v, shape=None) for v in given.outputs))
+    assert [v.array.item() for v in again(unsaid, np.random.default_rng(0)).inputs[1:]] == becomes
+
+
+def test_an_activation_that_is_given_becomes_each_of_the_others():
+    one = replace(added([1], [2], activation=1), given=(2,))
+    found = {again(one, np.random.default_rng(seed)).inputs[2].array.item() for seed in range(40)}
+    assert found == {0, 2, 3}
+    assert again(one, np.random.default_rng(0)).inputs[0] is one.inputs[0]
+
+
+def test_what_has_a_range_of_its_own_or_is_left_out_stays_as_it_is():
+    one = call("GATHER", SQUARE, scalar(0), tensor([1, 0], I32), out=Value(F32, None))
+    other = again(one, np.random.default_rng(0))
+    assert other.inputs[2] is one.inputs[2] and other.inputs[0] is not one.inputs[0]
+    cell = next(c for c in cells(["LSTM"]) if c.kind == F32)
+    for seed in range(20):
+        drawn = draw(cell, np.random.default_rng(seed))
+        assert [v is None for v in again(drawn, np.random.default_rng(0)).inputs] == [v is None for v in drawn.inputs]
+
+
+def test_other_constants_are_of_what_is_no_parameter_no_whole_number_and_not_given():
+    one = replace(call("GATHER", SQUARE, scalar(0), tensor([1, 0], I32), out=Value(F32, None)), given=())
+    other = other_constants(one, np.random.default_rng(0))
+    assert not np.array_equal(other.inputs[0].array, SQUARE.array)
+    resized = call(
+        "RESIZE_NEAREST_NEIGHBOR", PICTURE, scalar(2), scalar(2), yes(0), yes(0), yes(0), out=Value(F32, None)
+    )
+    for kept, before in (
+        (other.inputs[1:], one.inputs[1:]),
+        (other_constants(replace(one, given=(0,)), np.random.default_rng(0)).inputs, one.inputs),
+        (other_constants(resized, np.random.default_rng(0)).inputs, resized.inputs),
+    ):
+        assert all(x is y for x, y in zip(kept, before, strict=True))
 
 
 CODED = [

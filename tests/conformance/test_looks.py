@@ -299,6 +299,7 @@ def test_a_deadline_that_is_far_is_not_missed_and_one_of_the_compilation_may_be(
 
     def prepare(self: Any, model: Any, hints: Hints) -> Any:
         if hints.deadline is not None:
+            assert hints.deadline < time.monotonic_ns()
             raise MissedDeadline("too late")
         made = Healthy(model, self)
         if of(LARGE, model):
@@ -833,6 +834,27 @@ def test_a_callback_that_the_hal_swallowed_is_heard_and_nothing_else_is() -> Non
     assert with_samples(execute("is slow"), "callback", SMALL) == ("passed", "", "")
 
 
+@pytest.mark.parametrize(("level", "before"), [(logging.ERROR, None), (logging.NOTSET, "1")])
+def test_who_heard_of_notifications_leaves_the_log_and_the_environment_as_they_were(
+    level: int, before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, seen = logging.getLogger("nnhal.driver"), []
+
+    def execute(self: Any, *given: Any) -> None:
+        seen.append((log.level, os.environ.get("NNHAL_SYNC_EXEC")))
+        super(type(self), self).execute(*given)
+
+    monkeypatch.setattr(log, "level", level)
+    handlers = list(log.handlers)
+    if before is None:
+        monkeypatch.delenv("NNHAL_SYNC_EXEC", raising=False)
+    else:
+        monkeypatch.setenv("NNHAL_SYNC_EXEC", before)
+    with_samples(device(prepared=type("P", (Healthy,), {"execute": execute})), "callback", SMALL)
+    assert seen == [(logging.WARNING, "0")]
+    assert (log.level, log.handlers, os.environ.get("NNHAL_SYNC_EXEC")) == (level, handlers, before)
+
+
 def test_memory_has_roles_of_inputs_where_there_are_some() -> None:
     constant = replace(SMALL, given=())
     assert with_samples(device(), "allocation-roles", constant) == ("skipped", "it has no inputs", "")
@@ -876,7 +898,8 @@ def test_what_fails_beside_others_is_said_to_have(error: Exception, verdict: str
 
     found, reason, place = with_samples(running(run), "threads", SMALL)
     assert (found, reason) == (verdict, said)
-    assert verdict == "crashed" or place.startswith("test_looks.py:")
+    raised = run.__code__.co_firstlineno + 2
+    assert verdict == "crashed" or place == f"test_looks.py:{raised}"
 
 
 def test_inputs_come_in_one_order_then_in_another_and_the_first_twice_in_a_row() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nnhal import Builder
+from nnhal import Builder, ChannelQuant
 from nnhal.base.codes import TYPE_FACTS, Lifetime, OperandType, OperationType, Preference, Priority
 from nnhal.base.errors import InvalidModel
 from nnhal.conformance.mutate import BAD_HINTS, INVALID_CODES, INVALID_OPERATIONS, MUTATIONS, mutants
@@ -110,6 +110,16 @@ def test_a_quantised_type_must_have_a_scale_and_int32_may(kind, scales):
     found = [m for m in mutants(model) if m.kind == "operand scale"]
     at = model.main.inputs[0]
     assert [str(m.model.main.operands[at].scale) for m in found if f"%{at} " in m.detail] == scales
+
+
+def test_a_type_with_scales_by_channel_has_none_of_its_own():
+    b = Builder()
+    w = b.constant(np.int8([1, 2]), "TENSOR_QUANT8_SYMM_PER_CHANNEL", channel=ChannelQuant((0.5, 0.25), 0))
+    main = b.finish([], [b.dequantize(w)]).main
+    (at,) = (i for i, o in enumerate(main.operands) if o.channel is not None)
+    found = [each.operands[at] for _, detail, each in MUTATIONS["operand scale"](main) if f"%{at} " in detail]
+    assert [str(operand.scale) for operand in found] == ["1.0", "-1.0", "nan", "inf"]
+    assert {operand.channel for operand in found} == {ChannelQuant((0.5, 0.25), 0)}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ import pytest
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.validate.run import Validation, run_checks
+from tests.conformance.test_checks import looked
+from tests.conformance.test_validate import ADD
+from tests.conformance.test_validate import device as healthy
 from tests.suites.faulty.application import DRIVER
 
 FAMILY = {"cache-files", "cache-saved", "cache-restored", "cache-damaged", "cache-token"}
@@ -31,6 +34,12 @@ def test_drivers_that_keep_compilations_pass(device):
 
 def test_a_driver_that_keeps_none_is_not_looked_at_and_nothing_is_skipped():
     assert Counter(found("reference", "/ADD").values()) == {"unsupported": 1}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY - {"cache-files"}))
+def test_each_check_of_what_is_kept_says_that_nothing_is(name):
+    said = "it keeps no compilations: number_of_cache_files() gives 0, 0"
+    assert looked(healthy(), name, ADD) == ("unsupported", said, "")
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from nnhal import Builder
+from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.conformance.ways import WAYS
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
 from nnhal.hal.wrappers import Wrapper
+from nnhal.model.builder import ModelBuilder
 from nnhal.runtime import discovery
 
 
@@ -76,14 +78,30 @@ def test_a_fenced_execution_is_given_a_fence_to_wait_for():
     assert len(waited) == 1
 
 
+class Counting(Wrapper):
+    roles = ()
+
+    def allocate(self, desc, roles):
+        self.roles += tuple((role.index, role.output) for role in roles)
+        return super().allocate(desc, roles)
+
+
+def test_no_memory_is_allocated_for_parameters_and_for_what_is_empty():
+    for size, roles in ((2, ((0, False), (1, False), (0, True))), (0, ())):
+        b = ModelBuilder()
+        x, y = (b.operand(OperandType.TENSOR_FLOAT32, (size,)) for _ in range(2))
+        activation, out = b.operand(OperandType.INT32, ()), b.operand(OperandType.TENSOR_FLOAT32, (size,))
+        b.operation("ADD", [x, y, activation], [out])
+        device, ones = Counting(discovery.cpu()), np.ones(size, np.float32)
+        prepared = prepared_by(device, b.finish([x, y, activation], [out]), Hints())
+        for rooms, taken in ((np.empty(size, np.float32), roles), (None, roles[:2])):
+            device.roles = ()
+            asked = prepared.request([ones, -ones, np.int32(1)], [rooms])
+            WAYS["memory"](device, prepared, asked, Control())
+            assert asked.results[0].tolist() == [0] * size and device.roles == taken
+
+
 def test_memory_of_inputs_and_outputs_is_allocated_by_the_driver():
-    class Counting(Wrapper):
-        roles = ()
-
-        def allocate(self, desc, roles):
-            self.roles += tuple((role.index, role.output) for role in roles)
-            return super().allocate(desc, roles)
-
     device, prepared = Counting(discovery.cpu()), doubling()
     WAYS["memory"](device, prepared, request(prepared), Control())
     assert device.roles == ((0, False), (0, True))

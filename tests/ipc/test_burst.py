@@ -16,10 +16,14 @@ import nnhal
 from nnhal.base.errors import BadState, Closed, DeadObject, OperationFailed, ResourceExhausted
 from nnhal.base.memory import Memory
 from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.host import contents_of
+from nnhal.hal.memory import BufferDesc, BufferRole
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.ipc.client.process import Resilient, start
+from nnhal.ipc.client.session import SETTLE_NS
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.service.burst import ServiceBurst
+from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.packets import pack, unpack
 from tests.interrupts import Interrupt
 from tests.ipc.drivers.probe import Probe
@@ -194,6 +198,31 @@ def test_what_a_packet_cannot_carry_takes_the_plain_call_and_says_why(reference,
         assert wanted.tolist() == [3, 3, 3, 3]
         assert burst.plain == {why: 1}
         assert burst.stats()["packets"] == 0
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_driver_buffers_take_the_plain_call(output):
+    with served_here(Probe()) as device:
+        prepared = prepared_by(device, add_model(), Hints())
+        buffer = device.allocate(BufferDesc((4,)), [BufferRole(prepared, 0, output=output)])
+        if output:
+            wanted = prepared.request((ONES, TWOS), [None], output_buffers={0: buffer})
+        else:
+            buffer.copy_from(Memory.from_array(ONES), (4,))
+            wanted = prepared.request((None, TWOS), [np.empty(4, np.float32)], input_buffers={0: buffer})
+        with prepared.burst() as burst:
+            wanted.execute(burst.run, UNLIMITED)
+            assert burst.plain == {"it uses driver buffers": 1} and burst.stats()["packets"] == 0
+        assert (contents_of(buffer) if output else wanted.results[0]).tolist() == [3, 3, 3, 3]
+
+
+def test_a_burst_that_nobody_holds_any_more_is_closed():
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+        burst = prepared.burst()
+        assert inside(device)["bursts"] == 1
+        del burst
+        wait_until(lambda: inside(device)["bursts"] == 0, "its end")
 
 
 @pytest.mark.parametrize(("size", "plain"), [(4, {}), (0, {"the driver provides memory for an output": 1})])
@@ -436,6 +465,24 @@ def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(re
             prepared.request([ONES, TWOS], [pool.view(0, 16, np.float32, (4,))]).execute(burst.run, UNLIMITED)
         assert inner.ended
         assert run(prepared, burst, ONES * 5, TWOS).tolist() == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+def test_who_is_interrupted_waits_for_a_driver_that_writes_to_memory_of_the_callers(direct, late, monkeypatch):
+    waited, given_up = [], []
+    with served_here(Probe()) as device:
+        prepared = prepare(device)
+        monkeypatch.setattr(device.session, "give_up", given_up.append)
+        with prepared.burst() as burst:
+            struck = burst._queues = Struck(burst._queues)
+            struck.receive = lambda limit: waited.append(limit) or (_native.TIMEOUT if late else b"")
+            room = Memory.allocate(16).view(0, 16, np.float32, (4,)) if direct else np.empty(4, np.float32)
+            with pytest.raises(Interrupt):
+                prepared.request([ONES], [room]).execute(burst.run, UNLIMITED)
+            assert burst.ended
+    assert waited == [SETTLE_NS] * direct
+    assert len(given_up) == (direct and late)
 
 
 def test_bursts_that_come_and_go_leave_nothing_behind(reference):

@@ -3,36 +3,38 @@
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from nnhal.base.errors import (
-    DeadObject,
-    InvalidArgument,
-    ResourceExhausted,
-)
+from nnhal.base.errors import DeadObject, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import FL8, V1_0, V1_3, Level
+from nnhal.base.memory import Memory
 from nnhal.drivers.null import Null
-from nnhal.hal.device import Device, Hints, Prepared, prepared_by
-from nnhal.hal.request import Control, Request, Timing
+from nnhal.drivers.reference import Reference
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, Prepared, fenced_by, prepared_by
+from nnhal.hal.memory import BufferDesc, BufferRole
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.protocol.convert import model_to_wire
 from nnhal.ipc.service import connection as subject
 from nnhal.ipc.service.connection import Connection, refuse, serve_clients
-from nnhal.ipc.service.quota import Share
+from nnhal.ipc.service.quota import Quotas, Share
 from nnhal.ipc.service.scope import Ends
 from nnhal.ipc.transport import _native
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model
 from tests import requests
-from tests.ipc.support import LIMIT, a_share, a_table, doubling, numbers, served_here, wait_until
+from tests.ipc.support import LIMIT, a_share, a_table, doubling, numbers, request_for, run, served_here, wait_until
 
 SECONDS = 1_000_000_000
 HELLO = wire.Hello(wire.VERSION, 0b1010)
@@ -448,6 +450,57 @@ def test_when_the_client_is_gone_its_lanes_end_and_nothing_is_left_open(caplog: 
     late, theirs = pair()
     with late, pytest.raises(DeadObject, match="connection: is ending"):
         client.connection._take_lane(Channel(theirs), wire.AttachLane(9, False))
+
+
+def of_services() -> Counter[str]:
+    """What there is in this process of what services are made of."""
+    kinds = Counter(map(type, gc.get_objects()))
+    return Counter({k.__qualname__: n for k, n in kinds.items() if k.__module__.startswith("nnhal.ipc.service")})
+
+
+def all_kinds_of_calls(device: RemoteDevice) -> None:
+    """What a client may ask for, some of it refused; it lets go of a part of it, and has the rest to the end."""
+    claims = considered_by(device, doubling(), Hints())
+    prepared, other = (prepared_by(device, doubling(), hints) for hints in (claims.hints(Hints()), Hints()))
+    assert run(prepared, numbers()).tolist() == [0, 2, 4, 6]
+    kept, given_up = prepared.burst(), other.burst()
+    for of, burst in ((prepared, kept), (other, given_up)):
+        burst.run(request_for(of, numbers()), UNLIMITED)
+    notified = threading.Event()
+    prepared.execute(request_for(prepared, numbers()), UNLIMITED, lambda *_: notified.set())
+    assert notified.wait(LIMIT)
+    fenced = fenced_by(prepared, "test", request_for(prepared, numbers()), UNLIMITED, [], None)
+    assert fenced.fence is not None
+    fenced.fence.wait(LIMIT)
+    buffer = device.allocate(BufferDesc(()), [BufferRole(prepared, 0, False, 1.0)])
+    buffer.copy_from(Memory.from_array(numbers()), ())
+    with pytest.raises(InvalidArgument):
+        device.session.call(wire.GetMemoryUse(77), wire.WireMemoryUse)
+    other.close()
+
+
+def test_what_a_connection_was_made_of_is_let_go_of_with_it_and_waits_for_no_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pairs, quotas = [pair() for _ in range(4)], Quotas(a_table(shared=True))
+    monkeypatch.setattr(subject, "Quotas", lambda _: quotas)
+    gc.collect()
+    before = of_services()
+    gc.disable()
+    try:
+        listener: Any = Listener(*(theirs for _, theirs in pairs))
+        assert serve_clients(Reference(), listener, {}, quotas.table) == 0
+        for ours, _ in pairs[1:]:
+            device = RemoteDevice(Session(ours, "here"))
+            all_kinds_of_calls(device)
+            device.close()
+        pairs[0][0].close()  # before it has greeted
+        here = "nnhal-client", "nnhal-lane", "nnhal-burst", "nnhal-background", "nnhal-ends"
+        wait_until(lambda: not any(t.name.startswith(here) for t in threading.enumerate()), "they have ended")
+        assert quotas.usage() == []
+        assert of_services() - before == Counter()
+    finally:
+        gc.enable()
 
 
 def test_an_object_whose_end_takes_too_long_is_left_behind(

@@ -186,6 +186,19 @@ def test_an_output_that_is_kept_apart_is_copied_into_a_pool_when_it_is_collected
     assert memory.bytes().view(np.float32).tolist() == [5, 5, 5, 5]
 
 
+@pytest.mark.parametrize("reported", [[], [(2, 2)]])
+def test_an_output_that_the_driver_writes_in_its_place_has_the_shape_of_the_signature_or_the_one_that_is_told(
+    reported: list[tuple[int, ...]],
+) -> None:
+    room = Memory.allocate(16).view(0, 16, F32, (2, 2))
+    request = request_of([np.zeros(1, np.float32)], [((2, 2), F32) if not reported else (None, F32)], [room])
+    frame = Frame(request)
+    assert frame.direct == [0]
+    place(frame, frame.outputs[0])[:] = np.float32([1, 2, 3, 4]).view(np.uint8)
+    frame.collect(request, reported)
+    assert request.shapes == [(2, 2)] and request.results[0].tolist() == [[1, 2], [3, 4]]
+
+
 def test_requests_share_a_frame_only_where_their_arguments_lie_alike() -> None:
     def of(x: Array, y: Array | None, shape: Any = (4,), apart: bool = False) -> Any:
         return key_of(request_of([x], [(shape, F32)], [y]), apart)

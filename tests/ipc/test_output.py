@@ -9,11 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nnhal.base.errors import DeadObject, DeviceUnavailable
-from nnhal.ipc.client.output import A_SECOND, KEPT, WORDS, DriverProcess
+from nnhal.ipc.client import output as subject
+from nnhal.ipc.client.output import A_SECOND, KEPT, LINE, WORDS, DriverProcess, Output
 from nnhal.ipc.client.process import start
 from tests.ipc.support import LIMIT, numbers, own_process, prepare, run, wait_until
 
@@ -104,6 +107,179 @@ def test_a_forked_child_of_the_client_has_nothing_of_it() -> None:
 def test_a_process_that_cannot_be_started_leaves_nothing() -> None:
     with pytest.raises(FileNotFoundError):
         DriverProcess("none", ["/nonexistent/program"], ())
+
+
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("pass", "ended with exit status 0"),
+        ("os._exit(3)", "ended with exit status 3"),
+        ("os.write(2, b'oh'); os.kill(os.getpid(), 9)", "was killed by SIGKILL; its last words: oh"),
+    ],
+)
+def test_how_a_process_ended_is_told_with_its_last_words(body: str, how: str) -> None:
+    process = says(body)
+    process.wait(LIMIT)
+    assert process.fate() == f"the driver process {how}"
+
+
+def test_the_fate_of_who_has_ended_is_told_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = says("os._exit(3)")
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(process, "wait", lambda _: pytest.fail("waits"))
+    assert process.fate() == "the driver process ended with exit status 3"
+
+
+def test_of_a_process_that_goes_on_there_is_no_fate_to_tell() -> None:
+    process = says("time.sleep(60)")
+    assert process.fate() == "" and process.returncode is None
+    process.kill()
+    process.wait(LIMIT)
+
+
+def test_a_process_leads_a_session_of_its_own() -> None:
+    assert words("os.write(2, str(os.getsid(0) == os.getpid() != os.getppid()).encode())") == "True"
+
+
+# ------------------------------------------------------------------------------------------------- pipes, without a process
+
+
+class Pipes(Output):
+    """Two pipes that the test writes to. drains: how often somebody looked."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        super().__init__(logging.getLogger("nnhal.driver.speaker"))
+        self.caplog, self.drains = caplog, 0
+        self.out, self.err = map(os.dup, self.ends)
+
+    def _drain(self) -> list[int]:
+        self.drains += 1
+        return super()._drain()
+
+    def says(self, data: bytes) -> list[bytes]:
+        """What is logged of what comes on the errors' pipe, in this thread."""
+        before = len(self.lines)
+        os.write(self.err, data)
+        self.last_words()
+        return self.lines[before:]
+
+    @property
+    def lines(self) -> list[bytes]:
+        return [text.encode() for _, text in logged(self.caplog)]
+
+    def end(self) -> None:
+        for fd in (self.out, self.err):
+            os.close(fd)
+        self.close()
+
+
+@pytest.fixture
+def pipes(caplog: pytest.LogCaptureFixture) -> Iterator[Pipes]:
+    caplog.set_level(logging.INFO, "nnhal.driver")
+    made = Pipes(caplog)
+    yield made
+    made.end()
+
+
+def test_a_line_is_logged_when_it_is_whole_or_too_long_to_wait_for(pipes: Pipes) -> None:
+    assert pipes.says(b"beg") == [] and pipes.says(b"un\nnext") == [b"begun"]
+    assert pipes.last_words() == "begun | next"
+    assert pipes.says(b" one\n\n \n") == [b"next one"]  # nothing of empty lines
+    assert pipes.says(b"x" * LINE) == [] and pipes.says(b"y") == [b"x" * LINE]
+    assert pipes.says(b"z" * (LINE + 1)) == [b"z" * LINE] and pipes.says(b"a\n") == [b"a"]
+    assert pipes.last_words() == f"begun | next one | {'x' * LINE} | {'z' * LINE} | a"
+
+
+def test_what_is_said_last_is_logged_though_its_line_has_no_end(pipes: Pipes) -> None:
+    assert pipes.says(b"the end") == []
+    pipes.follow(os.getpid())
+    os.close(pipes.err)
+    wait_until(lambda: pipes.lines == [b"the end"], "the last line")
+    pipes.err = os.dup(pipes.out)
+    assert pipes.last_words() == "the end"
+
+
+def test_so_many_lines_are_logged_in_a_second_and_the_others_counted(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(subject, "time", SimpleNamespace(monotonic=lambda: now))
+    some = b"".join(b"%d\n" % n for n in range(A_SECOND - 1))
+    assert len(pipes.says(some)) == A_SECOND - 1
+    assert pipes.says(b"one\ntwo\nthree\n") == [b"one"]
+    now = 101.0
+    assert pipes.says(b"four\n") == []
+    now = 101.1
+    assert pipes.says(b"five\n") == [b"... 3 lines left out", b"five"]
+    assert len(pipes.says(some)) == A_SECOND - 1 and pipes.says(b"six\n") == []
+    assert pipes.last_words().endswith(f"| {A_SECOND - 2} | six")
+    now = 103.0
+    assert pipes.says(b"seven\n")[0] == b"... 1 lines left out"
+
+
+def test_who_says_too_much_is_read_slowly_and_others_at_once(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(subject, "time", SimpleNamespace(monotonic=lambda: 100.0, sleep=slept.append))
+    pipes.follow(os.getpid())
+    os.write(pipes.err, b"x\n" * A_SECOND)
+    wait_until(lambda: len(pipes.lines) == A_SECOND, "lines")
+    assert slept == []
+    os.write(pipes.err, b"y\n")
+    wait_until(lambda: len(slept) == 1, "a pause")
+    assert 0 < slept[0] < 0.1
+
+
+def test_a_pipe_that_has_ended_is_not_looked_at_any_more(pipes: Pipes) -> None:
+    pipes.follow(os.getpid())
+    os.close(pipes.out)
+    wait_until(lambda: len(pipes._levels) == 1, "its end")
+    looks = pipes.drains
+    threading.Event().wait(0.05)
+    assert pipes.drains <= looks + 1
+    os.write(pipes.err, b"still here\n")
+    wait_until(lambda: pipes.lines == [b"still here"], "the other pipe")
+    pipes.out = os.dup(pipes.err)
+
+
+def test_without_a_thread_the_pipes_are_closed_and_the_process_hears_of_it(
+    pipes: Pipes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        pipes.follow(os.getpid())
+    with pytest.raises(BrokenPipeError):
+        os.write(pipes.err, b"anyone?")
+    pipes.close()  # nothing is closed twice
+
+
+def test_pipes_that_were_never_followed_are_closed_once() -> None:
+    made = Output(logging.getLogger("nnhal.driver.speaker"))
+    fds = [*made._levels, *made.ends]
+    made.close()
+    again = [os.dup(0) for _ in fds]
+    before = os.listdir("/proc/self/fd")
+    made.close()
+    assert os.listdir("/proc/self/fd") == before
+    for fd in again:
+        os.close(fd)  # they are still the test's
+
+
+def test_any_descriptor_may_be_the_one_that_tells_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    made, child = Pipes(caplog), subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    keyboard = os.dup(0)
+    os.close(0)
+    try:
+        made.follow(child.pid)
+        assert made._watch == 0
+        child.communicate(b"\n")
+        wait_until(lambda: not Path("/proc/self/fd/0").exists(), "its end")  # the test still holds the pipes
+    finally:
+        os.dup2(keyboard, 0)
+        os.close(keyboard)
+        made.end()
 
 
 CRASHING = """

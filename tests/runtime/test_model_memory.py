@@ -1,5 +1,7 @@
 """What a compiled model holds in memory, as its drivers tell it: in process, isolated, step by step, checked."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from nnhal.base.errors import ContractBroken, DriverFailed
 from nnhal.hal.device import Hints, memory_by, prepared_by
 from nnhal.hal.memory_use import MemoryUse, together
 from nnhal.runtime import discovery
+from nnhal.runtime.model_memory import ModelMemory, StepMemory, memory_of
 from nnhal.runtime.placement import WHOLE
 from tests.hal.devices import LITERT, device_of
 from tests.runtime.devices import Fake, for_nothing
@@ -107,6 +110,48 @@ def test_what_is_between_steps_is_the_runtimes(monkeypatch):
 def test_what_several_hold_is_added_up_but_an_execution_is_in_one_at_a_time():
     assert together([MemoryUse(1, 2, None, 4), MemoryUse(10, 20, 30, 3)]) == MemoryUse(11, 22, None, 4)
     assert together([]) == MemoryUse(0, 0, 0, 0)
+
+
+def test_what_a_model_holds_reads_as_a_line_a_step_and_in_short_as_the_total():
+    steps = StepMemory(0, "one", MemoryUse(1, 2, None, 4)), StepMemory(WHOLE, "two", MemoryUse(10, 20, 30, 3))
+    memory = ModelMemory(steps, 77)
+    assert str(memory).splitlines() == [
+        "step 0 on one: weights_copied 1, weights_in_place 2, working not known, per_execution 4",
+        "the whole model on two: weights_copied 10, weights_in_place 20, working 30, per_execution 3",
+        "between steps: 77 bytes",
+    ]
+    total = "weights_copied 11, weights_in_place 22, working not known, per_execution 4"
+    assert repr(memory) == f"<ModelMemory of 2 steps: {total}>"
+    assert repr(ModelMemory(steps[:1], 0)).startswith("<ModelMemory of 1 step: ")
+    document = memory.to_dict()
+    assert document["between"] == 77 and document["total"]["weights_copied"] == 11
+    assert [(s["step"], s["device"], s["weights_in_place"]) for s in document["steps"]] == [
+        (0, "one", 2),
+        (WHOLE, "two", 20),
+    ]
+
+
+def test_steps_that_fell_back_come_in_order_and_what_one_raises_names_its_device():
+    class Cpu(Fake):
+        name = "spare"
+
+    def prepared(use):
+        made = prepared_by(Cpu(), dense(16), Hints())
+        made.memory = lambda: use
+        return SimpleNamespace(device=Cpu(), prepared=made)
+
+    spares = {2: prepared(MemoryUse(2)), WHOLE: prepared(MemoryUse(0)), 1: prepared(MemoryUse(1))}
+    caller = SimpleNamespace(lines=[], spares=SimpleNamespace(made=lambda: spares), kept=lambda: 5)
+    found = memory_of(caller)
+    assert [(s.step, s.device, s.use.weights_copied) for s in found.steps] == [
+        (WHOLE, "spare", 0),
+        (1, "spare", 1),
+        (2, "spare", 2),
+    ]
+    assert found.between == 5
+    spares[1].prepared.memory = lambda: 1 / 0
+    with pytest.raises(DriverFailed, match="device spare: memory"):
+        memory_of(caller)
 
 
 def test_a_step_that_fell_back_counts_also_on_the_cpu():

@@ -258,9 +258,10 @@ class Drawn:
 
     def quantisation(self, kind: int, coarser: float = 0) -> tuple[float, int]:
         """A scale about 1, finer or coarser by a power of two, and a zero point."""
-        if not quantised(kind):
+        zero_points = TYPE_FACTS[kind].zero_points
+        if zero_points is None:
             return 0.0, 0
-        least, most = TYPE_FACTS[kind].zero_points or (0, 0)
+        least, most = zero_points
         zero = self.pick(least, most, (least + most + 1) // 2, self.whole(least, most))
         if self.cell.values == "ties":  # sums of values are halves of the output's steps
             return float(np.ldexp(1.0, int(self.whole(-2, 2)) + int(coarser))), int(zero)

@@ -9,7 +9,6 @@ wait while the first number of the input is below 0, for as long as it is wanted
 """
 
 import ctypes
-import gc
 import json
 import os
 import threading
@@ -35,8 +34,7 @@ CHILD_SECONDS = 20
 
 
 def held() -> dict[str, int]:
-    """What this process holds, without what only waits for the collector of circles (6 KiB a client that went)."""
-    gc.collect()
+    """What this process holds."""
     with open("/proc/self/maps", "rb") as file:
         mappings = sum(b"memfd:" in line for line in file)  # stacks and arenas of threads come and go
     with open("/proc/self/statm", "rb") as file:

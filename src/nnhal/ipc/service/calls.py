@@ -68,7 +68,7 @@ _OfModel = wire.PrepareModel | wire.PrepareModelFromCache | wire.Consider
 
 
 class Client(Protocol):
-    """What calls need of the connection that they came by.
+    """What calls need of the connection that they came by, which owns their handler and outlives each of them.
 
     watch: a pidfd of the client's process, or -1. wanted: tells what is not, any more. ends: has an object's end done,
     elsewhere. share: what the client holds.
@@ -89,11 +89,11 @@ class CallHandler:
     def __init__(self, device: Device, client: Client, *, shared: bool) -> None:
         self._device, self._own, self._where = device, identity_of(device), where_of(device)
         self._level = min(self._own.level, V1_3)
-        self._client: Client = client
+        self._client: Client = weakref.proxy(client)  # no circle: what a client had goes when its connection does
         self._wanted, self._share = client.wanted, client.share
-        self._exports = Exports(client.ends, self._share)
+        self._exports = exports = Exports(client.ends, self._share)
         self._pools = ServicePools(
-            lambda number: self._exports.get(number, Held, "Hold").memories, self._share, shared=shared
+            lambda number: exports.get(number, Held, "Hold").memories, self._share, shared=shared
         )
         self._contents: weakref.WeakKeyDictionary[Buffer, Claim] = weakref.WeakKeyDictionary()  # of open shape
 

@@ -305,6 +305,7 @@ class Share:
         self.ended = True
         if self.base is not None:
             self.base.give()
+            self.base = None  # it refers to this
 
 
 class Claim:
