@@ -468,7 +468,7 @@ def test_a_transpose_serves_who_reads_it_or_who_was_turned_before_it() -> None:
     model = b.finish([x], [b.fully_connected(y, np.ones((2, 48), np.float32), np.zeros(2, np.float32))])
     found = laid(model)
     assert kinds(found.model) == ["TRANSPOSE", "MAX_POOL_2D", "MAX_POOL_2D", "TRANSPOSE", "FULLY_CONNECTED"]
-    assert (found.serves, found.inserted) == ((0, 0, 1, 1, 2), {0, 3})
+    assert found.serves == (0, 0, 1, 1, 2) and found.inserted == {0, 3}
     assert found.served() == {0: {0}, 3: {1}}
     assert found.turned == {model.main.operations[n].outputs[0] for n in (0, 1)}
     shapes = [found.model.main.operands[o.outputs[0]].dimensions for o in found.model.main.operations]

@@ -68,7 +68,7 @@ class Ordering:
         self.left: dict[int, str] = {}
         self.laid = False  # whether an operation has a layout
         self._known = [
-            operand.lifetime in CONSTANTS and model.readable(operand) and value is not None and value.data is not None
+            operand.lifetime in CONSTANTS and value is not None and value.data is not None  # None in opaque memory
             for operand, value in zip(graph.operands, self.values, strict=True)
         ]
         self._free: dict[int, Said] = {}  # operations that do not care, as they are in another order
