@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base.codes import Lifetime, OperandType, OperationType
+from nnhal.base.memory import Layout as Pixels
+from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import Cell, cells, draw
@@ -614,6 +616,21 @@ def test_what_is_reshaped_is_made_in_the_order_of_its_readers_where_the_elements
     x = b.input((16,))
     y = b.reshape(x, np.array([1, 4, 4, 1], np.int32))
     assert laid(b.finish([x], [y, pooled(b, y)])).transposes == 2  # and in its own where that is wanted
+
+
+def test_a_constant_that_only_a_device_can_read_is_left_as_it_is() -> None:
+    m = ModelBuilder()
+    opaque = Memory.hardware_buffer(48, Pixels(4, 3, 1, 1))  # pixels of 4 bytes
+    x, y, z = (m.operand(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3)) for _ in range(3))
+    c = m.reference(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3), m.add_pool(opaque), 0, 48)
+    m.operation("ADD", [x, c, m.constant(OperandType.INT32, 0)], [y])
+    m.operation("MAX_POOL_2D", [y, *(m.constant(OperandType.INT32, n) for n in (1, 1, 1, 1, 1, 0))], [z])
+    model = m.finish([x], [z])
+    found = laid_out(model, "nchw")
+    assert kinds(found.model) == ["ADD", "TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE"]
+    assert found.model.pools == model.pools
+    (place,) = [o for o in found.model.main.operands if o.lifetime == Lifetime.CONSTANT_REFERENCE]
+    assert place == model.main.operands[c]
 
 
 def test_a_shape_that_is_given_at_execution_is_not_reordered() -> None:
