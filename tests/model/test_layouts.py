@@ -621,13 +621,15 @@ def test_what_is_reshaped_is_made_in_the_order_of_its_readers_where_the_elements
 def test_a_constant_that_only_a_device_can_read_is_left_as_it_is() -> None:
     m = ModelBuilder()
     opaque = Memory.hardware_buffer(48, Pixels(4, 3, 1, 1))  # pixels of 4 bytes
-    x, y, z = (m.operand(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3)) for _ in range(3))
+    w, x, y, z = (m.operand(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3)) for _ in range(4))
+    window = [m.constant(OperandType.INT32, n) for n in (1, 1, 1, 1, 1, 0)]
+    m.operation("MAX_POOL_2D", [w, *window], [x])
     c = m.reference(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3), m.add_pool(opaque), 0, 48)
     m.operation("ADD", [x, c, m.constant(OperandType.INT32, 0)], [y])
-    m.operation("MAX_POOL_2D", [y, *(m.constant(OperandType.INT32, n) for n in (1, 1, 1, 1, 1, 0))], [z])
-    model = m.finish([x], [z])
+    m.operation("MAX_POOL_2D", [y, *window], [z])
+    model = m.finish([w], [z])
     found = laid_out(model, "nchw")
-    assert kinds(found.model) == ["ADD", "TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE"]
+    assert kinds(found.model) == ["TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE", "ADD", "MAX_POOL_2D", "TRANSPOSE"]
     assert found.model.pools == model.pools
     (place,) = [o for o in found.model.main.operands if o.lifetime == Lifetime.CONSTANT_REFERENCE]
     assert place == model.main.operands[c]
@@ -666,6 +668,19 @@ def test_dimensions_that_are_only_known_at_execution_do_not_keep_a_picture_from_
     found = laid_out(model, "nchw")
     assert found.transposes == 2
     assert same(model, found.model, [np.arange(96, dtype=np.float32).reshape(2, 4, 4, 3)])
+
+
+@pytest.mark.parametrize(
+    ("count", "lifetime", "pools"), [(32, Lifetime.CONSTANT_COPY, 0), (33, Lifetime.CONSTANT_REFERENCE, 2)]
+)
+def test_a_new_constant_of_more_than_128_bytes_lies_in_a_pool(count: int, lifetime: Lifetime, pools: int) -> None:
+    b = Builder()
+    x = b.input((1, 1, 1, count))
+    y = b.add(pooled(b, x), np.arange(count, dtype=np.float32))
+    model = b.finish([x], [pooled(b, y)])
+    found = laid(model)
+    (turned,) = [o for o in found.model.main.operands if o.dimensions == (1, count, 1, 1) and o.location.length]
+    assert turned.lifetime == lifetime and len(found.model.pools) == pools
 
 
 def test_new_constants_lie_behind_the_others_at_multiples_of_eight() -> None:
