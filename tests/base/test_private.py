@@ -84,3 +84,15 @@ def test_another_users_folder_is_refused(tmp_path, monkeypatch):
         private_file(folder, "file", os.O_RDWR)
     os.close(fd)
     os.close(folder)
+
+
+def test_a_file_that_is_refused_is_closed(tmp_path):
+    folder = private_folder(tmp_path / "cache")
+    (tmp_path / "cache" / "open").touch(0o600)
+    os.chmod(tmp_path / "cache" / "open", 0o640)
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(NotPrivate):
+            private_file(folder, "open", os.O_RDWR)
+    assert os.listdir("/proc/self/fd") == before
+    os.close(folder)

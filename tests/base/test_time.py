@@ -172,3 +172,7 @@ def test_an_interrupt_waits_for_nothing_that_was_called_at_once(interrupts):
             at_once("waiting", lambda _: go_on.wait(20), [1, 2])
     finally:
         go_on.set()
+
+
+def test_what_is_called_at_once_keeps_no_process_alive():
+    assert at_once("work", lambda _: threading.current_thread().daemon, [1, 2]) == [True, True]

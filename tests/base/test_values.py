@@ -208,3 +208,15 @@ def test_a_level_is_read_or_refused_by_rule() -> None:
     assert parsed_level("1.2") == V1_2
     with pytest.raises(InvalidArgument, match=r"level is '1\.4', must be one of"):
         parsed_level("1.4")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "greatest", "step"),
+    [("f2", 65504, 2**5), ("f4", (2**24 - 1) * 2**104, 2**104)],  # the step of numbers of that size
+)
+def test_what_rounds_to_the_greatest_number_is_that_and_half_a_step_further_is_refused(dtype, greatest, step) -> None:
+    near = greatest + step // 2 - (1 if dtype == "f2" else 2**80)
+    assert exact([near, -near], np.dtype(dtype), "x").tolist() == [greatest, -greatest]
+    for sign in (1, -1):
+        with pytest.raises(InvalidArgument):
+            exact(sign * (greatest + step // 2), np.dtype(dtype), "x")

@@ -231,3 +231,10 @@ def test_random_models_give_what_litert_gives():
     assert tally.faults == []
     assert tally.share >= 0.97
     assert len({one.name for one in RECIPES}) >= 89
+
+
+def test_shifts_beyond_the_bits_there_are_leave_the_sign():
+    """More than 31 is undefined in LiteRT; as of any register that is wide enough, nothing but the sign is left."""
+    x, by = np.array([2**31 - 1, -(2**31), -1, 5], "i4"), np.array([32, 40, 100, 2**31 - 1], "i4")
+    content, fed = file_of("RIGHT_SHIFT", [X(x, "i4"), X(by, "i4")], [out(4, kind="i4")])
+    assert run(content, fed)[0].tolist() == [0, -1, -1, 0]

@@ -119,6 +119,13 @@ MOVES: list[Case] = [
     ),
     (
         "STRIDED_SLICE",
+        [f(4, 5), c([0, 0, 1]), c([3, 0, 4]), c([1, 1, 1])],
+        [out(3, 1, 3)],
+        "StridedSlice",
+        {"newAxisMask": 2},
+    ),
+    (
+        "STRIDED_SLICE",
         [f(4, 5), c([0, 1, 0]), c([1, 3, 0]), c([1, 1, 1])],
         [out(1, 2, 1, 5)],
         "StridedSlice",

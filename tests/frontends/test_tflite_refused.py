@@ -298,6 +298,9 @@ REFUSED: dict[str, tuple[Case, str]] = {
     ),
     "windows of truths summed up": (window(b(4), c(False, "b1")), "of BOOL has another reduction than its type"),
     "any of windows of numbers": (window(f(4), c(0, "f4"), 6), "of FLOAT32 has another reduction than its type"),
+    "a window that fits in one dimension alone": (
+        window(f(4, 4), c(0, "f4"), 1, (2, 5), (1, 1), (1, 1)), "has a window that does not fit"
+    ),
     "a window that does not fit": (window(f(4), c(0, "f4"), 1, (3,), (1,), (2,)), "has a window that does not fit"),
     "a step of 0": (window(f(4), c(0, "f4"), 1, (2,), (0,)), "must be 1 positive numbers each"),
     "a window of two dimensions": (window(f(4), c(0, "f4"), 1, (2, 1)), "must be 1 positive numbers each"),

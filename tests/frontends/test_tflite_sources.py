@@ -308,3 +308,18 @@ def test_members_that_are_encrypted_are_refused():
         from nnhal.frontends.archive import Archive
 
         Archive(np.frombuffer(path.getvalue(), np.uint8), "x")["a.tflite"]
+
+
+def test_what_a_stream_of_ours_says_is_said_as_it_is():
+    class Full(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, room):
+            raise nnhal.OutOfMemory("no room for it")
+
+        def read(self, size=-1):
+            raise nnhal.OutOfMemory("no room for it")
+
+    with pytest.raises(nnhal.OutOfMemory, match=r"^no room for it$"):
+        load(Full())

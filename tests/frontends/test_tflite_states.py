@@ -213,6 +213,69 @@ def test_a_read_after_the_assignment_sees_what_was_assigned():
     assert [stream(np.ones(2, "f4"))[0] for _ in range(3)] == [1, 4, 9]
 
 
+def test_two_variables_may_change_places():
+    """Each is assigned what lies in the other: neither is the other's own to give away."""
+    w = Writer()
+    x, y = w.tensor([2]), w.tensor([2])
+    handles, values = [w.tensor([], "resource") for _ in range(2)], [w.tensor([2]) for _ in range(2)]
+    w.operator("CALL_ONCE", [], [], "CallOnce", initSubgraphIndex=1)
+    for name, handle, value in zip("ab", handles, values, strict=True):
+        w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName=name)
+        w.operator("READ_VARIABLE", [handle], [value], "ReadVariable")
+    for handle, value in zip(handles, values[::-1], strict=True):
+        w.operator("ASSIGN_VARIABLE", [handle, value], [], "AssignVariable")
+    w.operator("ADD", [values[0], x], [y], "Add")
+    w.ends([x], [y])
+    w.subgraph()
+    for name, first in (("a", [1, 2]), ("b", [30, 40])):
+        handle = w.tensor([], "resource")
+        w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName=name)
+        w.operator("ASSIGN_VARIABLE", [handle, w.tensor([2], "f4", first)], [], "AssignVariable")
+    w.ends([], [])
+    stream = nnhal.compile(load(w.bytes()), devices="reference").stream()
+    assert [stream(np.zeros(2, "f4")).tolist() for _ in range(3)] == [[1, 2], [30, 40], [1, 2]]
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_what_lay_in_a_variable_may_be_an_output(written):
+    w = Writer()
+    x, handle, old, y = w.tensor([2]), w.tensor([], "resource"), w.tensor([2]), w.tensor([2])
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("READ_VARIABLE", [handle], [old], "ReadVariable")
+    w.operator("ADD", [old, x], [y], "Add")
+    if written:
+        w.operator("ASSIGN_VARIABLE", [handle, y], [], "AssignVariable")
+    w.ends([x], [old, y])
+    stream = nnhal.compile(load(w.bytes()), devices="reference").stream()
+    found = [[float(result[0]) for result in stream(np.ones(2, "f4"))] for _ in range(3)]
+    assert found == ([[0, 1], [1, 2], [2, 3]] if written else [[0, 1]] * 3)
+
+
+def test_a_variable_whose_shape_is_not_known_when_it_is_read_is_refused():
+    w = Writer()
+    x, handle, old, y = w.tensor([2]), w.tensor([], "resource"), w.tensor([1], shapeSignature=[-1]), w.tensor([2])
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("READ_VARIABLE", [handle], [old], "ReadVariable")
+    w.operator("ADD", [old, x], [y], "Add")
+    w.operator("ASSIGN_VARIABLE", [handle, y], [], "AssignVariable")
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match="READ_VARIABLE #1: its shape is known only at execution"):
+        load(w.bytes())
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_basic_lstm_does_not_give_its_scratch_tensors_away(number):
+    w = Writer()
+    x, last, cell = w.tensor([1, 3]), *(w.tensor([1, 8], isVariable=True) for _ in range(2))
+    outs = [w.tensor([1, n]) for n in (8, 8, 11, 32)]
+    w.operator("LSTM", [x, last, weights(w, 32, 11), weights(w, 32), cell], outs, "LSTM", **BASIC)
+    y = w.tensor([1, 11 if number == 2 else 32])
+    w.operator("NEG", [outs[number]], [y])
+    w.ends([x], [outs[0], y])
+    with pytest.raises(nnhal.UnsupportedModel, match="LSTM #0: gives away its scratch tensors"):
+        load(w.bytes())
+
+
 def test_a_first_value_that_is_computed_is_refused():
     w = Writer()
     x, y = w.tensor([2]), w.tensor([2])

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperationType
 from nnhal.base.errors import InvalidModel
 from nnhal.drivers.litert.lowering import lower
 from nnhal.frontends.tflite import load
 from nnhal.model import validate as validation
+from nnhal.model.layouts import laid_out
+from nnhal.model.validate import validate
 
 
 @pytest.fixture
@@ -52,6 +55,20 @@ def test_a_model_that_is_changed_is_bound_again(again):
     with pytest.raises(InvalidModel, match=r"RESHAPE #1"):
         nnhal.compile(replace(model, main=replace(main, operands=wider)))
     assert again == ["RELU #0", "RESHAPE #1"]
+
+
+def test_of_a_model_in_another_layout_only_what_moved_is_bound_again(again):
+    b = nnhal.Builder()
+    x, m = b.input((1, 4, 4, 3)), b.input((2, 3))
+    y = b.max_pool_2d(b.relu(x), padding="same", filter_size=2, stride=1)
+    model = b.finish([x, m], [y, b.transpose(b.neg(m), np.array([1, 0], np.int32))])
+    found = laid_out(model, "nchw")
+    names = [OperationType(o.type).name for o in found.model.main.operations]
+    assert names == ["RELU", "TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE", "NEG", "TRANSPOSE"]
+    assert found.inserted == {1, 3} and found.serves == (0, 1, 1, 1, 2, 3)
+    again.clear()
+    validate(found.model)
+    assert again == ["TRANSPOSE #1", "MAX_POOL_2D #2", "TRANSPOSE #3"]
 
 
 def test_what_a_caller_does_to_a_small_array_later_changes_nothing():

@@ -1,6 +1,7 @@
 """Models in one layout: the same results, few transposes, nothing more to do the second time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,13 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnhal.base.codes import OperandType, OperationType
+from nnhal.base.codes import Lifetime, OperandType, OperationType
+from nnhal.base.memory import Layout as Pixels
+from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import Cell, cells, draw
 from nnhal.drivers.reference import Interpreter
 from nnhal.frontends.python import Builder
 from nnhal.frontends.tensor import Tensor
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
 from nnhal.model.orders import Layout
@@ -392,6 +396,14 @@ def test_what_cannot_be_known_before_the_execution_stays_as_it_is() -> None:
     assert found.transposes == 2
 
 
+def test_an_operation_whose_output_has_no_rank_stays_as_it_is() -> None:
+    m = ModelBuilder()
+    x, y = m.operand(OperandType.TENSOR_FLOAT32, (1, 4, 4, 3)), m.operand(OperandType.TENSOR_FLOAT32, ())
+    m.operation("MAX_POOL_2D", [x, *(m.constant(OperandType.INT32, n) for n in (1, 1, 1, 2, 2, 0))], [y])
+    found = laid_out(m.finish([x], [y]), "nchw")
+    assert found.left == {0: "the rank of output is only known at execution"}
+
+
 def test_a_model_that_has_the_layout_is_the_very_same() -> None:
     b = Builder()
     x = b.input((1, 3, 4, 4))
@@ -420,3 +432,265 @@ def test_transposes_of_matrices_cancel_too() -> None:
     found = laid_out(model, "nchw")
     assert transposes(model) == 2 and transposes(found.model) == 2 and found.transposes == 2  # those of the picture
     assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+
+
+# ------------------------------------------------------------------------------------------- what is transposed, and why
+
+
+def pooled(b: Builder, x: Tensor, nchw: bool = False) -> Tensor:
+    """An operation with a layout."""
+    return b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=nchw)
+
+
+def turned_to(b: Builder, x: Tensor, *order: int) -> Tensor:
+    return b.transpose(x, np.array(order, np.int32))
+
+
+def kinds(model: Model) -> list[str]:
+    return [OperationType(o.type).name for o in model.main.operations]
+
+
+def laid(model: Model, layout: Layout = "nchw") -> LaidOut:
+    """The model in a layout, which gives the same."""
+    found = laid_out(model, layout)
+    assert same(model, found.model, inputs_of(model, np.random.default_rng(1)))
+    return found
+
+
+def sizes_transposed(found: LaidOut) -> list[int]:
+    """Elements of what is transposed."""
+    main = found.model.main
+    return [int(np.prod(main.operands[o.outputs[0]].dimensions)) for o in main.operations if o.type == TRANSPOSE]
+
+
+def test_a_transpose_serves_who_reads_it_or_who_was_turned_before_it() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = pooled(b, pooled(b, x))
+    model = b.finish([x], [b.fully_connected(y, np.ones((2, 48), np.float32), np.zeros(2, np.float32))])
+    found = laid(model)
+    assert kinds(found.model) == ["TRANSPOSE", "MAX_POOL_2D", "MAX_POOL_2D", "TRANSPOSE", "FULLY_CONNECTED"]
+    assert found.serves == (0, 0, 1, 1, 2) and found.inserted == {0, 3}
+    assert found.served() == {0: {0}, 3: {1}}
+    assert found.turned == {model.main.operations[n].outputs[0] for n in (0, 1)}
+    shapes = [found.model.main.operands[o.outputs[0]].dimensions for o in found.model.main.operations]
+    assert shapes == [(1, 3, 4, 4), (1, 3, 4, 4), (1, 3, 4, 4), (1, 4, 4, 3), (1, 2)]
+
+
+def test_a_transpose_serves_all_who_read_it() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    found = laid(b.finish([x], [b.relu(x), pooled(b, x), pooled(b, x)]))
+    place = kinds(found.model).index("TRANSPOSE")
+    assert found.serves[place] == 1 and found.served()[place] == {1, 2}
+
+
+def test_what_was_laid_out_once_is_kept() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    model = b.finish([x], [pooled(b, x)])
+    assert laid_out(model, "nchw") is laid_out(model, "nchw")
+    assert laid_out(model, "nhwc") == laid_out(model, "nhwc") == LaidOut(model, (0,))
+    b = Builder()
+    x, nchw = b.input((1, 4, 4, 3)), b.input((), "BOOL")
+    model = b.finish([x, nchw], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=nchw)])
+    for _ in range(2):
+        found = laid_out(model, "nchw")
+        assert found.model is model and found.serves == (0,) and found.left == {0: "nchw is only known at execution"}
+
+
+def test_a_model_without_layouts_is_left_alone() -> None:
+    b = Builder()
+    x = b.input((2, 3))
+    model = b.finish([x], [b.relu(turned_to(b, turned_to(b, x, 1, 0), 1, 0))])
+    assert all(laid_out(model, layout).model is model for layout in LAYOUTS)
+
+
+def test_a_transpose_is_put_as_late_as_can_be_where_it_costs_the_same() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    found = laid(b.finish([x], [pooled(b, b.relu(x))]))
+    assert kinds(found.model) == ["RELU", "TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE"]
+    assert len(found.turned) == 1
+
+
+def test_two_small_transposes_cost_more_than_one_larger() -> None:
+    b = Builder()
+    one, two = b.input((1, 8, 8, 1)), b.input((1, 1, 1, 64))
+    found = laid(b.finish([one, two], [b.add(pooled(b, one), pooled(b, two))]))
+    assert sizes_transposed(found) == [64, 64, 4096]
+
+
+@pytest.mark.parametrize(("depth", "transposed"), [(261, [64, 261, 16704]), (262, [64, 262, 64, 262])])
+def test_an_operation_more_costs_as_much_as_65536_bytes(depth: int, transposed: list[int]) -> None:
+    """The sum has 256 bytes for each of its depth; the summands have 256 in all and 4 for each: even at 261.1."""
+    b = Builder()
+    one, two = b.input((1, 8, 8, 1)), b.input((1, 1, 1, depth))
+    found = laid(b.finish([one, two], [b.add(pooled(b, one), pooled(b, two))]))
+    assert sizes_transposed(found) == transposed
+
+
+def test_no_transpose_is_added_to_save_bytes() -> None:
+    """The sum has 256 KiB, its summands 16 KiB and 64 bytes."""
+    b = Builder()
+    one, two = b.input((1, 64, 64, 1)), b.input((1, 1, 1, 16))
+    found = laid(b.finish([one, two], [pooled(b, b.add(one, two))]))
+    assert sizes_transposed(found) == [65536, 65536]
+
+
+def test_of_orders_that_cost_as_many_transposes_that_with_the_fewest_bytes_is_taken() -> None:
+    """Five orders meet at a chain: that of what goes in, three of outputs, and its own; the last output is the largest."""
+    b = Builder()
+    picture, given = b.input((1, 3, 4, 4)), b.input((2, 2, 2, 1))
+    x = turned_to(b, given, 3, 0, 1, 2)
+    y = b.relu(x)
+    z = b.relu(y)
+    large = b.add(z, np.ones((64, 1, 1, 1), np.float32))
+    outputs = [turned_to(b, y, 0, 2, 1, 3), turned_to(b, z, 0, 3, 2, 1), turned_to(b, large, 2, 0, 3, 1)]
+    model = b.finish([picture, given], [pooled(b, picture, True), *outputs])
+    found = laid(model)
+    assert max(sizes_transposed(found)) == 8
+
+
+def test_islands_are_looked_at_again_where_their_neighbours_changed() -> None:
+    """The first could only move a transpose from its input to its output, until the second takes the output so."""
+    b = Builder()
+    x = b.input((1, 3, 4, 5))
+    y = b.relu(turned_to(b, pooled(b, x, True), 0, 2, 3, 1))
+    r = b.reduce_max(y, np.array([0], np.int32), keep_dims=False)
+    outputs = [turned_to(b, kind(r), 2, 0, 1) for kind in (b.relu, b.neg)]
+    model = b.finish([x], outputs)
+    assert transposes(model) == 3
+    assert transposes(laid(model).model) == 0
+
+
+def test_what_is_made_in_another_order_and_becomes_small_is_transposed_where_it_is_small() -> None:
+    b = Builder()
+    x = b.input((1, 8, 8, 3))
+    y = b.reduce_max(b.relu(pooled(b, x)), np.array([1, 2], np.int32), keep_dims=True)
+    assert sizes_transposed(laid(b.finish([x], [y]))) == [192, 3]
+
+
+def test_what_two_outputs_are_transposed_of_is_transposed_before() -> None:
+    b = Builder()
+    x, picture = b.input((1, 4, 4, 3)), b.input((1, 3, 4, 4))
+    outputs = [turned_to(b, kind(x), 0, 2, 1, 3) for kind in (b.relu, b.neg)]
+    assert laid(b.finish([x, picture], [pooled(b, picture, True), *outputs])).transposes == 1
+
+
+def test_what_two_operations_with_a_layout_read_is_transposed_before_both() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    found = laid(b.finish([x], [pooled(b, kind(x)) for kind in (b.relu, b.neg)]))
+    assert found.transposes == 3 and kinds(found.model)[0] == "TRANSPOSE"
+
+
+def test_a_vector_that_is_added_to_pictures_is_turned_with_them() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.add(pooled(b, x), np.array([1, 2, 3], np.float32))
+    assert laid(b.finish([x], [pooled(b, y)])).transposes == 2
+
+
+def test_a_vector_that_is_only_given_at_execution_stays_and_so_does_who_adds_it() -> None:
+    b = Builder()
+    x, v = b.input((1, 4, 4, 3)), b.input((3,))
+    assert laid(b.finish([x, v], [pooled(b, b.add(pooled(b, x), v))])).transposes == 4
+
+
+def test_truth_is_never_transposed() -> None:
+    """TRANSPOSE takes no TENSOR_BOOL8: what gives one as an output works in the order of that."""
+    b = Builder()
+    x, y = b.input((1, 4, 4, 3)), b.input((1, 4, 4, 3))
+    found = laid(b.finish([x, y], [b.less(pooled(b, x), pooled(b, y))]))
+    assert found.transposes == 4
+
+
+def test_what_is_reshaped_is_made_in_the_order_of_its_readers_where_the_elements_stay() -> None:
+    b = Builder()
+    x = b.input((16,))
+    y = b.reshape(x, np.array([1, 4, 4, 1], np.int32))
+    found = laid(b.finish([x], [pooled(b, y)]))
+    assert found.transposes == 1 and found.model.main.operations[0].type == OperationType.RESHAPE
+    b = Builder()
+    x = b.input((16,))
+    y = b.reshape(x, np.array([1, 4, 4, 1], np.int32))
+    assert laid(b.finish([x], [y, pooled(b, y)])).transposes == 2  # and in its own where that is wanted
+
+
+def test_a_constant_that_only_a_device_can_read_is_left_as_it_is() -> None:
+    m = ModelBuilder()
+    opaque = Memory.hardware_buffer(48, Pixels(4, 3, 1, 1))  # pixels of 4 bytes
+    w, x, y, z = (m.operand(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3)) for _ in range(4))
+    window = [m.constant(OperandType.INT32, n) for n in (1, 1, 1, 1, 1, 0)]
+    m.operation("MAX_POOL_2D", [w, *window], [x])
+    c = m.reference(OperandType.TENSOR_FLOAT32, (1, 2, 2, 3), m.add_pool(opaque), 0, 48)
+    m.operation("ADD", [x, c, m.constant(OperandType.INT32, 0)], [y])
+    m.operation("MAX_POOL_2D", [y, *window], [z])
+    model = m.finish([w], [z])
+    found = laid_out(model, "nchw")
+    assert kinds(found.model) == ["TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE", "ADD", "MAX_POOL_2D", "TRANSPOSE"]
+    assert found.model.pools == model.pools
+    (place,) = [o for o in found.model.main.operands if o.lifetime == Lifetime.CONSTANT_REFERENCE]
+    assert place == model.main.operands[c]
+
+
+def test_a_shape_that_is_given_at_execution_is_not_reordered() -> None:
+    b = Builder()
+    x, shape = b.input((16,)), b.input((4,), "TENSOR_INT32")
+    y = b.reshape(x, shape)
+    b._model._operands[y.index] = replace(b._model._operands[y.index], dimensions=(1, 4, 4, 1))
+    model = b.finish([x, shape], [pooled(b, replace(y, value=replace(y.value, shape=(1, 4, 4, 1))))])
+    found = laid_out(model, "nchw")
+    inputs = [np.arange(16, dtype=np.float32), np.array([1, 4, 4, 1], np.int32)]
+    assert found.transposes == 2 and same(model, found.model, inputs)
+
+
+def test_a_dense_layer_reads_any_order_that_there_is_in_which_the_elements_stay() -> None:
+    b = Builder()
+    x = b.input((1, 1, 4, 3))
+    y = pooled(b, x)
+    dense = b.fully_connected(y, np.ones((2, 12), np.float32), np.zeros(2, np.float32))
+    assert len(sizes_transposed(laid(b.finish([x], [turned_to(b, y, 1, 0, 2, 3), dense])))) == 2
+
+
+def test_what_is_reduced_of_constants_alone_stands_alone() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    level = b.reduce_max(np.arange(6, dtype=np.float32).reshape(2, 3), np.array([0, 1], np.int32), keep_dims=False)
+    assert laid(b.finish([x], [pooled(b, x), level])).transposes == 2
+
+
+def test_dimensions_that_are_only_known_at_execution_do_not_keep_a_picture_from_being_turned() -> None:
+    b = Builder()
+    x = b.input((None, 4, 4, 3))
+    model = b.finish([x], [pooled(b, b.relu(pooled(b, x)))])
+    found = laid_out(model, "nchw")
+    assert found.transposes == 2
+    assert same(model, found.model, [np.arange(96, dtype=np.float32).reshape(2, 4, 4, 3)])
+
+
+@pytest.mark.parametrize(
+    ("count", "lifetime", "pools"), [(32, Lifetime.CONSTANT_COPY, 0), (33, Lifetime.CONSTANT_REFERENCE, 2)]
+)
+def test_a_new_constant_of_more_than_128_bytes_lies_in_a_pool(count: int, lifetime: Lifetime, pools: int) -> None:
+    b = Builder()
+    x = b.input((1, 1, 1, count))
+    y = b.add(pooled(b, x), np.arange(count, dtype=np.float32))
+    model = b.finish([x], [pooled(b, y)])
+    found = laid(model)
+    (turned,) = [o for o in found.model.main.operands if o.dimensions == (1, count, 1, 1) and o.location.length]
+    assert turned.lifetime == lifetime and len(found.model.pools) == pools
+
+
+def test_new_constants_lie_behind_the_others_at_multiples_of_eight() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = b.add(pooled(b, x), np.array([1, 2, 3], np.float32))
+    model = b.finish([x], [pooled(b, y)])
+    found = laid(model)
+    places = [o.location for o in found.model.main.operands if o.lifetime == Lifetime.CONSTANT_COPY]
+    assert all(at.pool == 0 for at in places)
+    new = sorted(at.offset for at in places if at.offset >= len(model.values))
+    assert len(new) >= 4 and all(offset % 8 == 0 for offset in new)
+    assert new[0] == -(-len(model.values) // 8) * 8 and found.model.values.startswith(model.values)

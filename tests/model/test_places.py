@@ -1,13 +1,14 @@
 """Pictures and layouts of graphs, place by place: what stands where follows from a few sizes."""
 
 import io
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from nnhal.model import draw
+from nnhal.model import draw, layout
 from nnhal.model.draw import Arrow, Label, Rectangle, png, svg
 from nnhal.model.layout import Box, arrange
 from nnhal.model.outline import Node, Outline, ShownTensor
@@ -284,6 +285,42 @@ def test_a_tall_picture_goes_on_in_columns(count: int, width: int, columns: list
         assert {b.x for b in boxes[start : start + size]} == {width / 2 + n * (width + BETWEEN)}
     assert found.width == len(columns) * (width + BETWEEN) - BETWEEN and found.height == max(columns) * 54 - DOWN
     assert len(found.edges) == count - len(columns)
+
+
+@pytest.mark.parametrize(
+    ("layers", "columns"),
+    [
+        ([600, 300, 300], [2, 1]),  # 900 is just as high as a column may be
+        ([600, 300.5, 300], [1, 2]),
+        ([600, 300, 600, 300], [2, 2]),
+        ([900, 225], [2]),  # a quarter of a column is too little for one
+        ([900, 225.5], [1, 1]),
+    ],
+)
+def test_a_column_is_900_high_and_the_last_more_than_a_quarter_of_that(layers: list[float], columns: list[int]) -> None:
+    boxes = [Box(20, height - DOWN, [n - 1] if n else []) for n, height in enumerate(layers)]
+    arrange(boxes)
+    assert [sum(b.column == n for b in boxes) for n in range(len(columns))] == columns
+
+
+def test_a_picture_is_as_high_as_its_boxes_however_low() -> None:
+    assert arrange([Box(20, 0.5, [])]).height == 0.5
+
+
+def test_a_row_lies_as_near_to_its_wishes_as_it_can_without_overlap() -> None:
+    """Where the row would begin by each wish, in order: isotonic regression, by its min-max formula."""
+    rng = np.random.default_rng(3)
+    for count in (1, 2, 3, 5, 9) * 8:
+        row, widths, wishes = rng.permutation(count), rng.integers(1, 9, count) * 10.0, rng.normal(0, 200, count)
+        steps = [(widths[a] + widths[b]) / 2 + ACROSS for a, b in pairwise(row)]
+        offsets = np.cumsum([0.0, *steps])
+        begins = wishes - offsets
+        wanted = [
+            max(min(begins[a : b + 1].mean() for b in range(n, count)) for a in range(n + 1)) for n in range(count)
+        ]
+        xs = [0.0] * count
+        layout._apart(row.tolist(), widths.tolist(), xs, wishes.tolist())
+        np.testing.assert_allclose([xs[i] for i in row], wanted + offsets)
 
 
 def test_edges_within_a_column_are_drawn_beside_those_that_come_from_another() -> None:

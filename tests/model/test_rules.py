@@ -12,13 +12,13 @@ import nnhal
 from nnhal.base.codes import Lifetime, OperationType
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import BadState, ContractBroken, InvalidArgument, InvalidModel, InvalidRequest
-from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3
+from nnhal.base.levels import FL6, FL7, V1_0, V1_1, V1_2, V1_3
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, SubgraphFacts
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, State, consumers, describe, operation_label
 from nnhal.model.parts import cut, live, without_defaults
-from nnhal.model.validate import let_constants_go, shape_of, validate
+from nnhal.model.validate import let_constants_go, level_needed, shape_of, validate, validate_outline
 
 F32, F16, I32, Q8 = Type.TENSOR_FLOAT32, Type.TENSOR_FLOAT16, Type.TENSOR_INT32, Type.TENSOR_QUANT8_ASYMM
 PER_CHANNEL = Type.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -408,6 +408,76 @@ def test_constants_are_let_go_of_and_shapes_stay() -> None:
     ):
         with pytest.raises(ContractBroken, match="gone with the wind"):
             asks()
+
+
+def test_what_a_builder_bound_is_kept_until_validation_alone() -> None:
+    b = nnhal.Builder()
+    x = b.input((2,))
+    built = b.finish([x], [b.relu(x)])
+    validate(built)
+    assert "bounds" not in built._memo
+
+
+def test_an_operation_needs_the_level_of_all_that_it_refers_to() -> None:
+    b = nnhal.Builder()
+    condition, x = b.input((1,), "TENSOR_BOOL8"), b.input((2, 2))
+    s = b.subgraph()
+    y = s.input((2, 2))
+    newest = s.finish_subgraph([y], [s.relu(s.batch_matmul(s.relu(y), y))])
+    s = b.subgraph()
+    y = s.input((2, 2))
+    oldest = s.finish_subgraph([y], [s.relu(y)])
+    s = b.subgraph()
+    c, y = s.input((1,), "TENSOR_BOOL8"), s.input((2, 2))
+    nested = s.finish_subgraph([c, y], [s.relu(s.if_(c, newest, oldest, [y], out_type="TENSOR_FLOAT32"))])
+    s = b.subgraph()
+    c, y = s.input((1,), "TENSOR_BOOL8"), s.input((2, 2))
+    flat = s.finish_subgraph([c, y], [s.relu(y)])
+    deep = b.if_(condition, nested, flat, [condition, x], out_type="TENSOR_FLOAT32")
+    near = b.if_(condition, oldest, newest, [x], out_type="TENSOR_FLOAT32")
+    old = b.if_(condition, oldest, oldest, [x], out_type="TENSOR_FLOAT32")
+    model = b.finish([condition, x], [deep, near, old, b.relu(x)])
+    assert [level_needed(model, n) for n in range(4)] == [FL6, FL6, V1_3, V1_0]
+
+
+def test_an_operation_without_a_record_needs_no_level(model: Model) -> None:
+    assert level_needed(operation(model, type=OperationType.OEM_OPERATION), 0) is None
+
+
+# ------------------------------------------------------------------------------------------------------------ outlines
+
+
+def ends(model: Model, **fields: Any) -> Model:
+    """The inputs and outputs of a model alone."""
+    return changed(model, operations=(), **fields)
+
+
+def test_an_outline_is_known_as_valid_without_operations(model: Model) -> None:
+    bare = ends(model)
+    assert validate_outline(bare) is bare
+    facts = validate(bare)
+    assert (facts.level, facts.reasons, facts.subgraphs[0].operations) == (V1_0, (), ())
+    assert [None if v is None else v.shape for v in facts.subgraphs[0].values] == [(2, 3), (2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m, "outline: has operations, must have none"),
+        (lambda m: replace(ends(m), referenced=(m.main,)), "outline: has operations, must have none"),
+        (lambda m: ends(m, inputs=()), "outline: operand %0 .* is SUBGRAPH_INPUT, must be listed among the inputs"),
+        (lambda m: ends(m, outputs=()), "outline: operand %1 .* is SUBGRAPH_OUTPUT, must be listed among the outputs"),
+        (lambda m: ends(m, inputs=(2,)), "outline: input 0 is operand 2, must be 0 to 1"),
+        (lambda m: ends(m, outputs=(0,)), "outline: output 0 is operand %0 .* of lifetime SUBGRAPH_INPUT"),
+        (
+            lambda m: ends(m, operands=(replace(m.main.operands[0], type=99), m.main.operands[1])),
+            "outline: operand %0 .*: type is 99, must be one of",
+        ),
+    ],
+)
+def test_an_outline_is_checked_as_far_as_it_goes(model: Model, change: Any, message: str) -> None:
+    with pytest.raises(InvalidModel, match=message):
+        validate_outline(change(model))
 
 
 # -------------------------------------------------------------------------------------------------------------- graph

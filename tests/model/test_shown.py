@@ -8,6 +8,8 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import Activation, OperandType
+from nnhal.base.extensions import register_extension
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 from nnhal.model.outline import Node, Outline, ShownTensor, attribute_text, outline, shape_text
 from nnhal.model.text import dot, listing, text
@@ -115,7 +117,7 @@ class Colour(IntEnum):
         ({"pad_right": 4}, "pad 0,0,0,4"),
         ({"pad_top": 0, "pad_bottom": 0, "pad_left": 0, "pad_right": 0}, ""),
         ({"activation": Activation.RELU6, "colour": Colour.NONE}, "relu6"),
-        ({"depth_multiplier": 1}, ""),
+        ({"depth_multiplier": 1, "beta": 2.0}, "beta 2"),
         ({"depth_multiplier": 2, "other": 1}, "depth_multiplier 2 other 1"),
         ({"keep_dims": True, "nchw": False, "beta": 0.12345678, "axes": [1, 2]}, "keep_dims beta 0.123457 axes [1,2]"),
         ({"text": "words"}, ""),
@@ -153,6 +155,7 @@ def work(
         ("CONV_2D", [(1, 8, 8, 3), (5, 3, 2, 3)], None, 0),
         ("TRANSPOSE_CONV", [(4,), (5, 3, 2, 3)], (1, 8, 8, 5), 0),
         ("FULLY_CONNECTED", [(2, 7), (5,)], (2, 5), 0),
+        ("BATCH_MATMUL", [(3, 7), (7, 5)], (3, 5), 3 * 7 * 5),
         ("BATCH_MATMUL", [(7,), (7, 5)], (5,), 0),
         ("BATCH_MATMUL", [(0, 3, 7), (0, 7, 5)], (0, 3, 5), 0),
         ("ADD", [(2, 7), (2, 7)], (2, 7), 0),
@@ -160,6 +163,12 @@ def work(
 )
 def test_work_is_the_multiplications_of_the_definition(name, inputs, output, macs) -> None:
     assert work(name, inputs, output) == macs
+
+
+def test_what_gives_nothing_does_no_work() -> None:
+    node = Node("CONV_2D", "", (0, 1), ())
+    tensors = {0: ShownTensor("", "FLOAT32", (1, 8, 8, 3)), 1: ShownTensor("", "FLOAT32", (5, 3, 2, 3), True)}
+    assert Outline("", tensors, (0,), (), (node,)).macs(node) == 0
 
 
 def test_of_an_engines_state_only_matrices_that_are_learnt_count() -> None:
@@ -188,6 +197,39 @@ def test_operations_are_counted_by_kind_and_small_constants_are_attributes(model
     x = b.input((1,) * 4)
     shown = outline(b.finish([x], [b.tile(x, np.ones(4, np.int32)), b.reshape(x, [1] * 8)]))
     assert [node.attributes for node in shown.nodes] == ["multiples [1,1,1,1]", "shape [1,1,1,1,1,1,1,1]"]
+
+
+def test_arguments_that_are_their_defaults_and_long_constants_are_no_attributes() -> None:
+    b = nnhal.Builder()
+    x = b.input((2, 9))
+    outputs = [b.softmax(x, beta=2.0, axis=axis) for axis in (-1, 0)]
+    outputs += [b.gather(x, axis=1, indices=np.arange(count, dtype=np.int32)) for count in (8, 9)]
+    outputs += [b.concatenation([x, x], 1)]
+    shown = outline(b.finish([x], outputs))
+    wanted = ["beta 2", "beta 2 axis 0", "axis 1 indices [0,1,2,3,4,5,6,7]", "axis 1", "axis 1"]
+    assert [node.attributes for node in shown.nodes] == wanted
+
+
+def test_an_operation_without_a_record_has_no_attributes() -> None:
+    extension = register_extension("com.example.shown", (), ["TWICE"])
+    m = ModelBuilder()
+    x, y = (m.operand(OperandType.TENSOR_FLOAT32, (2,)) for _ in range(2))
+    m.operation(extension.operation("TWICE"), [x], [y])
+    (node,) = outline(m.finish([x], [y], extensions=m.extensions())).nodes
+    assert node.attributes == "" and (node.inputs, node.outputs) == ((0,), (1,))
+
+
+def test_what_is_made_of_constants_in_several_steps_belongs_to_who_reads_the_last() -> None:
+    tensors = {n: ShownTensor(f"t{n}", "FLOAT32", (2, 2)) for n in range(5)}
+    tensors[1] = ShownTensor("w", "FLOAT16", (2, 2), True)
+    chain = Node("CAST", "", (1,), (2,)), Node("NEG", "", (2,), (3,)), Node("FULLY_CONNECTED", "", (0, 3), (4,))
+    assert Outline("", tensors, (0,), (4,), chain).folded == {0: 1, 1: 2}
+    assert Outline("", tensors, (0,), (4, 2), chain).folded == {}  # whoever wants an output reads it
+
+
+def test_a_tensor_has_neither_bytes_nor_scale_unless_they_are_said() -> None:
+    tensors = {0: ShownTensor("", "TENSOR_INT32", (2,), True), 1: ShownTensor("", "FLOAT32", (3,), True)}
+    assert Outline("", tensors, (), (), ()).stored() == {"FLOAT32": (1, 3, 0)}
 
 
 FILES = {"en": b"one\ntwo\n", "de": b"eins\nzw\x1bei\n\n", "raw": b"a\xff\n"}

@@ -24,17 +24,17 @@ class Box:
     width: float
     height: float
     sources: list[int]
-    x: float = 0.0
-    top: float = 0.0
-    rank: int = 0
-    column: int = 0
+    x: float = field(init=False)
+    top: float = field(init=False)
+    rank: int = field(init=False)
+    column: int = field(init=False)
 
 
 @dataclass
 class Arrangement:
     """Where things are. edges: source, target and the points on the way; jumps: edges from column to column."""
 
-    width: float = 0.0
+    width: float = field(init=False)
     height: float = 0.0
     edges: list[tuple[int, int, list[tuple[float, float]]]] = field(default_factory=list)
     jumps: list[tuple[int, int]] = field(default_factory=list)
@@ -143,8 +143,6 @@ def _places(rows: Sequence[list[int]], widths: Sequence[float], above: Sequence[
         for source in sources:
             below[source].append(item)
     xs = [0.0] * len(widths)
-    for row in rows:
-        _apart(row, widths, xs, [0.0] * len(row))
     for sweep in range(SWEEPS):
         down = sweep % 2 == 0
         neighbours = above if down else below

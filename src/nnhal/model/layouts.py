@@ -278,12 +278,8 @@ class _Writing:
             shape = () if value is None else value.known
             led = (1,) * (len(order) - len(shape)) + shape
             made = self._new(replace(self.operands[datum], dimensions=tuple([led[i] for i in order])))
-        tensors = [is_tensor(self.operands[i].type) for i in operation.inputs]
-        inputs = [
-            self._constant(i, () if plain or not tensor else order)
-            for i, tensor in zip(operation.inputs, tensors, strict=True)
-        ]
-        self._add(replace(operation, inputs=tuple(inputs), outputs=(made,)), n, a if plain else None)
+        inputs = tuple([self._constant(i, order) for i in operation.inputs])
+        self._add(replace(operation, inputs=inputs, outputs=(made,)), n, a if plain else None)
         return made
 
     def _permuted(self, operand: int, order: Permutation, lead: int) -> int:

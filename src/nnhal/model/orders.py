@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from nnhal.base.codes import Lifetime, type_name
+from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Unknown, Value
 from nnhal.model.graph import CONSTANTS, Model, Operation, Subgraph
 from nnhal.model.validate import SubgraphBinding
@@ -23,7 +23,6 @@ from nnhal.ops.schema import Bound, Permutation, Reordered, T
 
 Layout = Literal["nhwc", "nchw"]
 TRANSPOSE = "TRANSPOSE"
-MOST_RANK = 4  # of what TRANSPOSE takes
 LAUNCH = 1 << 16  # bytes whose transposing costs as much as that there is one more operation
 CANDIDATES = 4  # orders tried for an island
 ROUNDS = 8  # over all islands
@@ -69,7 +68,7 @@ class Ordering:
         self.left: dict[int, str] = {}
         self.laid = False  # whether an operation has a layout
         self._known = [
-            operand.lifetime in CONSTANTS and model.readable(operand) and value is not None and value.data is not None
+            operand.lifetime in CONSTANTS and value is not None and value.data is not None  # None in opaque memory
             for operand, value in zip(graph.operands, self.values, strict=True)
         ]
         self._free: dict[int, Said] = {}  # operations that do not care, as they are in another order
@@ -127,7 +126,7 @@ class Ordering:
     def _is_flat(self, n: int, place: int) -> bool:
         """Whether only the sequence of an input's elements counts."""
         a = self.bounds[n]
-        return a is not None and a.op.flat and place == 0 and bool(self.view[self.graph.operations[n].inputs[0]])
+        return a is not None and a.op.flat and place == 0
 
     def _same_elements(self, operand: int, order: Permutation) -> bool:
         """Whether a datum in that order has its elements where the operand has them."""
@@ -165,15 +164,15 @@ class Ordering:
                     (y,) = operation.outputs
                     self.derived[y], self._known[y] = n, True
                 elif rank > 1:
-                    self._free[n] = self._in(n, tuple(range(rank))[::-1])
+                    self._free[n] = self._in(n, tuple(range(rank)))  # Unknown in any order or in none
             except Unknown:
                 return
 
     def _derives(self, a: Bound, operation: Operation) -> bool:
         """Whether an operation makes a constant of a constant, which is read only within."""
-        (y, *others), known = operation.outputs, [self.constant(i) for i in operation.inputs]
+        (x, *_), (y, *others) = operation.inputs, operation.outputs
         within = self.graph.operands[y].lifetime == Lifetime.TEMPORARY_VARIABLE
-        return a.op.reorder is each_element and len(a.inputs) == 1 and all(known) and within and not others
+        return a.op.reorder is each_element and len(a.inputs) == 1 and self.constant(x) and within and not others
 
     def _in(self, n: int, order: Permutation) -> Said:
         """The operation in an order, () for its own. Unknown where that cannot be."""
@@ -202,14 +201,12 @@ class Ordering:
 
     def _cost(self, datum: int) -> Transposing:
         """What a datum costs with the orders as they are now."""
-        if self._known[datum]:
-            return Transposing()
-        made, wanted = self.made(datum), self._wanted(datum)
-        count = len(wanted - {made})
+        wanted = self._wanted(datum)
+        count = len(wanted - {self.made(datum)})
         if not count:
             return Transposing()
         value = self.values[datum]
-        if value is None or value.type not in OPS[TRANSPOSE].types or len(made) > MOST_RANK:
+        if value is None or value.type not in OPS[TRANSPOSE].types:
             return NEVER
         size = math.prod(d or 1 for d in value.shape or ()) * value.dtype.itemsize
         return Transposing(count, count * (LAUNCH + size))
@@ -287,24 +284,20 @@ class Ordering:
         now, best = self._sum(data), before
         for order, _ in Counter(self._around(island)).most_common(CANDIDATES):
             tried = {n: composed(own, order) for n, own in island.members.items()}
-            cost = self._sum(data) if self._take(island, tried) else NEVER
+            self._take(island, tried)
+            cost = self._sum(data)
             if cost.transposes <= now.transposes and cost.weight < now.weight:
                 now, best = cost, tried
         self._take(island, best)
         return best is not before
 
-    def _take(self, island: "Island", orders: Mapping[int, Permutation]) -> bool:
-        """Let the members work in these orders, in their own where none is named; whether all can."""
+    def _take(self, island: "Island", orders: Mapping[int, Permutation]) -> None:
+        """Let the members work in these orders, in their own where none is named."""
         for n in island.members:
             order = orders.get(n, ())
             self._order.pop(n, None)
             if list(order) != sorted(order):
-                try:
-                    self._in(n, order)
-                except Unknown:
-                    return False
                 self._order[n] = order
-        return True
 
     def _sum(self, data: Iterable[int]) -> Transposing:
         costs = [self._cost(datum) for datum in data]
@@ -337,8 +330,6 @@ class _Stays(Exception):
 
 def _turned(a: Bound) -> Reordered:
     """An operation in the other layout."""
-    if a.T not in OPS[TRANSPOSE].types:
-        raise _Stays(f"{TRANSPOSE} does not take {type_name(a.T or 0)}")
     marked = [(x.name, getattr(a, x.name)) for x in a.form if x.layout]
     marked += [(x.name, value) for x, value in zip(a.op.outputs, a.outs, strict=False) if x.layout]
     for what, value in marked:

@@ -18,7 +18,7 @@ from nnhal.base.operands import Shape, Value, fixed
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.metadata import Metadata
 from nnhal.model.validate import validate
-from nnhal.ops.schema import REQUIRED, Bound
+from nnhal.ops.schema import Bound
 
 SHOWN = 8  # elements of a small constant among the attributes
 INTEGERS = frozenset(("TENSOR_INT32", "TENSOR_BOOL8", "INT32", "INT64", "BOOL"))  # no weights, unless they have a scale
@@ -156,13 +156,8 @@ def _attributes(bound: Bound | None) -> str:
         if isinstance(value, Value):
             value = value.data if value.type == OperandType.TENSOR_INT32 and np.size(value.data) <= SHOWN else None
             value = value.tolist() if isinstance(value, np.ndarray) else None
-        if (
-            value is None
-            or isinstance(value, tuple)
-            or (argument.default is not REQUIRED and value == argument.default)
-        ):
-            continue
-        given[argument.name] = value
+        if value is not None and value != argument.default:
+            given[argument.name] = value
     return attribute_text(given)
 
 
@@ -205,7 +200,7 @@ def _macs(name: str, inputs: Sequence[ShownTensor], outputs: Sequence[ShownTenso
         case "FULLY_CONNECTED" if len(shapes[1]) == 2:
             return outputs[0].size * shapes[1][1]
         case "BATCH_MATMUL" if len(shapes[0]) > 1 and outputs[0].size:
-            return outputs[0].size * (inputs[0].size // math.prod((fixed(outputs[0].shape) or (1,))[:-1]))
+            return outputs[0].size * (inputs[0].size // math.prod((fixed(outputs[0].shape) or ())[:-1]))
     if "LSTM" in name or "RNN" in name or name == "SVDF":
         steps = math.prod(shapes[0][:-1]) if "SEQUENCE" in name else (shapes[0] or (1,))[0]
         return steps * sum(t.size for t in inputs[1:] if t.weight and len(t.shape or ()) == 2)

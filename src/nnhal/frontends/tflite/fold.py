@@ -72,7 +72,7 @@ def _stored(result: Array, kind: str) -> Array:
 def axis_of(axis: Array) -> int:
     """An axis that is an input."""
     must(axis.size == 1)
-    return int(axis.reshape(-1)[0])
+    return int(axis.item())
 
 
 def numbers(x: Array) -> list[int]:

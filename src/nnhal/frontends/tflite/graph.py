@@ -238,8 +238,8 @@ class ImportGraph:
         return result
 
     def finish(self) -> None:
-        """Fix the outputs: what is an input, constant or named twice becomes a copy."""
-        taken = set(map(id, self.inputs))
+        """Fix the outputs: what is an input, what lay in a variable, constant or named twice becomes a copy."""
+        taken = {id(term) for term in (*self.inputs, *(each.input for each in self.context.variables.values()))}
         for index in self.source.outputs:
             term, tensor = self.term(index), self.source.tensors[index]
             if term.doubtful:

@@ -120,8 +120,9 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
     One that is never written is constant, one that is never read before it is written needs no state.
     """
     states = []
-    taken = set(map(id, (*graph.inputs, *graph.outputs)))
-    for variable in graph.context.variables.values():
+    variables = graph.context.variables.values()
+    taken = {id(term) for term in (*graph.inputs, *graph.outputs, *(variable.input for variable in variables))}
+    for variable in variables:
         source, last, value = variable.input, variable.current, variable.value
         if source is None or last is None or value is None:
             continue
@@ -144,6 +145,5 @@ def settle(graph: ImportGraph) -> list[tuple[Term, Term, Array]]:
             source.data = first
             source.value = replace(source.value, data=first)
         else:
-            taken.add(id(source))
             states.append((source, graph.own(last, taken), first))
     return states
