@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from nnhal.base.answers import shown
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
 from nnhal.base.log import logger
+from nnhal.base.private import absolute
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
 from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
@@ -32,6 +33,7 @@ _log = logger("compilation")
 
 
 CacheState = Literal["hit", "miss", "off"]
+Folder = str | os.PathLike[str] | Literal[False] | None  # where to keep what is compiled; False: nowhere
 
 
 class CacheOutcome(NamedTuple):
@@ -47,21 +49,27 @@ class CacheOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Caching:
-    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made."""
+    """What the application wants kept. token: of the model, None where it is to be made. folder: None for nothing, `why`."""
 
     folder: Path | None = None
     token: bytes | None = None
     most: int = MOST
+    why: str = "no cache folder was given"
 
     @classmethod
-    def wanted(cls, folder: "str | os.PathLike[str] | None", token: Any) -> "Caching":
+    def wanted(cls, folder: "Folder", token: Any) -> "Caching":
         """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
-        if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
+        if not (folder is None or folder is False or (isinstance(folder, str | os.PathLike) and os.fspath(folder))):
             raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
         if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
-        path = os.fspath(folder) if folder is not None else os.environ.get("NNHAL_CACHE_DIR", "")
-        return cls(Path(os.fsdecode(path)).expanduser().absolute() if path else None, token, quota())
+        if folder is False:
+            return cls(None, token, why="nothing is to be kept")
+        path = os.fsdecode(folder if folder is not None else os.environ.get("NNHAL_CACHE_DIR", ""))
+        try:
+            return cls(absolute(path) if path else None, token, quota())
+        except OSError as error:
+            return cls(None, token, why=f"the folder {path} {_why(error)}")
 
 
 def quota() -> int:
@@ -75,9 +83,9 @@ def quota() -> int:
 
 
 def user_folder() -> Path:
-    """The user's own folder for compilations, which `nnhal cache` looks at: `nnhal/compiled` below XDG_CACHE_HOME."""
+    """The user's own folder for compilations, that of the command line: `nnhal/compiled` below XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "nnhal" / "compiled"
+    return Path(os.path.expanduser(base), "nnhal", "compiled")
 
 
 class ModelCache:
@@ -90,7 +98,7 @@ class ModelCache:
     def _folder(self) -> CacheFolder | str:
         """The folder, or why there is none."""
         if self._caching.folder is None:
-            return "no cache folder was given"
+            return self._caching.why
         try:
             return CacheFolder(self._caching.folder, self._caching.most)
         except OSError as error:
