@@ -8,6 +8,8 @@ import pytest
 
 from nnhal.base.private import NotPrivate, private_file, private_folder
 
+pytestmark = pytest.mark.cache
+
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)

@@ -13,6 +13,8 @@ from nnhal.cli import common
 from nnhal.runtime.cache.steps import CacheOutcome, user_folder
 from tests.cli.test_run import called
 
+pytestmark = pytest.mark.cache
+
 RUN = "run", "add4", "--device", "sample-full-1.3"
 HIT, MISS = "hit", "miss: there is no entry"
 OFF = "off: nothing is to be kept"

@@ -8,6 +8,8 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.validate.run import Validation, run_checks
 from tests.suites.faulty.application import DRIVER
 
+pytestmark = pytest.mark.cache
+
 FAMILY = {"cache-files", "cache-saved", "cache-restored", "cache-damaged", "cache-token"}
 
 

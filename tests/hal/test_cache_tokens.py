@@ -12,6 +12,8 @@ import pytest
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.tokens import TokenStore, state_folder
 
+pytestmark = pytest.mark.cache
+
 A, B, C = (bytes([n]) * 32 for n in (1, 2, 3))
 
 

@@ -26,6 +26,8 @@ from nnhal.model.graph import Model
 from nnhal.runtime.cache import steps
 from nnhal.runtime.cache.tokens import token_of
 
+pytestmark = pytest.mark.cache
+
 X = np.array([1, -2, 3, 4], np.float32)
 
 
