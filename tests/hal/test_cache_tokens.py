@@ -169,3 +169,7 @@ def test_where_there_can_be_no_record_none_is_opened_ahead(monkeypatch, tmp_path
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "file"))
     tokens.open_ahead("npu")
     assert tokens.opened_ahead() is None
+    monkeypatch.delenv("NNHAL_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", "~nobody-of-this-name")
+    tokens.open_ahead("npu")
+    assert tokens.opened_ahead() is None
