@@ -3,10 +3,11 @@
     python docs/run_page.py docs/first-ten-minutes.md [--check]
 
 A page has blocks of ```console in which each line after "$ " is a command; all run one after the other, in one empty
-folder, after what a comment `<!-- before: COMMAND -->` says. They know NNHAL_ROOT, this repository, and NNHAL_VECTORS. A
-comment before another block says what it is: `<!-- file: NAME -->`, a file, written when its turn comes; `<!-- change: NAME
--->`, what changes in such a file: lines with "-", "+" or " " before them, @@ between places; `<!-- part: NAME -->`, lines
-that stand in a file just so. Pictures that the page shows and a command drew are copied to where it has them.
+folder, after what a comment `<!-- before: COMMAND -->` says. They know NNHAL_ROOT, this repository, and NNHAL_VECTORS; what
+they compile is kept beside that folder, and goes with it. A comment before another block says what it is: `<!-- file: NAME
+-->`, a file, written when its turn comes; `<!-- change: NAME -->`, what changes in such a file: lines with "-", "+" or " "
+before them, @@ between places; `<!-- part: NAME -->`, lines that stand in a file just so. Pictures that the page shows and a
+command drew are copied to where it has them.
 
 Durations differ from run to run, other numbers from processor to processor: a check takes any duration for another, all
 that `nnhal bench` measures, and other numbers within a hundredth.
@@ -44,6 +45,8 @@ def run(command: str, folder: Path) -> str:
         "NO_COLOR": "1",
         "TERM": "dumb",
         "NNHAL_ROOT": str(ROOT),
+        "NNHAL_CACHE_DIR": str(folder.parent / "compiled"),
+        "NNHAL_STATE_DIR": str(folder.parent / "state"),
         "NNHAL_VECTORS": os.environ.get("NNHAL_VECTORS", str(ROOT.parent / "shared" / "conformance")),
     }
     done = subprocess.run(
@@ -130,7 +133,8 @@ def main() -> int:
     arguments = parser.parse_args()
     page = arguments.page.read_text()
     with tempfile.TemporaryDirectory(prefix="nnhal-page-") as name:
-        folder = Path(name)
+        folder = Path(name, "page")
+        folder.mkdir()
         for command in BEFORE.findall(page):
             run(command, folder)
         new = written_again(page, folder)

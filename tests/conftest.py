@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nnhal import zoo
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.runtime import discovery
 from tests.interrupts import Interrupts
@@ -58,13 +59,15 @@ def interrupts() -> Iterator[Interrupts]:
 def pytest_configure(config: pytest.Config) -> None:
     """Ctrl-C is heard, by commands that tests start too: a shell has what it runs in the background ignore it.
 
-    What drivers note of their caches is none of the user's, and no cache is where the user has one.
+    What drivers note of their caches is none of the user's, and no cache is where the user has one; models are.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = tempfile.TemporaryDirectory(prefix="nnhal-state-")
     config.add_cleanup(folder.cleanup)
     os.environ["NNHAL_STATE_DIR"] = folder.name
     os.environ.pop("NNHAL_CACHE_DIR", None)
+    os.environ["NNHAL_MODELS"] = str(zoo.folder().absolute())
+    os.environ["XDG_CACHE_HOME"] = str(Path(folder.name, "cache"))
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,7 @@ from nnhal.hal.utilities import validate_preference, validate_priority
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 from nnhal.runtime import isolation as isolation_of_devices
-from nnhal.runtime.cache.wanted import CacheOutcome, Caching
+from nnhal.runtime.cache.wanted import CacheOutcome, Caching, Folder
 from nnhal.runtime.compilation import Fallback, Wishes, compile_plan
 from nnhal.runtime.compiled import Compiled
 from nnhal.runtime.discovery import Found
@@ -32,7 +32,7 @@ def load(
     signature: str | None = None,
     shapes: Shapes | None = None,
     progress: Callable[[str], object] | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: Folder = None,
 ) -> Model:
     """Read a `.tflite` file (a path, bytes, or what is read as an open file is, from where it stands) as a model.
 
@@ -94,7 +94,7 @@ def compile(
     deadline: float | None = None,
     driver_options: Mapping[str, Mapping[str, Any]] | None = None,
     isolation: Isolation = "none",
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: Folder = None,
     token: bytes | None = None,
 ) -> Compiled:
     """Compile a model for the devices named (default: all that there are, with fallback to the CPU).
@@ -108,8 +108,8 @@ def compile(
     device name.
     isolation: "process" runs each driver in a process of its own, which may crash or hang without harm to this one.
     cache_dir: a folder of this user alone where drivers keep what they compiled, for the next time (NNHAL_CACHE_DIR by
-    default; none, and nothing is kept); `compiled.cache` says what became of it. token: 32 bytes that stand for the model
-    with its weights, and never for another; made of them by default.
+    default; none, or False here, and nothing is kept); `compiled.cache` says what became of it. token: 32 bytes that stand
+    for the model with its weights, and never for another; made of them by default.
     Raises InvalidArgument, also where a driver says that of its options; InvalidModel, UnsupportedModel, DeviceUnavailable,
     MissedDeadline, or what a driver raised.
     """

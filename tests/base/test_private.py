@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.base.private import NotPrivate, private_file, private_folder
+from nnhal.base.private import NotPrivate, absolute, private_file, private_folder
+
+pytestmark = pytest.mark.cache
 
 
 def mode(path: Path) -> int:
@@ -96,3 +98,25 @@ def test_a_file_that_is_refused_is_closed(tmp_path):
             private_file(folder, "open", os.O_RDWR)
     assert os.listdir("/proc/self/fd") == before
     os.close(folder)
+
+
+def test_a_path_is_from_here_and_a_tilde_the_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert absolute("a/b") == tmp_path / "a" / "b"
+    assert absolute("~/b") == Path("/home/me/b")
+    assert absolute("/~/b") == Path("/~/b")
+
+
+def test_a_path_below_a_home_that_is_not_known_is_refused():
+    with pytest.raises(NotPrivate, match="is below a home folder that is not known") as caught:
+        absolute("~nobody-of-this-name/b")
+    assert caught.value.filename == "~nobody-of-this-name/b"
+
+
+def test_a_path_from_a_folder_that_is_gone_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(FileNotFoundError):
+        absolute("here")

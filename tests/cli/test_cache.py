@@ -11,6 +11,8 @@ import nnhal
 from nnhal.cli import cache
 from tests.cli.test_run import called
 
+pytestmark = pytest.mark.cache
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

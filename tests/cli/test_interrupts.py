@@ -213,6 +213,7 @@ def test_control_c_ends_every_verb_whenever_it_comes(words, tmp_path, request):
 
 @pytest.mark.slow
 def test_control_c_ends_a_download(tmp_path, monkeypatch):
+    monkeypatch.delenv("NNHAL_MODELS")
     for after in (0.8, 1.0, 1.2, 1.5, 2.0):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{after}"))
         found = strike(["models", "wake_alexa"], after, tmp_path)

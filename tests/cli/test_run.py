@@ -14,6 +14,7 @@ from nnhal.cli.main import main
 from nnhal.cli.run import Labels, greatest, real_of, summary
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 from nnhal.runtime.arguments import Spec
+from nnhal.runtime.cache.wanted import CacheOutcome
 
 F32 = Spec("y", int(OperandType.TENSOR_FLOAT32), (4,), np.dtype("f4"), 0.0, 0)
 Q8 = Spec("q", int(OperandType.TENSOR_QUANT8_ASYMM), (4,), np.dtype("u1"), 0.5, 10)
@@ -241,7 +242,8 @@ def test_what_fell_back_and_outputs_without_elements_are_told(capsys):
     from types import SimpleNamespace
 
     placement = SimpleNamespace(choices=[], steps=[], transfers=0, layouts=[], events=[], live=[])
-    compiled: Any = SimpleNamespace(inputs=[], outputs=[F32, Q8], placement=placement)
+    cached = [CacheOutcome("d", "miss", "why")] * 2
+    compiled: Any = SimpleNamespace(inputs=[], outputs=[F32, Q8], placement=placement, cache=cached)
     step = SimpleNamespace(device="d", operations=2, total=1500)
     report: Any = SimpleNamespace(steps=[step], fallbacks=["one", "two"])
     outputs = [X[:0], np.uint8([10, 30])]
@@ -252,6 +254,7 @@ def test_what_fell_back_and_outputs_without_elements_are_told(capsys):
         "output q: TENSOR_QUANT8_ASYMM[2], 10 to 30, mean 20 steps: 0 to 10, mean 5",
         "                 10 (30)  #1 ",
         "       0 steps, 0 tensors cross between devices",
+        "cache  d: miss: why",
         "step   d: 2 operations, 1.5 us",
         "fell back: one",
         "fell back: two",

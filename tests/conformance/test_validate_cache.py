@@ -11,6 +11,8 @@ from tests.conformance.test_validate import ADD
 from tests.conformance.test_validate import device as healthy
 from tests.suites.faulty.application import DRIVER
 
+pytestmark = pytest.mark.cache
+
 FAMILY = {"cache-files", "cache-saved", "cache-restored", "cache-damaged", "cache-token"}
 
 

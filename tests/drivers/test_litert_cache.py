@@ -18,6 +18,8 @@ from nnhal.drivers.litert.recipe import Settings, recipe_of, restore, save
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.model.graph import Model
 
+pytestmark = pytest.mark.cache
+
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,8 @@ from tests.faults.support import Hostile, attempt, client_of, held, undisturbed,
 FIELDS, CARRIED = table(hostile_client.fields()), table(hostile_client.carried())
 DEEP = tuple(kind for kind in KINDS if any(case.deep and type(case.call) is kind for case in FIELDS))
 QUERY = wire.encode(wire.GetVersionString())
+OF_CACHES = wire.GetNumberOfCacheFiles, wire.HoldFiles, wire.PrepareModelFromCache
+MARKED = [pytest.param(kind, marks=[pytest.mark.cache] * (kind in OF_CACHES), id=kind.__name__) for kind in KINDS]
 WATCHED = "descriptors", "mappings", "threads"
 
 
@@ -150,7 +152,7 @@ def test_the_table_has_every_call_and_more_than_200_cases() -> None:
         assert {type(case.call) for case in cases} == set(KINDS)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
+@pytest.mark.parametrize("kind", MARKED)
 def test_a_call_with_a_broken_field_is_refused_by_name_or_right(arena: Arena, kind: type[wire.ClientCall]) -> None:
     cases = [case for case in FIELDS if type(case.call) is kind and not case.deep]
     all_of(arena, {case.name: partial(arena.strike, case) for case in cases})
@@ -165,7 +167,7 @@ def test_a_model_request_or_pool_with_a_broken_field_is_refused_by_name_or_right
     all_of(arena, {case.name: partial(arena.strike, case) for case in cases})
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.__name__ for kind in KINDS])
+@pytest.mark.parametrize("kind", MARKED)
 def test_a_call_with_other_descriptors_is_refused_by_name_or_right(arena: Arena, kind: type[wire.ClientCall]) -> None:
     all_of(arena, {case.name: partial(arena.strike, case) for case in CARRIED if type(case.call) is kind})
 

@@ -383,14 +383,17 @@ def strike_all(drivers: Drivers, cases: list[Case]) -> None:
     assert not failures, f"{len(failures)} of {len(cases)}:\n" + "\n".join(failures)
 
 
-@pytest.mark.parametrize("answer", ANSWERS)
+MARKED = [pytest.param(answer, marks=[pytest.mark.cache] * (OPERATIONS.get(answer) is keeps)) for answer in ANSWERS]
+
+
+@pytest.mark.parametrize("answer", MARKED)
 def test_an_answer_in_another_way_gives_a_right_result_or_an_error_with_a_name(drivers: Drivers, answer: str) -> None:
     """Another message, other descriptors, twice, never, split, by memory, with the hang-up or death of its sender."""
     strike_all(drivers, [case for case in CASES.values() if case.answer == answer and not case.field])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("answer", MARKED)
 def test_an_answer_with_a_broken_field_gives_a_right_result_or_an_error_with_a_name(
     drivers: Drivers, answer: str
 ) -> None:

@@ -24,6 +24,8 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from tests import requests
 
+pytestmark = pytest.mark.cache
+
 X = np.float32([1, -2, 3])
 
 

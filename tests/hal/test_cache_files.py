@@ -12,6 +12,8 @@ from nnhal.base.errors import ContractBroken
 from nnhal.hal.cache import files as subject
 from nnhal.hal.cache.files import CacheContent, CacheFiles, Damaged, understood, written
 
+pytestmark = pytest.mark.cache
+
 TOKEN, OTHER = bytes(range(32)), bytes(32)
 WHO, KEY = b"w" * 32, b"k" * 32
 NAMES = st.text(min_size=1, max_size=9).filter(lambda text: text.isprintable())

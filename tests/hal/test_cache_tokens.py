@@ -12,6 +12,8 @@ import pytest
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.tokens import TokenStore, state_folder
 
+pytestmark = pytest.mark.cache
+
 A, B, C = (bytes([n]) * 32 for n in (1, 2, 3))
 
 
@@ -165,5 +167,9 @@ def test_where_there_can_be_no_record_none_is_opened_ahead(monkeypatch, tmp_path
     monkeypatch.setattr(tokens, "_only", [])
     (tmp_path / "file").touch()
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "file"))
+    tokens.open_ahead("npu")
+    assert tokens.opened_ahead() is None
+    monkeypatch.delenv("NNHAL_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", "~nobody-of-this-name")
     tokens.open_ahead("npu")
     assert tokens.opened_ahead() is None

@@ -25,6 +25,8 @@ from nnhal.model.graph import Model
 from nnhal.model.parts import outline
 from tests.ipc.support import a_table, made, numbers, run, served_here, shifting, wait_until
 
+pytestmark = pytest.mark.cache
+
 TOKEN = bytes(range(32))
 NAME = "sample-full-1.3"
 

@@ -16,6 +16,8 @@ from nnhal.model.graph import Model
 from nnhal.model.stored import stored, unstored
 from nnhal.model.validate import validate
 
+pytestmark = pytest.mark.cache
+
 CHANNELS = ChannelQuant((0.5, 0.25), 0)
 
 

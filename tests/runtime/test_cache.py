@@ -28,6 +28,8 @@ from nnhal.runtime.cache import wanted
 from nnhal.runtime.cache.folder import CacheFolder
 from nnhal.runtime.cache.tokens import token_of
 
+pytestmark = pytest.mark.cache
+
 X = np.array([1, -2, 3, 4], np.float32)
 
 
@@ -185,6 +187,8 @@ def test_a_tilde_is_the_users_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     run(scaled(), "~/here")  # type: ignore[arg-type]
     assert (tmp_path / "here" / "lock").exists()
+    why = "off: the folder ~nobody-of-this-name/here is below a home folder that is not known"
+    assert run(scaled(), "~nobody-of-this-name/here") == why  # type: ignore[arg-type]
 
 
 def test_a_size_that_is_none_is_refused(monkeypatch, folder):

@@ -14,6 +14,8 @@ from nnhal.hal.cache.files import CacheFiles
 from nnhal.runtime.cache import folder as subject
 from nnhal.runtime.cache.folder import CacheFolder, Manifest, Missing, NewEntry
 
+pytestmark = pytest.mark.cache
+
 TOKEN = bytes(32)
 ONE, TWO, THREE = (f"{n:064x}" for n in (1, 2, 3))
 PAIR = CacheFiles(1, 1)

@@ -17,6 +17,14 @@ class NotPrivate(OSError):
         super().__init__(0, why, str(path))
 
 
+def absolute(path: str) -> Path:
+    """The path from here, with ~ as the user's home. OSError where one of the two is not known."""
+    found = os.path.expanduser(path)
+    if found.startswith("~"):
+        raise NotPrivate(path, "is below a home folder that is not known")
+    return Path(found).absolute()
+
+
 def private_folder(path: Path) -> int:
     """A descriptor of a folder that only this user may write and read, made where it is missing, mode 0700.
 

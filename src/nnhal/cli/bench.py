@@ -33,6 +33,7 @@ CORES = len(os.sched_getaffinity(0))
 @common.option_option
 @common.fallback_option
 @common.isolate_option
+@common.cache_options
 @click.option("--threads", type=click.IntRange(1), default=CORES, show_default=True, help="Threads an engine may use.")
 @click.option("--vs", "peer_name", type=click.Choice(PEERS), help="Compare with this engine called directly, in turn.")
 @click.option("--iterations", type=click.IntRange(1), help="How many runs are measured, or pairs with --vs (200).")
@@ -49,10 +50,12 @@ CORES = len(os.sched_getaffinity(0))
 def command(model: str, peer_name: str | None, streams: int, seed: int, **options: Any) -> None:
     """Measure MODEL: load, compile, first run, then latency (percentiles, histogram) and throughput.
 
-    docs/cli.md says what counts as what.
+    docs/cli.md says what counts as what. Nothing comes from a cache, but from that of --cache-dir.
     """
     if peer_name is not None and streams > 1:
         raise click.UsageError("--streams with --vs: pairs are run in turn, one at a time; must be one of the two")
+    asked = options["cache_dir"] is not None
+    folder = common.cache_folder(options["cache_dir"], options["no_cache"]) if asked else False
     names = common.load_drivers(options["drivers"], options["devices"])
     path, threads = common.contents(model), options["threads"]
     shapes = common.parse_shapes(options["shapes"])
@@ -63,7 +66,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         return api.load(path, signature=options["signature"], shapes=shapes)
 
     def prepared(graph: Model) -> Compiled:
-        return api.compile(graph, devices=names, **place)
+        return api.compile(graph, devices=names, cache_dir=folder, **place)
 
     opened = common.open_model(model, options["shapes"], options["signature"])
     prepared(opened).close()  # what is imported at the first use is no part of it
@@ -98,6 +101,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     shares = each_operation(compiled, inputs, options["iterations"] or EACH_RUNS) if options["each"] else None
     if options["as_json"]:
         document = _document(model, threads, streams, latencies, compared, peer_name) | {"memory": memory}
+        document["cache"] = [outcome._asdict() for outcome in compiled.cache]
         if shares is not None:
             document["each"] = [
                 {"operations": s.operations, "label": s.label, "device": s.device, "p50_ns": round(s.spent)}
@@ -106,6 +110,8 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
         common.emit(document)
         return
     for line in placement_lines(compiled.placement):
+        common.console.print(line, markup=False)
+    for line in common.cache_lines(compiled.cache) if asked else ():
         common.console.print(line, markup=False)
     _print(latencies, compared, peer_name, threads)
     _print_memory(memory)

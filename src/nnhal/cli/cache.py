@@ -12,17 +12,14 @@ from nnhal.cli import common
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.cache.keeper import is_whole
 from nnhal.runtime.cache.folder import CacheFolder, Listed, Missing
-from nnhal.runtime.cache.wanted import Caching, quota, user_folder
+from nnhal.runtime.cache.wanted import Caching
 
 SHORT = 12  # characters of a key that tell it from others, for people
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--cache-dir and --json."""
-    folder = click.option(
-        "--cache-dir", type=click.Path(), help="The folder; by default NNHAL_CACHE_DIR, else the user's own."
-    )
-    return folder(common.json_option(command))
+    return common.cache_dir_option(common.json_option(command))
 
 
 @click.group("cache")
@@ -85,11 +82,13 @@ def clear(keys: Sequence[str], cache_dir: str | None, as_json: bool) -> None:
 
 
 def _folder(cache_dir: str | None) -> CacheFolder:
-    path = Caching.wanted(cache_dir, None).folder or user_folder()
+    wanted = Caching.wanted(common.cache_folder(cache_dir), None)
+    if wanted.folder is None:
+        raise InvalidArgument(f"cache: {wanted.why}")
     try:
-        return CacheFolder(path, quota())
+        return CacheFolder(wanted.folder, wanted.most)
     except OSError as error:
-        raise InvalidArgument(f"cache folder {path}: {error.strerror}") from None
+        raise InvalidArgument(f"cache folder {wanted.folder}: {error.strerror}") from None
 
 
 def _chosen(folder: CacheFolder, keys: Sequence[str]) -> list[Listed]:

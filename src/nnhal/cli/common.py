@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import printable
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
+from nnhal.runtime.cache.wanted import CacheOutcome, Folder, user_folder
 
 WIDE = 160  # columns where the output is no terminal, so that pipes and files get whole lines
 
@@ -62,6 +63,12 @@ option_option = click.option(
     metavar="[DEVICE:]KEY=VALUE",
     help="A driver's own option; may be repeated. VALUE: true, false, a number or text. DEVICE: where several are named.",
 )
+cache_dir_option = click.option(
+    "--cache-dir",
+    type=click.Path(),
+    help="Where compilations are kept; by default NNHAL_CACHE_DIR, else the user's own.",
+)
+no_cache_option = click.option("--no-cache", is_flag=True, help="Compile anew, and keep nothing.")
 shape_option = click.option(
     "--shape", "shapes", multiple=True, metavar="[NAME=]N,N,..", help="Shape of an input, by name or in order."
 )
@@ -86,6 +93,28 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """--device, --driver, --option, --fallback, --threads and --isolate."""
     return device_option(driver_option(option_option(fallback_option(threads_option(isolate_option(command))))))
+
+
+def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--cache-dir and --no-cache."""
+    return cache_dir_option(no_cache_option(command))
+
+
+def cache_folder(cache_dir: str | None, no_cache: bool = False) -> Folder:
+    """Where compilations of a command are kept: where that says, or NNHAL_CACHE_DIR, or the user's own folder."""
+    if no_cache and cache_dir is not None:
+        raise click.UsageError("--no-cache with --cache-dir: must be one of the two")
+    if no_cache:
+        return False
+    return cache_dir if cache_dir is not None else os.environ.get("NNHAL_CACHE_DIR") or user_folder()
+
+
+def cache_lines(outcomes: Sequence[CacheOutcome]) -> Iterator[str]:
+    """What became of the cache, steps with the same outcome in one line."""
+    alike: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        alike.setdefault(str(outcome), {})[outcome.device] = None
+    yield from (f"cache  {', '.join(devices)}: {what}" for what, devices in alike.items())
 
 
 def resolve(name: str) -> Path:
@@ -141,9 +170,9 @@ def write(path: Path, data: bytes) -> None:
     say(f"wrote {path}")
 
 
-def open_model(name: str, shapes: Sequence[str], signature: str | None) -> Model:
-    """Load a model by path or zoo name, with shapes given as text."""
-    model = api.load(name, signature=signature, shapes=parse_shapes(shapes), progress=say)
+def open_model(name: str, shapes: Sequence[str], signature: str | None, folder: Folder = False) -> Model:
+    """Load a model by path or zoo name, with shapes given as text. folder: where its import is kept."""
+    model = api.load(name, signature=signature, shapes=parse_shapes(shapes), progress=say, cache_dir=folder)
     for note in (*model.notes, *filter(None, [model.metadata and model.metadata.problem])):
         status.print(f"note: {note}", markup=False, soft_wrap=True)
     return model

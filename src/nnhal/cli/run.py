@@ -71,6 +71,7 @@ class RunRecord:
     "--input", "-i", "files", multiple=True, help="[NAME=]FILE: .npy, .npz, a picture, raw bytes. Default: random."
 )
 @common.place_options
+@common.cache_options
 @click.option(
     "--output", "-o", type=common.Writable(), help="Write outputs to a .npz, .npy (one output) or .json file."
 )
@@ -95,11 +96,12 @@ class RunRecord:
 @common.json_option
 def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: Sequence[str], **options: Any) -> None:
     """Run MODEL (a .tflite file, or a name that `nnhal models` lists) once and show its outputs."""
+    folder = common.cache_folder(options["cache_dir"], options["no_cache"])
     names = common.load_drivers(drivers, devices)
     loading = time.monotonic_ns()
-    graph = common.open_model(model, options["shapes"], options["signature"])
+    graph = common.open_model(model, options["shapes"], options["signature"], folder)
     compiling = time.monotonic_ns()
-    compiled = api.compile(graph, devices=names, **common.placing(options, names))
+    compiled = api.compile(graph, devices=names, cache_dir=folder, **common.placing(options, names))
     running = time.monotonic_ns()
     if names is None and {*compiled.placement.devices()} <= {CPU}:
         why = [found.problem for found in api.devices() if found.device is None]
@@ -230,6 +232,7 @@ def _document(done: RunRecord) -> dict[str, Any]:
         "inputs": [{"name": s.name, "from": g.origin} for s, g in zip(done.compiled.inputs, done.given, strict=True)],
         "outputs": results,
         "placement": done.compiled.placement.to_dict(),
+        "cache": [outcome._asdict() for outcome in done.compiled.cache],
         "time_ns": done.spent,
         "steps": [{"device": s.device, "operations": s.operations, "time_ns": s.total} for s in done.report.steps],
         "fallbacks": done.report.fallbacks,
@@ -250,6 +253,8 @@ def _print(done: RunRecord) -> None:
             value = f"{entry['real']:>12.6g} ({entry['value']})" if spec.scale else f"{entry['value']:>12.6g}"
             common.console.print(f"       {value}  #{entry['index']} {entry['label'] or ''}", markup=False)
     for line in placement_lines(done.compiled.placement):
+        common.console.print(line, markup=False)
+    for line in common.cache_lines(done.compiled.cache):
         common.console.print(line, markup=False)
     for step in done.report.steps:
         common.console.print(f"step   {step.device}: {step.operations} operations, {common.milliseconds(step.total)}")

@@ -83,7 +83,7 @@ def _draw(facts: Outline, placing: Placing | None, svg_path: Path | None, png_pa
 
 
 def _placement(graph: Model, names: list[str] | None, options: dict[str, Any]) -> Placement:
-    with api.compile(graph, devices=names, **common.placing(options, names)) as compiled:
+    with api.compile(graph, devices=names, cache_dir=False, **common.placing(options, names)) as compiled:
         return compiled.placement
 
 

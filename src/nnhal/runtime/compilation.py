@@ -339,7 +339,7 @@ def _attempt(
 
 def _kept(model: Model, caching: Caching) -> Kept:
     if caching.folder is None:
-        return Nothing()
+        return Nothing(caching.why)
     from nnhal.runtime.cache.steps import ModelCache
 
     return ModelCache(caching, model)

@@ -18,6 +18,8 @@ from nnhal.hal.hidl.adapters import adapt
 from nnhal.model.graph import Model
 from nnhal.model.stored import stored, unstored
 
+pytestmark = pytest.mark.cache
+
 X = np.float32([1, -2])
 
 

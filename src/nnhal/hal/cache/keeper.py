@@ -23,14 +23,12 @@ def _store(driver: str) -> TokenStore:
     if (only := opened_ahead()) is not None:
         return only
 
-    def open_it() -> TokenStore:
-        try:
-            return TokenStore.open(driver)
-        except OSError as error:
-            where = f" {error.filename}" if error.filename else ""
-            raise OperationFailed(f"no private record of what was cached:{where} {error.strerror or error}") from None
-
-    return _stores.get((state_folder(), driver), open_it, stale=lambda store: store.gone)
+    try:
+        place = state_folder(), driver
+        return _stores.get(place, lambda: TokenStore.open(driver), stale=lambda store: store.gone)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        raise OperationFailed(f"no private record of what was cached:{where} {error.strerror or error}") from None
 
 
 def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:

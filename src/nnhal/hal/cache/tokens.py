@@ -17,7 +17,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from nnhal.base.private import locked, private_file, private_folder
+from nnhal.base.private import absolute, locked, private_file, private_folder
 
 MAGIC = b"NNHALtk\n"
 KEY = 32  # bytes
@@ -27,12 +27,15 @@ _RECORD = struct.Struct("<32s32s32s8s")
 
 
 def state_folder() -> Path:
-    """Where what belongs to the user, and is no cache, lies: NNHAL_STATE_DIR, or `nnhal` below XDG_STATE_HOME."""
+    """Where what belongs to the user, and is no cache, lies: NNHAL_STATE_DIR, or `nnhal` below XDG_STATE_HOME.
+
+    OSError where there is no such place.
+    """
     given = os.environ.get("NNHAL_STATE_DIR")
     if given:
         return Path(given).absolute()
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser().absolute() / "nnhal"
+    return absolute(base) / "nnhal"
 
 
 class TokenStore:

@@ -26,7 +26,7 @@ from nnhal.model.stored import stored
 from nnhal.runtime.cache.folder import Blamed, CacheFolder, Missing, NewEntry
 from nnhal.runtime.cache.own import IMPORTED, OwnEntries, considered, imported
 from nnhal.runtime.cache.tokens import token_of
-from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching
+from nnhal.runtime.cache.wanted import CacheOutcome, CacheState, Caching, why_of
 from nnhal.runtime.lanes import Lane
 
 _log = logger("compilation")
@@ -39,7 +39,7 @@ def imported_in(
     try:
         there = CacheFolder(folder, most)
     except OSError as error:
-        return read(), CacheOutcome("model", "off", f"the folder {folder} {_why(error)}")
+        return read(), CacheOutcome("model", "off", f"the folder {folder} {why_of(error)}")
     return imported(label, memory, asked, there, read)
 
 
@@ -53,11 +53,11 @@ class ModelCache:
     def _folder(self) -> CacheFolder | str:
         """The folder, or why there is none."""
         if self._caching.folder is None:
-            return "no cache folder was given"
+            return self._caching.why
         try:
             return CacheFolder(self._caching.folder, self._caching.most)
         except OSError as error:
-            return f"the folder {self._caching.folder} {_why(error)}"
+            return f"the folder {self._caching.folder} {why_of(error)}"
 
     @cached_property
     def _token(self) -> bytes:
@@ -124,7 +124,7 @@ class ModelCache:
         except (TypeError, ValueError) as error:
             return f"the options of the device cannot be written down: {error}"
         except OSError as error:
-            return f"the model's token: {_why(error)}"
+            return f"the model's token: {why_of(error)}"
 
     def _facts(self, device: Device, model: Model, hints: Hints, place: str) -> dict[str, Any]:
         own = identity_of(device)
@@ -181,7 +181,7 @@ class _Step:
         except Missing as missing:
             return str(missing)
         except OSError as error:
-            return f"the entry {_why(error)}"
+            return f"the entry {why_of(error)}"
         try:
             hints = replace(self.hints, cache=files.cache(self.key), worked_out=None)
             lane.prepared = restored_by(self.device, self.seen, hints)
@@ -208,7 +208,7 @@ class _Step:
             writing = NewEntry(self.folder, self._name, self.count)
         except OSError as error:
             self._plainly_in(lane)
-            return f"it cannot be kept: {_why(error)}"
+            return f"it cannot be kept: {why_of(error)}"
         try:
             return self._saved_in(lane, writing, facts)
         finally:
@@ -226,7 +226,7 @@ class _Step:
         try:
             return "" if writing.publish(self.key, dict(facts)) else "the device kept nothing of it"
         except OSError as error:
-            return f"it cannot be kept: {_why(error)}"
+            return f"it cannot be kept: {why_of(error)}"
 
     def _plainly_in(self, lane: Lane) -> None:
         lane.prepared = prepared_by(self.device, self.model, self.hints, as_is=True)
@@ -255,7 +255,3 @@ def _facts(device: Device, hints: Hints) -> list[Any]:
     own, hints = identity_of(device), device.told(hints)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
     return [own.name, own.version, str(own.level), own.preferred_layout, *said]
-
-
-def _why(error: OSError) -> str:
-    return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.private import absolute
 from nnhal.hal.cache.files import TOKEN_SIZE
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, prepared_by
@@ -17,6 +18,7 @@ from nnhal.runtime.lanes import Lane
 MOST = 1 << 30  # bytes of a folder, where nobody says more or less
 
 CacheState = Literal["hit", "miss", "off"]
+Folder = str | os.PathLike[str] | Literal[False] | None  # where to keep what is compiled; False: nowhere
 
 
 class CacheOutcome(NamedTuple):
@@ -32,21 +34,27 @@ class CacheOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Caching:
-    """What the application wants kept. folder: None for nothing. token: of the model, None where it is to be made."""
+    """What the application wants kept. token: of the model, None where it is to be made. folder: None for nothing, `why`."""
 
     folder: Path | None = None
     token: bytes | None = None
     most: int = MOST
+    why: str = "no cache folder was given"
 
     @classmethod
-    def wanted(cls, folder: "str | os.PathLike[str] | None", token: Any) -> "Caching":
+    def wanted(cls, folder: Folder, token: Any) -> "Caching":
         """What `compile` was asked for; NNHAL_CACHE_DIR where it says nothing. InvalidArgument for what cannot be."""
-        if folder is not None and not (isinstance(folder, str | os.PathLike) and os.fspath(folder)):
+        if not (folder is None or folder is False or (isinstance(folder, str | os.PathLike) and os.fspath(folder))):
             raise InvalidArgument(f"cache_dir is {shown(folder)}, must be the path of a folder")
         if token is not None and not (isinstance(token, bytes) and len(token) == TOKEN_SIZE):
             raise InvalidArgument(f"token is {shown(token)}, must be {TOKEN_SIZE} bytes")
-        path = os.fspath(folder) if folder is not None else os.environ.get("NNHAL_CACHE_DIR", "")
-        return cls(Path(os.fsdecode(path)).expanduser().absolute() if path else None, token, quota())
+        if folder is False:
+            return cls(None, token, why="nothing is to be kept")
+        path = os.fsdecode(folder if folder is not None else os.environ.get("NNHAL_CACHE_DIR", ""))
+        try:
+            return cls(absolute(path) if path else None, token, quota())
+        except OSError as error:
+            return cls(None, token, why=f"the folder {path} {why_of(error)}")
 
 
 def quota() -> int:
@@ -60,9 +68,14 @@ def quota() -> int:
 
 
 def user_folder() -> Path:
-    """The user's own folder for compilations, which `nnhal cache` looks at: `nnhal/compiled` below XDG_CACHE_HOME."""
+    """The user's own folder for compilations, that of the command line: `nnhal/compiled` below XDG_CACHE_HOME."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "nnhal" / "compiled"
+    return Path(os.path.expanduser(base), "nnhal", "compiled")
+
+
+def why_of(error: OSError) -> str:
+    """What the system refused, in its words."""
+    return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)
 
 
 class Entry(Protocol):
@@ -97,12 +110,15 @@ class Kept(Protocol):
         """What a device says of the model: as it is known, else asked."""
 
 
+@dataclass(frozen=True)
 class Nothing:
-    """Nothing is kept of a model."""
+    """Nothing is kept of a model. why: as of `NotKept`."""
+
+    why: str
 
     def entry(self, place: str, operations: Sequence[int] | None) -> Entry:
         """As of `Kept`."""
-        return NotKept("no cache folder was given")
+        return NotKept(self.why)
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Kept`."""
