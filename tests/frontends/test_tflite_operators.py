@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import nnhal
-from tests.frontends.cases import Case, X, b, c, channels, check, const, f, i, out, q
+from nnhal.base.codes import OperationType
+from nnhal.frontends.tflite import load
+from tests.frontends.cases import Case, X, b, c, channels, check, const, f, file_of, i, out, q
 from tests.frontends.flat import Writer, litert
 
 BEYOND_BYTES = np.array([0, 255, 256, -1, -129, 70_000, 2**31 - 1, -(2**31)], np.int32)
@@ -202,3 +204,10 @@ def test_the_number_of_an_operator_may_stand_in_either_of_two_fields(left):
     content, given = w.bytes(change), np.array([[-1, -1]], np.float32)
     assert litert(content, given)[0].tolist() == [[-0.5, 2]]
     assert nnhal.compile(nnhal.load(content), devices="reference")(given).tolist() == [[-0.5, 2]]
+
+
+def test_a_new_axis_is_put_in_behind_a_slice_and_no_element_is_moved_alone():
+    case = "STRIDED_SLICE", [f(4, 5), c([0, 0, 1]), c([3, 0, 4]), c([1, 1, 1])], [out(3, 1, 3)], "StridedSlice"
+    content, _ = file_of(*case, newAxisMask=2)
+    found = [OperationType(operation.type).name for operation in load(content).main.operations]
+    assert found == ["STRIDED_SLICE", "EXPAND_DIMS"]

@@ -251,6 +251,23 @@ def test_what_lay_in_a_variable_may_be_an_output(written):
     assert found == ([[0, 1], [1, 2], [2, 3]] if written else [[0, 1]] * 3)
 
 
+def test_a_variable_that_is_never_read_is_no_state_and_one_behind_it_may_be_a_number():
+    w = Writer()
+    x, y = w.tensor([]), w.tensor([])
+    handles, old = [w.tensor([], "resource") for _ in range(2)], w.tensor([])
+    for name, handle in zip("ab", handles, strict=True):
+        w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName=name)
+    w.operator("ASSIGN_VARIABLE", [handles[0], x], [], "AssignVariable")
+    w.operator("READ_VARIABLE", [handles[1]], [old], "ReadVariable")
+    w.operator("ADD", [old, x], [y], "Add")
+    w.operator("ASSIGN_VARIABLE", [handles[1], y], [], "AssignVariable")
+    w.ends([x], [y])
+    model = load(w.bytes())
+    assert len(model.states) == 1
+    stream = nnhal.compile(model, devices="reference").stream()
+    assert [stream(np.float32(2)).tolist() for _ in range(3)] == [2, 4, 6]
+
+
 def test_a_variable_whose_shape_is_not_known_when_it_is_read_is_refused():
     w = Writer()
     x, handle, old, y = w.tensor([2]), w.tensor([], "resource"), w.tensor([1], shapeSignature=[-1]), w.tensor([2])

@@ -571,6 +571,13 @@ def test_what_is_made_in_another_order_and_becomes_small_is_transposed_where_it_
     assert sizes_transposed(laid(b.finish([x], [y]))) == [192, 3]
 
 
+def test_what_loses_a_dimension_may_be_all_that_does_not_care_for_the_order() -> None:
+    b = Builder()
+    x = b.input((1, 8, 8, 3))
+    found = laid(b.finish([x], [b.reduce_max(pooled(b, x), np.array([1, 2], np.int32), keep_dims=False)]))
+    assert sizes_transposed(found) == [192]  # what goes in: of [1, 3] the order is the same
+
+
 def test_what_two_outputs_are_transposed_of_is_transposed_before() -> None:
     b = Builder()
     x, picture = b.input((1, 4, 4, 3)), b.input((1, 3, 4, 4))
