@@ -168,6 +168,22 @@ def test_small_errors_of_a_carried_result_may_add_up_and_no_more() -> None:
     assert "must be" in judge(call, [counter, y], [counter, None])
 
 
+@pytest.mark.parametrize("rounds", [0, 5])
+def test_nan_agrees_with_nan_and_with_no_number(rounds: int) -> None:
+    call = next(
+        c
+        for c in drawn("WHILE", "ADD", "LESS")
+        if isinstance(c, WhileCall) and c.carried is not None and c.rounds == rounds and c.inner.cell.kind == F32
+    )
+    counter, y = given(call)
+    none = y.copy()
+    none.flat[0] = np.nan
+    assert judge(call, [counter, none], [counter, none.copy()]) == ""
+    for wanted, actual in ((y, none), (none, y)):
+        said = judge(call, [counter, wanted], [counter, actual])
+        assert said == f"after {rounds} rounds: output 1 differs in 1 of {y.size}"
+
+
 # ---------------------------------------------------------------------------------------------------------- who is found
 
 

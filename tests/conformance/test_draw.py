@@ -132,6 +132,16 @@ def test_outputs_are_finer_coarser_or_about_as_their_inputs_by_their_class():
     assert abs(ratios["ordinary"]).max() < 8
 
 
+def test_outputs_of_numbers_without_a_scale_have_one_about_1():
+    found = [np.log2(call.outputs[0].scale) for call in calls("QUANTIZE", F32, "ordinary")]
+    assert -5 < min(found) < max(found) < 8 and len(set(found)) > 30
+
+
+def test_scales_of_results_that_lie_between_steps_do_not_depend_on_those_of_what_goes_in():
+    found = [np.log2(call.outputs[0].scale) for call in calls("ADD", Q8, "ties", 200)]
+    assert (min(found), max(found)) == (-3, 6)
+
+
 def test_scales_of_ties_are_powers_of_two():
     found = [v.scale for c in calls("ADD", Q8, "ties") for v in (*c.inputs[:2], *c.outputs)]
     assert {float(np.frexp(scale)[0]) for scale in found} == {0.5} and len(set(found)) > 3

@@ -16,7 +16,7 @@ from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.samples.full import FullV1_3, PreparedV1_3
 from nnhal.frontends.python import Builder
 from nnhal.hal.cache import keeper, tokens
-from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, Damaged
+from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles, Damaged, written_by
 from nnhal.hal.cache.tokens import TokenStore
 from nnhal.hal.device import Device, Hints, cache_files_by, prepared_by, restored_by
 from nnhal.hal.wrappers import AtLevel, Limited, PreparedAtLevel, Recorded, WithOptions
@@ -239,6 +239,30 @@ def test_what_was_never_noted_is_not_restored(cache, state):
     record.write_bytes(record.read_bytes()[:40])  # the key alone
     with pytest.raises(Damaged, match="is nothing that this driver noted to have written for the token"):
         restored_by(FullV1_3(), outline(scaled()), Hints(cache=cache))
+
+
+def test_files_are_whole_where_the_driver_has_noted_them_whatever_version_wrote_them(cache, state):
+    prepared_by(FullV1_3(), scaled(), Hints(cache=cache))
+    (record,) = state.glob("*.tokens")
+    noted, (fd, _) = record.read_bytes(), cache.files
+    driver = FullV1_3.name
+    whole = os.pread(fd, 1 << 20, 0)
+    identity = written_by(whole)
+    assert identity is not None
+    keeper.is_whole(cache, driver)
+
+    record.write_bytes(noted[:40])  # the key alone
+    with pytest.raises(Damaged, match="is nothing that this driver noted to have written for the token"):
+        keeper.is_whole(cache, driver)
+    record.write_bytes(noted)
+    os.pwrite(fd, b"?", len(whole) - 1)
+    with pytest.raises(Damaged, match="damaged: model file 0"):
+        keeper.is_whole(cache, driver)
+    os.pwrite(fd, b"?", 0)
+    with pytest.raises(Damaged, match="is of a form of its driver's own, or damaged"):
+        keeper.is_whole(cache, driver)
+    with pytest.raises(Damaged, match="is of a form of its driver's own, or damaged"):
+        keeper.is_whole(Cache(cache.token), driver)
 
 
 def test_the_hash_is_noted_before_anything_is_written(cache, monkeypatch):

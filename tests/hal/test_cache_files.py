@@ -146,6 +146,19 @@ def test_a_file_is_replaced_as_a_whole_wherever_its_position_is():
         assert subject.read(there.fileno()) == b"new"
 
 
+def test_a_file_that_comes_in_pieces_is_read_to_the_size_that_it_had(monkeypatch):
+    with tempfile.TemporaryFile(buffering=0) as there:
+        there.write(b"abcdefgh")
+        pread, pieces = os.pread, [3, 2, 100]
+
+        def growing(fd: int, size: int, at: int) -> bytes:
+            there.write(b"more")
+            return pread(fd, min(size, pieces.pop(0)), at)
+
+        monkeypatch.setattr(os, "pread", growing)
+        assert subject.read(there.fileno()) == b"abcdefgh"
+
+
 def test_a_file_that_shrinks_while_it_is_read_is_damaged(monkeypatch):
     with tempfile.TemporaryFile(buffering=0) as there:
         there.write(b"abcdef")

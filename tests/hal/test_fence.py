@@ -194,6 +194,30 @@ def looking(fence: Fence) -> None:
         assert fence.duplicate().status() == ErrorStatus.DEVICE_UNAVAILABLE
 
 
+def test_who_gave_up_awaiting_holds_no_descriptor_though_the_error_is_kept() -> None:
+    fence, signal = fence_pair()
+
+    async def given_up() -> tuple[BaseException, int]:
+        task = asyncio.ensure_future(_awaited(fence))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        during = len(os.listdir("/proc/self/fd"))
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError as error:
+            return error, during - len(os.listdir("/proc/self/fd"))
+        raise AssertionError
+
+    error, less = asyncio.run(given_up())
+    assert error.__traceback__ is not None and less == 1
+    signal.set()
+
+
+async def _awaited(fence: Fence) -> None:
+    await fence
+
+
 def test_looking_takes_nothing_out() -> None:
     fence, signal = fence_pair()
     signal.set(ErrorStatus.DEVICE_UNAVAILABLE)

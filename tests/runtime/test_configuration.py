@@ -63,6 +63,7 @@ def test_nothing_waits_for_its_turn_where_nothing_can_change() -> None:
     with pytest.raises(MissedDeadline):
         some.change("b", {"gain": 1}, Control(deadline=1))
     some.leave(None)
+    still.leave(ticket)  # not its own
     some.leave(ticket)
     some.change("b", {"gain": 1}, Control(deadline=2**62))
 
@@ -92,6 +93,9 @@ def test_a_device_is_named_by_its_label_or_by_a_name_that_no_other_has() -> None
     ):
         with pytest.raises(InvalidArgument, match=text):
             made.change(name, {"gain": 1}, UNLIMITED)
+    both = Configuration([step("first", Told("gain")), step("second", Told("gain"))])
+    with pytest.raises(InvalidArgument, match="several devices are named 'fake'"):
+        both.change("fake", {"gain": 1}, UNLIMITED)
     three = Told("gain")
     Configuration([step("label", three)]).change("fake", {"gain": 3}, UNLIMITED)
     assert three.options == [{"gain": 3}]

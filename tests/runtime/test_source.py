@@ -1,5 +1,6 @@
 """Where a driver's code lies, and what its modules import, in this process and without a device."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,7 +115,6 @@ def test_an_import_finds_what_lies_beside_the_driver_first_then_what_is_installe
     }
     module = Source(written(tmp_path, files) / "mine.py").load()
     import json
-    import os
 
     assert module.json is not json and module.MINE == 1 and module.os is os
     assert module.parts.one is module.one and module.F == 7 and module.one.sys is sys
@@ -127,6 +127,16 @@ def test_a_file_that_has_the_name_of_what_it_imports_gets_the_other(tmp_path: Pa
     module = Source(written(tmp_path, files) / "json.py").load()
     assert module.json is json
     assert module.helper.his is module  # who lies beside it has the driver's
+
+
+def test_a_module_that_was_added_in_the_same_moment_is_found(tmp_path: Path) -> None:
+    code = "try:\n import helper\nexcept ImportError:\n helper = None"
+    source, times = Source(written(tmp_path, {"mine.py": code}) / "mine.py"), (1_700_000_000, 1_700_000_000)
+    os.utime(tmp_path, times)
+    assert source.load().helper is None
+    written(tmp_path, {"helper.py": ""})
+    os.utime(tmp_path, times)  # the folder's own time does not tell
+    assert source.load().helper is not None
 
 
 def test_what_fails_while_it_is_loaded_leaves_no_module_and_no_space(tmp_path: Path) -> None:
