@@ -14,7 +14,7 @@ from nnhal.base.operands import Array
 
 TO = "I"  # the form of a field that refers to another block
 _UNIT = 8  # every block begins at a multiple of it
-_TO, _SIZES = struct.Struct("<I"), {"b": 1, "B": 1, "?": 1, "i": 4, TO: 4, "Q": 8}
+_TO, _SIZES = struct.Struct("<I"), {"b": 1, "B": 1, "?": 1, "i": 4, "f": 4, TO: 4, "q": 8, "Q": 8}
 
 
 class Block(NamedTuple):

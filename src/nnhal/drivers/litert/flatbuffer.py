@@ -5,44 +5,28 @@ Constants lie outside: a buffer states where its bytes lie from the start of the
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.memory import aligned
 from nnhal.base.operands import Array, Shape
+from nnhal.base.tflite_schema import OPERATORS, OPTIONS, TYPES, fields_of
 from nnhal.drivers.litert.blocks import TO, Block, Field, file, integers, numbers, table, tables, text
 from nnhal.drivers.litert.content import Content, joined
 
 IDENTIFIER = b"TFL3"
 VERSION = 3
 MARK = 0x5A96_C33C_A500_0000  # what nothing in a flatbuffer is but what is put there to be found
-
-
-@cache
-def schema() -> Any:
-    """The generated classes of the TFLite schema; DeviceUnavailable where LiteRT is not installed."""
-    try:
-        from ai_edge_litert import schema_py_generated  # noqa: TID251
-    except ImportError as error:
-        raise unavailable(error) from error
-    return schema_py_generated
-
-
-def unavailable(error: ImportError) -> DeviceUnavailable:
-    """The error for an engine that cannot be imported."""
-    return DeviceUnavailable(
-        f"litert: ai_edge_litert is not there ({error}), install it with: pip install 'nnhal[litert]'"
-    )
+_TYPES, _OPERATORS = ({name: number for number, name in enumerate(names)} for names in (TYPES, OPERATORS))
+_OPTIONS = {name.removesuffix("Options"): number for number, name in enumerate(OPTIONS)}
 
 
 class FlatbufferWriter:
     """One model with one subgraph, written tensor by tensor and operator by operator."""
 
     def __init__(self) -> None:
-        self._schema = schema()
         self._tensors: list[list[Field]] = []
         self._operators: list[list[Field]] = []
         self._codes: dict[str, int] = {}
@@ -67,7 +51,7 @@ class FlatbufferWriter:
         """
         fields: list[Field] = [
             (0, TO, integers([d or 0 for d in shape or ()])),
-            (1, "b", getattr(self._schema.TensorType, kind)),
+            (1, "b", _TYPES[kind]),
             (5, "?", variable),
         ]
         if data is not None:
@@ -94,7 +78,7 @@ class FlatbufferWriter:
             (2, TO, integers(outputs)),
         ]
         if options:
-            written.append((3, "B", getattr(self._schema.BuiltinOptions, f"{options}Options")))
+            written.append((3, "B", _OPTIONS[options]))
             written.append((4, TO, _options(options, tuple((k, _hashable(v)) for k, v in fields.items()))))
         self._operators.append(written)
 
@@ -121,25 +105,25 @@ class FlatbufferWriter:
         return content
 
     def _code(self, kind: str) -> Block:
-        number = getattr(self._schema.BuiltinOperator, kind)
+        number = _OPERATORS[kind]
         return table((0, "b", min(number, 127)), (2, "i", 1), (3, "i", number))
 
 
 @lru_cache(maxsize=1024)
-def _options(name: str, fields: tuple[tuple[str, Any], ...]) -> Block:
+def _options(name: str, given: tuple[tuple[str, Any], ...]) -> Block:
     """A table of options, by the schema's names of its fields."""
-    from flatbuffers import Builder
-
-    made = getattr(schema(), f"{name}OptionsT")()
-    for field, value in fields:
-        if not hasattr(made, field):
+    known, written = fields_of(name), list[Field]()
+    for field, value in given:
+        place = known.get(field[:1].upper() + field[1:])
+        if place is None:
             raise AttributeError(f"{name}Options has no field {field}")
-        setattr(made, field, value)
-    builder = Builder(64)
-    builder.Finish(made.Pack(builder))
-    data = bytes(builder.Output())
-    return Block(data, int.from_bytes(data[:4], "little"))
+        number, form, default = place
+        if form.startswith("["):
+            written.append((number, TO, numbers(np.array(value, form[1:]))))
+        elif value != default:
+            written.append((number, form, value))
+    return table(*written)
 
 
 def _hashable(value: Any) -> Any:
-    return value if isinstance(value, int | float) else tuple(np.asarray(value).tolist())
+    return tuple(value) if isinstance(value, Sequence | np.ndarray) else value
