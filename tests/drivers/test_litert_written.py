@@ -139,7 +139,7 @@ def test_options_that_are_all_defaults_are_a_table_without_fields():
 def test_blocks_of_any_length_lie_one_behind_the_other(count):
     """Read by the definition: an offset is counted from where it stands; a vector begins with its length."""
     names = ["x" * n for n in range(count)]
-    content = blocks.file(blocks.table((1, blocks.TO, blocks.tables([named(name) for name in names]))), b"TEST")
+    content = blocks.file(blocks.table("1*", blocks.tables([named(name) for name in names])), b"TEST")
     assert content[4:8] == b"TEST"
     at = field(content, to(content, 0), 1)
     vector = to(content, at)
@@ -155,8 +155,7 @@ def test_blocks_of_any_length_lie_one_behind_the_other(count):
 
 
 def named(name: str) -> blocks.Block:
-    numbers = blocks.numbers(np.array([-1, len(name)], np.int64))
-    return blocks.table((0, blocks.TO, blocks.text(name)), (2, "Q", 7 << 40), (3, blocks.TO, numbers))
+    return blocks.table("0* 2Q 3*", blocks.text(name), 7 << 40, blocks.vector("q", [-1, len(name)]))
 
 
 def whole(content: bytes, at: int) -> int:

@@ -156,7 +156,7 @@ class Graph:
             scales, axis = value.channel.scales, value.channel.axis
         if len(scales):
             require_scales(min(scales), max(scales))
-        if any(size is not None and size > MOST for size in value.shape or ()):
+        if max([size or 0 for size in value.shape or ()], default=0) > MOST:
             raise Refused(f"shape {show(value.dims)} exceeds LiteRT's 32 bits")
         quant = scales, value.zero_point, axis
         if data is not None and value.type in HALVES:
