@@ -35,8 +35,9 @@ class FlatTable:
 
     def number(self, field: int, form: str = "i", default: Any = 0) -> Any:
         """A number in a form of `struct`."""
-        at = self.place(field)
-        return _NUMBERS[form].unpack_from(self._data, at)[0] if at else default
+        fields = self._fields
+        offset = fields[field] if field < len(fields) else 0
+        return _NUMBERS[form].unpack_from(self._data, self.at + offset)[0] if offset else default
 
     def target(self, field: int) -> int:
         """Where that lies which a field refers to, 0 for nothing."""
@@ -50,8 +51,13 @@ class FlatTable:
 
     def vector(self, field: int) -> tuple[int, int]:
         """Where the first element of a vector, or the first byte of a text, lies, and how many there are."""
-        at = self.target(field)
-        return (at + WORD, length(self._data, at)) if at else (0, 0)
+        fields = self._fields
+        offset = fields[field] if field < len(fields) else 0
+        if not offset:
+            return 0, 0
+        at = self.at + offset
+        at += _OFFSET.unpack_from(self._data, at)[0]
+        return at + WORD, _OFFSET.unpack_from(self._data, at)[0]
 
 
 def target(data: Bytes, at: int) -> int:

@@ -9,6 +9,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -94,6 +95,11 @@ class Fields:
             return tuple(found.tolist())
 
 
+@lru_cache(maxsize=256)
+def _layout(form: str, count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}{form}")
+
+
 def _named(names: Sequence[str], number: int, what: str) -> str:
     """A member of an enum, or for people what it would be."""
     return names[number] if 0 <= number < len(names) else f"{what} {number}"
@@ -166,9 +172,9 @@ class Reader:
         start, count = table.vector(field)
         if not count:
             return ()
-        layout = f"<{count}{form}"
-        self.spend(struct.calcsize(layout), what)
-        return struct.unpack_from(layout, self.view, start)
+        layout = _layout(form, count)
+        self.spend(layout.size, what)
+        return layout.unpack_from(self.view, start)
 
     def text(self, table: FlatTable, field: int) -> str:
         """A string, "" for none."""
