@@ -391,7 +391,7 @@ class Bound:
 
     def form_has(self, name: str) -> bool:
         """Whether the chosen form has an argument or dimension of this name."""
-        return name in self.__dict__ or any(a.name == name for a in self.form)
+        return name in self.form.places or name in self.__dict__
 
     def fail(self, message: str) -> NoReturn:
         """Raise InvalidModel for this operation."""
