@@ -6,6 +6,7 @@ float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds in
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
@@ -49,8 +50,7 @@ class EngineTensor:
     value: Value
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(NamedTuple):
     """A TFLite model and how it meets the NNAPI model that it was made of.
 
     inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose

@@ -4,14 +4,13 @@ An operation costs about half a millisecond, an element of shape arithmetic abou
 file may spend takes less than a second, and 128 MiB. The figures stand in docs/models.md for people.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nnhal.base.errors import BadFile
 
 
-@dataclass(frozen=True)
-class Allowance:
+class Allowance(NamedTuple):
     """So many of `what` for any file, `share` more for each of its bytes, and never more than `most`."""
 
     what: str

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -30,8 +30,7 @@ INT32_RANGE = np.iinfo(np.int32)
 ARGUMENTS = (Term, int, float, str, np.generic)
 
 
-@dataclass(frozen=True)
-class OperatorEntry:
+class OperatorEntry(NamedTuple):
     """How to lower an operator. inputs, outputs: the least and greatest number; None: any.
 
     real: what it computes is a function of real values alone, so where NNAPI's quantised form does not take the file's
