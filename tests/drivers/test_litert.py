@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,19 @@ def floats(*values: float) -> Any:
 def test_importing_the_driver_imports_no_engine() -> None:
     code = "import sys, nnhal.drivers.litert; print(any(m.startswith('ai_edge_litert') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_file_is_read_and_a_model_written_without_classes_generated_from_the_schema(tmp_path: Path) -> None:
+    path = tmp_path / "add4.tflite"
+    path.write_bytes(maker.make("add4"))
+    code = f"""
+import sys, numpy as np, nnhal
+add = nnhal.compile(nnhal.load({str(path)!r}), devices=["litert"])
+x = np.float32([1, 2, 3, 4])
+print(add(x, x), [m for m in sys.modules if m.startswith(("tflite", "flatbuffers")) or m.endswith("schema_py_generated")])
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout == "[2. 4. 6. 8.] []\n", done.stderr
 
 
 def test_a_missing_engine_is_an_unavailable_device_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ai_edge_litert")
+from ai_edge_litert import schema_py_generated as tfl  # noqa: TID251
+
 import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
 from nnhal.drivers.litert import content as contents
-from nnhal.drivers.litert.flatbuffer import schema
 from nnhal.drivers.litert.recipe import Settings, recipe_of, restore, save
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.model.graph import Model
@@ -82,7 +83,7 @@ def content_of(model: Model) -> CacheContent:
 def weights_in(lowered, model: Model) -> list[bytes]:
     """What the buffers of a TFLite model hold, read as the schema says."""
     data = lowered.content
-    read = schema().Model.GetRootAs(data, 0)
+    read = tfl.Model.GetRootAs(data, 0)
     buffers = [read.Buffers(n) for n in range(read.BuffersLength())]
     return [data[buffer.Offset() : buffer.Offset() + buffer.Size()] for buffer in buffers]
 

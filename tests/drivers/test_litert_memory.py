@@ -18,6 +18,7 @@ import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import MissedDeadline, OutOfMemory
 from nnhal.base.memory import Memory
+from nnhal.base.sealed import sealed
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control, Request
 from nnhal.ipc.client.process import Resilient, start
@@ -36,6 +37,18 @@ from nnhal.drivers.litert.lowering import lower  # noqa: E402
 UNITS = 512  # weights of UNITS * UNITS floats: 1 MiB, which is enough to be mapped
 SIZE = 4 * UNITS * UNITS
 NONE = 0  # the fused activation
+
+
+def test_what_is_no_constant_is_zeros_whatever_the_room_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents, "_unwritten", lambda _, size: b"\xff" * size)
+    pool = sealed(np.full(3 << 20, 5, np.uint8))
+    mapped, small = pool.bytes()[contents.PAGE * 3 : SIZE * 2], np.full(5, 7, np.uint8)
+    made, (first, second) = contents.joined(64, [small, mapped], [0, 8])
+    found = np.frombuffer(bytes(made), np.uint8)
+    wanted = np.zeros(len(made), np.uint8)
+    wanted[first : first + 5] = 7
+    wanted[second : second + mapped.size] = 5
+    assert len(made.windows) == 1 and np.array_equal(found, wanted)
 
 
 @pytest.fixture(scope="module")

@@ -98,11 +98,48 @@ def test_an_option_that_the_schema_lacks_is_an_error_that_names_it():
         FlatbufferWriter().operator("CONV_2D", [0], [0], "Conv2D", stride=1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("LSTM", {"fusedActivationFunction": 4, "cellClip": 0.5, "projClip": -2.0, "kernelType": 1}),
+        ("BidirectionalSequenceLSTM", {"timeMajor": False, "mergeOutputs": True, "projClip": 0.25}),
+        ("BidirectionalSequenceLSTM", {"timeMajor": True}),  # the default
+        ("Reshape", {"newShape": [3, -1, 2]}),
+        ("ResizeBilinear", {"halfPixelCenters": True}),
+        ("Random", {"seed": -(1 << 40), "seed2": 5}),
+        ("Bucketize", {"boundaries": [-0.5, 0.25, 8.0]}),
+        ("Conv2D", {"dilationWFactor": 1, "dilationHFactor": 3, "strideW": np.int64(2)}),
+        ("BatchMatMul", {"adjX": np.True_, "adjY": np.False_}),
+    ],
+)
+def test_options_read_as_they_were_given_and_the_others_have_their_defaults(kind, given):
+    w = FlatbufferWriter()
+    x = w.tensor("FLOAT32", (1,))
+    w.operator("CUSTOM", [x], [x], kind, **given)
+    (operator,) = read(bytes(w.finish([x], [x]))).subgraphs[0].operators
+    assert operator.builtinOptionsType == getattr(tfl.BuiltinOptions, f"{kind}Options")
+    wanted = getattr(tfl, f"{kind}OptionsT")()
+    for name, value in given.items():
+        setattr(wanted, name, value)
+    found = {
+        name: value if np.ndim(value) == 0 else list(value) for name, value in vars(operator.builtinOptions).items()
+    }
+    assert found == vars(wanted)
+
+
+def test_options_that_are_all_defaults_are_a_table_without_fields():
+    w = FlatbufferWriter()
+    x = w.tensor("FLOAT32", (1,))
+    w.operator("CONV_2D", [x], [x], "Conv2D", dilationWFactor=1, strideW=0)
+    table = tfl.Model.GetRootAs(bytes(w.finish([x], [x]))).Subgraphs(0).Operators(0).BuiltinOptions()
+    assert [table.Offset(4 + 2 * n) for n in range(7)] == [0] * 7
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
 def test_blocks_of_any_length_lie_one_behind_the_other(count):
     """Read by the definition: an offset is counted from where it stands; a vector begins with its length."""
     names = ["x" * n for n in range(count)]
-    content = blocks.file(blocks.table((1, blocks.TO, blocks.tables([named(name) for name in names]))), b"TEST")
+    content = blocks.file(blocks.table("1*", blocks.tables([named(name) for name in names])), b"TEST")
     assert content[4:8] == b"TEST"
     at = field(content, to(content, 0), 1)
     vector = to(content, at)
@@ -118,8 +155,7 @@ def test_blocks_of_any_length_lie_one_behind_the_other(count):
 
 
 def named(name: str) -> blocks.Block:
-    numbers = blocks.numbers(np.array([-1, len(name)], np.int64))
-    return blocks.table((0, blocks.TO, blocks.text(name)), (2, "Q", 7 << 40), (3, blocks.TO, numbers))
+    return blocks.table("0* 2Q 3*", blocks.text(name), 7 << 40, blocks.vector("q", [-1, len(name)]))
 
 
 def whole(content: bytes, at: int) -> int:

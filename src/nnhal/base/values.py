@@ -60,6 +60,8 @@ def dimensions(value: Any, where: str, least: int = 0) -> tuple[int, ...]:
 
 def whole(value: Any, where: str, error: type[InvalidArgument] = InvalidArgument) -> int:
     """An integer as Python's, of any size; `error` for anything else."""
+    if type(value) is int:
+        return value
     if not _becomes(type(value), _INTEGER):
         raise error(f"{where} is {_show(value)}, must be an integer")
     return int(value)

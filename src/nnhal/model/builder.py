@@ -55,7 +55,21 @@ class ModelBuilder:
         name: str = "",
     ) -> int:
         """Add an operand; returns its index. `finish` makes inputs and outputs of those it is given."""
-        location, where = Location(), f"operand {len(self._operands)}"
+        return self._add(type, dimensions, scale, zero_point, lifetime, Location(), channel, extension, name)
+
+    def _add(
+        self,
+        type: int,
+        dimensions: Sequence[int],
+        scale: float,
+        zero_point: int,
+        lifetime: Lifetime,
+        location: Location,
+        channel: ChannelQuant | None = None,
+        extension: bytes | None = None,
+        name: str = "",
+    ) -> int:
+        where = f"operand {len(self._operands)}"
         scale, channel = float(np.float32(scale)), rounded_scales(channel)
         dims = tuple([whole(d, f"{where}: a dimension", InvalidModel) for d in dimensions])
         zero_point = whole(zero_point, f"{where}: the zero point", InvalidModel)
@@ -80,7 +94,7 @@ class ModelBuilder:
             type, array.shape if is_tensor(type) else (), scale, zero_point, channel=channel, name=name
         )
         lifetime, location = self._shared.store(array)
-        self._place(index, lifetime, location)
+        self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
         return index
 
     def reference(
@@ -97,9 +111,8 @@ class ModelBuilder:
         name: str = "",
     ) -> int:
         """Add a constant whose bytes stay where they are in pool `pool`; returns its index."""
-        index = self.operand(type, dimensions, scale, zero_point, channel=channel, name=name)
-        self._place(index, Lifetime.CONSTANT_REFERENCE, Location(pool, offset, length))
-        return index
+        location = Location(pool, offset, length)
+        return self._add(type, dimensions, scale, zero_point, Lifetime.CONSTANT_REFERENCE, location, channel, name=name)
 
     def no_value(self, type: int) -> int:
         """Add an operand that stands for an omitted optional argument."""
@@ -107,9 +120,7 @@ class ModelBuilder:
 
     def subgraph_operand(self, type: int, index: int) -> int:
         """Add a SUBGRAPH operand that refers to referenced subgraph `index`."""
-        at = self.operand(type)
-        self._place(at, Lifetime.SUBGRAPH, Location(0, index, 0))
-        return at
+        return self._add(type, (), 0.0, 0, Lifetime.SUBGRAPH, Location(0, index, 0))
 
     def operation(
         self,
@@ -182,9 +193,6 @@ class ModelBuilder:
         )
         model._memo["bounds"] = [list(self._bounds), *self._shared.bounds]
         return model
-
-    def _place(self, index: int, lifetime: Lifetime, location: Location) -> None:
-        self._operands[index] = replace(self._operands[index], lifetime=lifetime, location=location)
 
     def _freeze(self, inputs: Sequence[int], outputs: Sequence[int]) -> Subgraph:
         operands = list(self._operands)  # as they are: a builder may go on, and be finished again

@@ -447,7 +447,7 @@ def _bind(model: Model, number: int, done: dict[int, SubgraphBinding]) -> Subgra
         bounds.append(a)
         for place, shape in zip(operation.outputs, a.shapes, strict=True):
             value = values[place]
-            if shape is not None and value is not None:
+            if shape is not None and value is not None and shape != value.shape:
                 values[place] = replace(value, shape=_merge(shape, value.shape))
     return SubgraphBinding(tuple(bounds), tuple(values))
 
@@ -458,21 +458,23 @@ def _again(
     """What whoever built the model bound, where the model has the very same operands; else None."""
     if a is None or a.op is not record or len(a.given) != len(inputs) or len(a.outs) != len(outs):
         return None
-    if not all(map(_alike, a.given, inputs)):
-        return None
-    for value, before, shape in zip(outs, a.outs, a.shapes, strict=True):
-        if value is None or value.shape != shape or not _alike(replace(before, shape=shape), value):
+    for before, value in zip(a.given, inputs, strict=True):
+        if before is None or value is None:
+            if before is not value:
+                return None
+        elif before.shape != value.shape or not _alike(before, value):
+            return None
+    for before, value, shape in zip(a.outs, outs, a.shapes, strict=True):
+        if value is None or value.shape != shape or not _alike(before, value):
             return None
     a.name, a.outs = label, tuple(value for value in outs if value is not None)
     return a
 
 
-def _alike(one: Value | None, other: Value | None) -> bool:
-    """Whether two operands are known to be the same: values in the same bytes, or short ones that are equal."""
-    if one is None or other is None:
-        return one is other
-    if (one.type, one.shape, one.scale, one.zero_point, one.channel) != (
-        other.type, other.shape, other.scale, other.zero_point, other.channel,
+def _alike(one: Value, other: Value) -> bool:
+    """Whether two operands of one shape are known to be the same: values in the same bytes, or short ones that are equal."""
+    if (one.type, one.scale, one.zero_point, one.channel) != (
+        other.type, other.scale, other.zero_point, other.channel,
     ):  # fmt: skip
         return False
     x, y = one.data, other.data

@@ -37,6 +37,8 @@ def rounded(x: Array) -> Array:
 
 def single(number: float) -> float:
     """A number as float32 holds it; infinite beyond its range."""
+    if not number:
+        return 0.0
     with np.errstate(over="ignore", under="ignore"):
         return float(np.float32(number))
 

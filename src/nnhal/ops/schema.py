@@ -179,6 +179,21 @@ class Form(tuple[Arg, ...]):
         whole = [n for n in range(least, least + trailing + 1) if n >= len(self) or not self[n].paired]
         return whole, (least if any(a.many is not None for a in self) else None)
 
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The place of each argument."""
+        return {a.name: n for n, a in enumerate(self)}
+
+    @cached_property
+    def defaults(self) -> tuple[Any, ...]:
+        """What stands for each argument that is not given; None for one that has to be."""
+        return tuple(None if a.default is REQUIRED else a.default for a in self)
+
+    @cached_property
+    def required(self) -> int:
+        """The place of the last argument that has to be given, -1 for none."""
+        return max((n for n, a in enumerate(self) if a.default is REQUIRED), default=-1)
+
     def takes(self, count: int) -> bool:
         """Whether `count` inputs can fit this form."""
         counts, least = self.counts
@@ -378,7 +393,7 @@ class Bound:
 
     def form_has(self, name: str) -> bool:
         """Whether the chosen form has an argument or dimension of this name."""
-        return name in self.__dict__ or any(a.name == name for a in self.form)
+        return name in self.form.places or name in self.__dict__
 
     def fail(self, message: str) -> NoReturn:
         """Raise InvalidModel for this operation."""

@@ -32,9 +32,6 @@ class LoweringTask:
 
     def __init__(self, a: Bound, operation: Operation) -> None:
         self.a, self.operation = a, operation
-        slots = a.form.slots(len(operation.inputs))
-        self._places = {argument.name: operation.inputs[start:end] for argument, start, end in slots}
-        self._optional = {x.name for x in a.form if x.optional and isinstance(a.__dict__.get(x.name), Value)}
 
     @property
     def name(self) -> str:
@@ -50,11 +47,12 @@ class LoweringTask:
         """The operands of an argument: none where it is omitted, also for an input that is declared to be perhaps; several
         of a variadic one.
         """
-        if name in self._optional and perhaps_omitted(getattr(self.a, name)):
-            return ()
-        if self.a.__dict__.get(name, self) is None:
-            return ()
-        return self._places.get(name, ())
+        inputs, value = self.operation.inputs, self.a.__dict__.get(name, self)
+        for argument, start, end in self.a.form.slots(len(inputs)) if value is not None else ():
+            if argument.name == name:
+                omitted = argument.optional and isinstance(value, Value) and perhaps_omitted(value)
+                return () if omitted else inputs[start:end]
+        return ()
 
     def place(self, name: str) -> int:
         """The operand of an argument that is there."""

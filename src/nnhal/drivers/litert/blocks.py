@@ -5,89 +5,97 @@ worked out once each.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 from nnhal.base.memory import aligned
-from nnhal.base.operands import Array
 
-TO = "I"  # the form of a field that refers to another block
+TO = "*"  # the form of a field that refers to another block
 _UNIT = 8  # every block begins at a multiple of it
-_TO, _SIZES = struct.Struct("<I"), {"b": 1, "B": 1, "?": 1, "i": 4, TO: 4, "Q": 8}
+_COUNT = struct.Struct("<I")
 
 
 class Block(NamedTuple):
-    """A table, vector or text, and where in its bytes that begins which others refer to."""
+    """A table, vector or text: whole units of bytes, and where in them that begins which others refer to."""
 
     data: bytes
     at: int
 
 
-Field = tuple[int, str, Any]  # its number in the schema, a form of `struct`, a value: a block where the form is TO
+def table(fields: str, *values: Any) -> Block:
+    """A table; fields that it lacks have their defaults.
 
-
-def table(*fields: Field) -> Block:
-    """A table of these fields; the others have their defaults."""
-    head, body, places = _layout(tuple([(number, form) for number, form, _ in fields]))
-    values, parts = [], []
-    end = aligned(len(head) + body.size, _UNIT)
-    for (_, _, value), place in zip(fields, places, strict=True):
-        if isinstance(value, Block):
-            values.append(end + value.at - place)
-            parts.append(_padded(value.data))
-            end += len(parts[-1])
-        else:
-            values.append(value)
-    return Block(b"".join([_padded(head + body.pack(len(head), *values)), *parts]), len(head))
+    fields: of each its number in the schema and a form of `struct`: `0i 4*`. values: theirs, a block where the form is TO.
+    """
+    head, pack, size, places = _layout(fields)
+    if not places:
+        return Block(pack(head, len(head), *values), len(head))
+    given, parts = list(values), [b""]
+    for number, place in places:
+        block: Block = given[number]
+        given[number] = size + block.at - place
+        parts.append(block.data)
+        size += len(block.data)
+    parts[0] = pack(head, len(head), *given)
+    return Block(b"".join(parts), len(head))
 
 
 @cache
-def _layout(fields: tuple[tuple[int, str], ...]) -> tuple[bytes, struct.Struct, tuple[int, ...]]:
-    """The list of its fields, which lies before a table, the form of the table, and the place of each field in the block."""
-    most = max((number for number, _ in fields), default=-1)
+def _layout(fields: str) -> tuple[bytes, Callable[..., bytes], int, tuple[tuple[int, int], ...]]:
+    """The list of its fields, which lies before a table; what packs both, and how large they are.
+
+    Last, of the fields that refer to a block, which of the values it is and where in the whole it stands.
+    """
+    listed = [(int(field[:-1]), field[-1]) for field in fields.split()]
+    most = max((number for number, _ in listed), default=-1)
     start = aligned(4 + 2 * (most + 1), 4)
-    form, size, offsets, places = "<i", 4, [0] * (most + 1), []
-    for number, kind in fields:
-        at = aligned(start + size, _SIZES[kind]) - start
-        form += f"{at - size}x{kind}"
-        offsets[number], size = at, at + _SIZES[kind]
-        places.append(start + at)
+    form, size, offsets, places = f"<{start}si", 4, [0] * (most + 1), []
+    for place, (number, kind) in enumerate(listed):
+        packed = "I" if kind == TO else kind
+        at = aligned(start + size, struct.calcsize(packed)) - start
+        form += f"{at - size}x{packed}"
+        offsets[number], size = at, at + struct.calcsize(packed)
+        if kind == TO:
+            places.append((place, start + at))
+    end = aligned(start + size, _UNIT)
     head = struct.pack(f"<HH{most + 1}H", 4 + 2 * (most + 1), size, *offsets)
-    return head + bytes(start - len(head)), struct.Struct(form), tuple(places)
+    whole = struct.Struct(f"{form}{end - start - size}x")
+    return head.ljust(start, b"\0"), whole.pack, end, tuple(places)
 
 
-def integers(values: Sequence[int]) -> Block:
-    """A vector of 32-bit integers."""
-    return Block(struct.pack(f"<I{len(values)}i", len(values), *values), 0)
+def vector(form: str, values: Sequence[Any]) -> Block:
+    """A vector of numbers in a form of `struct`."""
+    pack, at = _vectors(form, len(values))
+    return Block(pack(len(values), *values), at)
 
 
-def numbers(array: Array) -> Block:
-    """A vector of any numbers."""
-    before = bytes(4) if array.itemsize == _UNIT else b""  # the first lies at a multiple of its size
-    return Block(before + _TO.pack(array.size) + array.tobytes(), len(before))
+@cache
+def _vectors(form: str, count: int) -> tuple[Callable[..., bytes], int]:
+    size = struct.calcsize(form)
+    before = size - 4 if size > 4 else 0  # the first lies at a multiple of its size
+    return struct.Struct(f"<{before}xI{count}{form}{-(before + 4 + count * size) % _UNIT}x").pack, before
 
 
 def text(value: str) -> Block:
     """A text."""
     data = value.encode()
-    return Block(_TO.pack(len(data)) + data + b"\0", 0)
+    return Block(_padded(_COUNT.pack(len(data)) + data + b"\0"), 0)
 
 
 def tables(blocks: Sequence[Block]) -> Block:
     """A vector of tables."""
     end, offsets = aligned(4 + 4 * len(blocks), _UNIT), []
-    parts = [_padded(block.data) for block in blocks]
-    for number, (block, part) in enumerate(zip(blocks, parts, strict=True)):
-        offsets.append(end + block.at - 4 - 4 * number)
-        end += len(part)
+    for number, (data, at) in enumerate(blocks):
+        offsets.append(end + at - 4 - 4 * number)
+        end += len(data)
     head = struct.pack(f"<I{len(blocks)}I", len(blocks), *offsets)
-    return Block(b"".join([_padded(head), *parts]), 0)
+    return Block(b"".join([_padded(head), *[data for data, _ in blocks]]), 0)
 
 
 def file(root: Block, identifier: bytes) -> bytes:
     """The whole flatbuffer."""
-    return _TO.pack(_UNIT + root.at) + identifier + root.data
+    return _COUNT.pack(_UNIT + root.at) + identifier + root.data
 
 
 def _padded(data: bytes) -> bytes:

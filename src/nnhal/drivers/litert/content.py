@@ -28,6 +28,9 @@ _mmap = ctypes.CDLL(None, use_errno=True).mmap
 _mmap.restype = ctypes.c_void_p
 _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _FAILED = ctypes.c_void_p(-1).value
+_unwritten = ctypes.pythonapi.PyBytes_FromStringAndSize  # of no string: room that nobody has written to
+_unwritten.restype = ctypes.py_object
+_unwritten.argtypes = (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
 class Mapped(NamedTuple):
@@ -42,19 +45,22 @@ class Mapped(NamedTuple):
 class Content:
     """The bytes of a TFLite model, filled before anybody reads them; `bytes(content)` is a copy.
 
-    They begin as zeros, which take no memory before they are written. in_place: bytes of constants that were not copied.
+    zeros: so many of them begin as zeros, all by default; those behind have to be mapped, written or cleared: an allocator
+    that gives room out again would clear what is mapped anyhow. in_place: bytes of constants that were not copied.
     room: bytes of the flatbuffer proper. copied: of that and the constants that were. windows: what is mapped behind.
     moves: places in the flatbuffer that say where a mapped constant lies, and the number of its window.
     """
 
     in_place = room = 0
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, zeros: int | None = None) -> None:
         self.copied = size
         self.windows: list[Mapped] = []
         self.moves: list[tuple[int, int]] = []
-        self._data = bytes(size)
+        self._data: bytes = bytes(size) if zeros is None else _unwritten(None, size)
         self._address: int = np.frombuffer(self._data, np.uint8).ctypes.data
+        if zeros is not None:
+            self.clear(0, zeros)
         self._mapped: list[tuple[int, int]] = []  # addresses and lengths
         # The data stays until its pages are its own again; at the interpreter's end nobody needs them to be.
         weakref.finalize(self, _give_back, self._mapped, self._data).atexit = False
@@ -76,6 +82,11 @@ class Content:
         source = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data
         self._require(offset, source.nbytes)
         ctypes.memmove(self._address + offset, source.ctypes.data, source.nbytes)
+
+    def clear(self, start: int, end: int) -> None:
+        """Make bytes zeros."""
+        self._require(start, end - start)
+        ctypes.memset(self._address + start, 0, end - start)
 
     def page(self, offset: int) -> int:
         """The first offset, from `offset` on, at which a page of memory begins."""
@@ -138,13 +149,15 @@ def joined(room: int, arrays: Sequence[Array], places: Sequence[int]) -> tuple[C
     windows = _windows(arrays, homes)
     homes = [home if home and home[0] in windows else None for home in homes]
     end = room + sum(aligned(array.nbytes) for array, home in zip(arrays, homes, strict=True) if home is None)
-    content = Content(end + sum(PAGE + window.end - window.start for window in windows.values()))
+    content = Content(end + sum(PAGE + window.end - window.start for window in windows.values()), end)
     content.room, content.copied = room, end
     content.in_place = sum(window.size for window in windows.values())
     for pool, window in windows.items():
         window.at, length = content.page(end), window.end - window.start
+        content.clear(end, window.at)
         content.map(window.at, pool, window.start, length)
         end = window.at + length
+    content.clear(end, len(content))
     offsets, end = [], room
     numbers = {pool: number for number, pool in enumerate(windows)}
     for array, home, place in zip(arrays, homes, places, strict=True):

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import Closed, InvalidRequest, OperationFailed
+from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.team import Member, Team
-from nnhal.drivers.litert.flatbuffer import FlatbufferWriter, unavailable
+from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.drivers.litert.greeting import without_greeting
 from nnhal.drivers.litert.recipe import Recipe, save
 from nnhal.hal.cache.files import CacheContent
@@ -47,7 +47,8 @@ def engine() -> Any:
     except ImportError as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # an extension makes this of one while it is initialised
             raise error.__cause__ from None
-        raise unavailable(error) from error
+        what = f"litert: ai_edge_litert is not there ({error})"
+        raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[litert]'") from error
     writer = FlatbufferWriter()
     x, y = (writer.tensor("FLOAT32", (1,)) for _ in "xy")
     writer.operator("FLOOR", [x], [y])

@@ -5,46 +5,32 @@ Constants lie outside: a buffer states where its bytes lie from the start of the
 """
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.memory import aligned
 from nnhal.base.operands import Array, Shape
-from nnhal.drivers.litert.blocks import TO, Block, Field, file, integers, numbers, table, tables, text
+from nnhal.base.tflite_schema import OPERATORS, OPTIONS, TYPES, fields_of
+from nnhal.drivers.litert.blocks import TO, Block, file, table, tables, text, vector
 from nnhal.drivers.litert.content import Content, joined
 
 IDENTIFIER = b"TFL3"
 VERSION = 3
-MARK = 0x5A96_C33C_A500_0000  # what nothing in a flatbuffer is but what is put there to be found
-
-
-@cache
-def schema() -> Any:
-    """The generated classes of the TFLite schema; DeviceUnavailable where LiteRT is not installed."""
-    try:
-        from ai_edge_litert import schema_py_generated  # noqa: TID251
-    except ImportError as error:
-        raise unavailable(error) from error
-    return schema_py_generated
-
-
-def unavailable(error: ImportError) -> DeviceUnavailable:
-    """The error for an engine that cannot be imported."""
-    return DeviceUnavailable(
-        f"litert: ai_edge_litert is not there ({error}), install it with: pip install 'nnhal[litert]'"
-    )
+_BUFFER = "1Q 2Q"  # where a constant begins, counted from the start of the model, and how long it is
+_ONE = table(_BUFFER, 1 << 63, 0)
+_OFFSET = _ONE.data.index((1 << 63).to_bytes(8, "little"))  # in a buffer's table
+_TYPES, _OPERATORS = ({name: number for number, name in enumerate(names)} for names in (TYPES, OPERATORS))
+_OPTIONS = {name.removesuffix("Options"): number for number, name in enumerate(OPTIONS)}
 
 
 class FlatbufferWriter:
     """One model with one subgraph, written tensor by tensor and operator by operator."""
 
     def __init__(self) -> None:
-        self._schema = schema()
-        self._tensors: list[list[Field]] = []
-        self._operators: list[list[Field]] = []
+        self._tensors: list[Block] = []
+        self._operators: list[Block] = []
         self._codes: dict[str, int] = {}
         self._data: list[Array] = []
 
@@ -65,20 +51,19 @@ class FlatbufferWriter:
         kind: a name of TensorType. scales: one, or one for each entry of dimension `axis`; none where not quantised.
         data: its bytes where it is constant; they are read when the model is finished, and not kept.
         """
-        fields: list[Field] = [
-            (0, TO, integers([d or 0 for d in shape or ()])),
-            (1, "b", getattr(self._schema.TensorType, kind)),
-            (5, "?", variable),
-        ]
+        fields, values = "0* 1b 5?", [vector("i", [d or 0 for d in shape or ()]), _TYPES[kind], variable]
         if data is not None:
             self._data.append(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
-            fields.append((2, "i", len(self._data)))  # buffer 0 is the empty one
+            fields += " 2i"
+            values.append(len(self._data))  # buffer 0 is the empty one
         if name:
-            fields.append((3, TO, text(name)))
+            fields += " 3*"
+            values.append(text(name))
         if len(scales):
-            quant = numbers(np.asarray(scales, np.float32)), numbers(np.full(len(scales), zero_point, np.int64))
-            fields.append((4, TO, table((2, TO, quant[0]), (3, TO, quant[1]), (6, "i", axis))))
-        self._tensors.append(fields)
+            fields += " 4*"
+            zeros = [zero_point] * len(scales)
+            values.append(table("2* 3* 6i", vector("f", scales), vector("q", zeros), axis))
+        self._tensors.append(table(fields, *values))
         return len(self._tensors) - 1
 
     def operator(
@@ -88,58 +73,50 @@ class FlatbufferWriter:
 
         options: the name of its options table without `Options`; fields: what is set in it, by the schema's names.
         """
-        written: list[Field] = [
-            (0, "i", self._codes.setdefault(kind, len(self._codes))),
-            (1, TO, integers(inputs)),
-            (2, TO, integers(outputs)),
-        ]
+        code = self._codes.setdefault(kind, len(self._codes))
+        written = code, vector("i", inputs), vector("i", outputs)
         if options:
-            written.append((3, "B", getattr(self._schema.BuiltinOptions, f"{options}Options")))
-            written.append((4, TO, _options(options, tuple((k, _hashable(v)) for k, v in fields.items()))))
-        self._operators.append(written)
+            given = tuple([(name, _hashable(value)) for name, value in fields.items()])
+            made = table("0i 1* 2* 3B 4*", *written, _OPTIONS[options], _options(options, given))
+        else:
+            made = table("0i 1* 2*", *written)
+        self._operators.append(made)
 
     def finish(self, inputs: Sequence[int], outputs: Sequence[int]) -> Content:
-        """The whole model. Constants lie behind the flatbuffer; where they begin has to be known to write it."""
-        tensors, operators = (tables([table(*fields) for fields in made]) for made in (self._tensors, self._operators))
-        ends = map(integers, (inputs, outputs))
-        graph = table((0, TO, tensors), (1, TO, next(ends)), (2, TO, next(ends)), (3, TO, operators))
+        """The whole model. Constants lie behind the flatbuffer; where they begin is known when it is written."""
+        ends = vector("i", inputs), vector("i", outputs)
+        graph = table("0* 1* 2* 3*", tables(self._tensors), *ends, tables(self._operators))
         codes = tables([self._code(kind) for kind in self._codes])
-
-        def head(offsets: Sequence[int]) -> bytes:
-            sizes = [data.nbytes for data in self._data]
-            places = [table((1, "Q", at), (2, "Q", size)) for at, size in zip(offsets, sizes, strict=True)]
-            buffers = tables([table(), *places])
-            return file(
-                table((0, "i", VERSION), (1, TO, codes), (2, TO, tables([graph])), (4, TO, buffers)), IDENTIFIER
-            )
-
-        marks = [MARK + number for number in range(len(self._data))]
-        marked = head(marks)
-        places = [marked.index(mark.to_bytes(8, "little")) for mark in marks]
-        content, offsets = joined(aligned(len(marked)), self._data, places)
-        content.write(0, head(offsets))
+        buffers = tables([table(""), *[table(_BUFFER, 0, data.nbytes) for data in self._data]])
+        head = bytearray(file(table("0i 1* 2* 4*", VERSION, codes, tables([graph]), buffers), IDENTIFIER))
+        size, count = len(_ONE.data), len(self._data)
+        first = len(head) - size * count + _OFFSET  # a vector's tables lie behind it, and this vector is the last
+        places = [first + size * number for number in range(count)]
+        content, offsets = joined(aligned(len(head)), self._data, places)
+        for place, offset in zip(places, offsets, strict=True):
+            head[place : place + 8] = offset.to_bytes(8, "little")
+        content.write(0, bytes(head))
         return content
 
     def _code(self, kind: str) -> Block:
-        number = getattr(self._schema.BuiltinOperator, kind)
-        return table((0, "b", min(number, 127)), (2, "i", 1), (3, "i", number))
+        number = _OPERATORS[kind]
+        return table("0b 2i 3i", min(number, 127), 1, number)
 
 
 @lru_cache(maxsize=1024)
-def _options(name: str, fields: tuple[tuple[str, Any], ...]) -> Block:
+def _options(name: str, given: tuple[tuple[str, Any], ...]) -> Block:
     """A table of options, by the schema's names of its fields."""
-    from flatbuffers import Builder
-
-    made = getattr(schema(), f"{name}OptionsT")()
-    for field, value in fields:
-        if not hasattr(made, field):
+    known, fields, values = fields_of(name), list[str](), list[Any]()
+    for field, value in given:
+        place = known.get(field[:1].upper() + field[1:])
+        if place is None:
             raise AttributeError(f"{name}Options has no field {field}")
-        setattr(made, field, value)
-    builder = Builder(64)
-    builder.Finish(made.Pack(builder))
-    data = bytes(builder.Output())
-    return Block(data, int.from_bytes(data[:4], "little"))
+        number, form, default = place
+        if value != default:
+            fields.append(f"{number}{TO if form.startswith('[') else form}")
+            values.append(vector(form[1:], value) if form.startswith("[") else value)
+    return table(" ".join(fields), *values)
 
 
 def _hashable(value: Any) -> Any:
-    return value if isinstance(value, int | float) else tuple(np.asarray(value).tolist())
+    return tuple(value) if isinstance(value, list | tuple | np.ndarray) else value

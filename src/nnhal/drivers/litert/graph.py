@@ -6,6 +6,7 @@ float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds in
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
@@ -49,8 +50,7 @@ class EngineTensor:
     value: Value
 
 
-@dataclass(frozen=True)
-class Lowered:
+class Lowered(NamedTuple):
     """A TFLite model and how it meets the NNAPI model that it was made of.
 
     inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose
@@ -156,7 +156,7 @@ class Graph:
             scales, axis = value.channel.scales, value.channel.axis
         if len(scales):
             require_scales(min(scales), max(scales))
-        if any(size is not None and size > MOST for size in value.shape or ()):
+        if max([size or 0 for size in value.shape or ()], default=0) > MOST:
             raise Refused(f"shape {show(value.dims)} exceeds LiteRT's 32 bits")
         quant = scales, value.zero_point, axis
         if data is not None and value.type in HALVES:

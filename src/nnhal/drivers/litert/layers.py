@@ -1,7 +1,8 @@
 """Entries of layers: pooling, convolutions, matrix products, normalisations, resizing."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,8 +90,7 @@ def counted(a: Bound, axis: str) -> Array:
 # --------------------------------------------------------------------------------------------------------- convolutions
 
 
-@dataclass(frozen=True)
-class Weighted:
+class Weighted(NamedTuple):
     """The tensors of a layer with weights, pictures as NHWC."""
 
     x: EngineTensor

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ class Settings:
     dynamic_range: bool = False
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """What an interpreter is made of: the TFLite model, and element type and shape of each output of the NNAPI model."""
 
     lowered: Lowered

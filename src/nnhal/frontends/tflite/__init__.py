@@ -167,7 +167,7 @@ def _all_outputs(file: File, number: int, entries: Sequence[tuple[str, int]]) ->
     left.subtract(subgraph.outputs)
     subgraph = replace(subgraph, outputs=(*subgraph.outputs, *left.elements()))
     graphs = (*file.subgraphs[:number], subgraph, *file.subgraphs[number + 1 :])
-    return replace(file, subgraphs=graphs), subgraph
+    return file._replace(subgraphs=graphs), subgraph
 
 
 def _names(subgraph: FileSubgraph, tensors: Sequence[int], entries: Sequence[tuple[str, int]]) -> list[str]:

@@ -4,14 +4,13 @@ An operation costs about half a millisecond, an element of shape arithmetic abou
 file may spend takes less than a second, and 128 MiB. The figures stand in docs/models.md for people.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from nnhal.base.errors import BadFile
 
 
-@dataclass(frozen=True)
-class Allowance:
+class Allowance(NamedTuple):
     """So many of `what` for any file, `share` more for each of its bytes, and never more than `most`."""
 
     what: str
@@ -26,6 +25,8 @@ class Allowance:
 
 class Cost(Enum):
     """What is paid for."""
+
+    __hash__ = object.__hash__  # each is there once, and Enum's own hash is a call in Python
 
     RECORDS = Allowance("bytes of records, of which some may overlap", 1024, 4, 1 << 32)
     TABLES = Allowance("tables", 1000, 1 / 8, 1 << 20)  # the least table and its place in a vector
@@ -43,8 +44,8 @@ class Budget:
 
     def spend(self, cost: Cost, count: int, place: str = "") -> None:
         """Take from an allowance, before the work is done; BadFile where it is used up."""
-        self.left[cost] -= count
-        if self.left[cost] < 0:
+        self.left[cost] = left = self.left[cost] - count
+        if left < 0:
             most = cost.value.of(self.size)
             what = f"needs more than {most} {cost.value.what} to import, the most for a file of {self.size} bytes"
             raise BadFile(": ".join(filter(None, (self.label, place, what))))

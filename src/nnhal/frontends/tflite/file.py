@@ -1,7 +1,7 @@
 """What a `.tflite` file holds, as plain records; `reader` makes them."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nnhal.base.operands import Array
 from nnhal.frontends.tflite.budget import Budget
@@ -14,16 +14,14 @@ DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Blob:
+class Blob(NamedTuple):
     """Bytes of the file."""
 
     offset: int
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class TensorQuant:
+class TensorQuant(NamedTuple):
     """Quantisation of a tensor: one scale and zero point, or one for each index along dimension `axis`."""
 
     scales: tuple[float, ...]
@@ -31,8 +29,7 @@ class TensorQuant:
     axis: int
 
 
-@dataclass(frozen=True, slots=True)
-class FileTensor:
+class FileTensor(NamedTuple):
     """A tensor of the file. open: its dimensions that the file leaves to the caller (-1 in its signature)."""
 
     name: str
@@ -80,8 +77,7 @@ class FileSubgraph:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SignatureDef:
+class SignatureDef(NamedTuple):
     """An entry point: a subgraph, and names for its inputs and outputs by tensor."""
 
     key: str
@@ -90,8 +86,7 @@ class SignatureDef:
     outputs: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(NamedTuple):
     """A whole file. label: for messages. data: its bytes. budget: what import may still spend on it.
 
     metadata: what it says about itself, a flatbuffer.

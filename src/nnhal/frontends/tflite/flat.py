@@ -11,7 +11,7 @@ MOST_FIELDS = 24  # what any reader here asks for; a table may claim to have 32,
 WORD = 4  # bytes of an offset, and of the length before a vector
 _OFFSET, _SIGNED, _SHORT = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _FIELDS = tuple(struct.Struct(f"<{count}H") for count in range(MOST_FIELDS + 1))
-_NUMBERS = {form: struct.Struct(f"<{form}") for form in "bBiIQf"}
+_NUMBERS = {form: struct.Struct(f"<{form}") for form in "?bBiIqQf"}
 
 
 class FlatTable:
@@ -33,10 +33,11 @@ class FlatTable:
         offset = fields[field] if field < len(fields) else 0
         return self.at + offset if offset else 0
 
-    def number(self, field: int, form: str = "i") -> Any:
-        """A number in a form of `struct`, 0 for none."""
-        at = self.place(field)
-        return _NUMBERS[form].unpack_from(self._data, at)[0] if at else 0
+    def number(self, field: int, form: str = "i", default: Any = 0) -> Any:
+        """A number in a form of `struct`."""
+        fields = self._fields
+        offset = fields[field] if field < len(fields) else 0
+        return _NUMBERS[form].unpack_from(self._data, self.at + offset)[0] if offset else default
 
     def target(self, field: int) -> int:
         """Where that lies which a field refers to, 0 for nothing."""
@@ -50,8 +51,13 @@ class FlatTable:
 
     def vector(self, field: int) -> tuple[int, int]:
         """Where the first element of a vector, or the first byte of a text, lies, and how many there are."""
-        at = self.target(field)
-        return (at + WORD, length(self._data, at)) if at else (0, 0)
+        fields = self._fields
+        offset = fields[field] if field < len(fields) else 0
+        if not offset:
+            return 0, 0
+        at = self.at + offset
+        at += _OFFSET.unpack_from(self._data, at)[0]
+        return at + WORD, _OFFSET.unpack_from(self._data, at)[0]
 
 
 def target(data: Bytes, at: int) -> int:

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import BadFile, InvalidModel
-from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value
+from nnhal.base.operands import Array, ChannelQuant, Shape, SubgraphFacts, Value
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import DTYPES, Blob, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
@@ -69,8 +69,7 @@ class Variable:
     current: Term | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """An operation: an input is a term, or the type of one that is omitted. bound: it, bound to them."""
 
     type: str
@@ -156,6 +155,7 @@ class ImportGraph:
         self.terms: dict[int, Term] = {}
         self.inputs: list[Term] = []
         self.outputs: list[Term] = []
+        self._declared: dict[int, Value] = {}
         self.failed = False  # an operator of it cannot be expressed
         self.read = {*source.outputs, *(i for operator in source.operators for i in operator.inputs)}
         for index, value in zip(source.inputs, given, strict=True):
@@ -192,8 +192,10 @@ class ImportGraph:
 
     def declared(self, index: int) -> Value:
         """Type and quantisation of a tensor as the file has them, the shape left open; Refused for what NNAPI lacks."""
-        tensor = self.source.tensors[index]
-        return replace(typed(tensor), name=tensor.name)
+        value = self._declared.get(index)
+        if value is None:
+            value = self._declared[index] = typed(self.source.tensors[index])
+        return value
 
     def _constant(self, index: int) -> Term:
         tensor = self.source.tensors[index]
@@ -285,9 +287,12 @@ def constant(value: Value, data: Array | None, kind: str = "", blob: Blob | None
         if not fits(span):
             return Term(Value(UNTYPED, shape), kind, data, scalar=data.ndim == 0, made=True)
         known, blob = known.astype(np.int32), None
-    return Term(
-        replace(value, shape=shape, data=known), kind, data, blob, scalar=data.ndim == 0, span=span, made=blob is None
-    )
+    return Term(shaped(value, shape, known), kind, data, blob, scalar=data.ndim == 0, span=span, made=blob is None)
+
+
+def shaped(value: Value, shape: Shape | None, data: Any = None) -> Value:
+    """The same type, quantisation and name with a shape and perhaps data: `replace`, which takes four times as long."""
+    return Value(value.type, shape, value.scale, value.zero_point, value.channel, data, value.name)
 
 
 def fits(span: tuple[int, int]) -> bool:
@@ -296,14 +301,15 @@ def fits(span: tuple[int, int]) -> bool:
 
 
 def typed(tensor: FileTensor) -> Value:
-    """A tensor's type and quantisation for NNAPI; Refused where it has none."""
+    """A tensor's type and quantisation for NNAPI, and its name; Refused where it has none."""
+    name = tensor.name
     if tensor.type in PLAIN:
-        return Value(PLAIN[tensor.type], None)
+        return Value(PLAIN[tensor.type], None, name=name)
     if tensor.type not in QUANTISED:
         raise Inexpressible(f"{tensor.name!r} is {tensor.type}, which NNAPI has no type for")
     quant = tensor.quant
     if quant is None:
-        return Value(QUANTISED[tensor.type], None, PLAIN_SCALE)
+        return Value(QUANTISED[tensor.type], None, PLAIN_SCALE, name=name)
     if len(quant.scales) > 1:
         if tensor.type != "INT8" or any(quant.zero_points):
             if tensor.type != "INT8":
@@ -311,10 +317,10 @@ def typed(tensor: FileTensor) -> Value:
             raise Inexpressible(
                 f"{tensor.name!r} has zero points other than 0 per channel, which NNAPI has no type for"
             )
-        return Value(Q8PC, None, channel=ChannelQuant(quant.scales, quant.axis))
+        return Value(Q8PC, None, channel=ChannelQuant(quant.scales, quant.axis), name=name)
     if tensor.type == "INT16" and quant.zero_points[0]:
         raise Inexpressible(f"{tensor.name!r} is INT16 with zero point {quant.zero_points[0]}, must be 0")
-    return Value(QUANTISED[tensor.type], None, quant.scales[0], quant.zero_points[0])
+    return Value(QUANTISED[tensor.type], None, quant.scales[0], quant.zero_points[0], name=name)
 
 
 def stored(value: Value) -> int:

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -200,8 +200,7 @@ def slice_(t: OperatorTask) -> None:
     t.give("SLICE", t.x(0), t.index(1, "begin"), t.index(2, "size"))
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """What a strided slice takes of one dimension. all_before, all_behind: begin or end is ignored."""
 
     begin: int = 0

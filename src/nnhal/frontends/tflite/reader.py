@@ -2,14 +2,14 @@
 
 Every count is checked against the size of the file before it is used, and all records together against it too, so that
 vectors which share their bytes cannot make a small file large. Numbers of fields are those of the published schema; names,
-and the many options of operators, are read by the `tflite` package, which is generated from it and checks nothing.
+and the fields of the many options of operators, are in `base.tflite_schema`.
 """
 
 import math
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from nnhal.base.codes import MAX_OPERAND_BYTES, MAX_RANK
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
+from nnhal.base.tflite_schema import OPERATORS, OPTIONS, OPTIONS_2, TYPES, fields_of
 from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.file import (
     DTYPES,
@@ -36,10 +37,8 @@ IDENTIFIER, METADATA = b"TFL3", "TFLITE_METADATA"
 VERSION = 3
 QUANTISED = {"INT8": (-128, 127), "UINT8": (0, 255), "INT16": (-32768, 32767)}  # range of the stored values
 DAMAGE = (struct.error, IndexError, KeyError, ValueError, TypeError, OverflowError, AttributeError)  # of the parser
-EMPTY_TABLE = b"\x04\x00\x04\x00\x04\x00\x00\x00"  # a table without fields, at 4: all its fields have their defaults
 ITEM_BYTES = {kind: np.dtype(name).itemsize for kind, name in DTYPES.items()}
 SPARSE_FORMS = {1: "i", 2: "H", 3: "B"}  # of a SparseIndexVector
-CONTAINER, SHARED_NAME = 0, 1  # fields of VarHandleOptions
 
 
 class OperatorOptions:
@@ -52,53 +51,58 @@ class OperatorOptions:
         """The fields of `kind`, such as Conv2DOptions; the schema's defaults where the operator has no options."""
         if self._kind not in ("NONE", kind):
             raise BadFile(f"{self._reader.label}: {self._place}: has {self._kind}, must be {kind}")
-        table = getattr(_schema(), kind)()
-        with self._reader.at(f"{self._place} {kind}"):
-            if self._kind == kind and self._at:
-                table.Init(self._reader.view, self._at)
-            else:
-                table.Init(EMPTY_TABLE, WORD)
-        return Fields(self._reader, f"{self._place} {kind}", table)
+        return Fields(self._reader, f"{self._place} {kind}", kind, self._at if self._kind == kind else 0)
 
 
 class Fields:
-    """A table of options."""
+    """A table of options at a place in the file, 0 for one that has all fields' defaults."""
 
-    def __init__(self, reader: "Reader", place: str, table: Any) -> None:
-        self._reader, self._place, self._table = reader, place, table
+    def __init__(self, reader: "Reader", place: str, kind: str, at: int) -> None:
+        self._reader, self._place, self._fields, self._table = reader, place, fields_of(kind), None
+        if at:
+            try:
+                self._table = FlatTable(reader.view, at)
+            except DAMAGE as error:
+                reader.damaged(error, place)
 
     def __call__(self, name: str) -> Any:
         """A number by its schema name: `fields("StrideW")`."""
-        with self._reader.at(self._place):
-            return getattr(self._table, name)()
+        number, form, default = self._fields[name]
+        if self._table is None:
+            return default
+        try:
+            return self._table.number(number, form, default)
+        except DAMAGE as error:
+            self._reader.damaged(error, self._place)
 
-    def text(self, field: int) -> str:
-        """A string by the number of its field."""
+    def text(self, name: str) -> str:
+        """A string by its schema name."""
+        if self._table is None:
+            return ""
         with self._reader.at(self._place):
-            return self._reader.text(FlatTable(self._table._tab.Bytes, self._table._tab.Pos), field)
+            return self._reader.text(self._table, self._fields[name][0])
 
-    def numbers(self, name: str) -> tuple[int, ...] | None:
-        """A vector of integers, None where the file has none."""
+    def numbers(self, name: str) -> tuple[Any, ...] | None:
+        """A vector of numbers, None where the file has none."""
+        number, form, _ = self._fields[name]
+        if self._table is None or not self._table.place(number):
+            return None
         with self._reader.at(self._place):
-            if getattr(self._table, f"{name}IsNone")():
-                return None
-            self._reader.spend(getattr(self._table, f"{name}Length")(), name)
-            found: Array = getattr(self._table, f"{name}AsNumpy")()
+            start, count = self._table.vector(number)
+            self._reader.spend(count, name)
+            found = np.frombuffer(self._reader.view, f"<{form[1:]}", count, start)
             self._reader.spend(found.nbytes, name)
             return tuple(found.tolist())
 
 
-@cache
-def _schema() -> Any:
-    import tflite
-
-    return tflite
+@lru_cache(maxsize=256)
+def _layout(form: str, count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}{form}")
 
 
-@cache
-def _names(enum: str) -> dict[int, str]:
-    members = vars(getattr(_schema(), enum))
-    return {number: name for name, number in members.items() if not name.startswith("_")}
+def _named(names: Sequence[str], number: int, what: str) -> str:
+    """A member of an enum, or for people what it would be."""
+    return names[number] if 0 <= number < len(names) else f"{what} {number}"
 
 
 def read(data: Array, label: str) -> File:
@@ -119,15 +123,20 @@ class Reader:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Whatever the generated parser trips over within is a BadFile at this place."""
+        """Whatever the parser trips over within is a BadFile at this place."""
         before, self.place = self.place, place
         try:
             yield
         except DAMAGE as error:
-            if isinstance(error, BadFile):
-                raise
-            self.bad(f"cannot be read: {error}; its parts must lie within the file's {self.size} bytes")
+            self.damaged(error, place)
         self.place = before
+
+    def damaged(self, error: Exception, place: str) -> NoReturn:
+        """Raise BadFile for what was tripped over at a place."""
+        if isinstance(error, BadFile):
+            raise error
+        self.place = place
+        self.bad(f"cannot be read: {error}; its parts must lie within the file's {self.size} bytes")
 
     def bad(self, what: str) -> NoReturn:
         """Raise BadFile for the present place."""
@@ -163,9 +172,9 @@ class Reader:
         start, count = table.vector(field)
         if not count:
             return ()
-        layout = f"<{count}{form}"
-        self.spend(struct.calcsize(layout), what)
-        return struct.unpack_from(layout, self.view, start)
+        layout = _layout(form, count)
+        self.spend(layout.size, what)
+        return layout.unpack_from(self.view, start)
 
     def text(self, table: FlatTable, field: int) -> str:
         """A string, "" for none."""
@@ -205,7 +214,7 @@ class Reader:
     def _code(self, code: FlatTable, index: int) -> tuple[str, bool]:
         with self.at(f"operator code {index}"):
             number = max(code.number(3), code.number(0, "b"))
-            name = _names("BuiltinOperator").get(number, f"builtin operator {number}")
+            name = _named(OPERATORS, number, "builtin operator")
             if name == "CUSTOM":
                 return f"custom operation {self.text(code, 1) or '(unnamed)'}", False
         return name, True
@@ -251,9 +260,9 @@ class Reader:
 
     def _tensor(self, tensor: FlatTable, blobs: Sequence[Blob | None]) -> FileTensor:
         code, number = tensor.number(1, "b"), tensor.number(2, "I")
-        kinds = _names("TensorType")
-        self.must(code in kinds, f"type is {code}, must be 0 to {max(kinds)}")
-        kind = kinds[code]
+        if not 0 <= code < len(TYPES):
+            self.bad(f"type is {code}, must be 0 to {len(TYPES) - 1}")
+        kind = TYPES[code]
         shape = self.numbers(tensor, 0, "i", "a shape")
         signature = self.numbers(tensor, 7, "i", "a shape signature")
         size = math.prod(shape) * ITEM_BYTES.get(kind, 1)
@@ -335,9 +344,9 @@ class Reader:
             self._indices(operator, 1, "input", count, OMITTED),
             self._indices(operator, 2, "output", count),
         )
-        known, table = _names("BuiltinOptions").get(kind, f"options of type {kind}"), operator.target(4)
+        known, table = _named(OPTIONS, kind, "options of type"), operator.target(4)
         if not kind and (kind := operator.number(11, "B")):  # of newer operators
-            known, table = _names("BuiltinOptions2").get(kind, f"options of type {kind}"), operator.target(12)
+            known, table = _named(OPTIONS_2, kind, "options of type"), operator.target(12)
         options = OperatorOptions(self, f"{self.place} ({name})", known, table)
         custom = b"" if builtin else self.vector(operator, 5, "B", "custom options").tobytes()
         inner = self._indices(operator, 8, "intermediate", count)

@@ -6,7 +6,7 @@ whose indices are in `indices`.
 """
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from nnhal.base.operands import Array
 from nnhal.frontends.tflite.budget import Budget, Cost
 
 
-@dataclass(frozen=True, slots=True)
-class SparseLevel:
+class SparseLevel(NamedTuple):
     """One level, in the order of traversal."""
 
     dense: bool
@@ -25,8 +24,7 @@ class SparseLevel:
     indices: Array
 
 
-@dataclass(frozen=True, slots=True)
-class Sparsity:
+class Sparsity(NamedTuple):
     """order: dimension of each level, those from the rank on being places in blocks. blocks: dimension of each block."""
 
     order: tuple[int, ...]

@@ -8,7 +8,6 @@ import numpy as np
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable
-from nnhal.frontends.tflite.reader import CONTAINER, SHARED_NAME
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import Q8S
 
@@ -64,7 +63,7 @@ def call_once(t: OperatorTask) -> None:
 def handle(t: OperatorTask) -> None:
     """A name for a variable."""
     o = t.options("VarHandleOptions")
-    key = o.text(CONTAINER), o.text(SHARED_NAME)
+    key = o.text("Container"), o.text("SharedName")
     variable = t.graph.variable(key, "/".join(part for part in key if part))
     t.same(Term(Value(UNTYPED, ()), "RESOURCE", variable=variable))
 

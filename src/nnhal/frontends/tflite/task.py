@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
-from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant
+from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant, shaped
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.wide import CARRIES, span_of
 from nnhal.ops import OPS
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, REQUIRED, Arg, Op, bind, types_for
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
 
 ASYMMETRIC = (Q8, Q8S)
 MOST_DIMENSIONS = 4  # of many of NNAPI's operations
@@ -27,10 +27,10 @@ TANH = 4  # TFLite's fused activations; the ones before it are NNAPI's
 FUSED = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
 AFTER = {Activation.RELU: "RELU", Activation.RELU1: "RELU1", Activation.RELU6: "RELU6", TANH: "TANH"}
 INT32_RANGE = np.iinfo(np.int32)
+ARGUMENTS = (Term, int, float, str, np.generic)
 
 
-@dataclass(frozen=True)
-class OperatorEntry:
+class OperatorEntry(NamedTuple):
     """How to lower an operator. inputs, outputs: the least and greatest number; None: any.
 
     real: what it computes is a function of real values alone, so where NNAPI's quantised form does not take the file's
@@ -331,14 +331,12 @@ class OperatorTask:
         record = OPS[name]
         _look_at(record, given, named)
         arguments = _arrange(record, given, named)
-        own = next((t.value.type for a, t in arguments if repr(a.spec) == "T" and isinstance(t, Term)), None)
+        own = next((t.value.type for a, t in arguments if a.spec is T and isinstance(t, Term)), None)
         inputs = tuple(_operand(record, a, value, own) for a, value in arguments)
         values = [t.value if isinstance(t, Term) else None for t in inputs]
         bound = bind(record, values, outs, name)
         doubtful = any(t.doubtful for t in inputs if isinstance(t, Term))
-        results = [
-            Term(replace(v, shape=s, data=None), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)
-        ]
+        results = [Term(shaped(v, s), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)]
         self.emitted.append(Emitted(name, inputs, tuple(results), self.label, bound))
         return results
 
@@ -469,32 +467,33 @@ def viewed(term: Term, shape: Sequence[int]) -> Term:
 
 def _look_at(record: Op, given: Sequence[Any], named: dict[str, Any]) -> None:
     """InvalidArgument for what no operator can be at fault for: a name that no form has, and what is no argument at all."""
-    names = dict.fromkeys(a.name for form in record.forms for a in form)
     for name in named:
-        if name not in names:
+        if not any(name in form.places for form in record.forms):
+            names = dict.fromkeys(a.name for form in record.forms for a in form)
             raise InvalidArgument(f"{record.name} has no argument {shown(name)}, must be one of {', '.join(names)}")
     for place, value in [*enumerate(given), *named.items()]:
-        if value is not None and not isinstance(value, Term | bool | int | float | str | np.generic):
+        if value is not None and not isinstance(value, ARGUMENTS):
             raise InvalidArgument(f"{record.name}: argument {place} is {shown(value)}, must be a tensor or a number")
 
 
 def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tuple[Arg, Any]]:
     """Each argument of the form that takes these, with its value, up to the last that has to be there."""
     for form in record.forms:
-        places = {a.name: n for n, a in enumerate(form)}
-        if any(name not in places for name in named):
+        if not named.keys() <= form.places.keys():
             continue
-        if any(a.many is not None for a in form):
+        if form.counts[1] is not None:
             slots = [(a, value) for a, start, end in form.slots(len(given)) for value in given[start:end]]
             if all(_fits(a, value) for a, value in slots):
                 return slots
             continue
-        values = dict(enumerate(given)) | {places[name]: value for name, value in named.items()}
-        last = max((n for n, a in enumerate(form) if n in values or a.default is REQUIRED), default=-1)
-        pairs = [
-            (a, values.get(n, None if a.default is REQUIRED else a.default)) for n, a in enumerate(form[: last + 1])
-        ]
-        if len(given) <= len(form) and all(_fits(a, value) for a, value in pairs):
+        if len(given) > len(form):
+            continue
+        values, last = [*given, *form.defaults[len(given) :]], max(form.required, len(given) - 1)
+        for name, value in named.items():
+            values[form.places[name]] = value
+            last = max(last, form.places[name])
+        pairs = list(zip(form[: last + 1], values[: last + 1], strict=True))
+        if all(_fits(a, value) for a, value in pairs):
             return pairs
     raise Inexpressible(f"{record.name} needs an input that is omitted")
 
