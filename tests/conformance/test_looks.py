@@ -310,6 +310,20 @@ def test_a_deadline_that_is_far_is_not_missed_and_one_of_the_compilation_may_be(
     assert with_samples(device(prepare=prepare), "deadline", SMALL, LARGE)[0] == "failed"
 
 
+def test_an_execution_is_cancelled_before_it_begins_and_while_it_runs() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    def run(self: Any, request: Any, control: Any) -> None:
+        if control.cancelled is not None:
+            seen.append((control.cancelled.is_set(), control.cancelled.wait(60)))
+        self.give(request, self.result(request))
+
+    assert with_samples(running(run), "cancellation", SMALL)[0] == "passed"
+    before, during = seen[:3], seen[3:]
+    assert before == [(True, True)] * 3 and len(during) == 3
+    assert (False, True) in during and all(came for _, came in during)
+
+
 # ----------------------------------------------------------------------------------------------------------------- growth
 
 KIB = 1024

@@ -303,9 +303,7 @@ class Share:
     def end(self) -> None:
         """The connection has ended; the client's place is free once all else is given back too."""
         self.ended = True
-        if self.base is not None:
-            self.base.give()
-            self.base = None  # it refers to this
+        self.base = None  # goes back with its owner
 
 
 class Claim:
