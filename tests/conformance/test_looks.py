@@ -975,12 +975,29 @@ def test_wrappers_are_looked_through_and_a_circle_of_them_is_no_trap() -> None:
 
     line = Looking.supports.__code__.co_firstlineno
     wrapped: Any = Looking()
-    for _ in range(4):
+    for _ in range(8):
         wrapped = Wrapper(wrapped)
-    assert place_of(wrapped, None, "supports") == f"test_looks.py:{line}"
+        assert place_of(wrapped, None, "supports") == f"test_looks.py:{line}"
     wrapped.inner = wrapped
     assert place_of(wrapped, None, "supports") == ""
     assert place_of(discovery.cpu(), None, "no such method") == ""
+
+
+def test_a_malformed_request_is_wrong_in_one_input_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[Any]] = []
+    request = Trial.request
+
+    def noted(self: Trial, prepared: Any, arrays: Any, rooms: Any = None) -> Any:
+        asked.append(list(arrays))
+        return request(self, prepared, arrays, rooms)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trial, "request", noted)
+        with_samples(device(), "malformed-request", SMALL)
+    right = arrays_of(SMALL)
+    bad = [given for given in asked if any(x is None or x.shape != y.shape for x, y in zip(given, right, strict=True))]
+    alike = [[x is not None and x.shape == y.shape for x, y in zip(given, right, strict=True)] for given in bad]
+    assert alike.count([False, True]) == alike.count([True, False]) == len(bad) // 2 >= 3
 
 
 def test_an_outcome_that_nothing_was_asked_for_took_no_time() -> None:

@@ -61,6 +61,9 @@ def test_a_signed_variant_is_128_lower_and_floats_are_as_they_are() -> None:
     one.test["main"]["outputIndexes"] = [0]
     wanted = one.expected(signed=True)[0]
     assert (wanted.type, wanted.scale, wanted.zero_point) == (OperandType.TENSOR_QUANT8_ASYMM_SIGNED, 0.5, 2)
+    plain = one.expected()[0]
+    assert (plain.type, plain.zero_point) == (OperandType.TENSOR_QUANT8_ASYMM, 130)
+    assert plain.data.tolist() == [0, 128, 255]
 
 
 def test_what_is_not_stated_is_no() -> None:
