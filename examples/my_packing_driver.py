@@ -2,12 +2,16 @@
 
 It keeps a copy of its own, transposed, so it needs the model's no more (`weights_consumed`), tells what it holds (`memory`),
 and has an option that may change between executions: `gain`, which all results are multiplied by.
+What it packed it keeps in a store of its own (`blobs_of`), and does not pack again in the next process.
 """
+
+from hashlib import blake2b
 
 import numpy as np
 
 from nnhal.base.codes import Activation, DeviceType
 from nnhal.base.errors import InvalidArgument
+from nnhal.hal.blobcache import blobs_of
 from nnhal.hal.device import Capabilities, Device, Prepared, each_operation
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.model.validate import validate
@@ -19,10 +23,10 @@ class Packed(Prepared):
     weights_consumed = True
     changeable = ("gain",)
 
-    def __init__(self, model, options):
+    def __init__(self, model, options, blobs):
         self.main, self.layers = model.main, []  # the model's own constants are not kept, nor `validate(model)`
         for operation, a in zip(model.main.operations, validate(model).subgraphs[0].operations, strict=True):
-            weights, bias = np.array(a.weights.data.T, order="C"), a.bias.data.copy()
+            weights, bias = packed(a.weights.data, blobs), a.bias.data.copy()
             self.layers.append(
                 (operation.inputs[0], operation.outputs[0], weights, bias, ACTIVATION_RANGE[a.activation])
             )
@@ -48,6 +52,17 @@ class Packed(Prepared):
             request.write(place, arrays[index] * self.gain)
 
 
+def packed(weights, blobs):
+    """The weights transposed: out of the store of what was packed before, else packed now and put there."""
+    key = blake2b(weights, digest_size=16).digest()
+    kept = blobs.get(key)
+    if kept is not None:
+        return np.frombuffer(kept, np.float32).reshape(weights.shape[::-1])
+    made = np.array(weights.T, order="C")
+    blobs.put(key, made)
+    return made
+
+
 class PackingDevice(Device):
     name, version, type = "packing", "1", DeviceType.ACCELERATOR
 
@@ -61,7 +76,7 @@ class PackingDevice(Device):
     def prepare(self, model, hints):
         for name in set(hints.options) - {"gain"}:
             raise InvalidArgument(f"packing: option {name!r} is unknown, must be gain")
-        return Packed(model, hints.options)
+        return Packed(model, hints.options, blobs_of(self))
 
 
 def judged(a):

@@ -95,7 +95,7 @@ def run(
     Confinement comes before numpy and the driver's engine start threads, which would escape it. A service that listens
     prints a line once it serves. as_json: of JSON.
     """
-    from nnhal.hal.cache import tokens
+    from nnhal.hal import blobcache
     from nnhal.ipc import names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
     from nnhal.ipc.confinement.limits import raise_descriptors
@@ -113,7 +113,7 @@ def run(
     os.chdir("/")
     if confined:
         close_inherited([sock.fileno()])
-    tokens.open_ahead(driver)
+    blobcache.open_ahead(driver)
     if fd is not None:
         _native.end_with(watch_peer(sock), ORPHAN_NS)
     limits = Limits(descriptors=quota.DESCRIPTORS[fd is None])

@@ -120,6 +120,29 @@ def test_the_packing_driver_packs_tells_and_changes_its_gain(isolation):
     assert np.allclose(compiled(given), expected / 2, atol=1e-4)
 
 
+@pytest.mark.cache
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_what_the_packing_driver_packed_the_next_process_packs_no_more(isolation, tmp_path):
+    program = (
+        "import sys, nnhal, numpy as np\n"
+        f"d = nnhal.load_driver({str(EXAMPLES / 'my_packing_driver.py')!r})\n"
+        "b = nnhal.Builder(); x = b.input((1, 64)); w = np.eye(48, 64, dtype=np.float32) * 3\n"
+        "y = b.fully_connected(x, w, np.zeros(48, np.float32))\n"
+        f"c = nnhal.compile(b.finish([x], [y]), devices=d.name, isolation={isolation!r})\n"
+        "print(c(np.ones((1, 64), np.float32)).tolist() == [[3.0] * 48])"
+    )
+    sizes = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "NNHAL_STATE_DIR": str(tmp_path / "state")},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stdout == "True\n"
+        (file,) = (tmp_path / "state").glob("*.blobs")
+        sizes.append(file.stat().st_size)
+    assert sizes[0] == sizes[1] > 4 * 48 * 64
+
+
 FILES = """\
 <!-- file: package/one.txt -->
 ```text

@@ -38,6 +38,12 @@ def state_folder() -> Path:
     return absolute(base) / "nnhal"
 
 
+def state_file(driver: str, kind: str) -> str:
+    """The name of a file of a driver's there, which no other driver's has."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", driver)[:64]
+    return f"{name}-{blake2b(driver.encode(), digest_size=8).hexdigest()}.{kind}"
+
+
 class TokenStore:
     """The record of one driver. Any thread and any process may use it at any time. Every method may raise OSError."""
 
@@ -48,11 +54,10 @@ class TokenStore:
     @classmethod
     def open(cls, driver: str) -> "TokenStore":
         """That of a driver by its name, made where it is missing. OSError, NotPrivate among them, where that cannot be."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", driver)[:64] + "-" + blake2b(driver.encode(), digest_size=8).hexdigest()
         folder = private_folder(state_folder())
         try:
             locked(folder)
-            fd = _opened(folder, f"{name}.tokens")
+            fd = _opened(folder, state_file(driver, "tokens"))
             head = os.pread(fd, _HEAD.size, 0)
             return cls(fd, head[-KEY:])
         finally:
