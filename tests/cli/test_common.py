@@ -129,7 +129,7 @@ def test_notes_of_a_model_are_said_on_stderr(monkeypatch, capsys):
     asked: list[Any] = []
     monkeypatch.setattr(common.api, "load", lambda *a, **k: asked.append((a, k)) or model)
     assert common.open_model("m", ["1,2"], "sig") is model
-    assert asked == [(("m",), {"signature": "sig", "shapes": [[1, 2]], "progress": common.say})]
+    assert asked == [(("m",), {"signature": "sig", "shapes": [[1, 2]], "progress": common.say, "cache_dir": False})]
     said = capsys.readouterr()
     assert (said.out, said.err.splitlines()) == ("", ["note: one", "note: two", "note: three"])
     for metadata in (None, SimpleNamespace(problem="")):

@@ -63,7 +63,7 @@ def command(model: str, peer_name: str | None, streams: int, seed: int, **option
     place = common.placing(options, names)
 
     def loaded() -> Model:
-        return api.load(path, signature=options["signature"], shapes=shapes)
+        return api.load(path, signature=options["signature"], shapes=shapes, cache_dir=False)
 
     def prepared(graph: Model) -> Compiled:
         return api.compile(graph, devices=names, cache_dir=folder, **place)

@@ -1,8 +1,10 @@
 """The integrity of cache files, for any driver: what was saved is known again byte by byte, or is a miss that says why."""
 
+import fcntl
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from itertools import islice
@@ -124,8 +126,27 @@ def _contents(cache: Cache) -> tuple[list[bytes], list[bytes]]:
 
 def _read(fd: int, kind: str, number: int) -> bytes:
     try:
-        return read(fd)
+        with _shared(fd):
+            return read(fd)
+    except BlockingIOError:
+        raise OperationFailed(f"{kind} file {number} is being written by its driver") from None
     except Damaged as error:
         raise Damaged(f"damaged: {kind} file {number}: {error}") from None
     except OSError as error:
         raise OperationFailed(f"{kind} file {number} cannot be read: {error.strerror}") from None
+
+
+@contextmanager
+def _shared(fd: int) -> Iterator[None]:
+    """While no driver writes to it later; BlockingIOError where one does. Without locks what stands half is a miss, too."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a confined process has none
+        yield
+        return
+    try:
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)

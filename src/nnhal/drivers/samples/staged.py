@@ -1,0 +1,137 @@
+"""A sample driver that compiles in two stages: quick at first, and better while it is used already.
+
+The first stage is the reference's interpreter. The second computes, once, what depends on constants alone: weights of 8
+or 16 bits, which a model widens in each run, are wide from then on. Executions that begin when that is done have it, and
+so have the cache files: the next compilation of the same model begins with the second stage.
+"""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+
+from nnhal.base.codes import Lifetime
+from nnhal.base.levels import V1_3
+from nnhal.base.memory import Memory, aligned
+from nnhal.base.sealed import Store
+from nnhal.drivers.reference import Interpreter, Reference
+from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.device import Capabilities, Device, Hints, Prepared, Verdict
+from nnhal.hal.later import Later
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.model.graph import CONSTANTS, Location, Model
+from nnhal.model.parts import cut
+from nnhal.model.stored import stored, unstored
+from nnhal.model.validate import validate
+
+
+class Staged(Device):
+    """The device. Each stage is the CPU reference's arithmetic."""
+
+    name, version, level = "sample-staged", "1", V1_3
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities.uniform(0.9)
+
+    def supports(self, model: Model) -> list[Verdict]:
+        return Reference().supports(model)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1, data=1)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        return StagedPrepared(model, Later(self, hints.cache) if hints.cache is not None else None)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        values = files.data[0]["values"]
+        more = (sealed_values(values),) if len(values) else ()
+        return StagedPrepared(unstored(files.model[0]["model"], (*files.pools, *more)), folds=not more)
+
+
+class StagedPrepared(Prepared):
+    """A model in its first stage, and then its second. later: where to keep that. folds: whether there is a second."""
+
+    def __init__(self, model: Model, later: Later | None = None, *, folds: bool = True) -> None:
+        self._stage: Interpreter = Interpreter(model)
+        self._later = later
+        self._thread = threading.Thread(target=self._fold, args=(model,), name="nnhal-fold", daemon=True)
+        if folds:
+            self._thread.start()
+
+    def _fold(self, model: Model) -> None:
+        """The second stage, in the background."""
+        better = folded(model)
+        if better is not None:
+            self._stage = Interpreter(better)
+        if self._later is not None:
+            if better is not None:
+                content = self._later.empty()
+                _put(content, better, len(model.pools))
+                self._later.save(content)
+            self._later.close()
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        return self._stage.run(request, control)
+
+    def save(self, files: CacheContent) -> bool:
+        """The first stage, which is there at once."""
+        _put(files, self.model, len(self.model.pools))
+        return True
+
+    def close(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
+def _put(files: CacheContent, model: Model, pools: int) -> None:
+    """A model, with the values beyond the pools that whoever restores it has."""
+    files.model[0]["model"] = stored(model)
+    files.data[0]["values"] = model.pools[pools].bytes() if len(model.pools) > pools else b""
+
+
+def sealed_values(values: memoryview) -> Memory:
+    """Values as a memory that nobody changes."""
+    store = Store("nnhal-folded")
+    store.add(np.frombuffer(values, np.uint8))
+    return store.seal()
+
+
+def folded(model: Model) -> Model | None:
+    """The model with constants in the place of what only constants are needed for; None where there is nothing of that."""
+    main, bounds = model.main, validate(model).subgraphs[0].operations
+    known = {i for i, o in enumerate(main.operands) if o.lifetime in (*CONSTANTS, Lifetime.NO_VALUE)}
+    done: list[int] = []
+    for n, (operation, a) in enumerate(zip(main.operations, bounds, strict=True)):
+        inner = all(main.operands[i].lifetime == Lifetime.TEMPORARY_VARIABLE for i in operation.outputs)
+        if inner and a is not None and not (a.op.context or a.op.random) and known.issuperset(operation.inputs):
+            known.update(operation.outputs)
+            done.append(n)
+    if not done:
+        return None
+    part = cut(model, done)
+    found = dict(zip(part.outputs, Interpreter(part.model).call(0, [], UNLIMITED), strict=True))
+    operands, at, pool = list(main.operands), 0, bytearray()
+    for operation in (main.operations[n] for n in done):
+        for index in operation.outputs:
+            operand = operands[index]
+            if index not in found:  # only what was folded too reads it
+                operands[index] = replace(operand, lifetime=Lifetime.NO_VALUE)
+                continue
+            data = np.ascontiguousarray(found[index]).tobytes()
+            at = aligned(len(pool))
+            pool += bytes(at - len(pool)) + data
+            place = Location(len(model.pools), at, len(data))
+            shape = found[index].shape
+            operands[index] = replace(
+                operand, lifetime=Lifetime.CONSTANT_REFERENCE, location=place, dimensions=tuple(shape)
+            )
+    left = tuple(operation for n, operation in enumerate(main.operations) if n not in set(done))
+    graph = replace(main, operands=tuple(operands), operations=left)
+    made = replace(model, main=graph, pools=(*model.pools, sealed_values(memoryview(pool))))
+    validate(made)
+    return made
+
+
+def device() -> Device:
+    """The entry point."""
+    return Staged()
