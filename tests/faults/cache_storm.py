@@ -4,8 +4,8 @@
 
 Each process compiles, in turns, models that differ in their weights alone, out of a file and as a Model, and compares what
 they compute with numpy. The ninth flips bits, cuts files, swaps the files of two entries, removes some, and prunes. The last
-line says how many were right, wrong, failed, how many hits there were, and the most that the folder held. Nothing may be wrong or
-fail, and the folder may hold no more than its quota and what was being written.
+line says how many were right, wrong, failed, how many hits there were, and the most that the folder held. Nothing may be
+wrong or fail, and the folder may hold no more than its quota and what was being written.
 """
 
 import argparse
