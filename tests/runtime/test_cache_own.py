@@ -15,7 +15,7 @@ from nnhal.drivers.litert.device import Litert
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3
 from nnhal.hal.device import Hints, Prepared
-from nnhal.hal.wrappers import Recorded
+from nnhal.hal.wrappers import Limited, Recorded
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
@@ -104,6 +104,41 @@ def test_a_device_of_another_version_is_asked_again(file: Path, folder: Path) ->
     calls: list[str] = []
     assert run(file, folder, [Recorded(Next(), calls)]) == ["hit", MISS]
     assert "consider" in calls or "supports" in calls
+
+
+@pytest.mark.parametrize("limited_first", [False, True])
+def test_what_a_wrapped_device_says_is_not_taken_for_what_the_device_says(
+    file: Path, folder: Path, limited_first: bool
+) -> None:
+    plain = FullV1_3()
+    limited = [Recorded(Limited(plain, lambda _, place, own=n: place != own, f"not {n}"), []) for n in (0, 1)]  # type: ignore[misc]
+    for device in [*limited, plain] if limited_first else [plain, *limited]:
+        try:
+            nnhal.compile(file, devices=[device], cache_dir=folder).close()
+            said = ""
+        except nnhal.UnsupportedModel as error:
+            said = str(error)
+        assert [n for n in (0, 1) if f"not {n}" in said] == [n for n in (0, 1) if device is limited[n]]
+
+
+def test_a_device_whose_code_is_in_no_file_is_asked_each_time(file: Path, folder: Path) -> None:
+    program = (
+        "import sys, nnhal\nfrom nnhal.drivers.samples.full import FullV1_3\n"
+        "class Mine(FullV1_3):\n"
+        "    def supports(self, model): return [{answer}] * len(model.main.operations)\n"
+        "try:\n"
+        f"    nnhal.compile({str(file)!r}, devices=[Mine()], cache_dir={str(folder)!r})\n"
+        "    print('taken')\n"
+        "except nnhal.UnsupportedModel:\n"
+        "    print('refused')\n"
+    )
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", program.format(answer=answer)], check=True, capture_output=True, text=True
+        ).stdout
+        for answer in (True, False)
+    )
+    assert (first, second) == ("taken\n", "refused\n")
 
 
 def test_a_device_that_keeps_nothing_is_asked_each_time(file: Path, folder: Path) -> None:
