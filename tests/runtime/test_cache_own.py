@@ -1,5 +1,6 @@
 """The runtime's own entries: an imported model, and what devices say of it, are known the next time, or made anew."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,12 @@ def test_another_name_is_another_model(file: Path, folder: Path) -> None:
     other = file.rename(file.with_name("other.tflite"))
     with nnhal.compile(other, devices=[FullV1_3()], cache_dir=folder) as compiled:
         assert str(compiled.cache[0]) == MISS
+
+
+def test_a_file_whose_name_is_no_text_is_kept_like_any_other(file: Path, folder: Path) -> None:
+    file = file.rename(file.with_name(os.fsdecode(b"\xff.tflite")))
+    assert [run(file, folder) for _ in range(2)] == [[MISS, MISS], ["hit", "hit"]]
+    assert run(file, folder, "litert", isolation="process")[0] == "hit"
 
 
 def test_what_others_registered_is_not_kept(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
