@@ -43,6 +43,14 @@ def test_of_two_distributions_with_one_name_the_first_on_the_path_counts(
     assert ours("nnhal.drivers") == theirs("nnhal.drivers") == {("first", "one:device"), ("third", "three : device")}
 
 
+def test_a_folder_that_is_an_egg_is_a_distribution_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "hatched-1.0-py3.egg", "EGG-INFO", "[nnhal.drivers]\nhatched = h:device\n")
+    install(tmp_path / "plain", "EGG-INFO", "[nnhal.drivers]\nnone = n:device\n")
+    install(tmp_path / "plain", "Loud-1.DIST-INFO", "[nnhal.drivers]\nloud = l:device\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "hatched-1.0-py3.egg"), str(tmp_path / "plain")])
+    assert ours("nnhal.drivers") == theirs("nnhal.drivers") == {("hatched", "h:device"), ("loud", "l:device")}
+
+
 def test_an_archive_on_the_path_and_the_finder_of_another_are_asked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any
 
-_OWN = re.compile(r"(?P<name>[^-]+)-?.*\.(?:dist-info|egg-info)")
+_OWN = re.compile(r"(?P<name>[^-]+)-?.*\.(?:dist-info|egg-info)", re.IGNORECASE)
+_EGG = re.compile(r"(?P<name>[^-]+)-?.*\.egg", re.IGNORECASE)  # a folder that is one distribution
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ def _quickly() -> list[EntryPoint] | None:
             if os.path.isfile(place):
                 return None  # an archive
             continue
-        for name in names:
-            match = _OWN.fullmatch(name)
+        egg = _EGG.fullmatch(os.path.basename(place))
+        for name in sorted(names, key=lambda name: name.lower() == "egg-info"):
+            match = egg if name.lower() == "egg-info" else _OWN.fullmatch(name)
             own = match and _normal(match["name"])
             if not own or own in seen:
                 continue
