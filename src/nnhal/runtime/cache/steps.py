@@ -261,5 +261,15 @@ def _key(
 def _facts(device: Device, hints: Hints) -> list[Any]:
     """What of a device and of what it is told compilations differ by."""
     own, hints = identity_of(device), device.told(hints)
+    _check_keys(hints.options)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
     return [own.name, own.version, str(own.level), own.preferred_layout, *said]
+
+
+def _check_keys(given: Any) -> None:
+    """TypeError where JSON would make the same of different options: its keys are texts."""
+    for key in given if isinstance(given, Mapping) else ():
+        if not isinstance(key, str):
+            raise TypeError(f"key {key!r} is no text")
+    for each in given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ():
+        _check_keys(each)
