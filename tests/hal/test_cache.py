@@ -1,7 +1,10 @@
 """Devices and their cache files: asked by one function each, with what they answer looked at."""
 
+import importlib
 import os
+import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -305,6 +308,22 @@ def test_a_file_that_cannot_be_read_is_named(cache):
         broken = replace(cache, data_files=(fd,))
         with pytest.raises(OperationFailed, match="data file 0"):
             restored_by(FullV1_3(), outline(scaled()), Hints(cache=broken))
+
+
+def test_code_in_an_archive_is_known_by_that(tmp_path, monkeypatch):
+    archive, known = tmp_path / "drivers.zip", []
+    monkeypatch.syspath_prepend(str(archive))
+    for size in (1, 2):
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("zipped_single.py", "x = 1\n" * size)
+            file.writestr("zipped_package/__init__.py", "x = 1\n")
+        importlib.invalidate_caches()
+        for name in ("zipped_single", "zipped_package"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            importlib.import_module(name)
+        known.append([keeper.code_of(name) for name in ("zipped_single", "zipped_package")])
+    assert all(known[0]) and all(known[1])
+    assert all(before != after for before, after in zip(*known, strict=True))
 
 
 def test_code_is_known_by_size_and_time_of_change(tmp_path, monkeypatch):

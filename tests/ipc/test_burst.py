@@ -446,6 +446,8 @@ def test_an_interrupted_execution_ends_the_burst_and_the_next_one_opens_it_again
 class Struck:
     """Queues in whose waits an interrupt comes, each time."""
 
+    awaiting = True
+
     def __init__(self, queues):
         self.close = queues.close
 
@@ -453,6 +455,36 @@ class Struck:
         raise Interrupt
 
     receive = exchange
+
+
+class StruckAtTheEdge:
+    """Queues whose exchange is interrupted before it sends anything, or after it received the answer."""
+
+    def __init__(self, queues, answered):
+        self._queues, self._answered = queues, answered
+
+    def __getattr__(self, name):
+        return getattr(self._queues, name)
+
+    def exchange(self, *given):
+        if self._answered:
+            self._queues.exchange(*given)
+        raise Interrupt
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_who_is_interrupted_at_the_edge_of_an_execution_waits_for_nothing_and_keeps_the_driver(reference, answered):
+    prepared = prepared_by(reference, add_model(), Hints())
+    pool = Memory.allocate(16)
+    with prepared.burst() as burst:
+        inner = burst._inner
+        inner._queues = StruckAtTheEdge(inner._queues, answered)
+        begin = time.monotonic()
+        with pytest.raises(Interrupt):
+            prepared.request([ONES, TWOS], [pool.view(0, 16, np.float32, (4,))]).execute(burst.run, UNLIMITED)
+        assert inner.ended and time.monotonic() - begin < 1
+        assert run(prepared, burst, ONES * 5, TWOS).tolist() == [7, 7, 7, 7]
+    assert reference.restarts == 0
 
 
 def test_a_burst_that_is_interrupted_while_it_waits_for_the_end_has_ended_too(reference):

@@ -1,5 +1,7 @@
 """The schema language: forms, types, dimensions, levels, deferral, and what errors say."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -229,6 +231,18 @@ def test_a_name_is_used_once_and_none_of_a_bounds_own(name):
     with pytest.raises(ValueError, match=r"names \['x', 'x'\] are used twice"):
         register(twice)
     assert "com.example.CLASH" not in OPS
+
+
+def test_an_operation_of_nnapi_is_not_registered_by_others_before_its_family_is_loaded():
+    program = (
+        "from dataclasses import replace\n"
+        "from nnhal.ops.schema import OPS, register\n"
+        "try:\n    register(replace(OPS['ABS'], name='MUL'))\n"
+        "except ValueError as error:\n    print(error)\n"
+        "print(OPS['MUL'].name, OPS['SUB'].name)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert said == "MUL is registered twice\nMUL SUB\n"
 
 
 def test_an_operation_of_nnapi_is_registered_once_one_of_a_drivers_file_again():

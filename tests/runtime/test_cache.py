@@ -120,8 +120,10 @@ def test_a_level_without_caching_keeps_nothing(folder):
 
 
 def test_options_that_cannot_be_written_down_keep_nothing(folder):
-    told = run(scaled(), folder, driver_options={"sample-full-1.3": {"f": print}})
-    assert told.startswith("off: the options of the device cannot be written down")
+    values: list[Any] = [print, {1: 2}, [{"a": ({None: 0},)}]]
+    for value in values:
+        told = run(scaled(), folder, driver_options={"sample-full-1.3": {"f": value}})
+        assert told.startswith("off: the options of the device cannot be written down")
 
 
 def test_another_version_or_another_driver_is_a_miss(folder):

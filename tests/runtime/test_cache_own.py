@@ -1,5 +1,6 @@
 """The runtime's own entries: an imported model, and what devices say of it, are known the next time, or made anew."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from nnhal.drivers.litert.device import Litert
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3
 from nnhal.hal.device import Hints, Prepared
-from nnhal.hal.wrappers import Recorded
+from nnhal.hal.wrappers import Limited, Recorded
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
@@ -106,6 +107,41 @@ def test_a_device_of_another_version_is_asked_again(file: Path, folder: Path) ->
     assert "consider" in calls or "supports" in calls
 
 
+@pytest.mark.parametrize("limited_first", [False, True])
+def test_what_a_wrapped_device_says_is_not_taken_for_what_the_device_says(
+    file: Path, folder: Path, limited_first: bool
+) -> None:
+    plain = FullV1_3()
+    limited = [Recorded(Limited(plain, lambda _, place, own=n: place != own, f"not {n}"), []) for n in (0, 1)]  # type: ignore[misc]
+    for device in [*limited, plain] if limited_first else [plain, *limited]:
+        try:
+            nnhal.compile(file, devices=[device], cache_dir=folder).close()
+            said = ""
+        except nnhal.UnsupportedModel as error:
+            said = str(error)
+        assert [n for n in (0, 1) if f"not {n}" in said] == [n for n in (0, 1) if device is limited[n]]
+
+
+def test_a_device_whose_code_is_in_no_file_is_asked_each_time(file: Path, folder: Path) -> None:
+    program = (
+        "import sys, nnhal\nfrom nnhal.drivers.samples.full import FullV1_3\n"
+        "class Mine(FullV1_3):\n"
+        "    def supports(self, model): return [{answer}] * len(model.main.operations)\n"
+        "try:\n"
+        f"    nnhal.compile({str(file)!r}, devices=[Mine()], cache_dir={str(folder)!r})\n"
+        "    print('taken')\n"
+        "except nnhal.UnsupportedModel:\n"
+        "    print('refused')\n"
+    )
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", program.format(answer=answer)], check=True, capture_output=True, text=True
+        ).stdout
+        for answer in (True, False)
+    )
+    assert (first, second) == ("taken\n", "refused\n")
+
+
 def test_a_device_that_keeps_nothing_is_asked_each_time(file: Path, folder: Path) -> None:
     calls: list[str] = []
     for _ in range(2):
@@ -134,6 +170,12 @@ def test_another_name_is_another_model(file: Path, folder: Path) -> None:
     other = file.rename(file.with_name("other.tflite"))
     with nnhal.compile(other, devices=[FullV1_3()], cache_dir=folder) as compiled:
         assert str(compiled.cache[0]) == MISS
+
+
+def test_a_file_whose_name_is_no_text_is_kept_like_any_other(file: Path, folder: Path) -> None:
+    file = file.rename(file.with_name(os.fsdecode(b"\xff.tflite")))
+    assert [run(file, folder) for _ in range(2)] == [[MISS, MISS], ["hit", "hit"]]
+    assert run(file, folder, "litert", isolation="process")[0] == "hit"
 
 
 def test_what_others_registered_is_not_kept(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,14 @@ def test_of_two_distributions_with_one_name_the_first_on_the_path_counts(
     assert ours("nnhal.drivers") == theirs("nnhal.drivers") == {("first", "one:device"), ("third", "three : device")}
 
 
+def test_a_folder_that_is_an_egg_is_a_distribution_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "hatched-1.0-py3.egg", "EGG-INFO", "[nnhal.drivers]\nhatched = h:device\n")
+    install(tmp_path / "plain", "EGG-INFO", "[nnhal.drivers]\nnone = n:device\n")
+    install(tmp_path / "plain", "Loud-1.DIST-INFO", "[nnhal.drivers]\nloud = l:device\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "hatched-1.0-py3.egg"), str(tmp_path / "plain")])
+    assert ours("nnhal.drivers") == theirs("nnhal.drivers") == {("hatched", "h:device"), ("loud", "l:device")}
+
+
 def test_an_archive_on_the_path_and_the_finder_of_another_are_asked_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,3 +86,29 @@ def test_an_entry_point_is_what_its_value_names() -> None:
     assert EntryPoint("m", "os.path", "g").load() is os.path
     with pytest.raises(AttributeError):
         EntryPoint("x", "os:none_such", "g").load()
+
+
+@pytest.mark.parametrize("archive", [False, True])
+@pytest.mark.parametrize("fault", ["latin", "folder", "loop", "line"])
+def test_what_is_wrong_with_one_distribution_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, archive: bool
+) -> None:
+    install(tmp_path / "a", "broken-1.dist-info", None)
+    points = tmp_path / "a" / "broken-1.dist-info" / "entry_points.txt"
+    if fault == "latin":
+        points.write_bytes(b"[console_scripts]\nm\xe4in = a:b\n")
+    elif fault == "folder":
+        points.mkdir()
+    elif fault == "loop":
+        points.symlink_to(points)
+    else:
+        points.write_bytes(b"[console_scripts]\nnothing of the kind\n")
+    install(tmp_path / "a", "whole-1.dist-info", "[nnhal.drivers]\nwhole = w:device\n")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    places: list[object] = [b"/nowhere", None, loop, str(loop), tmp_path / "a"]
+    if archive:
+        zipfile.ZipFile(tmp_path / "empty.zip", "w").close()
+        places = [str(tmp_path / "a"), str(tmp_path / "empty.zip")]
+    monkeypatch.setattr(sys, "path", places)
+    assert ours("nnhal.drivers") == {("whole", "w:device")}

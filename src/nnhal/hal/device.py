@@ -248,8 +248,9 @@ class Device(ABC):
 
     one_at_a_time: as of `Prepared`, for all models that it has prepared together. preferred_layout: "nhwc" or "nchw" where
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
-    processor_matters: whether what it keeps in cache files is for this kind of processor alone. timely: whether preparing
-    ends at its deadline whatever the driver does.
+    processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
+    answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
+    timely: whether preparing ends at its deadline whatever the driver does.
     """
 
     name: str = "unnamed"
@@ -261,6 +262,7 @@ class Device(ABC):
     one_at_a_time: bool = False
     preferred_layout: Layout | None = None
     processor_matters: bool = False
+    asked_again: bool = False
     timely = False
 
     def capabilities(self) -> Capabilities:

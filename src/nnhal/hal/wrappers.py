@@ -27,6 +27,8 @@ class Wrapper(Device):
         own = identity_of(inner)
         self.name, self.version, self.type, self.level, self.extensions, self.relaxations, self.preferred_layout = own
         self.one_at_a_time = inner.one_at_a_time
+        answers = type(self).consider, type(self).supports
+        self.asked_again = inner.asked_again or answers != (Wrapper.consider, Wrapper.supports)
 
     def capabilities(self) -> Capabilities:
         """Those of the device itself."""
@@ -164,6 +166,7 @@ class WithOptions(Wrapper):
     def __init__(self, inner: Device, options: Mapping[str, Any]) -> None:
         super().__init__(inner)
         self.options = dict(options)
+        self.asked_again = inner.asked_again
 
     def consider(self, model: Model, hints: Hints) -> Considered:
         """With the options."""
@@ -208,6 +211,7 @@ class AtLevel(Wrapper):
     def __init__(self, inner: Device, level: Level) -> None:
         super().__init__(inner)
         self.level = min(level, inner.level)
+        self.asked_again = inner.asked_again
         if self.level < V1_2:
             self.extensions = ()
 
@@ -311,6 +315,7 @@ class Recorded(Wrapper):
     def __init__(self, inner: Device, calls: list[str]) -> None:
         super().__init__(inner)
         self.calls = calls
+        self.asked_again = inner.asked_again
 
     def capabilities(self) -> Capabilities:
         """Noted, and passed on."""

@@ -424,6 +424,12 @@ class Operations(dict[str, Op]):
         import_module(f"nnhal.ops.{self._families[name]}")
         return dict.__getitem__(self, name)
 
+    def loaded(self, name: str) -> bool:
+        """Whether there is a record of that name, after its family, if it has one, has begun to load."""
+        if name in self._families:
+            import_module(f"nnhal.ops.{self._families[name]}")
+        return dict.__contains__(self, name)
+
     def get(self, name: str, default: Any = None) -> Any:
         """The record of that name, or the default."""
         try:
@@ -466,7 +472,7 @@ def _taken() -> frozenset[str]:
 def register(*records: Op) -> None:
     """Add records to the table of operations; a record that contradicts itself is a programming error."""
     for record in records:
-        known = dict.__contains__(OPS, record.name)
+        known = OPS.loaded(record.name)  # a family that registers its own has begun
         if known and record.name in OperationType.__members__:  # that of an extension may be loaded again
             raise ValueError(f"{record.name} is registered twice")
         for form in record.forms:

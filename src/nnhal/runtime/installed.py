@@ -13,7 +13,8 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any
 
-_OWN = re.compile(r"(?P<name>[^-]+)-?.*\.(?:dist-info|egg-info)")
+_OWN = re.compile(r"(?P<name>[^-]+)-?.*\.(?:dist-info|egg-info)", re.IGNORECASE)
+_EGG = re.compile(r"(?P<name>[^-]+)-?.*\.egg", re.IGNORECASE)  # a folder that is one distribution
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ def entry_points(groups: Sequence[str]) -> list[EntryPoint]:
     """The entry points of some groups, in the order of the groups."""
     found = _quickly() if _is_plain() else None
     if found is None:
-        from importlib.metadata import entry_points
-
-        return [EntryPoint(p.name, p.value, group) for group in groups for p in entry_points(group=group)]
+        found = _slowly()
     return [point for group in groups for point in found if point.group == group]
 
 
@@ -52,25 +51,48 @@ def _quickly() -> list[EntryPoint] | None:
     """All entry points; None where a place is no folder."""
     found: list[EntryPoint] = []
     seen: set[str] = set()
-    for place in sys.path:
+    for place in [str(each) for each in sys.path if isinstance(each, str | os.PathLike)]:
         try:
             names = sorted(os.listdir(place or "."))
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except OSError:
             if os.path.isfile(place):
                 return None  # an archive
             continue
-        for name in names:
-            match = _OWN.fullmatch(name)
-            own = match and re.sub(r"[-_.]+", "_", match["name"]).lower()
+        egg = _EGG.fullmatch(os.path.basename(place))
+        for name in sorted(names, key=lambda name: name.lower() == "egg-info"):
+            match = egg if name.lower() == "egg-info" else _OWN.fullmatch(name)
+            own = match and _normal(match["name"])
             if not own or own in seen:
                 continue
             seen.add(own)
             try:
-                with open(os.path.join(place or ".", name, "entry_points.txt"), encoding="utf-8") as file:
+                path = os.path.join(place or ".", name, "entry_points.txt")
+                with open(path, encoding="utf-8", errors="replace") as file:
                     found += _parsed(file)
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError:  # it has none, or none that can be read
                 continue
     return found
+
+
+def _slowly() -> list[EntryPoint]:
+    """All entry points, as the standard library finds them; a distribution that it cannot read has none."""
+    from importlib.metadata import distributions
+
+    found: list[EntryPoint] = []
+    seen: set[str] = set()
+    for each in distributions():
+        try:
+            name, points = _normal(each.metadata["Name"]), each.entry_points
+        except Exception:  # whatever is wrong there, or raised by a finder of somebody's own
+            continue
+        if name not in seen:
+            seen.add(name)
+            found += [EntryPoint(p.name, p.value, p.group) for p in points]
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
 
 
 def _parsed(lines: Iterator[str]) -> Iterator[EntryPoint]:

@@ -333,6 +333,10 @@ class Queues:
             dead = not passed and slice_ is not None
         return 0
 
+    @property
+    def awaiting(self) -> bool:
+        return bool(self._awaited)
+
     def exchange(self, packet: Any, timeout_ns: int = -1) -> bytes | int:
         if not self._corrupt and not self._closed and (self._awaited or self._there()):
             self._corrupt = True

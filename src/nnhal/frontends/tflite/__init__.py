@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nnhal.base.answers import shown
-from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded
+from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
@@ -69,7 +69,7 @@ def load_opened(label: str, memory: Memory, *, signature: str | None = None, sha
     notes = [f"{text} is open in the file and taken as {list(shape)}; {_how(name, text)}" for name, shape, text in left]
     if signature is None:
         notes = _signature_note(file) + notes
-    writer = ModelWriter(memory, file.budget, os.path.splitext(os.path.basename(label))[0])
+    writer = ModelWriter(memory, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
     model = writer.model(graph, states, metadata_of(file, subgraph.index), notes)
     try:
         validate(model)

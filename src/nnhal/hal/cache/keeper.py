@@ -44,6 +44,10 @@ def code_of(module: str) -> str:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return ""
+    if not os.path.exists(file):  # in an archive, where it lies in any file
+        while file != (above := os.path.dirname(file)) and not os.path.exists(above):
+            file = above
+        return _stamp(above, above) if os.path.isfile(above) else ""
     if not getattr(sys.modules[module], "__package__", ""):
         return _stamp(file, file)
     folder = os.path.dirname(file)

@@ -69,7 +69,8 @@ class RemoteBurst(Burst):
                 reply = self._queues.exchange(packet, -1)
             except BaseException:  # interrupted: nobody may take the result for the next one's
                 try:
-                    if frame.direct and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
+                    left = frame.direct and self._queues.awaiting  # else it had answered, or was not asked
+                    if left and self._queues.receive(SETTLE_NS) == _native.TIMEOUT:
                         self._session.give_up(f"{self._session.where}: a burst that was interrupted does not end")
                 finally:  # interrupted again
                     self._end()

@@ -1350,6 +1350,13 @@ queues_budget(Queues *self, void *Py_UNUSED(none))
     return PyLong_FromLongLong(pace_budget(&self->pace, peer_cpus(self)));
 }
 
+/* Whether an answer is to come to what `exchange` sent. */
+static PyObject *
+queues_awaiting(Queues *self, void *Py_UNUSED(none))
+{
+    return PyBool_FromLong(self->awaited != 0);
+}
+
 /* Bytes up to the elements of the result queue, or to the end of both. */
 static size_t
 end_of_queue(const uint32_t *capacity, int queue)
@@ -1527,6 +1534,7 @@ static PyMemberDef queues_members[] = {
 
 static PyGetSetDef queues_properties[] = {
     {"budget_ns", (getter)queues_budget, NULL, NULL, NULL},
+    {"awaiting", (getter)queues_awaiting, NULL, NULL, NULL},
     {NULL},
 };
 

@@ -158,6 +158,10 @@ class Queues:
     def budget_ns(self) -> int:
         """How long the next wait would spin."""
 
+    @property
+    def awaiting(self) -> bool:
+        """Whether an answer is to come to what `exchange` sent."""
+
     def send(self, packet: Buffer, /) -> int:
         """Write a packet, the answer where a question was received: 0, FULL, CLOSED or CORRUPT. ValueError for another."""
 

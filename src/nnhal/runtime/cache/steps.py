@@ -18,6 +18,7 @@ from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
+from nnhal.hal.cache.keeper import code_of
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, cache_files_by, identity_of, prepared_by, restored_by
 from nnhal.model.graph import Model
@@ -73,7 +74,9 @@ class ModelCache:
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
         """As of `Kept`: a driver in this process that keeps compilations is asked once about a file's model."""
         folder = self._folder
-        if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none" or _count(device)[1]:
+        if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none":
+            return ask()
+        if device.asked_again or not _has_code(device) or _count(device)[1]:
             return ask()
         try:
             facts = [self._token.hex(), *_facts(device, hints)]
@@ -241,6 +244,11 @@ def _count(device: Device) -> tuple[CacheFiles, str]:
     return count, "" if count else "the device keeps none"
 
 
+def _has_code(device: Device) -> bool:
+    """Whether another state of its code can be told from this one: not where it was typed in."""
+    return bool(code_of(type(device.cached_as).__module__))
+
+
 def _key(
     token: bytes, device: Device, hints: Hints, place: str, operations: Sequence[int] | None, seen: bytes
 ) -> bytes:
@@ -253,5 +261,15 @@ def _key(
 def _facts(device: Device, hints: Hints) -> list[Any]:
     """What of a device and of what it is told compilations differ by."""
     own, hints = identity_of(device), device.told(hints)
+    _check_keys(hints.options)
     said = int(hints.preference), int(hints.priority), hints.threads, dict(hints.options)
     return [own.name, own.version, str(own.level), own.preferred_layout, *said]
+
+
+def _check_keys(given: Any) -> None:
+    """TypeError where JSON would make the same of different options: its keys are texts."""
+    for key in given if isinstance(given, Mapping) else ():
+        if not isinstance(key, str):
+            raise TypeError(f"key {key!r} is no text")
+    for each in given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ():
+        _check_keys(each)
