@@ -17,7 +17,6 @@ import msgspec
 
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
 from nnhal.base.errors import NnhalError, clipped, told
-from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
@@ -78,8 +77,8 @@ def imported(
 
     asked: what the file is to be read as, of what JSON has. read: imports it.
     """
-    if CUSTOM_OPERATORS or EXTENSIONS:
-        return read(), CacheOutcome("model", "off", "custom operators or extensions are registered")
+    if CUSTOM_OPERATORS:
+        return read(), CacheOutcome("model", "off", "custom operators are registered")
     own = OwnEntries(folder)
     try:
         digest = digest_of(memory, folder)
