@@ -138,7 +138,9 @@ class Workers:
                 threading.Thread(target=self._work, args=(claim,), name="nnhal-background", daemon=True).start()
             except RuntimeError as error:
                 claim.give()
-                raise ResourceExhausted(f"connection: no thread for work in the background: {error} (too many, or no memory for one)") from None
+                raise ResourceExhausted(
+                    f"connection: no thread for work in the background: {error} (too many, or no memory for one)"
+                ) from None
         except ResourceExhausted:
             if not self._threads:
                 raise
