@@ -101,6 +101,12 @@ def test_a_device_is_asked_about_a_files_model_once(file: Path, folder: Path) ->
     assert [call for call in calls if call in ("consider", "supports")] == asked
 
 
+def test_an_entry_says_how_many_operations_of_how_many_it_is_about(file: Path, folder: Path) -> None:
+    run(file, folder)
+    facts = [entry.manifest.facts for entry in CacheFolder(folder, 1 << 20).entries() if entry.manifest]
+    assert [(each["operations"], each["of"]) for each in facts] == [(3, 3)] * 3
+
+
 def test_a_device_of_another_version_is_asked_again(file: Path, folder: Path) -> None:
     class Next(FullV1_3):
         version = "next"
