@@ -1,8 +1,10 @@
 """The runtime's own entries: an imported model, and what devices say of it, are known the next time, or made anew."""
 
+import gc
 import os
 import subprocess
 import sys
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
+from nnhal.base.private import private_file
 from nnhal.drivers.litert.device import Litert
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import FullV1_3
@@ -22,6 +25,7 @@ from nnhal.model.kept import kept, unkept
 from nnhal.model.validate import known_of, level_needed, optional_inputs, validate
 from nnhal.runtime.cache import own
 from nnhal.runtime.cache.folder import CacheFolder
+from nnhal.runtime.cache.own import OwnEntries
 from nnhal.zoo.by_name import path
 
 MISS = "miss: there is no entry"
@@ -96,6 +100,12 @@ def test_a_device_is_asked_about_a_files_model_once(file: Path, folder: Path) ->
     assert len(asked) == 1
     assert run(file, folder, [Recorded(FullV1_3(), calls)]) == ["hit", "hit"]
     assert [call for call in calls if call in ("consider", "supports")] == asked
+
+
+def test_an_entry_says_how_many_operations_of_how_many_it_is_about(file: Path, folder: Path) -> None:
+    run(file, folder)
+    facts = [entry.manifest.facts for entry in CacheFolder(folder, 1 << 20).entries() if entry.manifest]
+    assert [(each["operations"], each["of"]) for each in facts] == [(3, 3)] * 3
 
 
 def test_a_device_of_another_version_is_asked_again(file: Path, folder: Path) -> None:
@@ -305,3 +315,38 @@ def test_a_model_with_branches_is_known_again() -> None:
 def test_what_was_never_a_model_is_refused_by_name() -> None:
     with pytest.raises(nnhal.InvalidModel, match="kept model: cannot be read"):
         unkept(b"\x93", (), {})
+
+
+def test_an_interrupt_as_a_file_of_the_folder_was_opened_leaves_no_descriptor(folder: Path) -> None:
+    key, entries = bytes(32), OwnEntries(CacheFolder(folder, 1 << 20))
+
+    def work() -> None:
+        entries.keep(key, {"a": b"b"}, {})
+        entries.found(key)
+
+    def struck(after: int) -> bool:
+        """Whether an interrupt came, as so many files had been opened."""
+        opened = count()
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if frame.f_code is private_file.__code__ and event == "return" and next(opened) == after:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    work()
+    gc.collect()
+    there = len(os.listdir("/proc/self/fd"))
+    strikes = len(list(takewhile(struck, count())))
+    gc.collect()
+    assert strikes > 10 and len(os.listdir("/proc/self/fd")) == there
+    work()

@@ -5,7 +5,10 @@ import os
 import stat
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+
+from nnhal.base.descriptors import Owner
 
 LONGEST_WAIT, PAUSE = 5.0, 0.002  # seconds for a lock, whose owner may have been stopped
 
@@ -47,30 +50,29 @@ def private_folder(path: Path) -> int:
     return fd
 
 
-def private_file(folder: int, name: str, flags: int) -> int:
+def private_file(folder: int, name: str, flags: int, into: Owner | None = None) -> int:
     """A descriptor of a file in a private folder, made with mode 0600 where the flags say O_CREAT.
 
+    into: has it from the moment it is open, also where it is refused.
     NotPrivate for a link, one that has other names, another's file, or one that others may use.
     """
+    owner = Owner() if into is None else into
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     if flags & os.O_CREAT and not flags & os.O_EXCL:
         with suppress(FileExistsError):
-            return private_file(folder, name, flags | os.O_EXCL)
+            return private_file(folder, name, flags | os.O_EXCL, into)
         flags &= ~os.O_CREAT
-    fd = os.open(name, flags, 0o600, dir_fd=folder)
-    try:
-        if flags & os.O_EXCL:
-            os.fchmod(fd, 0o600)  # whatever the umask
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode):
-            raise NotPrivate(name, "is no regular file, must be one")
-        if facts.st_nlink > 1:
-            raise NotPrivate(name, f"has {facts.st_nlink} names, must have one")
-        _require_private(name, facts)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    owner.fds.extend(map(partial(os.open, dir_fd=folder), (name,), (flags,), (0o600,)))
+    fd = owner.fds[-1]
+    if flags & os.O_EXCL:
+        os.fchmod(fd, 0o600)  # whatever the umask
+    facts = os.fstat(fd)
+    if not stat.S_ISREG(facts.st_mode):
+        raise NotPrivate(name, "is no regular file, must be one")
+    if facts.st_nlink > 1:
+        raise NotPrivate(name, f"has {facts.st_nlink} names, must have one")
+    _require_private(name, facts)
+    return fd if into is not None else owner.fds.pop()
 
 
 def locked(fd: int) -> None:

@@ -118,9 +118,9 @@ class OpenFiles:
     def __init__(self, count: CacheFiles) -> None:
         self._owner, self._count = Owner(), count
 
-    def add(self, fd: int) -> None:
-        """Take one over."""
-        self._owner.fds.append(fd)
+    def open(self, folder: "CacheFolder", name: str, flags: int) -> None:
+        """Open one more."""
+        folder.open(name, flags, self._owner)
 
     def cache(self, token: bytes) -> Cache:
         """What a device is given."""
@@ -145,10 +145,10 @@ class NewEntry:
         self._published = False
         try:
             with folder.alone():
-                self._mark.fds.append(folder.open(self._name("making"), NEW))
+                folder.open(self._name("making"), NEW, self._mark)
                 fcntl.flock(self._mark.fds[0], fcntl.LOCK_EX)
             for name in self._names:
-                self.files.add(folder.open(name, NEW))
+                self.files.open(folder, name, NEW)
         except BaseException:
             self.close()
             raise
@@ -193,15 +193,15 @@ class CacheFolder:
         self._owner.fds.append(private_folder(path))
         self._fd = self._owner.fds[0]
 
-    def open(self, name: str, flags: int) -> int:
-        """A descriptor of a file in it."""
-        return private_file(self._fd, name, flags)
+    def open(self, name: str, flags: int, into: Owner) -> int:
+        """A descriptor of a file in it, which the owner has from the moment it is open."""
+        return private_file(self._fd, name, flags, into)
 
     def write(self, name: str, data: bytes) -> None:
         """Make a file in it, which is on the disk then."""
         new = Owner()
-        new.fds.append(self.open(name, NEW))
         try:
+            self.open(name, NEW, new)
             write(new.fds[0], data)
             os.fsync(new.fds[0])
         finally:
@@ -220,12 +220,13 @@ class CacheFolder:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While nobody else publishes or prunes."""
-        fd = self.open("lock", os.O_RDWR | os.O_CREAT)
+        own = Owner()
+        fd = self.open("lock", os.O_RDWR | os.O_CREAT, own)
         try:
             locked(fd)
             yield
         finally:
-            os.close(fd)
+            own.close()
 
     # ------------------------------------------------------------------------------------------------------ entries
 
@@ -241,7 +242,7 @@ class CacheFolder:
             files = OpenFiles(count)
             try:
                 for name in manifest.files:
-                    files.add(self.open(name, os.O_RDWR))
+                    files.open(self, name, os.O_RDWR)
             except FileNotFoundError:
                 files.close()
                 continue
@@ -264,31 +265,34 @@ class CacheFolder:
             self.rename(new, f"{key}.entry")
 
     def _manifest(self, key: str) -> Manifest:
+        own = Owner()
         try:
-            fd = self.open(f"{key}.entry", os.O_RDONLY)
+            fd = self.open(f"{key}.entry", os.O_RDONLY, own)
         except FileNotFoundError:
             raise Missing("there is no entry") from None
         try:
             return Manifest.unpacked(first_bytes(fd, MANIFEST_MOST), key)
         finally:
-            os.close(fd)
+            own.close()
 
     def used(self, key: str, uses: int | None = None) -> None:
         """Note that an entry was used now. uses: how often it was; once more than noted by default."""
-        fd = self.open("lock", os.O_RDWR | os.O_CREAT)
+        own = Owner()
+        fd = self.open("lock", os.O_RDWR | os.O_CREAT, own)
         try:
             (last,) = _NUMBER.unpack(first_bytes(fd, 8).ljust(8, b"\0"))
             now = (last + 1) % (1 << 64)
             os.pwrite(fd, _NUMBER.pack(now), 0)
         finally:
-            os.close(fd)
-        fd = self.open(f"{key}.used", os.O_RDWR | os.O_CREAT)
+            own.close()
+        own = Owner()
+        fd = self.open(f"{key}.used", os.O_RDWR | os.O_CREAT, own)
         try:
             if uses is None:
                 uses = _USES.unpack(first_bytes(fd, 16).ljust(16, b"\0"))[1] + 1
             os.pwrite(fd, _USES.pack(now, min(uses, (1 << 64) - 1)), 0)
         finally:
-            os.close(fd)
+            own.close()
 
     def entries(self) -> list[Listed]:
         """Every entry, the one used last first."""
@@ -314,15 +318,16 @@ class CacheFolder:
         return Listed(key, size, last, uses, manifest, problem)
 
     def _uses(self, key: str) -> tuple[int, int]:
+        own = Owner()
         try:
-            fd = self.open(f"{key}.used", os.O_RDONLY)
+            fd = self.open(f"{key}.used", os.O_RDONLY, own)
         except OSError:
             return 0, 0
         try:
             last, uses = _USES.unpack(first_bytes(fd, 16).ljust(16, b"\0"))
             return last, uses
         finally:
-            os.close(fd)
+            own.close()
 
     # ---------------------------------------------------------------------------------------------------- tidying up
 
@@ -370,8 +375,9 @@ class CacheFolder:
                 self.remove(name)
 
     def _being_made(self, name: str) -> bool:
+        own = Owner()
         try:
-            fd = self.open(name, os.O_RDWR)
+            fd = self.open(name, os.O_RDWR, own)
         except OSError:
             return False
         try:
@@ -379,5 +385,5 @@ class CacheFolder:
         except BlockingIOError:
             return True
         finally:
-            os.close(fd)
+            own.close()
         return False

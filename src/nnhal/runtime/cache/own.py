@@ -102,7 +102,7 @@ def imported(
     of_the_file = [pool is memory for pool in model.pools]
     parts: dict[str, Any] = {"model": kept(model), "of the file": bytes(of_the_file)}
     parts |= {f"pool {n}": p.bytes().data for n, p in enumerate(model.pools) if p is not memory}
-    lost = own.keep(key, parts, {"model": clipped(model.name, 200), "operations": len(model.main.operations)})
+    lost = own.keep(key, parts, _facts(model))
     return model, CacheOutcome("model", "miss", f"{missed}; {lost}" if lost else missed)
 
 
@@ -122,11 +122,16 @@ def considered(
         _log.debug("%s: what it says of the model is not known: %s", identity_of(device).name, error)
     claims = ask()
     said = msgspec.msgpack.encode((claims.verdicts, claims.groups))
-    own.keep(key, {"claims": said}, {"model": clipped(model.name, 200), "operations": len(claims.verdicts)})
+    own.keep(key, {"claims": said}, _facts(model))
     return claims
 
 
 _said = msgspec.msgpack.Decoder(tuple[list[Verdict], tuple[OperationGroup, ...]]).decode
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    count = len(model.main.operations)
+    return {"model": clipped(model.name, 200), "operations": count, "of": count}
 
 
 def _plain(asked: Any) -> Any:

@@ -10,6 +10,7 @@ import struct
 import time
 from hashlib import blake2b
 
+from nnhal.base.descriptors import Owner
 from nnhal.base.memory import Memory
 from nnhal.model.graph import Model
 from nnhal.model.stored import stored
@@ -34,8 +35,9 @@ def digest_of(pool: Memory, folder: CacheFolder) -> bytes:
     if pool.origin is None or abs(time.time_ns() - pool.origin.changed_ns) < SETTLED_NS:
         return _hashed(pool)
     identity = blake2b(repr((pool.origin, pool.size)).encode(), digest_size=32).digest()
+    own = Owner()
     try:
-        fd = folder.open("digests", os.O_RDWR | os.O_CREAT)
+        fd = folder.open("digests", os.O_RDWR | os.O_CREAT, own)
     except OSError:
         return _hashed(pool)
     try:
@@ -50,7 +52,7 @@ def digest_of(pool: Memory, folder: CacheFolder) -> bytes:
     except OSError:
         return _hashed(pool)
     finally:
-        os.close(fd)
+        own.close()
 
 
 def _whole(fd: int) -> int:
