@@ -14,7 +14,7 @@ from nnhal.model.stored import stored, unstored
 from nnhal.model.validate import Known, known_of, validated_before
 
 
-class _Kept(msgspec.Struct, array_like=True, frozen=True):
+class _KeptModel(msgspec.Struct, array_like=True, frozen=True):
     """states: input, output, type, shape and bytes of each. edge: scalar and wide, by operand."""
 
     model: bytes
@@ -25,7 +25,7 @@ class _Kept(msgspec.Struct, array_like=True, frozen=True):
     notes: tuple[str, ...]
 
 
-_decode = msgspec.msgpack.Decoder(_Kept).decode
+_decode = msgspec.msgpack.Decoder(_KeptModel).decode
 
 
 def kept(model: Model) -> bytes:
@@ -33,7 +33,7 @@ def kept(model: Model) -> bytes:
     states = tuple((s.input, s.output, s.initial.dtype.str, s.initial.shape, s.initial.tobytes()) for s in model.states)
     edge = {n: (form.scalar, form.wide) for n, form in model.edge.items()}
     metadata = None if model.metadata is None else replace(model.metadata, contents=NOTHING)
-    return msgspec.msgpack.encode(_Kept(stored(model), known_of(model), states, edge, metadata, model.notes))
+    return msgspec.msgpack.encode(_KeptModel(stored(model), known_of(model), states, edge, metadata, model.notes))
 
 
 def unkept(data: bytes | memoryview, pools: tuple[Memory, ...], contents: Mapping[str, bytes]) -> Model:

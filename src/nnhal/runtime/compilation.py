@@ -43,7 +43,7 @@ from nnhal.model.layouts import LaidOut, laid_out
 from nnhal.model.parts import Part, cut
 from nnhal.model.validate import let_constants_go, validate
 from nnhal.runtime import costs, discovery
-from nnhal.runtime.cache.wanted import NOT_KEPT, CacheOutcome, Caching, Entry, Kept, Nothing
+from nnhal.runtime.cache.wanted import NOT_KEPT, CacheEntry, CacheOutcome, Caching, Keeping, KeepsNothing
 from nnhal.runtime.configuration import Configuration, Configured
 from nnhal.runtime.isolation import DeviceKey, key_of, labels
 from nnhal.runtime.lanes import Lane
@@ -179,7 +179,7 @@ def compile_plan(model: Model, wishes: Wishes, undo: ExitStack) -> Plan:
 
 
 def _compiled(
-    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], kept: Kept, undo: ExitStack
+    model: Model, wishes: Wishes, candidates: Sequence[_Candidate], events: list[str], kept: Keeping, undo: ExitStack
 ) -> Plan:
     """Partition and prepare, elsewhere where that fails."""
     offers = [c.offer for c in candidates]
@@ -217,7 +217,7 @@ def _compiled(
     raise whole.error
 
 
-def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Kept, held: ExitStack) -> list[_Candidate]:
+def _candidates(model: Model, wishes: Wishes, events: list[str], kept: Keeping, held: ExitStack) -> list[_Candidate]:
     """The devices chosen, and the CPU where it may take over, each asked. held: lets go of what they worked out."""
     devices, cpu = list(wishes.devices), discovery.cpu()
     chosen = any(device is cpu for device in devices)
@@ -237,7 +237,7 @@ def _asked(
     model: Model,
     wishes: Wishes,
     events: list[str],
-    kept: Kept,
+    kept: Keeping,
     held: ExitStack,
 ) -> _Candidate:
     """What a device says of the model; a driver that fails to answer, or answers nonsense, takes nothing."""
@@ -308,7 +308,7 @@ def _attempt(
     candidates: Sequence[_Candidate],
     offers: Sequence[Offer],
     events: list[str],
-    kept: Kept,
+    kept: Keeping,
     undo: ExitStack,
 ) -> Plan | _Failure:
     """Partition and prepare every part; where one fails, what was prepared is closed."""
@@ -337,9 +337,9 @@ def _attempt(
     return Plan(model, found, tuple(steps), wishes, tuple(events), keys, Live(used), Configuration(configured))
 
 
-def _kept(model: Model, caching: Caching) -> Kept:
+def _kept(model: Model, caching: Caching) -> Keeping:
     if caching.folder is None:
-        return Nothing(caching.why)
+        return KeepsNothing(caching.why)
     from nnhal.runtime.cache.steps import ModelCache
 
     return ModelCache(caching, model)
@@ -409,7 +409,7 @@ def prepare(
     label: str = "",
     undo: ExitStack | None = None,
     hints: Hints | None = None,
-    entry: Entry = NOT_KEPT,
+    entry: CacheEntry = NOT_KEPT,
 ) -> Step:
     """Prepare one part on one device. What a driver in this process prepares too late is closed when it comes.
 

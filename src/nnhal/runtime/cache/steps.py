@@ -68,11 +68,11 @@ class ModelCache:
         return token_of(self._model, self._folder)
 
     def entry(self, place: str, operations: Sequence[int] | None) -> "StepEntry":
-        """As of `Kept`."""
+        """As of `Keeping`."""
         return StepEntry(self, place, operations)
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
-        """As of `Kept`: a driver in this process that keeps compilations is asked once about a file's model."""
+        """As of `Keeping`: a driver in this process that keeps compilations is asked once about a file's model."""
         folder = self._folder
         if IMPORTED not in self._model._memo or isinstance(folder, str) or place != "none":
             return ask()
@@ -155,7 +155,7 @@ class StepEntry:
     operations: Sequence[int] | None = None
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
-        """As of `Entry`."""
+        """As of `CacheEntry`."""
         return CacheOutcome(label, *self.cache.prepare_in(lane, device, model, hints, self.place, self.operations))
 
 

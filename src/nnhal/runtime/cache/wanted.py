@@ -78,7 +78,7 @@ def why_of(error: OSError) -> str:
     return (error.strerror or str(error)).lower() if error.errno else str(error.strerror)
 
 
-class Entry(Protocol):
+class CacheEntry(Protocol):
     """Where what is prepared may be kept."""
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
@@ -92,7 +92,7 @@ class NotKept:
     why: str = "nothing of it is kept"
 
     def prepare_in(self, lane: Lane, device: Device, model: Model, hints: Hints, label: str) -> CacheOutcome:
-        """As of `Entry`."""
+        """As of `CacheEntry`."""
         lane.prepared = prepared_by(device, model, hints, as_is=True)
         return CacheOutcome(label, "off", self.why)
 
@@ -100,10 +100,10 @@ class NotKept:
 NOT_KEPT = NotKept()
 
 
-class Kept(Protocol):
+class Keeping(Protocol):
     """What is kept of one model that is being compiled."""
 
-    def entry(self, place: str, operations: Sequence[int] | None) -> Entry:
+    def entry(self, place: str, operations: Sequence[int] | None) -> CacheEntry:
         """Where a step is kept. place: in this process or another. operations: which of the model it has, None for all."""
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
@@ -111,15 +111,15 @@ class Kept(Protocol):
 
 
 @dataclass(frozen=True)
-class Nothing:
+class KeepsNothing:
     """Nothing is kept of a model. why: as of `NotKept`."""
 
     why: str
 
-    def entry(self, place: str, operations: Sequence[int] | None) -> Entry:
-        """As of `Kept`."""
+    def entry(self, place: str, operations: Sequence[int] | None) -> CacheEntry:
+        """As of `Keeping`."""
         return NotKept(self.why)
 
     def considered(self, device: Device, hints: Hints, place: str, ask: Callable[[], Claims]) -> Claims:
-        """As of `Kept`."""
+        """As of `Keeping`."""
         return ask()
