@@ -411,7 +411,7 @@ class Bound:
             self.reasons.append(reason)
 
 
-class Operations(dict[str, Op]):
+class OperationTable(dict[str, Op]):
     """The records by name: nnhal's own in one order, whichever was loaded first, then those of extensions."""
 
     def __init__(self) -> None:
@@ -460,7 +460,7 @@ class Operations(dict[str, Op]):
         return ItemsView(self)
 
 
-OPS = Operations()
+OPS = OperationTable()
 
 
 @cache
