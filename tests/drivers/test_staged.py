@@ -14,6 +14,7 @@ import pytest
 import nnhal
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.staged import Staged, StagedPrepared, folded
+from nnhal.hal import later
 from nnhal.hal.device import Hints
 from nnhal.model.graph import Model
 
@@ -124,6 +125,18 @@ def test_no_descriptor_and_no_thread_stays(tmp_path: Path) -> None:
     for n in range(1, 5):
         once(n)
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (descriptors, threads)
+
+
+def test_an_interrupted_saving_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(later, "PATIENCE", 30)
+    monkeypatch.setattr(StagedPrepared, "save", interrupted)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        nnhal.compile(halves(), devices=[Staged()], cache_dir=tmp_path / "cache")
+    assert time.monotonic() - start < 30
 
 
 def test_it_prepares_without_a_cache_and_takes_what_the_reference_takes() -> None:

@@ -486,7 +486,14 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
     It is given the model in the layout that it prefers, unless that is done (`as_is`); inputs and outputs keep theirs.
     What it wants kept in the hints' cache is written there; where that fails, they are left empty.
     """
-    model = laid_out(model, None if as_is else layout_of(device)).model
+    try:
+        return _prepared_by(device, laid_out(model, None if as_is else layout_of(device)).model, hints)
+    finally:
+        if hints.cache is not None:
+            hints.cache.settled.set()
+
+
+def _prepared_by(device: Device, model: Model, hints: Hints) -> Prepared:
     where = where_of(device)
     with answering(where, "prepare()"):
         prepared = _taken(device, device.prepare(model, within_the_machine(hints)), "prepare()", model, where)
@@ -494,6 +501,7 @@ def prepared_by(device: Device, model: Model, hints: Hints, *, as_is: bool = Fal
         try:
             _save(device, prepared, hints.cache, model, where)
         except BaseException:  # interrupted
+            hints.cache.settled.set()  # its end may wait for who waits for that
             prepared.close()
             raise
     return prepared

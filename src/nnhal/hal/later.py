@@ -18,6 +18,7 @@ from nnhal.hal.cache.files import Cache, CacheContent, CacheFiles
 from nnhal.hal.cache.keeper import keep
 from nnhal.hal.device import Device, written_by
 
+PATIENCE = 600  # seconds until what `prepare` gave is saved
 _log = logger("driver")
 
 
@@ -26,7 +27,7 @@ class Later:
 
     def __init__(self, device: Device, cache: Cache) -> None:
         """cache: that of the hints, while `prepare` runs. OSError where no descriptor is to be had."""
-        self._by, self._owner = written_by(device), Owner()
+        self._by, self._owner, self._settled = written_by(device), Owner(), cache.settled
         for fd in cache.files:
             self._owner.fds.append(os.dup(fd))
         count = len(cache.model_files)
@@ -38,7 +39,13 @@ class Later:
         return CacheContent.empty(CacheFiles(len(self._cache.model_files), len(self._cache.data_files)))
 
     def save(self, content: CacheContent) -> bool:
-        """Put this in the place of what was saved before; whether that could be done. The log says why not."""
+        """Put this in the place of what was saved before; whether that could be done. The log says why not.
+
+        Waits until what `prepare` gave is saved, so not to be called in there.
+        """
+        if not self._settled.wait(PATIENCE):
+            _log.warning("%s: what it compiled later is not kept: prepare() has not come back", self._by[0])
+            return False
         try:
             for fd in self._cache.files:
                 with suppress(PermissionError):  # a confined process has no locks: what is half written is a miss, too

@@ -12,6 +12,7 @@ read into memory once, and whatever is said of it is said of those bytes, never 
 
 import os
 import struct
+import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -47,13 +48,15 @@ class Cache:
     """Files for one compilation, and the token that stands for it.
 
     token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device asked for. They are the
-    caller's: a driver that needs them after the call duplicates them. kept_by: what keeps them open.
+    caller's: a driver that needs them after the call duplicates them. kept_by: what keeps them open. settled: set when what
+    `prepare` gave is saved, or is not to be: who has something later writes it then.
     """
 
     token: bytes
     model_files: tuple[int, ...] = ()
     data_files: tuple[int, ...] = ()
     kept_by: Any = field(default=None, compare=False, repr=False)
+    settled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
 
     @property
     def files(self) -> tuple[int, ...]:
