@@ -189,6 +189,19 @@ def test_threads_and_processes_at_once_lose_nothing() -> None:
     assert found == [True] * 200
 
 
+def test_a_store_that_is_dropped_closes_its_file() -> None:
+    def used() -> None:
+        blobs = blobs_of(Mine())
+        blobs.put(b"k", b"v")
+        assert blobs.get(b"k") == b"v"
+
+    used()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        used()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_store_without_a_file_is_one_too() -> None:
     blobs = BlobCache(None, bytes(32))
     assert blobs.get(b"k") is None and not blobs.put(b"k", b"v")

@@ -139,9 +139,10 @@ def test_the_greeting_is_answered_with_all_that_a_client_has_to_know(shared: boo
     assert welcome == wire.Welcome(
         wire.VERSION, int(level), "odd", os.getpid(), _native.cpus(), shared, confinement, "nchw"
     )
-    client.attached(5)
+    ours = client.attached(5)  # it lasts as long as this end of it
     (lane,) = client.connection._lanes
     assert lane.lane.peer_cpus == client.connection._control.lane.peer_cpus == 0b1010
+    ours.close()
     client.close()
 
 

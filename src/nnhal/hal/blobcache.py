@@ -27,6 +27,7 @@ from contextlib import suppress
 from hashlib import blake2b
 
 from nnhal.base.answers import shown
+from nnhal.base.descriptors import Owner
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.base.private import locked, private_file, private_folder
@@ -46,9 +47,10 @@ _log = logger("driver")
 class BlobCache:
     """Values by keys, for one driver. Any number of threads and processes at a time. Without a file it keeps nothing."""
 
-    def __init__(self, fd: int | None, identity: bytes) -> None:
-        """fd: of the file, to read and to write at its end; it stays the caller's, and open. identity: whose values."""
-        self._fd, self._identity = fd, identity
+    def __init__(self, file: Owner | None, identity: bytes) -> None:
+        """file: open to read and to write at its end. identity: whose values."""
+        self._file, self._identity = file, identity
+        fd = self._fd = None if file is None else file.fds[0]
         self._key = b"" if fd is None else os.pread(fd, _HEAD.size, 0)[8:]
         self._lock = threading.Lock()
         self._map: mmap.mmap | None = None
@@ -135,7 +137,7 @@ def blobs_of(device: Device) -> BlobCache:
         return BlobCache(None, identity)
 
 
-_only: list[int] = []  # of a process that opens no files any more
+_only: list[Owner] = []  # of a process that opens no files any more
 
 
 def open_ahead(driver: str) -> None:
@@ -162,18 +164,19 @@ def _next(data: "mmap.mmap | bytes", at: int) -> tuple[int, int] | None:
     return None
 
 
-def _opened(driver: str) -> int:
+def _opened(driver: str) -> Owner:
     """The file, of the right form and not too long; in the place of any other a new one with the newer half of its blobs."""
     name = state_file(driver, "blobs")
-    folder = private_folder(state_folder())
+    folder, file = private_folder(state_folder()), Owner()
     try:
         locked(folder)
-        fd = private_file(folder, name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        file.fds.append(private_file(folder, name, os.O_RDWR | os.O_CREAT | os.O_APPEND))
+        fd = file.fds[0]
         head, size = os.pread(fd, _HEAD.size, 0), os.fstat(fd).st_size
         if head[:8] == MAGIC and len(head) == _HEAD.size and size <= MOST * 3 // 4:
-            return fd
+            return file
         data = os.pread(fd, size, 0) if head[:8] == MAGIC else b""
-        os.close(fd)
+        file = Owner()
         kept, at = list[bytes](), _HEAD.size
         while (found := _next(data, at)) is not None:
             kept.append(data[found[0] : found[1]])
@@ -184,9 +187,9 @@ def _opened(driver: str) -> int:
         new = f"{name}.new"
         with suppress(FileNotFoundError):
             os.unlink(new, dir_fd=folder)
-        fd = private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-        os.write(fd, _HEAD.pack(MAGIC, key) + b"".join(kept))
+        file.fds.append(private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND))
+        os.write(file.fds[0], _HEAD.pack(MAGIC, key) + b"".join(kept))
         os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-        return fd
+        return file
     finally:
         os.close(folder)
