@@ -45,16 +45,15 @@ def load(
     Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
     UnsupportedModel listing every operation that NNAPI cannot express.
     """
-
-    return _read(path, signature, shapes, progress, Caching.wanted(cache_dir, None))[0]
+    return _read(path, Caching.wanted(cache_dir, None), signature, shapes, progress)[0]
 
 
 def _read(
     source: Source,
+    caching: Caching,
     signature: str | None = None,
     shapes: Shapes | None = None,
     progress: Callable[[str], object] | None = None,
-    caching: Caching | None = None,
 ) -> tuple[Model, CacheOutcome | None]:
     """The model of a file, and what became of it in the cache, where there is one."""
     from nnhal.frontends.source import opened, there
@@ -75,7 +74,7 @@ def _read(
 
         return load_opened(label, memory, signature=signature, shapes=shapes)
 
-    if caching is None or caching.folder is None or memory.origin is None:
+    if caching.folder is None or memory.origin is None:
         return read(), None
     from nnhal.runtime.cache.steps import imported_in
 
@@ -116,7 +115,7 @@ def compile(
     caching = Caching.wanted(cache_dir, token)
     read = None
     if not isinstance(model, Model):
-        model, read = _read(model, caching=caching)
+        model, read = _read(model, caching)
     named = _named(devices)
     if fallback is None:
         fallback = "warn" if named is None else "forbid"

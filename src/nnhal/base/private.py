@@ -75,6 +75,18 @@ def private_file(folder: int, name: str, flags: int, into: Owner | None = None) 
     return fd if into is not None else owner.fds.pop()
 
 
+def made_anew(folder: int, name: str, data: bytes) -> int:
+    """The descriptor of a new file with these bytes, to write at its end, in the place of any that has the name."""
+    new = f"{name}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=folder)
+    owner = Owner()
+    private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, owner)
+    os.write(owner.fds[0], data)
+    os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    return owner.fds.pop()
+
+
 def locked(fd: int) -> None:
     """Lock a file or folder for this descriptor alone, until it is closed. OSError where somebody holds it for long."""
     until = time.monotonic() + LONGEST_WAIT

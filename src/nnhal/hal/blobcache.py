@@ -30,7 +30,7 @@ from nnhal.base.answers import shown
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
-from nnhal.base.private import locked, private_file, private_folder
+from nnhal.base.private import locked, made_anew, private_file, private_folder
 from nnhal.hal.cache import tokens
 from nnhal.hal.cache.files import Section
 from nnhal.hal.cache.tokens import state_file, state_folder
@@ -173,9 +173,10 @@ def _opened(driver: str) -> Owner:
         file.fds.append(private_file(folder, name, os.O_RDWR | os.O_CREAT | os.O_APPEND))
         fd = file.fds[0]
         head, size = os.pread(fd, _HEAD.size, 0), os.fstat(fd).st_size
-        if head[:8] == MAGIC and len(head) == _HEAD.size and size <= MOST * 3 // 4:
+        known = head[:8] == MAGIC and len(head) == _HEAD.size
+        if known and size <= MOST * 3 // 4:
             return file
-        data = os.pread(fd, size, 0) if head[:8] == MAGIC else b""
+        data = os.pread(fd, size, 0) if known else b""
         file = Owner()
         kept, at = list[bytes](), _HEAD.size
         while (found := _next(data, at)) is not None:
@@ -183,13 +184,8 @@ def _opened(driver: str) -> Owner:
             at = found[1]
         while sum(map(len, kept)) > MOST // 2:
             kept.pop(0)
-        key = head[8:] if len(head) == _HEAD.size and head[:8] == MAGIC else os.urandom(32)
-        new = f"{name}.new"
-        with suppress(FileNotFoundError):
-            os.unlink(new, dir_fd=folder)
-        file.fds.append(private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND))
-        os.write(file.fds[0], _HEAD.pack(MAGIC, key) + b"".join(kept))
-        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+        key = head[8:] if known else os.urandom(32)
+        file.fds.append(made_anew(folder, name, _HEAD.pack(MAGIC, key) + b"".join(kept)))
         return file
     finally:
         os.close(folder)

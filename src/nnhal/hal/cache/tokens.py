@@ -17,7 +17,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from nnhal.base.private import absolute, locked, private_file, private_folder
+from nnhal.base.private import absolute, locked, made_anew, private_file, private_folder
 
 MAGIC = b"NNHALtk\n"
 KEY = 32  # bytes
@@ -119,10 +119,5 @@ def _opened(folder: int, name: str) -> int:
     records = _records(fd)
     os.close(fd)
     key = head[8:] if head[:8] == MAGIC and len(head) == _HEAD.size else os.urandom(KEY)
-    new = f"{name}.new"
-    if new in os.listdir(folder):
-        os.unlink(new, dir_fd=folder)
-    fd = private_file(folder, new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
-    os.write(fd, _HEAD.pack(MAGIC, key) + b"".join(records[-MOST // 2 :] if head[:8] == MAGIC else []))
-    os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-    return fd
+    left = records[-MOST // 2 :] if head[:8] == MAGIC else []
+    return made_anew(folder, name, _HEAD.pack(MAGIC, key) + b"".join(left))

@@ -30,7 +30,7 @@ from nnhal.model.graph import Model
 from nnhal.model.kept import kept, unkept
 from nnhal.runtime.cache.folder import CacheFolder, Missing, NewEntry
 from nnhal.runtime.cache.tokens import digest_of
-from nnhal.runtime.cache.wanted import CacheOutcome
+from nnhal.runtime.cache.wanted import CacheOutcome, why_of
 
 OWN = "nnhal runtime"  # in the place of a device
 IMPORTED = "imported"  # memo of a model whose import is kept
@@ -64,7 +64,7 @@ class OwnEntries:
             finally:
                 new.close()
         except OSError as error:
-            return f"it cannot be kept: {(error.strerror or str(error)).lower()}"
+            return f"it cannot be kept: {why_of(error)}"
         except NnhalError as error:
             return f"it cannot be kept: {told(error)}"
         return ""
@@ -96,7 +96,7 @@ def imported(
             missed = str(error) if isinstance(error, Missing) else told(error)
         model = read()
     except OSError as error:
-        return read(), CacheOutcome("model", "miss", (error.strerror or str(error)).lower())
+        return read(), CacheOutcome("model", "miss", why_of(error))
     _log.info("model %s: miss: %s", label, missed)
     model._memo[IMPORTED] = True
     of_the_file = [pool is memory for pool in model.pools]
