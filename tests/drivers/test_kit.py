@@ -12,8 +12,10 @@ import nnhal
 from nnhal.base.errors import Cancelled, Closed, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.drivers.kit import (
+    Forms,
     LoweringTable,
     LoweringTask,
+    Proved,
     Refused,
     Window,
     bounds,
@@ -521,3 +523,60 @@ def test_products_have_the_scale_of_both_factors_by_channel_where_weights_have()
     by_channel = Value(Q8PC, (3, 2), channel=ChannelQuant((0.5, 2.0, 4.0), 0))
     assert product_scales(x, plain).tolist() == [0.125]
     assert product_scales(x, by_channel).tolist() == [0.25, 1.0, 2.0]
+
+
+FORMED: LoweringTable[LoweringTask] = LoweringTable("an engine")
+TRIED: list[str] = []
+
+
+@FORMED.entry("ADD", forms={F32: ("bfloat16", "float32")})
+def formed(t: LoweringTask) -> None:
+    TRIED.append(t.form)
+
+
+def adding_of(dtype: str = "float32") -> Model:
+    b = nnhal.Builder()
+    x = b.input((2,), dtype)
+    return b.finish([x], [b.add(x, x)])
+
+
+def forms_of(forms: Forms, model: Model | None = None) -> tuple[list[str], Verdict]:
+    TRIED.clear()
+    (verdict,) = FORMED.verdicts(model or adding_of(), LoweringTask, forms)
+    return TRIED[:], verdict
+
+
+def test_a_form_that_nobody_proved_is_the_exact_one() -> None:
+    assert forms_of(Forms()) == (["float32"], Verdict(True))
+
+
+def test_a_form_that_was_proved_runs_and_the_verdict_says_why_it_is_not_a_faster_one() -> None:
+    assert forms_of(Forms({("ADD", F32): Proved("bfloat16")})) == (["bfloat16"], Verdict(True))
+    slower = Proved("float32", "bfloat16 is off by 3 %")
+    assert forms_of(Forms({("ADD", F32): slower})) == (["float32"], Verdict(True, "bfloat16 is off by 3 %"))
+
+
+def test_what_was_found_of_one_type_says_nothing_of_another() -> None:
+    assert forms_of(Forms({("ADD", F16): Proved("bfloat16")}))[0] == ["float32"]
+    assert forms_of(Forms({("SUB", F32): Proved("bfloat16")}))[0] == ["float32"]
+
+
+def test_where_no_form_was_right_the_operation_is_refused_with_what_was_found() -> None:
+    assert forms_of(Forms({("ADD", F32): Proved(None, "off by 48")})) == ([], Verdict(False, "off by 48"))
+
+
+def test_a_form_that_the_entry_does_not_know_any_more_is_none() -> None:
+    assert forms_of(Forms({("ADD", F32): Proved("int4")}))[0] == ["float32"]
+
+
+def test_forms_may_be_forced_whatever_was_found() -> None:
+    found = {("ADD", F32): Proved(None, "off by 48")}
+    assert forms_of(Forms(found, forced="fast"))[0] == ["bfloat16"]
+    assert forms_of(Forms(found, forced="exact"))[0] == ["float32"]
+
+
+def test_an_entry_of_one_form_is_refused_too_where_it_was_found_wrong() -> None:
+    half = adding_of("float16")
+    assert forms_of(Forms(forced="fast"), half) == ([""], Verdict(True))
+    assert forms_of(Forms({("ADD", F16): Proved(None, "no")}, forced="fast"), half) == ([], Verdict(False, "no"))
+    assert forms_of(Forms({("ADD", F16): Proved("")}), half) == ([""], Verdict(True))

@@ -2,33 +2,35 @@
 
 An entry is a function of a task, which has the arguments of one operation and whatever the driver adds. It writes to the
 engine's graph, or refuses with a reason. What it asks for and is known only at execution is a reason too.
+
+An entry may know several *forms* of an operation, the fastest first and the exact one last; `forms.Forms` chooses.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from nnhal.base.codes import operation_name, type_name
-from nnhal.base.errors import Unmappable, UnsupportedModel
+from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Array, Unknown, Value
+from nnhal.drivers.kit.forms import UNPROVED, Forms, Refused
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.schema import Bound, perhaps_omitted
 
 
-class Refused(UnsupportedModel):
-    """An operation that the engine cannot run as NNAPI defines it; the message is the reason.
+class LoweringTask:
+    """One operation to lower: its decoded arguments `a`, where each of them lies, and the `form` that was chosen for it.
 
-    Raised in `prepare`, it is what any driver raises that cannot compile a model after all.
+    form: "" for an entry that has one form only.
     """
 
-
-class LoweringTask:
-    """One operation to lower: its decoded arguments `a`, and where each of them lies."""
+    form = ""
 
     def __init__(self, a: Bound, operation: Operation) -> None:
         self.a, self.operation = a, operation
@@ -98,10 +100,13 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """How to lower an operation. types: the operation types `T` that it takes, None for all."""
+    """How to lower an operation. types: the operation types `T` that it takes, None for all. forms: of each type that has
+    several, the fastest first, the exact one last.
+    """
 
     lower: Callable[[T], None]
     types: frozenset[int] | None
+    forms: Mapping[int, tuple[str, ...]]
 
 
 class LoweringTable(Generic[T]):
@@ -117,52 +122,64 @@ class LoweringTable(Generic[T]):
         self.entries: dict[str, Entry[T]] = {}
 
     def entry(
-        self, *names: str, types: frozenset[int] | None = None
+        self,
+        *names: str,
+        types: frozenset[int] | None = None,
+        forms: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     ) -> Callable[[Callable[[T], None]], Callable[[T], None]]:
         """Make a function the entry of the named operations."""
 
         def add(function: Callable[[T], None]) -> Callable[[T], None]:
             for name in names:
-                self.entries[name] = Entry(function, self._types if types is None else types)
+                self.entries[name] = Entry(function, self._types if types is None else types, forms)
             return function
 
         return add
 
-    def verdicts(self, model: Model, task: Callable[[Bound, Operation], T]) -> list[Verdict]:
+    def verdicts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> list[Verdict]:
         """One verdict for each operation of the main subgraph. task: makes what an entry gets."""
-        return [Verdict(False, why) if why else YES for why in self._reasons(model, task)]
+        return list(self._attempts(model, task, forms))
 
-    def consider(self, model: Model, graph: G, task: Callable[[G, Bound, Operation], T]) -> Considered:
+    def consider(
+        self, model: Model, graph: G, task: Callable[[G, Bound, Operation], T], forms: Forms = UNPROVED
+    ) -> Considered:
         """The verdicts, and the graph for `kept_graph` where all operations are in it. task: makes what an entry gets."""
-        verdicts = self.verdicts(model, partial(task, graph))
+        verdicts = self.verdicts(model, partial(task, graph), forms)
         return Considered(verdicts, worked_out=KeptGraph(graph) if all(v.ok for v in verdicts) else None)
 
-    def lower(self, model: Model, task: Callable[[Bound, Operation], T]) -> None:
+    def lower(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms = UNPROVED) -> None:
         """Lower every operation; Refused, or Unmappable, with the first that cannot be."""
-        for number, (why, operation) in enumerate(zip(self._reasons(model, task), model.main.operations, strict=True)):
-            if why:
-                kind = Unmappable if why == hidden_constant(model, operation) else Refused
-                raise kind(f"{self.engine}: {operation_name(operation.type)} #{number}: {why}")
+        attempts = self._attempts(model, task, forms)
+        for number, (verdict, operation) in enumerate(zip(attempts, model.main.operations, strict=True)):
+            if not verdict.ok:
+                kind = Unmappable if verdict.reason == hidden_constant(model, operation) else Refused
+                raise kind(f"{self.engine}: {operation_name(operation.type)} #{number}: {verdict.reason}")
 
-    def _reasons(self, model: Model, task: Callable[[Bound, Operation], T]) -> Iterator[str]:
-        """Lower every operation; for each the reason why it is refused, "" for none."""
+    def _attempts(self, model: Model, task: Callable[[Bound, Operation], T], forms: Forms) -> Iterator[Verdict]:
+        """Lower every operation."""
         bounds = validate(model).subgraphs[0].operations
         for a, operation in zip(bounds, model.main.operations, strict=True):
-            yield hidden_constant(model, operation) or self._attempt(a, operation, task)
+            hidden = hidden_constant(model, operation)
+            yield Verdict(False, hidden) if hidden else self._attempt(a, operation, task, forms)
 
-    def _attempt(self, a: Bound | None, operation: Operation, task: Callable[[Bound, Operation], T]) -> str:
+    def _attempt(
+        self, a: Bound | None, operation: Operation, task: Callable[[Bound, Operation], T], forms: Forms
+    ) -> Verdict:
         chosen = None if a is None else self.entries.get(a.op.name)
         if a is None or chosen is None:
             name = operation_name(operation.type)
-            return self._elsewhere.get(name, f"this driver does not lower {name}")
+            return Verdict(False, self._elsewhere.get(name, f"this driver does not lower {name}"))
         if a.T is not None and chosen.types is not None and a.T not in chosen.types:
-            return f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}"
+            return Verdict(False, f"{self.engine}'s {a.op.name} does not take {type_name(a.T)}")
         try:
             made = task(a, operation)
+            known = () if a.T is None else chosen.forms.get(a.T, ())
+            made.form, why_not_faster = forms.choose(a.op.name, a.T, known)
             chosen.lower(made)
             made.finish()
         except Refused as error:
-            return str(error)
+            return Verdict(False, str(error))
         except Unknown as error:
-            return f"needs {str(error) or 'a shape'} when the model is prepared, and it is only known at execution"
-        return ""
+            why = f"needs {str(error) or 'a shape'} when the model is prepared, and it is only known at execution"
+            return Verdict(False, why)
+        return Verdict(True, why_not_faster) if why_not_faster else YES

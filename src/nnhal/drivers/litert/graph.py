@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
-from nnhal.drivers.kit.lowering import Refused
+from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.litert.content import Content
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.model.graph import CONSTANTS, Model, consumers

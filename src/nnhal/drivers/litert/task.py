@@ -9,7 +9,8 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Shape, Value
-from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, Refused
+from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales
 from nnhal.model.graph import Operation
 from nnhal.ops.common import decode, encode
