@@ -7,9 +7,9 @@
 Importing this package imports neither an engine nor a file format; each comes with the first call that needs it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nnhal.base.lazily import exports
 from nnhal.base.version import __version__
 
 _EXPORTS = {
@@ -165,12 +165,7 @@ __all__ = [  # written out for type checkers
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'nnhal' has no attribute {name!r}")
-    value = getattr(import_module(_EXPORTS[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = exports(__name__, _EXPORTS)
 
 
 def __dir__() -> list[str]:

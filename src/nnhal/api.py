@@ -3,12 +3,12 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any, get_args
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import Preference, Priority
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.records import replace
 from nnhal.base.sealed import Readable
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.hal.device import MOST_THREADS, Device, identity_of

@@ -15,7 +15,8 @@ from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.sealed import sealed
 from nnhal.drivers.litert import content as contents
-from nnhal.drivers.litert.recipe import Settings, recipe_of, restore, save
+from nnhal.drivers.litert.lowering import recipe_of
+from nnhal.drivers.litert.recipe import Settings, restore, save
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.model.graph import Model
 

@@ -4,17 +4,16 @@ Apart from the importer, so that a driver's process that says so loads none.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.records import Record
 
 Count = int | tuple[int, int | None]
 
 
-@dataclass(frozen=True)
-class CustomOperator:
+class CustomOperator(Record, frozen=True):
     """How an operator becomes operations. inputs, outputs: the least and greatest number of them; None: any."""
 
     name: str

@@ -9,18 +9,17 @@ then on (`prefixes_here`), so that whoever reads it may compare codes.
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from nnhal.base.codes import EXTENSION_SHIFT, FOREIGN_OPERATIONS, FOREIGN_TYPES, TYPE_FACTS, type_facts
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.levels import V1_2
+from nnhal.base.records import Record
 
 MAX_PREFIX = (1 << 15) - 1
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)+")
 
 
-@dataclass(frozen=True)
-class ExtensionType:
+class ExtensionType(Record, frozen=True):
     """An operand type of an extension. dtype: numpy's name of the element type, whose size is the element's size."""
 
     name: str
@@ -28,8 +27,7 @@ class ExtensionType:
     tensor: bool = True
 
 
-@dataclass(frozen=True)
-class Extension:
+class Extension(Record, frozen=True):
     """A registered extension; `codes` are in the order of its types and operations."""
 
     name: str

@@ -6,17 +6,16 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from nnhal.base.errors import BadState
+from nnhal.base.records import Record, field
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-@dataclass(frozen=True)
-class _Entry(Generic[V]):
+class _Entry(Record, Generic[V], frozen=True):
     value: Future[V] = field(default_factory=Future)
     maker: int = field(default_factory=threading.get_ident)
 

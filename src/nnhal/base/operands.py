@@ -1,7 +1,6 @@
 """What is known about one operand: type, shape, quantisation and, where known, its value."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from nnhal.base.brief import brief, counted
 from nnhal.base.codes import TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
+from nnhal.base.records import Record
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]  # None: unknown until execution
@@ -24,8 +24,7 @@ class Unknown(Exception):
     """A rule asked for a value, dimension or rank that is only known at run time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChannelQuant:
+class ChannelQuant(Record, frozen=True):
     """Per-channel scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension `axis`."""
 
     scales: tuple[float, ...]
@@ -37,8 +36,7 @@ class ChannelQuant:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(Record, frozen=True):
     """One operand as an operation sees it.
 
     `shape` is () for scalars, None where even the rank is unknown, and holds None for single unknown dimensions.
@@ -93,8 +91,7 @@ class Value:
         return facts is not None and facts.zero_points is not None
 
 
-@dataclass(frozen=True, slots=True)
-class SubgraphFacts:
+class SubgraphFacts(Record, frozen=True):
     """What a control-flow operation may know of the subgraph that an operand refers to."""
 
     index: int

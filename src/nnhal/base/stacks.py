@@ -8,8 +8,8 @@ import linecache
 import os
 import re
 import signal
-import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from traceback import clear_frames
 from types import TracebackType
@@ -23,8 +23,15 @@ LONGEST = 8000  # characters of all
 _LINE, _FIRST, _LAST, _WALKED, _CAUSES = 300, 5, 15, 10_000, 4
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _BETWEEN = str(Path(__file__).parents[1] / "runtime" / "sources.py"), "<frozen importlib._bootstrap"
-_LIBRARY = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _log = logger("driver")
+
+
+@cache
+def _library() -> tuple[str, ...]:
+    """Where Python's own modules and those that are installed lie."""
+    import sysconfig
+
+    return tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def note_stack(error: NnhalError) -> None:
@@ -130,7 +137,7 @@ def dumped(words: str) -> str:
         frames = [
             f'File "{file}", line {line}, in {name}'
             for file, line, name in _FRAME.findall(thread)
-            if is_authors(file) and not file.startswith(_LIBRARY) and "frozen" not in file
+            if is_authors(file) and not file.startswith(_library()) and "frozen" not in file
         ]
         if frames:
             return printable(" < ".join(frames[:_MOST_DUMPED]))

@@ -1,12 +1,12 @@
 """Compares devices: every intermediate of a model, or each operation by itself on another device's intermediates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, quantised
+from nnhal.base.records import Record
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.hal.request import UNLIMITED
 from nnhal.model.graph import Model, operation_label
@@ -15,8 +15,7 @@ from nnhal.model.parts import cut
 FLOAT_TOLERANCE = 5e-4  # of the greatest expected magnitude, for whole models: correct engines drift apart
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Record, frozen=True):
     """How far one operand is off. `worst` is in steps of a quantised type, else relative to the greatest magnitude."""
 
     operation: int

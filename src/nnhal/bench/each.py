@@ -2,16 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nnhal.base.records import Record
 from nnhal.runtime.compiled import Compiled
 
 
-@dataclass(frozen=True)
-class TimeSpent:
+class TimeSpent(Record, frozen=True):
     """The median over runs, in nanoseconds, of one operation, or of several that run together and are timed together."""
 
     operations: tuple[int, ...]

@@ -5,9 +5,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
+
+from nnhal.base.records import Record
 
 Runner = Callable[[], object]
 LEAST = 10  # calls, however long they take
@@ -16,8 +17,7 @@ BINS = 24
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True)
-class Latency:
+class Latency(Record, frozen=True):
     """Durations in nanoseconds: of reading the model, of preparing it, of the first run, of each run after the warm-up.
 
     wall: of all those runs together, several at once or one after the other.
@@ -39,8 +39,7 @@ class Latency:
         return float(np.quantile(self.runs, q))
 
 
-@dataclass(frozen=True)
-class Ratio:
+class Ratio(Record, frozen=True):
     """Median of paired ratios with its 95 % bootstrap interval."""
 
     median: float

@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import click
 
 from nnhal.base.errors import InvalidArgument, NnhalError
+from nnhal.base.records import replace
 from nnhal.cli import common
 from nnhal.hal.cache.files import CacheFiles
 from nnhal.hal.cache.keeper import is_whole

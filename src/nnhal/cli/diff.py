@@ -1,7 +1,6 @@
 """`nnhal diff`: compares two devices on every intermediate of a model, each operation alone and all of them added up."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import click
 
 from nnhal.base.brief import counted
 from nnhal.base.errors import UnsupportedModel
+from nnhal.base.records import as_dict
 from nnhal.bench.compare import FLOAT_TOLERANCE, Difference, compare, each_operation, intermediates
 from nnhal.cli import common
 from nnhal.cli.inputs import PictureOptions, read_inputs
@@ -118,7 +118,7 @@ def _label(graph: Model, n: int) -> str:
 
 def _json(graph: Model, findings: Findings) -> None:
     rows = [
-        asdict(alone)
+        as_dict(alone)
         | {"type": alone.type.name}
         | {"added_up": {"worst": whole.worst, "differing": whole.differing} if whole else None}
         for alone, whole in findings.found

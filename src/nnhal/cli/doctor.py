@@ -5,7 +5,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from importlib import util
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from nnhal import api
 from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
+from nnhal.base.records import Record, as_dict
 from nnhal.cli import common
 
 FEATURES = "sse4_1 avx avx2 fma f16c avx512f avx512_vnni avx_vnni amx_int8 asimd asimddp i8mm sve"
@@ -36,8 +36,7 @@ SYS_FUTEX_WAITV = 449
 ENOSYS = 38
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Record, frozen=True):
     """One thing looked for. needed_for: what does not work without it."""
 
     what: str
@@ -52,7 +51,7 @@ def command(as_json: bool) -> None:
     """Show what this machine offers: engines, processor, kernel; and what is missing for what."""
     findings = list(examine())
     if as_json:
-        common.emit([asdict(f) for f in findings])
+        common.emit([as_dict(f) for f in findings])
         return
     rows = [["yes" if f.there else "NO", f.what, f.detail, "" if f.there else f.needed_for] for f in findings]
     common.table(["", "what", "found", "missing for"], rows)

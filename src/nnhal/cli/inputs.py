@@ -3,13 +3,13 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from nnhal.base.errors import DeviceUnavailable, InvalidRequest, told
 from nnhal.base.operands import Array, Value
+from nnhal.base.records import Record
 from nnhal.cli.arrays import ArrayFile, archive, array_file, ordinary, reading, size_of
 from nnhal.model.metadata import Metadata, TensorMetadata
 from nnhal.ops.common import encode
@@ -21,8 +21,7 @@ MOST_PIXELS = 1 << 26  # 67 million, 200 MB
 PICTURES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".ppm", ".tif", ".tiff"))
 
 
-@dataclass(frozen=True)
-class PictureOptions:
+class PictureOptions(Record, frozen=True):
     """How pictures become tensors, stretched or fitted (with black bars) to the size.
 
     low, high: the real values of black and white; None for what the model's metadata says, else all that a quantised input
@@ -35,8 +34,7 @@ class PictureOptions:
     raw: bool = False
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Record, frozen=True):
     """An input's array and a sentence on where it came from."""
 
     array: Array

@@ -1,12 +1,12 @@
 """What a model's file says about itself, for people and for programs."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from nnhal.base.brief import counted
 from nnhal.base.errors import BadFile
 from nnhal.base.names import short
+from nnhal.base.records import as_dict
 from nnhal.model.metadata import AssociatedFile, Metadata, TensorMetadata
 
 LABELS = 3  # shown of more
@@ -70,7 +70,7 @@ def metadata_document(said: Metadata | None) -> dict[str, Any] | None:
         return None
     words = {key: getattr(said, key) for key in ("name", "description", "version", "author", "licence", "problem")}
     sides = {
-        side: [asdict(tensor) | {"labels": _labels(said, tensor)[0]} for tensor in tensors]
+        side: [as_dict(tensor) | {"labels": _labels(said, tensor)[0]} for tensor in tensors]
         for side, tensors in (("inputs", said.inputs), ("outputs", said.outputs))
     }
-    return {**words, **sides, "files": [asdict(file) for file in said.files]}
+    return {**words, **sides, "files": [as_dict(file) for file in said.files]}

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -15,6 +14,7 @@ from nnhal import api
 from nnhal.base.errors import BadFile, InvalidRequest
 from nnhal.base.names import member_names, unique
 from nnhal.base.operands import Array
+from nnhal.base.records import Record
 from nnhal.cli import common
 from nnhal.cli.inputs import Given, PictureOptions, read_inputs, said_of
 from nnhal.cli.placement import placement_lines
@@ -27,8 +27,7 @@ from nnhal.runtime.job import Report
 TOP = 5
 
 
-@dataclass(frozen=True)
-class Labels:
+class Labels(Record, frozen=True):
     """Names of the places along the last dimension of an output, or of the values in it."""
 
     names: Sequence[str] = ()
@@ -51,8 +50,7 @@ class Labels:
         return f"has {count} labels, must have {classes}, one for each class{why.get(count, '')}"
 
 
-@dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Record, frozen=True):
     """What one run took and gave. spent: nanoseconds by phase. top: how many of the greatest elements to show."""
 
     model: str

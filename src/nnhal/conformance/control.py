@@ -5,13 +5,13 @@ WHILE counts its rounds beside the call that is its body; counter and results ar
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnhal.base.operands import Array, SubgraphFacts, Value, dtype_of, quantised
+from nnhal.base.records import replace
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.differential import again, judge, model_of, operands_of, other_constants
 from nnhal.conformance.draw import Call, Cell, cells, contents, draw
@@ -30,8 +30,7 @@ Source = Callable[[np.random.Generator], Call | None]  # of calls of a kind; Non
 Takes = Callable[[Model], bool]  # whether a device takes a model of one operation
 
 
-@dataclass(frozen=True)
-class ControlCell(Cell):
+class ControlCell(Cell, frozen=True):
     """A cell of IF or WHILE: also the operation inside."""
 
     inner: str = ""
@@ -40,8 +39,7 @@ class ControlCell(Cell):
         return f"{super().__str__()} of {self.inner}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class IfCall(Call):
+class IfCall(Call, frozen=True, kw_only=True):
     """IF over two calls: `then`, and `other` for else."""
 
     then: Call
@@ -65,8 +63,7 @@ class IfCall(Call):
         return [_branch(b, self.then, (), others), _branch(b, self.other, mine, ())]
 
 
-@dataclass(frozen=True, kw_only=True)
-class WhileCall(Call):
+class WhileCall(Call, frozen=True, kw_only=True):
     """WHILE with a call for its body, beside a counter.
 
     rounds: None for no end. start: what is given for the results before the first round. carried: the place of the inner

@@ -7,7 +7,6 @@ a NaN gets that is clipped. A device may say that its results do more (`hal.devi
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import ContractBroken, DriverFailed, InvalidModel, NnhalError
 from nnhal.base.operands import Array, Value, quantised
+from nnhal.base.records import Record, replace
 from nnhal.conformance.compare import tolerance
 from nnhal.conformance.draw import Call, Cell, contents, draw
 from nnhal.hal.claims import considered_by
@@ -253,8 +253,7 @@ def bounds(call: Call) -> list[float]:
 # ----------------------------------------------------------------------------------------------------------- comparing
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Record, frozen=True):
     """What became of one draw: "agrees", "refused" with the verdict's reason, or "differs" with what is wrong."""
 
     call: Call

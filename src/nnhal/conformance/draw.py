@@ -7,7 +7,6 @@ are met by chance.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, OperandType, type_name
 from nnhal.base.errors import InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of, quantised
+from nnhal.base.records import Record, replace
 from nnhal.ops import OPS
 from nnhal.ops.common import broadcast_shape
 from nnhal.ops.schema import (
@@ -59,8 +59,7 @@ def classes(kind: int) -> tuple[str, ...]:
     return INTEGERS if kind == I32 else ("ordinary",)
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(Record, frozen=True):
     """What is drawn of: an operation, one of its forms, its own type, and a class of values."""
 
     op: Op
@@ -95,8 +94,7 @@ def _own(form: Form) -> list[int]:
     return [{OperandType.FLOAT32: F32, OperandType.FLOAT16: F16}.get(kinds[0], I32)]
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Record, frozen=True):
     """One call: inputs in the form's order, outputs as declared, what the record made of them.
 
     given: the places of inputs that the application gives at run time; the others are constants. open: whether the model

@@ -4,21 +4,20 @@ Each mutant differs from a valid model in one place. A validator must refuse it,
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, Lifetime, OperandType, OperationType
 from nnhal.base.operands import ChannelQuant
+from nnhal.base.records import Record, replace
 from nnhal.model.graph import CONSTANTS, Location, Model, Operand, Operation, Subgraph
 
 INVALID_CODES = (16, 9999, 10002, 65535, -1)
 INVALID_OPERATIONS = (106, 9999, 10001, 65535, -1)
 
 
-@dataclass(frozen=True)
-class Mutant:
+class Mutant(Record, frozen=True):
     """A model made wrong. kind: which mutation; operation: the type of the operation it touches; detail: where."""
 
     kind: str

@@ -1,8 +1,8 @@
 """Runs a selection of vectors over several processes."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 
+from nnhal.base.records import replace
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.selection import Item, Selection, planned
 from nnhal.conformance.suite import BUILDING, Outcome

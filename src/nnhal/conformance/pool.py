@@ -17,11 +17,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, NnhalError, ResourceExhausted
+from nnhal.base.records import Record
 from nnhal.base.stacks import DUMPED, TELL, dumped
 from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import BAD, ended_in
@@ -37,8 +37,7 @@ LATELY = 500  # characters of what a process said last, which tell what is new
 TELLING = 2.0  # seconds for one that hangs to say where
 
 
-@dataclass(frozen=True)
-class TaskResult:
+class TaskResult(Record, frozen=True):
     """Outcomes that have come, how often they called each method of an isolated driver, and the name of the device."""
 
     outcomes: list[Any]

@@ -3,8 +3,8 @@
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from nnhal.base.records import Record
 from nnhal.conformance.selection import Selection
 from nnhal.conformance.suite import BAD, Outcome
 
@@ -14,8 +14,7 @@ BEFORE = 20  # vectors that ran before one that did no harm alone, and run befor
 _WORDS = "; its last words:"
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Record, frozen=True):
     """Failures of one operation for one reason; the first stands for all."""
 
     operation: str

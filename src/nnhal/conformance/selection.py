@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,7 @@ from nnhal.conformance.suite import variants
 from nnhal.conformance.vectors import index, members
 
 
-@dataclass(frozen=True)
-class Selection(Subject):
+class Selection(Subject, frozen=True):
     """Which vectors to run, and on what. rerun: also the further ways that the index flags.
 
     way: one of `WAYS`. share: the part of all vectors that runs, chosen by a hash of the id. flag: only vectors with this

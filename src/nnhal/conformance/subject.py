@@ -1,10 +1,10 @@
 """What is under test, and the work on it as processes are given it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnhal.base.errors import InvalidArgument
+from nnhal.base.records import Record, field
 from nnhal.base.values import parsed_level
 from nnhal.runtime import discovery
 
@@ -12,8 +12,7 @@ ANY = "*"  # instead of the name of the device
 TIMEOUT = 10.0  # seconds; the slowest published vector takes a fraction of one
 
 
-@dataclass(frozen=True, kw_only=True)
-class Subject:
+class Subject(Record, frozen=True, kw_only=True):
     """A device under test.
 
     device: "" for that of the first driver, or the CPU where there is none. drivers: under development, by path. isolate:

@@ -3,7 +3,6 @@
 import ctypes
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from nnhal.base.errors import (
 from nnhal.base.levels import V1_2
 from nnhal.base.memory import address, aligned
 from nnhal.base.operands import Array, dtype_of
+from nnhal.base.records import PartlyCompared
 from nnhal.conformance.compare import compare_all, compare_frequencies
 from nnhal.conformance.vectors import Vector
 from nnhal.conformance.ways import WAYS
@@ -38,8 +38,7 @@ STAGES = "", BUILDING, "supports", "prepare", "run", "close"
 NO_ANSWERS = DriverFailed, ContractBroken, DeviceUnavailable, Cancelled  # no way to fail, whatever the vector wants
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(PartlyCompared, frozen=True):
     """What became of one vector: one of `VERDICTS`, and why. hint: where to look first. outputs: of one that failed.
 
     alone: of a vector that cost a process in which others ran before it, and no fresh one: its verdict there. before: those
@@ -53,9 +52,11 @@ class Outcome:
     primary: str = ""  # the operation under test
     nanoseconds: int = 0
     hint: str = ""
-    outputs: tuple[Array | None, ...] = field(default=(), compare=False, repr=False)
+    outputs: tuple[Array | None, ...] = ()
     alone: str = ""
     before: tuple[str, ...] = ()
+
+    _not_compared = _not_shown = frozenset({"outputs"})
 
 
 def variants(flags: Iterable[str]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from nnhal.base.codes import Lifetime, OperandType, OperationType
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.levels import Level
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
+from nnhal.base.records import Record
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 
 LEVELS = {"AIDL_V1": Level.FL5, "AIDL_V2": Level.FL6, "AIDL_V3": Level.FL7}
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Record, frozen=True):
     """One expected output: values (None: zero elements of `shape`), whether it counts, and what its elements stand for."""
 
     data: Array | None
@@ -31,8 +30,7 @@ class Expected:
     zero_point: int = 0
 
 
-@dataclass(frozen=True)
-class Vector:
+class Vector(Record, frozen=True):
     """One published test: id, the raw description, and what derives from it."""
 
     id: str

@@ -16,12 +16,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from nnhal.base import errors
 from nnhal.base.errors import InvalidArgument, NnhalError, OperationFailed, told
+from nnhal.base.records import replace
 from nnhal.base.stacks import TELL
 from nnhal.conformance.selection import Item
 from nnhal.conformance.subject import ANY, Bundle

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from logging import DEBUG
 from typing import Any
 
@@ -15,6 +14,7 @@ from nnhal.base.errors import InvalidModel, NnhalError, OperationFailed, OutOfMe
 from nnhal.base.extensions import EXTENSIONS, canonical
 from nnhal.base.log import logger
 from nnhal.base.operands import Array, Unknown, Value, fixed
+from nnhal.base.records import Record, replace
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict, each_operation
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import Control, Request, Timing
@@ -54,8 +54,7 @@ def _verdict(model: Model, operation: Operation) -> Verdict:
     return Verdict(False, f"no reference kernel for {operation_name(operation.type)}")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyOperation:
+class ReadyOperation(Record, frozen=True):
     """One operation, ready to run. `last`: operands that nobody reads afterwards."""
 
     bound: Bound
@@ -64,8 +63,7 @@ class ReadyOperation:
     last: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Record, frozen=True):
     """What kernels of control flow and random operations need: calls of subgraphs, time, randomness."""
 
     call: Callable[[int, Sequence[Array | None]], list[Array]]

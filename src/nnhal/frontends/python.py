@@ -8,7 +8,6 @@ model = b.finish([x], [y])
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from nnhal.base.codes import MAX_COPIED_CONSTANT, TYPE_FACTS, OperandType, type_
 from nnhal.base.errors import InvalidModel
 from nnhal.base.names import meant
 from nnhal.base.operands import Array, ChannelQuant, SubgraphFacts, Value, dtype_of, is_tensor
+from nnhal.base.records import replace
 from nnhal.base.uncopied import Uncopied
 from nnhal.base.values import exact, whole
 from nnhal.frontends.calls import chosen

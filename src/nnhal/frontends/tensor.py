@@ -1,7 +1,6 @@
 """What methods of the builder take and give."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -10,10 +9,10 @@ from numpy.typing import ArrayLike
 from nnhal.base.brief import brief, tensor
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
+from nnhal.base.records import Record
 
 
-@dataclass(frozen=True, repr=False)
-class Tensor:
+class Tensor(Record, frozen=True):
     """An operand of a model under construction. owner: the builder that made it."""
 
     index: int

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, dtype_of, fixed
+from nnhal.base.records import Record
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import Request, Signature
 from nnhal.model.graph import Model
@@ -20,8 +20,7 @@ Place = Memory | Buffer
 Where = tuple[int, int, int, tuple[int, ...]]  # pool, offset, length, dimensions
 
 
-@dataclass(frozen=True)
-class BoundRequest:
+class BoundRequest(Record, frozen=True):
     """A request that may run, any number of times, each time as a `Request`.
 
     unaligned: inputs lie at odd addresses, which engines do not take.

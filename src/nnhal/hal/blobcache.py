@@ -24,10 +24,10 @@ import os
 import struct
 import threading
 from contextlib import suppress
-from hashlib import blake2b
 
 from nnhal.base.answers import shown
 from nnhal.base.descriptors import Owner
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.log import logger
 from nnhal.base.private import locked, made_anew, private_file, private_folder

@@ -1,12 +1,12 @@
 """What a device says of a model, asked and looked at: verdicts, groups of operations, what it worked out on the way."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.errors import ContractBroken, InvalidArgument, clipped
+from nnhal.base.records import replace
 from nnhal.hal.device import (
     YES,
     Considered,

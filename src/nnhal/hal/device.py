@@ -6,7 +6,6 @@ A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +17,7 @@ from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
+from nnhal.base.records import Record, field, replace
 from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
@@ -61,8 +61,7 @@ class Performance(NamedTuple):
     power_usage: float = 1.0
 
 
-@dataclass(frozen=True)
-class Capabilities:
+class Capabilities(Record, frozen=True):
     """Stated performance by operand type; types that are not listed are unsupported as far as performance goes."""
 
     operands: Mapping[int, Performance] = field(default_factory=dict)
@@ -86,8 +85,7 @@ class Capabilities:
         return self.operands.get(type)
 
 
-@dataclass(frozen=True)
-class Hints:
+class Hints(Record, frozen=True):
     """What the application wants of a compilation.
 
     threads: how many the engine may use, at most `MOST_THREADS`, 0 for its own choice; a device is given no more than this
@@ -106,8 +104,7 @@ class Hints:
     cache: Cache | None = None
 
 
-@dataclass(frozen=True)
-class OperationGroup:
+class OperationGroup(Record, frozen=True):
     """Operations that a device runs as one, where enough of them stand in one step.
 
     operations: their places in the main subgraph; each is in one group of a device at most. performance: what it states for
@@ -119,8 +116,7 @@ class OperationGroup:
     at_least: int = 0
 
 
-@dataclass(frozen=True)
-class Considered:
+class Considered(Record, frozen=True):
     """What a device says of a model. verdicts: one for each operation of the main subgraph, of that operation by itself.
 
     groups: what it runs as one; an operation whose verdict is no is taken within its group only. worked_out: anything that

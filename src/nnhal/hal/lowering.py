@@ -3,13 +3,13 @@
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from nnhal.base.codes import TYPE_FACTS, Lifetime, operation_name, type_name
 from nnhal.base.errors import InvalidModel, OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.operands import Shape
+from nnhal.base.records import replace
 from nnhal.hal.device import Capabilities, Verdict
 from nnhal.hal.utilities import LossWarning, OldCapabilities, convert_capabilities, convert_to, is_extension, upgrade
 from nnhal.model.graph import Model, Operand

@@ -3,13 +3,13 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument, InvalidRequest
 from nnhal.base.memory import Memory
 from nnhal.base.operands import ChannelQuant, is_tensor
+from nnhal.base.records import Record
 from nnhal.base.time import is_number
 from nnhal.hal.request import Of
 from nnhal.model.validate import validate
@@ -22,8 +22,7 @@ class BufferDesc(NamedTuple):
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class BufferRole:
+class BufferRole(Record, frozen=True, eq=False):
     """One use of a buffer: input or output `index` of a prepared model. frequency: how often, above 0 to 1."""
 
     prepared: Of

@@ -2,13 +2,13 @@
 
 import math
 import warnings
-from dataclasses import dataclass, replace
 from typing import Any
 
 from nnhal.base.codes import EXTENSION_SHIFT, TYPE_FACTS, Lifetime, OperandType, Preference, Priority, type_name
 from nnhal.base.errors import InvalidArgument, InvalidModel, InvalidRequest
 from nnhal.base.levels import V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.operands import dtype_of
+from nnhal.base.records import Record, replace
 from nnhal.hal.device import Capabilities, Performance, checked_capabilities
 from nnhal.hal.request import Request
 from nnhal.model.graph import Model, Operand
@@ -85,8 +85,7 @@ def update(capabilities: Capabilities, code: int, performance: Performance) -> C
     return replace(capabilities, operands={**capabilities.operands, code: performance})
 
 
-@dataclass(frozen=True)
-class OldCapabilities:
+class OldCapabilities(Record, frozen=True):
     """Capabilities as 1.0 and 1.1 have them. relaxed: None at 1.0."""
 
     float32: Performance

@@ -1,12 +1,12 @@
 """Behaviour added to any device by wrapping it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from nnhal.base.codes import LOOP_TIMEOUT_DEFAULT_NS, DeviceStatus, Preference, Priority
 from nnhal.base.errors import OperationFailed
 from nnhal.base.levels import V1_1, V1_2, V1_3, Level
+from nnhal.base.records import replace
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import CacheContent, CacheFiles

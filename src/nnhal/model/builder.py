@@ -1,7 +1,6 @@
 """The one mutable thing on the way to a model: operands and operations are added, `finish` freezes them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from nnhal.base.errors import BadState, InvalidModel
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
+from nnhal.base.records import replace
 from nnhal.base.sealed import Store
 from nnhal.base.values import exact, whole
 from nnhal.model.graph import EdgeForm, Location, Model, Operand, Operation, State, Subgraph

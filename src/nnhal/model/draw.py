@@ -6,7 +6,6 @@ An operation stands with its key attributes, its weights and the shape of what i
 import io
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from nnhal.base.brief import counted
 from nnhal.base.errors import DeviceUnavailable
 from nnhal.base.names import printable
+from nnhal.base.records import Record, Struct, field
 from nnhal.model.layout import Arrangement, Box, arrange
 from nnhal.model.outline import Node, Outline, shape_text
 
@@ -28,8 +28,7 @@ NAME, LONGEST, NAMED = 40, 64, 3  # characters of names, of a line; connectors t
 PIXELS = 64_000_000  # of a PNG
 
 
-@dataclass(frozen=True)
-class Rectangle:
+class Rectangle(Record, frozen=True):
     """A filled rectangle. note: shown where the pointer rests."""
 
     x: float
@@ -41,8 +40,7 @@ class Rectangle:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Label:
+class Label(Record, frozen=True):
     """A line of text whose base line begins (anchor "start") or ends ("end") at x, y."""
 
     x: float
@@ -52,15 +50,13 @@ class Label:
     anchor: str = "start"
 
 
-@dataclass(frozen=True)
-class Arrow:
+class Arrow(Record, frozen=True):
     """A line through points, with a head at its end."""
 
     points: tuple[tuple[float, float], ...]
 
 
-@dataclass
-class Scene:
+class Scene(Struct):
     """What is painted, in order, on an area of a size."""
 
     width: float = 0.0
@@ -68,8 +64,7 @@ class Scene:
     items: list[Rectangle | Label | Arrow] = field(default_factory=list)
 
 
-@dataclass
-class Chain:
+class Chain(Struct):
     """Operations of which each gives what only the next reads; or an input or an output of the model."""
 
     nodes: list[int]

@@ -1,7 +1,7 @@
 """The model: frozen graphs of operands and operations, as the HAL has them. Made by `model.builder`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -12,6 +12,7 @@ from nnhal.base.errors import ContractBroken, InvalidRequest
 from nnhal.base.extensions import canonical, moved, prefixes_here
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
+from nnhal.base.records import PartlyCompared, Record, field, replace
 from nnhal.base.sealed import sealed
 from nnhal.base.values import exact
 from nnhal.model.metadata import Metadata
@@ -19,8 +20,7 @@ from nnhal.model.metadata import Metadata
 CONSTANTS = frozenset((Lifetime.CONSTANT_COPY, Lifetime.CONSTANT_REFERENCE))
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(Record, frozen=True):
     """Bytes of a pool, or of the model's `values` (CONSTANT_COPY), or the number of a subgraph (in `offset`)."""
 
     pool: int = 0
@@ -28,8 +28,7 @@ class Location:
     length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(PartlyCompared, frozen=True):
     """One operand. A dimension of 0, or no dimensions on a tensor, means unknown until execution.
 
     name: a label for people, no part of the model's identity.
@@ -43,21 +42,23 @@ class Operand:
     location: Location = Location()
     channel: ChannelQuant | None = None
     extension: bytes | None = None
-    name: str = field(default="", compare=False)
+    name: str = ""
+
+    _not_compared = frozenset({"name"})
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(PartlyCompared, frozen=True):
     """One operation: its type and the indices of its operands in the subgraph."""
 
     type: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    name: str = field(default="", compare=False)
+    name: str = ""
+
+    _not_compared = frozenset({"name"})
 
 
-@dataclass(frozen=True, slots=True)
-class Subgraph:
+class Subgraph(Record, frozen=True):
     """A graph; operations stand in execution order."""
 
     operands: tuple[Operand, ...]
@@ -70,17 +71,17 @@ class Subgraph:
         return brief("Subgraph", [counted(len(given), what) for what, given in sizes.items()])
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(PartlyCompared, frozen=True):
     """A value carried from call to call: model input and output by their place, and the bytes it starts with."""
 
     input: int
     output: int
-    initial: Array = field(compare=False)
+    initial: Array
+
+    _not_compared = frozenset({"initial"})
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeForm:
+class EdgeForm(Record, frozen=True):
     """How applications have an input or output of `main` where the operand has it otherwise.
 
     scalar: of no dimensions; the operand has one, of 1. wide: of 64-bit integers; the operand has 32 bits.
@@ -121,8 +122,7 @@ def gone(why: str) -> Gone:
     return made
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
+class Model(PartlyCompared, frozen=True, dict=True):
     """A whole model: the main subgraph, the ones it refers to, and where constants lie.
 
     values: the bytes of CONSTANT_COPY operands. pools: memories of CONSTANT_REFERENCE operands.
@@ -138,12 +138,18 @@ class Model:
     pools: tuple[Memory, ...] = ()
     relaxed: bool = False
     extensions: tuple[tuple[str, int], ...] = ()
-    states: tuple[State, ...] = field(default=(), compare=False)
-    name: str = field(default="", compare=False)
-    edge: Mapping[int, EdgeForm] = field(default_factory=dict, compare=False)
-    metadata: Metadata | None = field(default=None, compare=False)
-    notes: tuple[str, ...] = field(default=(), compare=False)
-    _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+    states: tuple[State, ...] = ()
+    name: str = ""
+    edge: Mapping[int, EdgeForm] = field(default_factory=dict)
+    metadata: Metadata | None = None
+    notes: tuple[str, ...] = ()
+
+    _not_compared = frozenset({"states", "name", "edge", "metadata", "notes"})
+
+    @cached_property
+    def _memo(self) -> dict[str, Any]:
+        """Facts that were derived from it."""
+        return {}
 
     def again(self) -> "Model":
         """The same model as an object of its own, with what is known of it."""
@@ -155,7 +161,7 @@ class Model:
         return self  # nobody changes it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        given = [getattr(self, each.name) for each in fields(self) if each.init and each.name != "pools"]
+        given = [getattr(self, name) for name in self.__struct_fields__ if name != "pools"]
         return _rebuilt, (*given, [pool.bytes().tobytes() for pool in self.pools])
 
     def __repr__(self) -> str:
@@ -206,7 +212,7 @@ class Model:
 def _rebuilt(*given: Any) -> Model:
     """A model that was pickled, its constants in sealed memories again."""
     *rest, pools = given
-    names = [each.name for each in fields(Model) if each.init and each.name != "pools"]
+    names = [name for name in Model.__struct_fields__ if name != "pools"]
     return with_codes_of_here(Model(**dict(zip(names, rest, strict=True)), pools=tuple(map(sealed, pools))))
 
 

@@ -1,13 +1,13 @@
 """An imported model as bytes, with all that validation found out: for the same version of nnhal, of the same file."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from nnhal.base.errors import InvalidModel
 from nnhal.base.memory import Memory
+from nnhal.base.records import replace
 from nnhal.model.graph import EdgeForm, Model, State
 from nnhal.model.metadata import NOTHING, Metadata
 from nnhal.model.stored import stored, unstored

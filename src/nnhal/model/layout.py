@@ -7,7 +7,8 @@ an edge from one column to another is not drawn as a line (`Arrangement.jumps`).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from nnhal.base.records import Struct, field
 
 ACROSS, DOWN, BETWEEN = 24.0, 34.0, 40.0  # room between neighbours, layers, columns
 POINT = 10.0  # the width that an edge takes on its way
@@ -17,24 +18,22 @@ SHORT = 0.25  # of a column: less of it goes on below the one before
 LEAST = 900.0  # height of a column, where there is as much
 
 
-@dataclass
-class Box:
+class Box(Struct):
     """A box of a size, with the boxes that it reads from; `x` (its centre) and `top` are found."""
 
     width: float
     height: float
     sources: list[int]
-    x: float = field(init=False)
-    top: float = field(init=False)
-    rank: int = field(init=False)
-    column: int = field(init=False)
+    x: float = 0
+    top: float = 0
+    rank: int = 0
+    column: int = 0
 
 
-@dataclass
-class Arrangement:
+class Arrangement(Struct):
     """Where things are. edges: source, target and the points on the way; jumps: edges from column to column."""
 
-    width: float = field(init=False)
+    width: float = 0
     height: float = 0.0
     edges: list[tuple[int, int, list[tuple[float, float]]]] = field(default_factory=list)
     jumps: list[tuple[int, int]] = field(default_factory=list)

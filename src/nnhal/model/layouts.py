@@ -7,7 +7,6 @@ not the order in which they are read. Inputs and outputs of the model keep their
 
 from collections.abc import Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from nnhal.base.codes import MAX_COPIED_CONSTANT, Lifetime, OperandType, OperationType
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array, ChannelQuant, dtype_of, is_tensor
+from nnhal.base.records import Record, field, replace
 from nnhal.base.sealed import Store
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph
 from nnhal.model.orders import Layout, Ordering
@@ -25,8 +25,7 @@ from nnhal.ops.schema import Bound, Permutation, types_for
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
-@dataclass(frozen=True)
-class LaidOut:
+class LaidOut(Record, frozen=True):
     """A model in one layout, and what became of the original's operations.
 
     serves: for each operation of `model.main` that of the original which it is, or for whose sake it was inserted.

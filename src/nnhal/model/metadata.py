@@ -1,13 +1,13 @@
 """What a model's file says about itself, its inputs and its outputs: no part of what is computed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from nnhal.base.records import PartlyCompared, Record, field
 
 NOTHING: Mapping[str, bytes] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class AssociatedFile:
+class AssociatedFile(Record, frozen=True):
     """A file that belongs to a model. kind: "axis labels", "value labels", "vocabulary", .. or "" where it is not stated."""
 
     name: str
@@ -16,8 +16,7 @@ class AssociatedFile:
     locale: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMetadata:
+class TensorMetadata(Record, frozen=True):
     """What is said of one input or output.
 
     content: "image", "feature", "bounding boxes", "audio" or "". colour: "RGB", "grayscale" or "". mean, std: of a picture's
@@ -38,8 +37,7 @@ class TensorMetadata:
     files: tuple[AssociatedFile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Metadata:
+class Metadata(PartlyCompared, frozen=True):
     """What a file says about itself. contents: its associated files by name, each read when it is asked for.
 
     problem: why what it says could not be read, or not all of it.
@@ -53,8 +51,10 @@ class Metadata:
     inputs: tuple[TensorMetadata, ...] = ()
     outputs: tuple[TensorMetadata, ...] = ()
     files: tuple[AssociatedFile, ...] = ()
-    contents: Mapping[str, bytes] = field(default_factory=lambda: NOTHING, compare=False, repr=False)
+    contents: Mapping[str, bytes] = field(default_factory=lambda: NOTHING)
     problem: str = ""
+
+    _not_compared = _not_shown = frozenset({"contents"})
 
     def labels(self, tensor: TensorMetadata) -> tuple[str, ...]:
         """Labels of the places along a tensor's last dimension, or of its values. BadFile where they cannot be read."""

@@ -6,7 +6,6 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 
 from nnhal.base.codes import TYPE_FACTS, OperandType, operation_name, type_name
 from nnhal.base.operands import Shape, Value, fixed
+from nnhal.base.records import Record
 from nnhal.model.graph import CONSTANTS, Model
 from nnhal.model.metadata import Metadata
 from nnhal.model.validate import validate
@@ -24,8 +24,7 @@ SHOWN = 8  # elements of a small constant among the attributes
 INTEGERS = frozenset(("TENSOR_INT32", "TENSOR_BOOL8", "INT32", "INT64", "BOOL"))  # no weights, unless they have a scale
 
 
-@dataclass(frozen=True, slots=True)
-class ShownTensor:
+class ShownTensor(Record, frozen=True):
     """A tensor. type: its name, of NNAPI or of the file. bytes: of a constant, 0 for any other."""
 
     name: str
@@ -47,8 +46,7 @@ class ShownTensor:
         return self.constant and (self.type not in INTEGERS or bool(self.scale))
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Record, frozen=True):
     """An operation. inputs, outputs: keys of tensors. refused: why it cannot be taken, "" where it can."""
 
     name: str
@@ -58,8 +56,7 @@ class Node:
     refused: str = ""
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(Record, frozen=True, dict=True):
     """A graph for people. level: "" for a file that is no model of NNAPI; reasons: for the level. metadata: what the file
     says about itself.
     """

@@ -2,18 +2,17 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
+from nnhal.base.records import Record, replace
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, consumers
 from nnhal.model.validate import validate, validate_outline
 
 INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT))
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(Record, frozen=True):
     """A model cut from another; `inputs` and `outputs` are the operands of the whole that its own stand for."""
 
     model: Model

@@ -5,11 +5,11 @@ Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetwor
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from msgspec.structs import force_setattr
 
 from nnhal.base.answers import shown
 from nnhal.base.codes import (
@@ -31,6 +31,7 @@ from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import address
 from nnhal.base.operands import Shape, SubgraphFacts, Value
+from nnhal.base.records import Record, replace
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, gone, operation_label
 from nnhal.ops import OPS
 from nnhal.ops.schema import Bound, Op, bind
@@ -41,16 +42,14 @@ _log = logger("model")
 MAX_DEPTH = 64  # of subgraphs within subgraphs
 
 
-@dataclass(frozen=True, slots=True)
-class SubgraphBinding:
+class SubgraphBinding(Record, frozen=True):
     """One subgraph, bound: an entry for each operation (None where it has no record) and each operand."""
 
     operations: Sequence[Bound | None]
     values: tuple[Value | None, ...]  # None: no value
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Record, frozen=True):
     """What validation found out: the bound subgraphs (main first), the level and the reasons for it."""
 
     subgraphs: tuple[SubgraphBinding, ...]
@@ -90,8 +89,7 @@ def validate_outline(model: Model) -> Model:
     return model
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Record, frozen=True):
     """What validation found out, for the next time. shapes: of each subgraph, by operand, those that it inferred.
 
     needed: the level of each operation of the main subgraph, as of `level_needed`. optional: as of `optional_inputs`.
@@ -180,7 +178,7 @@ def let_constants_go(model: Model, why: str) -> None:
         model._memo.pop(memo, None)
     model._memo["facts"] = Facts(tuple(bindings), facts.level, facts.reasons)
     for what in ("values", "pools"):
-        object.__setattr__(model, what, nothing)  # it is the caller's own: see `Model.again`
+        force_setattr(model, what, nothing)  # it is the caller's own: see `Model.again`
 
 
 def _validate(model: Model) -> Facts:

@@ -4,13 +4,13 @@ A box is [x1, y1, x2, y2] in the original image. Quantised ones count eighths of
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array, Value, dtype_of, quantised
+from nnhal.base.records import replace
 from nnhal.ops.common import decode, nonzero, real
 from nnhal.ops.ranges import Draw, Range
 from nnhal.ops.schema import (

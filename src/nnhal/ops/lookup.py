@@ -1,12 +1,11 @@
 """EMBEDDING_LOOKUP, HASHTABLE_LOOKUP, LSH_PROJECTION: rows found by index, by key, by hash."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from nnhal.base.codes import MAX_RANK, LshProjection
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape, Value
+from nnhal.base.records import replace
 from nnhal.ops.common import indices_within
 from nnhal.ops.fingerprint import fingerprint64
 from nnhal.ops.ranges import Draw

@@ -4,7 +4,6 @@ Optional: the input gate (left out: coupled to the forget gate, CIFG), peepholes
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_0, V1_2, V1_3
 from nnhal.base.operands import Array, Shape, Unknown, Value
+from nnhal.base.records import replace
 from nnhal.ops.common import real
 from nnhal.ops.ranges import Draw, Range, among
 from nnhal.ops.recurrent import (

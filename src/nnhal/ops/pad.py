@@ -1,12 +1,11 @@
 """PAD, PAD_V2, MIRROR_PAD: elements put around a tensor."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from nnhal.base.codes import MirrorPad
 from nnhal.base.levels import FL7, V1_1, V1_2, V1_3
 from nnhal.base.operands import Array, Shape
+from nnhal.base.records import replace
 from nnhal.ops.common import padded_with_zero
 from nnhal.ops.order import each_dimension
 from nnhal.ops.ranges import Draw, element, leading

@@ -1,11 +1,10 @@
 """RANDOM_MULTINOMIAL: draws classes with the probabilities that log-probabilities stand for."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from nnhal.base.levels import V1_2
 from nnhal.base.operands import Array, Value
+from nnhal.base.records import replace
 from nnhal.ops.common import decode
 from nnhal.ops.ranges import Draw, array, whole
 from nnhal.ops.schema import F16, F32, I32, INT32, Bound, Form, Op, T, arg, example, out, register

@@ -1,7 +1,6 @@
 """What the recurrent operations share: activations, unrolling over time in either layout, two directions, linking."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from nnhal.base.codes import RecurrentActivation
 from nnhal.base.levels import V1_3
 from nnhal.base.operands import Array, Shape, Unknown, Value
+from nnhal.base.records import replace
 from nnhal.ops.common import FLOAT, HALF
 from nnhal.ops.ranges import Draw, Range, among
 from nnhal.ops.schema import F16, Arg, Bound, Kernel, agree, arg, perhaps_omitted, show

@@ -9,7 +9,6 @@ on the way. Documentation, validation, shape inference and random graphs are all
 
 import math
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
-from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache, cached_property, partial
 from importlib import import_module
@@ -29,6 +28,7 @@ from nnhal.base.codes import (
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_2, Level
 from nnhal.base.operands import Shape, SubgraphFacts, Unknown, Value
+from nnhal.base.records import PartlyCompared, Record, field
 from nnhal.ops.families import FAMILIES
 
 FLOAT32, FLOAT16, INT32 = OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32
@@ -56,8 +56,7 @@ class _Var:
 T = _Var()
 
 
-@dataclass(frozen=True)
-class Per:
+class Per(Record, frozen=True):
     """Types that follow from the operation's own type, as in: the bias of a quantised convolution is TENSOR_INT32."""
 
     table: Mapping[Any, Allowed]
@@ -88,8 +87,7 @@ class _Missing:
 REQUIRED = _Missing()
 
 
-@dataclass(frozen=True)
-class Arg:
+class Arg(PartlyCompared, frozen=True, dict=True):
     """One argument of a form, or one output. Made by `arg`, `args` and `out`."""
 
     name: str
@@ -108,10 +106,10 @@ class Arg:
     many: int | None = None  # variadic: the least number of operands
     quant: "Quant | None" = None
     undefined: bool = False  # an output whose contents say nothing
-    drawn: Callable[[Any], Any] | None = field(
-        default=None, compare=False
-    )  # what generated calls give it: `ops.ranges`
+    drawn: Callable[[Any], Any] | None = None  # what generated calls give it: `ops.ranges`
     doc: str = ""
+
+    _not_compared = frozenset({"drawn"})
 
     @cached_property
     def scalar(self) -> bool:
@@ -122,8 +120,7 @@ class Arg:
         return not any(TYPE_FACTS[t].tensor for table in tables for t in table)
 
 
-@dataclass(frozen=True)
-class Quant:
+class Quant(Record, frozen=True):
     """Rule for an output's quantisation: that of the first `T` argument, or fixed values by type."""
 
     same: bool = False
@@ -236,16 +233,14 @@ class Form(tuple[Arg, ...]):
         ]
 
 
-@dataclass(frozen=True)
-class Tolerance:
+class Tolerance(Record, frozen=True):
     """|actual - expected| <= atol + rtol * |expected|."""
 
     atol: float
     rtol: float
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Record, frozen=True):
     """A constant of an example whose type has to be named: quantised elements as they are stored."""
 
     values: Any
@@ -254,8 +249,7 @@ class Stored:
     zero_point: int = 0
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(Record, frozen=True):
     """A small worked example, for the documentation; a test runs it. Made by `example`.
 
     arguments: plain values, members of enums by name, and the builder's options.
@@ -287,8 +281,7 @@ class Reordered(NamedTuple):
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(Record, frozen=True, dict=True):
     """The record of one operation.
 
     types: the operation's own types `T`, each with the level that introduced it.

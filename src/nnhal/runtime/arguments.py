@@ -3,7 +3,6 @@
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from nnhal.base.errors import InvalidRequest
 from nnhal.base.memory import Memory, address
 from nnhal.base.names import printable
 from nnhal.base.operands import Array, Shape, fixed
+from nnhal.base.records import Record
 from nnhal.base.time import nanoseconds, point_in_time
 from nnhal.base.values import given
 from nnhal.hal.request import Control, argument_of
@@ -33,8 +33,7 @@ from nnhal.runtime.job import Crossing, Job
 AS_IS = EdgeForm()
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(Record, frozen=True):
     """An input or output as the application has it: name, shape (None in it: free), numpy element type.
 
     type: of the operand (an extension's is a number). form: how the application's shape and element type differ from its.

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from nnhal.base.errors import (
     told,
 )
 from nnhal.base.log import logger
+from nnhal.base.records import Record, field, replace
 from nnhal.base.time import by
 from nnhal.hal.claims import Claims, considered_by
 from nnhal.hal.device import (
@@ -68,8 +68,7 @@ def warn_of_fallback(text: str) -> None:
     warnings.warn(text, FallbackWarning, stacklevel=level)
 
 
-@dataclass(frozen=True)
-class Wishes:
+class Wishes(Record, frozen=True):
     """What `compile` was asked for, checked.
 
     deadline: point on the monotonic clock in nanoseconds by which compilation has to end, None for no limit.
@@ -92,8 +91,7 @@ class Wishes:
         return Hints(self.preference, self.priority, self.threads, self.deadline, options)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Record, frozen=True):
     """One part of the model, prepared. lane: runs it where it may have to end early, and closes it, once.
 
     laid: the part as the device has it. cached: what became of its entry in the cache.
@@ -110,8 +108,7 @@ class Step:
     cached: CacheOutcome = CacheOutcome("", "off")
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Record, frozen=True):
     """A compiled model: steps in execution order, where each operation went and why, what fell back.
 
     keys: what the devices are, by the labels of the partition. live: where executions that fall back are counted.
@@ -144,8 +141,7 @@ class Plan:
         return Placement(self.partition, self.events, self.keys, self.live, layouts_of(self.partition, self.steps))
 
 
-@dataclass(frozen=True)
-class _Candidate:
+class _Candidate(Record, frozen=True):
     """A device that may take part, and what it says of the model. failed: what kept it from answering."""
 
     device: Device
@@ -155,8 +151,7 @@ class _Candidate:
     failed: NnhalError | None = None
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(Record, frozen=True):
     """A part that could not be prepared: its device's label, its operations, why."""
 
     label: str

@@ -1,12 +1,12 @@
 """Options of drivers that change between executions: none sees half of a change, whatever its way and its steps."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import Closed, InvalidArgument, NnhalError
 from nnhal.base.log import logger
+from nnhal.base.records import Struct
 from nnhal.hal.device import Device, Prepared, identity_of, reconfigured_by, traits_of
 from nnhal.hal.request import UNLIMITED, Control
 from nnhal.hal.turns import Ticket, Turns
@@ -14,8 +14,7 @@ from nnhal.hal.turns import Ticket, Turns
 _log = logger("execution")
 
 
-@dataclass
-class Configured:
+class Configured(Struct):
     """A step: its device and the label of that, what it has prepared, the options in force."""
 
     label: str

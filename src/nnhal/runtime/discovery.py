@@ -5,7 +5,6 @@ A driver loads when it is first asked for, once. No lock is held meanwhile: it m
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from nnhal.base.errors import DeviceUnavailable, InvalidArgument, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.names import is_path, meant
 from nnhal.base.once import Once
+from nnhal.base.records import PartlyCompared
 from nnhal.base.stacks import let_frames_go, note_stack
 from nnhal.hal.device import Device, capabilities_by, identity_of
 from nnhal.runtime.installed import EntryPoint, entry_points
@@ -26,15 +26,16 @@ _CPU_ORIGIN = "nnhal.drivers.reference:device"
 _log = logger("manager")
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(PartlyCompared, frozen=True):
     """A driver that was found: its device, or the problem that kept it from loading. error: what it raised."""
 
     name: str
     origin: str
     device: Device | None
     problem: str = ""
-    error: BaseException | None = field(default=None, compare=False, repr=False)
+    error: BaseException | None = None
+
+    _not_compared = _not_shown = frozenset({"error"})
 
     def loaded(self, what: str = "") -> Device:
         """The device; DeviceUnavailable with the problem where there is none. what: to begin that with."""

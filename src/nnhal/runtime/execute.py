@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from nnhal.base.errors import (
 from nnhal.base.log import logger
 from nnhal.base.once import Once
 from nnhal.base.operands import Array
+from nnhal.base.records import replace
 from nnhal.hal.background import asynchronous
 from nnhal.hal.device import Prepared, identity_of
 from nnhal.hal.host import contents_of, fill

@@ -8,17 +8,17 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
 from typing import Any
+
+from nnhal.base.records import Record
 
 _OWN = re.compile(r"(?P<name>[^-]+)-?.*\.(?:dist-info|egg-info)", re.IGNORECASE)
 _EGG = re.compile(r"(?P<name>[^-]+)-?.*\.egg", re.IGNORECASE)  # a folder that is one distribution
 
 
-@dataclass(frozen=True)
-class EntryPoint:
+class EntryPoint(Record, frozen=True):
     """A name in a group, and the object that it stands for: `module:attribute`."""
 
     name: str

@@ -3,12 +3,12 @@
 import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from nnhal.base.errors import InvalidArgument, NnhalError
 from nnhal.base.log import logger
 from nnhal.base.once import Once
+from nnhal.base.records import Record
 from nnhal.base.time import at_once
 from nnhal.base.values import parsed_level
 from nnhal.hal.device import Device, identity_of
@@ -22,8 +22,7 @@ STARTING = "driver processes"
 _log = logger("manager")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Record, frozen=True):
     """Where the driver of a device is: name, what its process loads, whether the process is this client's own."""
 
     name: str
@@ -63,8 +62,7 @@ def _kept(place: Place, make: "Callable[[], Resilient]") -> "Resilient":
     return _devices.get(place, checked, stale=lambda device: device.unusable)
 
 
-@dataclass(frozen=True)
-class Confined:
+class Confined(Record, frozen=True):
     """How a driver's own process is confined: what was applied, and why not; or why it does not start."""
 
     applied: Mapping[str, str]
@@ -150,8 +148,7 @@ def _each_once(devices: Iterable[Device]) -> list[Device]:
 # ------------------------------------------------------------------------------------------------------------- identity
 
 
-@dataclass(frozen=True)
-class DeviceKey:
+class DeviceKey(Record, frozen=True):
     """What a device is. Its name alone may be that of others.
 
     origin: an entry point, a file, a service, or the class of a device that the application made.

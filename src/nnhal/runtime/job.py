@@ -1,7 +1,6 @@
 """One execution of a compiled model, whichever way it was asked for: call, binding, submit, fences, burst, stream."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from nnhal.base.answers import shown
 from nnhal.base.errors import ContractBroken
 from nnhal.base.operands import Array, typed
+from nnhal.base.records import Record, Struct, field
 from nnhal.hal.host import Writing
 from nnhal.hal.memory import Buffer
 from nnhal.hal.request import UNLIMITED, Control, Timing, summed
@@ -17,8 +17,7 @@ from nnhal.model.graph import EdgeForm
 from nnhal.runtime.allocation import Allocation
 
 
-@dataclass(frozen=True)
-class StepTiming:
+class StepTiming(Record, frozen=True):
     """How long one step took: the runtime's own measure, and what the driver says, in nanoseconds.
 
     each: of its operations, by place in the step, as far as the driver tells.
@@ -54,8 +53,7 @@ class Profile:
         self.spent[served] = self.spent.get(served, 0) + end_ns - begin_ns
 
 
-@dataclass
-class Report:
+class Report(Struct):
     """What one execution did: timing of each step, in order, what fell back, why it took another way than asked for."""
 
     steps: list[StepTiming] = field(default_factory=list)

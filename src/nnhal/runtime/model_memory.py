@@ -1,18 +1,17 @@
 """What a compiled model holds in memory, step by step."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from nnhal.base.brief import brief, counted
+from nnhal.base.records import Record
 from nnhal.hal.device import identity_of, memory_by
 from nnhal.hal.memory_use import MemoryUse, together
 from nnhal.runtime.caller import Caller
 from nnhal.runtime.placement import WHOLE
 
 
-@dataclass(frozen=True)
-class StepMemory:
+class StepMemory(Record, frozen=True):
     """What one step holds on its device; of a step, or the `WHOLE` model, that fell back, also what the CPU holds for it."""
 
     step: int
@@ -24,8 +23,7 @@ class StepMemory:
         return f"{what} on {self.device}: {told(self.use)}"
 
 
-@dataclass(frozen=True)
-class ModelMemory:
+class ModelMemory(Record, frozen=True):
     """What a compiled model holds, in bytes. steps: one after the other, then what fell back. between: of intermediates
     between steps, kept by the runtime.
     """

@@ -8,13 +8,13 @@ where enough of the group stand in one step. Operations whose results nobody rea
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
 from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.base.extensions import extension_name
 from nnhal.base.levels import Level
+from nnhal.base.records import Record
 from nnhal.hal.device import Capabilities, OperationGroup, Performance, Verdict
 from nnhal.model.graph import Model, Operation, operation_label
 from nnhal.model.layouts import LaidOut
@@ -27,8 +27,7 @@ UNREAD = "nobody reads what it gives, so it does not run"
 LIGHT = OperandType.INT32, OperandType.BOOL, OperandType.TENSOR_INT32  # types of arguments beside the data
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(Record, frozen=True):
     """What one device says of one model: a verdict for each operation, its stated performance and its level.
 
     device: a label that no other offer has. step: seconds that a step costs there beside its operations. laid: the model as
@@ -81,8 +80,7 @@ class Choice(NamedTuple):
         return operation_label(self.type, self.operation)
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(Record, frozen=True):
     """Steps in execution order, a choice for each operation, and the number of operands that cross between devices."""
 
     steps: tuple[StepPlan, ...]

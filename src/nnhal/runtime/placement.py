@@ -2,20 +2,19 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
 from nnhal.base.brief import brief, counted, named
+from nnhal.base.records import Record, as_dict
 from nnhal.runtime.isolation import DeviceKey
 from nnhal.runtime.partition import Choice, Partition
 
 WHOLE = -1  # the number that stands for the whole model where one of a step is asked for
 
 
-@dataclass(frozen=True)
-class FellBack:
+class FellBack(Record, frozen=True):
     """Executions of one step, or of the whole model, that ran on the CPU instead: how many, and why the last one did."""
 
     step: int
@@ -29,8 +28,7 @@ class FellBack:
         return f"{what} fell back {times}, last: {self.why}"
 
 
-@dataclass(frozen=True)
-class StepLayout:
+class StepLayout(Record, frozen=True):
     """A step on a device that prefers a layout: how many TRANSPOSEs were inserted for it.
 
     left: operations of the model that stay in the other layout there, by number, and why.
@@ -47,8 +45,7 @@ class StepLayout:
         return f"step {self.step} on {self.device} is {self.layout}, {counted(self.transposes, 'transpose')} inserted{left}"
 
 
-@dataclass(frozen=True)
-class RunsAsOne:
+class RunsAsOne(Record, frozen=True):
     """Operations that a device runs as one: an `OperationGroup` of which enough stand in one step.
 
     operations: those of it that do. stated: what the device states for them together, as a share of the CPU's time, or of
@@ -101,7 +98,7 @@ class Live:
 
     def to_dict(self) -> dict[str, Any]:
         """The documented JSON form."""
-        return {"executions": self.executions, "fell_back": self.total, "steps": [asdict(each) for each in self]}
+        return {"executions": self.executions, "fell_back": self.total, "steps": [as_dict(each) for each in self]}
 
 
 def _counted(devices: Sequence[str], fell: Sequence[FellBack], executions: int) -> Live:
@@ -166,7 +163,7 @@ class Placement:
             "groups": [_group(each) for each in self.groups],
             "transfers": self.transfers,
             "events": list(self.events),
-            "devices": {label: asdict(key) for label, key in self.keys.items()},
+            "devices": {label: as_dict(key) for label, key in self.keys.items()},
             "live": self.live.to_dict(),
             "layouts": [_layout(each) for each in self.layouts],
         }
@@ -191,11 +188,11 @@ class Placement:
 
 
 def _group(group: RunsAsOne) -> dict[str, Any]:
-    return {**asdict(group), "operations": list(group.operations)}
+    return {**as_dict(group), "operations": list(group.operations)}
 
 
 def _layout(layout: StepLayout) -> dict[str, Any]:
-    return {**asdict(layout), "left": {str(n): why for n, why in layout.left.items()}}
+    return {**as_dict(layout), "left": {str(n): why for n, why in layout.left.items()}}
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

@@ -6,10 +6,10 @@ is needed by others.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from nnhal.base.records import Record
 from nnhal.model.graph import Model
 from nnhal.model.parts import live
 
@@ -23,8 +23,7 @@ class StepPlan(NamedTuple):
     operations: tuple[int, ...]
 
 
-@dataclass(frozen=True, eq=False)
-class Together:
+class Together(Record, frozen=True, eq=False):
     """Operations that a device may run as one, in order. at_least: so many of them have to stand in one step for that.
 
     cost: stated for them as one, against the CPU.

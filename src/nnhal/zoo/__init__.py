@@ -19,11 +19,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Literal
 
 from nnhal.base.errors import NnhalError
+from nnhal.base.records import Record
 from nnhal.zoo import cache
 
 Progress = Callable[[str], object]
@@ -37,8 +37,7 @@ class ZooError(NnhalError, RuntimeError):
     """A model or picture cannot be had; the message names the package, the cache folder and what failed."""
 
 
-@dataclass(frozen=True)
-class ZooFile:
+class ZooFile(Record, frozen=True):
     """One file of a wheel.
 
     member: its path in the wheel. kind: what goes into the model, or what the file is. values: the range that

@@ -10,7 +10,6 @@ import hashlib
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from nnhal.base.records import Record
 from nnhal.zoo import Progress, ZooError, cache, folder
 from nnhal.zoo.nets import (
     OUT_AXIS,
@@ -50,8 +50,7 @@ CODES: dict[str, tuple[str, str, int]] = {  # operator, its options, its version
 }
 
 
-@dataclass(frozen=True)
-class AffineQuant:
+class AffineQuant(Record, frozen=True):
     """real = scale * (stored - zero), with one scale, or one for each index along `axis`."""
 
     scale: Floats
@@ -68,8 +67,7 @@ class AffineQuant:
 Constant = tuple[str, Any, AffineQuant | None, NDArray[Any]]  # name, type, quantisation, data
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(Record, frozen=True):
     """How values and weights are stored: a numpy type, and for integers whether weights have zero point 0."""
 
     type: Any

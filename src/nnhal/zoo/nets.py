@@ -12,12 +12,13 @@ weights come out on every machine with the same numpy.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nnhal.base.records import Record, Struct, field
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -27,8 +28,7 @@ WIDEST = 5.0  # ranges end this many standard deviations from the mean, if the v
 MARGIN = 1.2  # for values of other pictures
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(Record, frozen=True):
     """One operation. sources: value numbers, 0 is the net's input and n what the n-th layer gives.
 
     channels: of what a "conv" or "dense" gives. kernel: height and width, padding is SAME. offset: how far
@@ -44,8 +44,7 @@ class Layer:
     offset: float = 0.3
 
 
-@dataclass
-class Net:
+class Net(Struct):
     """A picture (height, width, channels) with values in [-1, 1), and the layers that it goes through."""
 
     shape: tuple[int, int, int]
@@ -104,8 +103,7 @@ def tiny_conv() -> Net:
     return net
 
 
-@dataclass(frozen=True)
-class Recurrent:
+class Recurrent(Record, frozen=True):
     """A stack of UNIDIRECTIONAL_SEQUENCE_LSTM, then one FULLY_CONNECTED for every step."""
 
     layers: int
@@ -117,8 +115,7 @@ class Recurrent:
     time_major: bool = True
 
 
-@dataclass(frozen=True)
-class NetValue:
+class NetValue(Record, frozen=True):
     """One value of a net: its shape with batch 1, its range, weights and biases of the layer that gives it.
 
     Weights have TFLite's layout: "conv" [out, height, width, in], "depthwise" [1, height, width, channel],

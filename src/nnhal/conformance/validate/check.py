@@ -1,8 +1,8 @@
 """What a check of a driver is: a name, the promise that it looks at, and how it looks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from nnhal.base.records import Record
 from nnhal.conformance.validate.trial import Trial
 
 VERDICTS = "passed", "failed", "crashed", "hung", "skipped", "unsupported"
@@ -14,8 +14,7 @@ SINGLE = "output-type", "output-shape", "output-once", "output-filled", "past-en
 BASIC = ("prepared-twice",)
 
 
-@dataclass(frozen=True)
-class ContractCheck:
+class ContractCheck(Record, frozen=True):
     """A promise of a driver's, in one sentence, and how it is looked at.
 
     look: gives nothing where the promise is kept; raises Unmet where it is broken, NotAsked where it cannot be looked at.
@@ -53,8 +52,7 @@ def check(
     return add
 
 
-@dataclass(frozen=True)
-class CheckOutcome:
+class CheckOutcome(Record, frozen=True):
     """What became of one check of one operation: one of `VERDICTS`, and why. place: FILE:LINE of the driver, "" if unknown.
 
     found: names that the check found: of operations of extensions. alone: of a check that cost a process in which others ran

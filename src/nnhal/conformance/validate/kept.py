@@ -4,9 +4,9 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 from nnhal.base.errors import MissedDeadline, NnhalError
+from nnhal.base.records import replace
 from nnhal.conformance.differential import arrays_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.validate.check import check

@@ -3,11 +3,11 @@
 import shlex
 from collections import defaultdict
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.names import meant
+from nnhal.base.records import replace
 from nnhal.conformance.control import CONTROL
 from nnhal.conformance.draw import cells
 from nnhal.conformance.pool import TaskResult, Work, run_all
@@ -21,8 +21,7 @@ LATELY = 3  # checks that ran before a crash and are named
 APART = 6  # checks that one process is given together
 
 
-@dataclass(frozen=True)
-class Validation(Subject):
+class Validation(Subject, frozen=True):
     """Which checks to run. draws: of each cell.
 
     only: CHECK, CHECK/OPERATION, or /OPERATION; all where none is named. `cache` names all whose names begin with `cache-`.

@@ -11,12 +11,26 @@
     from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window
 """
 
-from nnhal.drivers.kit.forms import Forms, Proved, Refused
-from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, kept_graph
-from nnhal.drivers.kit.numbers import Window, bounds, stored_bounds, window
-from nnhal.drivers.kit.shapes import for_each_shape
-from nnhal.drivers.kit.team import Member, Team
-from nnhal.ops.weighted import product_scales
+from typing import TYPE_CHECKING
+
+from nnhal.base.lazily import exports
+
+if TYPE_CHECKING:
+    from nnhal.drivers.kit.forms import Forms, Proved, Refused
+    from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, kept_graph
+    from nnhal.drivers.kit.numbers import Window, bounds, stored_bounds, window
+    from nnhal.drivers.kit.shapes import for_each_shape
+    from nnhal.drivers.kit.team import Member, Team
+    from nnhal.ops.weighted import product_scales
+
+_EXPORTS = {
+    **dict.fromkeys(("Forms", "Proved", "Refused"), "nnhal.drivers.kit.forms"),
+    **dict.fromkeys(("LoweringTable", "LoweringTask", "kept_graph"), "nnhal.drivers.kit.lowering"),
+    **dict.fromkeys(("Window", "bounds", "stored_bounds", "window"), "nnhal.drivers.kit.numbers"),
+    **dict.fromkeys(("Member", "Team"), "nnhal.drivers.kit.team"),
+    "for_each_shape": "nnhal.drivers.kit.shapes",
+    "product_scales": "nnhal.ops.weighted",
+}
 
 __all__ = [
     "Forms",
@@ -34,3 +48,5 @@ __all__ = [
     "stored_bounds",
     "window",
 ]
+
+__getattr__ = exports(__name__, _EXPORTS)

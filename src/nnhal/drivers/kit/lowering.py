@@ -7,7 +7,6 @@ An entry may know several *forms* of an operation, the fastest first and the exa
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -17,6 +16,7 @@ import numpy as np
 from nnhal.base.codes import operation_name, type_name
 from nnhal.base.errors import Unmappable
 from nnhal.base.operands import Array, Unknown, Value
+from nnhal.base.records import Record
 from nnhal.drivers.kit.forms import UNPROVED, Forms, Refused
 from nnhal.hal.device import YES, Considered, Hints, Verdict, hidden_constant
 from nnhal.model.graph import Model, Operation
@@ -98,8 +98,7 @@ def kept_graph(hints: Hints, kind: type[G]) -> G | None:
     return graph if isinstance(graph, kind) else None
 
 
-@dataclass(frozen=True)
-class Entry(Generic[T]):
+class Entry(Record, Generic[T], frozen=True):
     """How to lower an operation. types: the operation types `T` that it takes, None for all. forms: of each type that has
     several, the fastest first, the exact one last.
     """

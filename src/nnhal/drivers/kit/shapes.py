@@ -2,12 +2,12 @@
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.errors import Closed, InvalidModel, InvalidRequest, OperationFailed, UnsupportedModel
 from nnhal.base.once import Once
 from nnhal.base.operands import fixed
+from nnhal.base.records import replace
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse, together
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing

@@ -11,7 +11,6 @@ import os
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from nnhal.base.errors import OutOfMemory
 from nnhal.base.memory import Memory, aligned
 from nnhal.base.operands import Array
+from nnhal.base.records import Struct
 
 ALIGNMENT_MAPPED = 16  # of constants that stay where they lie: what the TFLite schema demands of a file's
 LEAST_MAPPED = 1 << 20  # bytes of constants in one pool for which it is mapped
@@ -130,8 +130,7 @@ def _give_back(mapped: Iterable[tuple[int, int]], data: bytes) -> None:
         _replace(address, length, mmap.MAP_ANONYMOUS, -1, 0)
 
 
-@dataclass
-class _Window:
+class _Window(Struct):
     """What is mapped of a pool: whole pages from byte `start` of its descriptor to `end`, standing at offset `at`."""
 
     start: int

@@ -2,16 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
 
 from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.errors import InvalidArgument
-from nnhal.drivers import reference
-from nnhal.drivers.kit.shapes import for_each_shape
 from nnhal.drivers.litert.engine import LitertModel, engine, version
-from nnhal.drivers.litert.graph import TENSOR_TYPES
-from nnhal.drivers.litert.lowering import consider, lowered_before
-from nnhal.drivers.litert.recipe import Settings, recipe_of, restore
+from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES
+from nnhal.drivers.litert.recipe import Settings, restore
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
@@ -43,12 +39,18 @@ class Litert(Device):
         return Capabilities(dict.fromkeys(types, STATED), STATED, STATED)
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        return consider(model).verdicts
+        return self.consider(model, Hints()).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
+        from nnhal.drivers.litert.lowering import consider
+
         return consider(model, dynamic_range=_settings(hints).dynamic_range)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
+        from nnhal.drivers import reference
+        from nnhal.drivers.kit.shapes import for_each_shape
+        from nnhal.drivers.litert.lowering import lowered_before, recipe_of
+
         settings = _settings(hints)
 
         def make(known: Model) -> LitertModel:
@@ -65,7 +67,7 @@ class Litert(Device):
 
 
 def _settings(hints: Hints) -> Settings:
-    known = [field.name for field in fields(Settings) if field.name != "threads"]
+    known = [name for name in Settings.__struct_fields__ if name != "threads"]
     for name, value in hints.options.items():
         if name not in known:
             raise InvalidArgument(f"litert: option {name!r} is unknown, must be one of {', '.join(known)}")

@@ -10,12 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from nnhal.base.codes import OperandType
 from nnhal.base.memory import aligned
 from nnhal.base.operands import Array, Shape
 from nnhal.base.tflite_schema import OPERATORS, OPTIONS, TYPES, fields_of
 from nnhal.drivers.litert.blocks import TO, Block, file, table, tables, text, vector
 from nnhal.drivers.litert.content import Content, joined
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S
 
+TENSOR_TYPES: dict[int, str] = {  # of operands
+    F32: "FLOAT32",
+    F16: "FLOAT32",
+    I32: "INT32",
+    B8: "BOOL",
+    Q8: "UINT8",
+    Q8S: "INT8",
+    Q8SYMM: "INT8",
+    Q8PC: "INT8",
+    Q16S: "INT16",
+    OperandType.FLOAT32: "FLOAT32",
+    OperandType.FLOAT16: "FLOAT32",
+    OperandType.INT32: "INT32",
+    OperandType.BOOL: "BOOL",
+}
 IDENTIFIER = b"TFL3"
 VERSION = 3
 _BUFFER = "1Q 2Q"  # where a constant begins, counted from the start of the model, and how long it is

@@ -5,33 +5,17 @@ float16 behind a DEQUANTIZE, which is what converters write and XNNPACK folds in
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from nnhal.base.codes import Lifetime, OperandType, type_name
 from nnhal.base.operands import Array, Shape, Value, fixed
+from nnhal.base.records import Record, replace
 from nnhal.drivers.kit.forms import Refused
-from nnhal.drivers.litert.content import Content
-from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
+from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES, FlatbufferWriter
+from nnhal.drivers.litert.recipe import Lowered
 from nnhal.model.graph import CONSTANTS, Model, consumers
 from nnhal.model.validate import validate
-from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Q16S, show
+from nnhal.ops.schema import F16, F32, Q8, Q8S, show
 
-TENSOR_TYPES: dict[int, str] = {
-    F32: "FLOAT32",
-    F16: "FLOAT32",
-    I32: "INT32",
-    B8: "BOOL",
-    Q8: "UINT8",
-    Q8S: "INT8",
-    Q8SYMM: "INT8",
-    Q8PC: "INT8",
-    Q16S: "INT16",
-    OperandType.FLOAT32: "FLOAT32",
-    OperandType.FLOAT16: "FLOAT32",
-    OperandType.INT32: "INT32",
-    OperandType.BOOL: "BOOL",
-}
 GIVEN = CONSTANTS | {Lifetime.SUBGRAPH_INPUT}
 HALVES = (F16, OperandType.FLOAT16)
 FLOATS = frozenset((F32, F16))
@@ -42,32 +26,11 @@ COARSEST = 2.0**100  # a scale: LiteRT multiplies by up to 2**20 in float32, and
 MOST = 2**31 - 1  # LiteRT's sizes, options and sums have 32 bits
 
 
-@dataclass(frozen=True)
-class EngineTensor:
+class EngineTensor(Record, frozen=True):
     """A tensor of the TFLite model, and what NNAPI says of it."""
 
     index: int
     value: Value
-
-
-class Lowered(NamedTuple):
-    """A TFLite model and how it meets the NNAPI model that it was made of.
-
-    inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose
-    contents are undefined. values: what is known of each model output. resets: variable tensors and what they hold before
-    every run.
-    """
-
-    packed: Content
-    inputs: tuple[tuple[int, int], ...]
-    outputs: tuple[int | None, ...]
-    values: tuple[Value | None, ...]
-    resets: tuple[tuple[int, Array], ...]
-
-    @property
-    def content(self) -> bytes:
-        """The TFLite model: a copy, which may be written to a file."""
-        return bytes(self.packed)
 
 
 def require_scales(low: float, high: float) -> None:

@@ -1,13 +1,13 @@
 """Entries of layers: pooling, convolutions, matrix products, normalisations, resizing."""
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Array, ChannelQuant, Shape, Value
+from nnhal.base.records import replace
 from nnhal.drivers.litert import sums
 from nnhal.drivers.litert.common import SAME, VALID, activation, pad, padded, scheme
 from nnhal.drivers.litert.graph import COARSEST, FLOATS, QUANTS, EngineTensor, require_scales

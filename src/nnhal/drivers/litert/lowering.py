@@ -6,12 +6,15 @@ at the verdict refuses.
 
 from functools import partial
 
+from nnhal.base.errors import UnsupportedModel
+from nnhal.base.operands import dtype_of, fixed
 from nnhal.drivers.kit.lowering import kept_graph
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
-from nnhal.drivers.litert.graph import Graph, Lowered
+from nnhal.drivers.litert.graph import Graph
+from nnhal.drivers.litert.recipe import Lowered, Recipe, Settings
 from nnhal.drivers.litert.task import TABLE, Task
 from nnhal.hal.device import Considered, Hints
-from nnhal.model.graph import Model
+from nnhal.model.graph import Model, describe
 
 FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing them fills the table
 
@@ -32,3 +35,16 @@ def lower(model: Model, *, dynamic_range: bool = False) -> Lowered:
     graph = Graph(model, dynamic_range=dynamic_range)
     TABLE.lower(model, partial(Task, graph))
     return graph.finish()
+
+
+def recipe_of(model: Model, settings: Settings, lowered: Lowered | None = None) -> Recipe:
+    """Lower a model whose input shapes are all known, unless it was."""
+    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
+    outputs = []
+    for index, value in zip(model.main.outputs, lowered.values, strict=True):
+        shape = None if value is None else fixed(value.shape)
+        if value is None or shape is None:
+            name = describe(model, model.main, index)
+            raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")
+        outputs.append((dtype_of(value.type), shape))
+    return Recipe(lowered, tuple(outputs), settings)

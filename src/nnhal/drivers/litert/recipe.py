@@ -1,23 +1,19 @@
 """What an interpreter is made of: made of a model, kept in cache files, and made of those again."""
 
 import json
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnhal.base.errors import OperationFailed, UnsupportedModel
+from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import aligned
-from nnhal.base.operands import dtype_of, fixed
+from nnhal.base.operands import Array, Value
+from nnhal.base.records import Record
 from nnhal.drivers.litert.content import PAGE, Content
-from nnhal.drivers.litert.graph import Lowered
-from nnhal.drivers.litert.lowering import lower
 from nnhal.hal.cache.files import CacheContent
-from nnhal.model.graph import Model, describe
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Record, frozen=True):
     """How interpreters are made. threads: at least 1. xnnpack: whether LiteRT's default delegate takes what it can.
 
     dynamic_range: whether layers of constant integer weights compute with them as LiteRT does, see `Litert`.
@@ -28,25 +24,32 @@ class Settings:
     dynamic_range: bool = False
 
 
+class Lowered(NamedTuple):
+    """A TFLite model and how it meets the NNAPI model that it was made of.
+
+    inputs: (number of a model input, tensor it is written to). outputs: the tensor of each model output, None for one whose
+    contents are undefined. values: what is known of each model output. resets: variable tensors and what they hold before
+    every run.
+    """
+
+    packed: Content
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[int | None, ...]
+    values: tuple[Value | None, ...]
+    resets: tuple[tuple[int, Array], ...]
+
+    @property
+    def content(self) -> bytes:
+        """The TFLite model: a copy, which may be written to a file."""
+        return bytes(self.packed)
+
+
 class Recipe(NamedTuple):
     """What an interpreter is made of: the TFLite model, and element type and shape of each output of the NNAPI model."""
 
     lowered: Lowered
     outputs: tuple[tuple[Any, tuple[int, ...]], ...]
     settings: Settings
-
-
-def recipe_of(model: Model, settings: Settings, lowered: Lowered | None = None) -> Recipe:
-    """Lower a model whose input shapes are all known, unless it was."""
-    lowered = lowered or lower(model, dynamic_range=settings.dynamic_range)
-    outputs = []
-    for index, value in zip(model.main.outputs, lowered.values, strict=True):
-        shape = None if value is None else fixed(value.shape)
-        if value is None or shape is None:
-            name = describe(model, model.main, index)
-            raise UnsupportedModel(f"litert: the shape of output {name} is known only at execution, must be before")
-        outputs.append((dtype_of(value.type), shape))
-    return Recipe(lowered, tuple(outputs), settings)
 
 
 def save(recipe: Recipe, files: CacheContent) -> bool:

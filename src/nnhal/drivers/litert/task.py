@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Shape, Value
+from nnhal.base.records import replace
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.litert.graph import FLOATS, MOST, QUANTS, SIGN, EngineTensor, Graph, require_scales

@@ -17,12 +17,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.errors import InvalidArgument, OperationFailed
+from nnhal.base.records import Record
 from nnhal.drivers.reference import Reference
 from nnhal.drivers.samples.full import VERSION
 from nnhal.hal.device import YES, Capabilities, Device, Hints, Prepared, Verdict
@@ -34,8 +34,7 @@ STAGES = "make", "capabilities", "supports", "prepare", "run"
 _kept: list[Any] = []  # what leaks: of the process, on purpose
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(Record, frozen=True):
     """What happens (given the value after the colon, or the default), and at which stages it makes sense."""
 
     act: Callable[[float], None]

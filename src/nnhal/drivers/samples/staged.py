@@ -6,13 +6,13 @@ so have the cache files: the next compilation of the same model begins with the 
 """
 
 import threading
-from dataclasses import replace
 
 import numpy as np
 
 from nnhal.base.codes import Lifetime
 from nnhal.base.levels import V1_3
 from nnhal.base.memory import Memory, aligned
+from nnhal.base.records import replace
 from nnhal.base.sealed import Store
 from nnhal.drivers.reference import Interpreter, Reference
 from nnhal.hal.cache.files import CacheContent, CacheFiles

@@ -13,13 +13,13 @@ that lists all of it.
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
+from nnhal.base.records import replace
 from nnhal.base.values import dimensions
 from nnhal.frontends.source import Source, opened
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef

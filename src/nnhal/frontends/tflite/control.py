@@ -1,10 +1,10 @@
 """Entries of operators that call subgraphs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
+from nnhal.base.records import replace
 from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term
 from nnhal.frontends.tflite.task import OperatorTask, entry
 

@@ -1,9 +1,9 @@
 """What a `.tflite` file holds, as plain records; `reader` makes them."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from nnhal.base.operands import Array
+from nnhal.base.records import Record
 from nnhal.frontends.tflite.budget import Budget
 from nnhal.frontends.tflite.sparse import Sparsity
 
@@ -49,8 +49,7 @@ class Options(Protocol):
         """The fields of `kind`, such as Conv2DOptions, by their names: `options.read("PackOptions")("Axis")`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Record, frozen=True):
     """An operator of the file. name: as the schema has it, or `custom operation X`; builtin: whether it is the schema's.
 
     custom: the options of a custom operation. intermediates: tensors that only give quantisations of what lies within it.
@@ -66,8 +65,7 @@ class Operator:
     intermediates: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class FileSubgraph:
+class FileSubgraph(Record, frozen=True):
     """A subgraph of the file."""
 
     index: int

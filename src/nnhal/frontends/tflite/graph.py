@@ -1,7 +1,6 @@
 """A subgraph on its way into a model: what is known of each of its tensors, and the NNAPI operations made so far."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import Array, ChannelQuant, Shape, SubgraphFacts, Value
+from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import DTYPES, Blob, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
@@ -27,8 +27,7 @@ class Inexpressible(Exception):
     """An operator that NNAPI cannot express; the message is the reason. Without one, it follows from another's."""
 
 
-@dataclass(eq=False, slots=True)
-class Term:
+class Term(Struct, eq=False):
     """A value in the making.
 
     value: what NNAPI is told of it; its `data` is there for constants. kind: its type in the file.
@@ -58,8 +57,7 @@ class Term:
         return self.data is not None and self.data.dtype == object
 
 
-@dataclass(eq=False, slots=True)
-class Variable:
+class Variable(Struct, eq=False):
     """What is kept from run to run: its initial value, the term it is read from, and the one it now stands for."""
 
     name: str
@@ -79,8 +77,7 @@ class Emitted(NamedTuple):
     bound: Bound
 
 
-@dataclass(eq=False)
-class ImportContext:
+class ImportContext(Struct, eq=False):
     """What the subgraphs of one import share. reshaped: the caller changed input shapes, so the file's are out of date."""
 
     file: File

@@ -1,12 +1,12 @@
 """Entries of layers: convolutions, matrix products, pooling, normalisations, resizing, look-ups."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from nnhal.base.codes import Padding
 from nnhal.base.operands import ChannelQuant, Value
+from nnhal.base.records import replace
 from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.positions import broadcast
 from nnhal.frontends.tflite.reader import Fields

@@ -1,11 +1,11 @@
 """Recurrent operators whose activations have 8 bits, with the integers of LiteRT's own kernels."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from nnhal.base.operands import Value
+from nnhal.base.records import replace
 from nnhal.frontends.tflite.file import TensorQuant
 from nnhal.frontends.tflite.functions import Reals
 from nnhal.frontends.tflite.graph import Term, constant

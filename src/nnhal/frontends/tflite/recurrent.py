@@ -1,12 +1,12 @@
 """Entries of recurrent operators: TFLite keeps their states in variable tensors, NNAPI has them as inputs and outputs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.operands import Value
+from nnhal.base.records import replace
 from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
 from nnhal.frontends.tflite.quantised import quantised_sequence, quantised_step, quantised_svdf
 from nnhal.frontends.tflite.reader import Fields

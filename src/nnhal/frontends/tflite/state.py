@@ -1,11 +1,11 @@
 """Entries of what a model keeps from run to run: resource variables; and variable tensors, for recurrent operators."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
+from nnhal.base.records import replace
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable
 from nnhal.frontends.tflite.task import OperatorTask, entry

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -11,6 +10,7 @@ from nnhal.base.answers import shown
 from nnhal.base.codes import Activation, OperandType, type_name
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import Array, Shape, Value, dtype_of
+from nnhal.base.records import replace
 from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import OMITTED, Operator
 from nnhal.frontends.tflite.graph import UNTYPED, Emitted, ImportGraph, Inexpressible, Term, constant, shaped

@@ -15,12 +15,12 @@ import struct
 import threading
 from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.memory import Memory, aligned
+from nnhal.base.records import PartlyCompared, Struct, field
 
 TOKEN_SIZE = 32  # bytes
 MOST_FILES = 32  # of each kind
@@ -43,8 +43,7 @@ class CacheFiles(NamedTuple):
         return self.model > 0 or self.data > 0
 
 
-@dataclass(frozen=True)
-class Cache:
+class Cache(PartlyCompared, frozen=True):
     """Files for one compilation, and the token that stands for it.
 
     token: 32 bytes. model_files, data_files: descriptors, read-write and at 0, as many as the device asked for. They are the
@@ -55,8 +54,10 @@ class Cache:
     token: bytes
     model_files: tuple[int, ...] = ()
     data_files: tuple[int, ...] = ()
-    kept_by: Any = field(default=None, compare=False, repr=False)
-    settled: threading.Event = field(default_factory=threading.Event, compare=False, repr=False)
+    kept_by: Any = None
+    settled: threading.Event = field(default_factory=threading.Event)
+
+    _not_compared = _not_shown = frozenset({"kept_by", "settled"})
 
     @property
     def files(self) -> tuple[int, ...]:
@@ -67,8 +68,7 @@ class Cache:
 Section = bytes | bytearray | memoryview
 
 
-@dataclass
-class CacheContent:
+class CacheContent(Struct):
     """What a prepared model saves, and is restored from: for each file sections by name, bytes or what has such.
 
     model: what may do harm where it is not what was written, such as code; data: constants. pools: the memories that the
@@ -224,6 +224,6 @@ def _together(files: Sequence[Section], key: bytes) -> bytes:
 
 
 def _hash(data: Section, key: bytes, person: bytes = b"") -> bytes:
-    from hashlib import blake2b
+    from nnhal.base.digests import blake2b
 
     return blake2b(data, key=key, digest_size=HASH, person=person).digest()

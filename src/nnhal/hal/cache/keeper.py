@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.once import Once

@@ -14,9 +14,9 @@ import os
 import re
 import struct
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 
+from nnhal.base.digests import blake2b
 from nnhal.base.private import absolute, locked, made_anew, private_file, private_folder
 
 MAGIC = b"NNHALtk\n"

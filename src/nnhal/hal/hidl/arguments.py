@@ -6,13 +6,13 @@ and answers with `output_shapes`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
+from nnhal.base.records import Record
 from nnhal.hal.binding import bind_request, flat_bytes
 from nnhal.hal.request import Request, Timing
 from nnhal.model.graph import Model
@@ -20,8 +20,7 @@ from nnhal.model.graph import Model
 NOT_MEASURED = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArgument:
+class RequestArgument(Record, frozen=True):
     """One input or output: `length` bytes at `offset` of pool number `pool`, or no value.
 
     dimensions: those of this execution, 0 for one that is not known; () where the operand's own hold, or of a scalar.
@@ -34,8 +33,7 @@ class RequestArgument:
     dimensions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HalRequest:
+class HalRequest(Record, frozen=True):
     """What one execution reads and writes, as drivers of the HAL get it."""
 
     inputs: tuple[RequestArgument, ...]
@@ -77,8 +75,7 @@ class Room(NamedTuple):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Laid:
+class Laid(Record, frozen=True):
     """A request in the HAL's form, and the elements of each output's place."""
 
     request: HalRequest

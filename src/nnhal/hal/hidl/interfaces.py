@@ -52,7 +52,7 @@ SINCE: Mapping[str, Level] = {**DEVICE_METHODS, **PREPARED_METHODS}
 NEEDED = "getCapabilities", "getSupportedOperations", "prepareModel"  # what no device can do without
 
 
-class InlinedModel(Model):
+class InlinedModel(Model, frozen=True):
     """A model as drivers below 1.3 know it: the main subgraph's fields stand in the model itself."""
 
     @property

@@ -6,16 +6,15 @@ Where the HAL has fast message queues a driver in Python has two `PacketQueue`s,
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nnhal.base.codes import ErrorStatus
 from nnhal.base.memory import Memory
+from nnhal.base.records import Record
 from nnhal.hal.hidl.arguments import HalRequest, RequestArgument
 
 
-@dataclass(frozen=True, slots=True)
-class BurstRequest:
+class BurstRequest(Record, frozen=True):
     """A packet that asks for one execution. An argument's `pool` is a place in `slots`."""
 
     measure: bool

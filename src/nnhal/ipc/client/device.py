@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from nnhal.base.codes import DeviceStatus, DeviceType
 from nnhal.base.errors import MissedDeadline, UnsupportedModel
 from nnhal.base.levels import V1_2, V1_3, Level
+from nnhal.base.records import replace
 from nnhal.hal.cache.files import Cache, CacheFiles
 from nnhal.hal.device import (
     Capabilities,

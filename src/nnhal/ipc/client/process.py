@@ -13,13 +13,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nnhal.base.codes import DeviceStatus
 from nnhal.base.errors import Closed, DeviceUnavailable, again
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.records import Struct, field, replace
 from nnhal.base.time import by
 from nnhal.hal.background import FencedExecution, Notify
 from nnhal.hal.burst import Burst
@@ -41,8 +41,7 @@ FIRST_PAUSE_NS, LONGEST_PAUSE_NS = 20_000_000, 1_000_000_000
 _log = logger("driver")
 
 
-@dataclass
-class Health:
+class Health(Struct):
     """Deaths of a driver's process, and what follows from them. clock: monotonic nanoseconds."""
 
     name: str

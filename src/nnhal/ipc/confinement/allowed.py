@@ -4,11 +4,10 @@ Measured, not guessed: what the service, the reference kernels, LiteRT, numpy, s
 and what the same needs in musl. docs/confinement.md says the same; a test holds it to that.
 """
 
-from dataclasses import dataclass
+from nnhal.base.records import Record
 
 
-@dataclass(frozen=True)
-class AllowedCalls:
+class AllowedCalls(Record, frozen=True):
     """System calls that are harmless whatever their arguments."""
 
     what: str
@@ -70,8 +69,7 @@ ALLOWED = (
 OWN = -1  # stands for the process's own number
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Record, frozen=True):
     """What an argument (0 to 5) must be: one of `values`, where there are any, with all bits of `has` and none of `lacks`.
 
     The lower 32 bits are looked at, as the kernel does for an int; all 64 for `null`, which must be zero. kinds: what its
@@ -86,8 +84,7 @@ class Check:
     kinds: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class JudgedCall:
+class JudgedCall(Record, frozen=True):
     """A system call that is allowed with some arguments: those that pass all checks of one of the ways."""
 
     name: str

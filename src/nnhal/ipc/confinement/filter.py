@@ -5,8 +5,8 @@ import errno
 import os
 import struct
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
+from nnhal.base.records import Record
 from nnhal.ipc.confinement.allowed import JUDGED, OWN, WITH_DEVICES, Check, JudgedCall, plain_names
 from nnhal.ipc.confinement.kernel import AUDIT_ARCH, machine, syscall
 from nnhal.ipc.confinement.numbers import UNIFIED, numbers
@@ -18,8 +18,7 @@ LOAD, EQUAL, AT_LEAST, ANY_BIT, MASK, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x0
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
 
 
-@dataclass(frozen=True)
-class Bpf:
+class Bpf(Record, frozen=True):
     """One instruction; a jump names the labels it goes to, "" is the next step."""
 
     code: int

@@ -2,15 +2,15 @@
 
 import os
 import resource
-from dataclasses import dataclass, field
+
+from nnhal.base.records import Record, field
 
 
 def _three_quarters_of_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Record, frozen=True):
     """What a confined process may use. A limit never rises above the one it is under already, but that of descriptors may
     up to the hard one.
 

@@ -6,7 +6,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from nnhal.base.errors import Cancelled, InvalidArgument, ResourceExhausted
 from nnhal.base.levels import V1_3, Level
 from nnhal.base.memory import Memory, ordinary, seals
 from nnhal.base.operands import dtype_of
+from nnhal.base.records import replace
 from nnhal.hal.binding import Place, bind_request
 from nnhal.hal.cache.files import Cache
 from nnhal.hal.claims import considered_by, verdicts_by

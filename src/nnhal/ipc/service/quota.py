@@ -18,10 +18,10 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from nnhal.base.records import Record
 from nnhal.ipc.protocol.wire import INLINE, MAX_DESCRIPTORS
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def _map_count() -> int:
     return _MAP_COUNT
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(Record, frozen=True):
     """One resource or thing. most: that one client may hold. let_go: what it ends to have room again.
 
     own: of a resource, what is kept for each client. common: what is for all. costs: what one unit takes besides, in all.

@@ -18,8 +18,6 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,8 +25,10 @@ import msgspec
 from msgspec import Meta
 
 from nnhal.base.descriptors import Owner
+from nnhal.base.digests import blake2b
 from nnhal.base.memory import first_bytes
 from nnhal.base.private import locked, private_file, private_folder
+from nnhal.base.records import Record
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheFiles, write
 
 FORMAT = 1
@@ -100,8 +100,7 @@ def names(key: str, generation: str, files: CacheFiles) -> tuple[str, ...]:
     return tuple(f"{key}.{generation}.{kind}" for kind in kinds)
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(Record, frozen=True):
     """One entry as it lies there. problem: why it cannot be used, "" where nothing is known against it."""
 
     key: str

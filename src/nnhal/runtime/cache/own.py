@@ -8,17 +8,17 @@ the cache is a reason to work it out again, never for failing.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import NnhalError, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.records import Record
 from nnhal.base.sealed import sealed
 from nnhal.base.version import __version__
 from nnhal.frontends.behind import Behind
@@ -38,8 +38,7 @@ _ONE = CacheFiles(1, 0)
 _log = logger("compilation")
 
 
-@dataclass(frozen=True)
-class OwnEntries:
+class OwnEntries(Record, frozen=True):
     """Entries of the runtime in one folder."""
 
     folder: CacheFolder

@@ -7,15 +7,15 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from nnhal.base.digests import blake2b
 from nnhal.base.errors import DeadObject, InvalidArgument, MissedDeadline, NnhalError, clipped, told
 from nnhal.base.log import logger
 from nnhal.base.memory import Memory
+from nnhal.base.records import Record, replace
 from nnhal.base.version import __version__
 from nnhal.hal.cache.files import TOKEN_SIZE, CacheFiles
 from nnhal.hal.cache.keeper import code_of
@@ -146,8 +146,7 @@ class ModelCache:
         }
 
 
-@dataclass(frozen=True)
-class StepEntry:
+class StepEntry(Record, frozen=True):
     """Where one step is kept. place, operations: as of `ModelCache.prepare_in`."""
 
     cache: ModelCache
@@ -159,8 +158,7 @@ class StepEntry:
         return CacheOutcome(label, *self.cache.prepare_in(lane, device, model, hints, self.place, self.operations))
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(Record, frozen=True):
     """One step and its entry."""
 
     folder: CacheFolder

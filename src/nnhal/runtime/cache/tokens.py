@@ -8,9 +8,9 @@ that differs. A file that changed just now is not kept: it could change again wi
 import os
 import struct
 import time
-from hashlib import blake2b
 
 from nnhal.base.descriptors import Owner
+from nnhal.base.digests import blake2b
 from nnhal.base.memory import Memory
 from nnhal.model.graph import Model
 from nnhal.model.stored import stored

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from nnhal.base.answers import shown
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.private import absolute
+from nnhal.base.records import Record
 from nnhal.hal.cache.files import TOKEN_SIZE
 from nnhal.hal.claims import Claims
 from nnhal.hal.device import Device, Hints, prepared_by
@@ -32,8 +32,7 @@ class CacheOutcome(NamedTuple):
         return f"{self.state}: {self.reason}" if self.reason else self.state
 
 
-@dataclass(frozen=True)
-class Caching:
+class Caching(Record, frozen=True):
     """What the application wants kept. token: of the model, None where it is to be made. folder: None for nothing, `why`."""
 
     folder: Path | None = None
@@ -85,8 +84,7 @@ class CacheEntry(Protocol):
         """Prepare a step for its lane. label: of the device."""
 
 
-@dataclass(frozen=True)
-class NotKept:
+class NotKept(Record, frozen=True):
     """Nothing is kept. why: in the words of a `CacheOutcome`."""
 
     why: str = "nothing of it is kept"
@@ -110,8 +108,7 @@ class Keeping(Protocol):
         """What a device says of the model: as it is known, else asked."""
 
 
-@dataclass(frozen=True)
-class KeepsNothing:
+class KeepsNothing(Record, frozen=True):
     """Nothing is kept of a model. why: as of `NotKept`."""
 
     why: str
