@@ -290,7 +290,7 @@ def main() -> int:
         rooms = sorted({path.relative_to(ROOT / "src" / "nnhal").parts[0] for path in given.file})
     if given.tests and len(rooms) > 1:
         parser.error("tests are of one room: name it with --room or --file")
-    found = []
+    found: list[dict[str, object]] = []
     for room in rooms:
         found += run(room, given)
         if given.json:
