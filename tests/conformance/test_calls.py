@@ -256,3 +256,22 @@ def test_what_was_considered_is_let_go_once_whatever_the_verdict(monkeypatch):
     found = list(compare_device(discovery.cpu(), discovery.cpu(), cell, rng, 7, reruns=2))
     assert [r.outcome for r in found] == ["refused", "agrees", "agrees", "refused", "agrees", "agrees", "refused"]
     assert let_go == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "place"),
+    [
+        (tensor([1, 2]), tensor([[3, 4]]), 1),
+        (tensor([[3, 4]]), tensor([1, 2]), 0),
+        (tensor([[3], [4]]), tensor([1, 2]), None),
+        (tensor([[1]], Q8, 1.0), tensor([[1]], Q8, 0.5), 1),
+        (tensor([[1]], Q8, 0.5, 1), tensor([[1]], Q8, 0.5), 1),
+        (tensor([[1]], Q8, 1.0), tensor([1], Q8, 0.5), None),
+    ],
+)
+def test_a_result_can_be_given_for_the_first_input_of_its_type_shape_scale_and_zero_point(x, y, place):
+    out = Value(x.type, None, 0.5 if x.type == Q8 else 0.0)
+    one = call("ADD", x, y, scalar(0), out=out)
+    assert one.returns_to() == place
+    assert replace(one, given=()).returns_to() is None
+    assert replace(one, outputs=one.outputs * 2).returns_to() is None

@@ -132,6 +132,13 @@ def test_outputs_are_finer_coarser_or_about_as_their_inputs_by_their_class():
     assert abs(ratios["ordinary"]).max() < 8
 
 
+def test_outputs_are_about_as_their_inputs_where_those_are_far_from_one_too():
+    found = [(c.inputs[0].scale, c.outputs[0].scale) for c in calls("ADD", Q8, "far", 200)]
+    inner = [(one, other) for one, other in found if 1e-20 < one < 1e20]  # behind that is the end of float32
+    assert min(one for one, _ in inner) < 1e-8 and max(one for one, _ in inner) > 1e8
+    assert max(abs(np.log2(other / one)) for one, other in inner) < 9
+
+
 def test_outputs_of_numbers_without_a_scale_have_one_about_1():
     found = [np.log2(call.outputs[0].scale) for call in calls("QUANTIZE", F32, "ordinary")]
     assert -5 < min(found) < max(found) < 8 and len(set(found)) > 30

@@ -28,6 +28,7 @@ from nnhal.conformance.validate.place import place_of
 from nnhal.conformance.validate.trial import NotAsked, Trial, Unmet, trying
 from nnhal.conformance.validate.worker import outcome_of
 from nnhal.hal.device import Capabilities, Hints, Verdict
+from nnhal.hal.host import HostBuffer
 from nnhal.hal.request import Timing
 from nnhal.hal.wrappers import Wrapper
 from nnhal.ipc.client.process import ResilientPrepared
@@ -553,6 +554,8 @@ def test_elements_of_all_calls_count_together_but_for_those_that_say_nothing(mon
         (quantised(), [np.full(12, 255, np.uint8)], [np.full(12, 254, np.uint8)]),
         (quantised(), [np.full(12, 0, np.uint8)], [np.full(12, 1, np.uint8)]),
         (quantised(), [None], [None]),
+        (quantised(), half[0], [None]),
+        (quantised(), [None], half[1]),
         (quantised(), [half[0][0]], [half[1][0].astype(np.int8)]),
         (quantised(), [half[0][0]], [half[1][0][:3]]),
         (quantised(), OperationFailed("no"), [None]),
@@ -757,6 +760,25 @@ def test_what_the_driver_is_asked_is_told_before_it_is(name: str, told: set[str]
         trial.drawing.samples = [(SMALL, model_of(SMALL))]
         assert outcome_of(CHECKS[name], trial)[0] == "passed"
     assert set(stages) == {"prepare", "run", "close"} | told and found == at_runs
+
+
+def test_each_memory_of_the_drivers_own_has_a_time_of_its_own_and_is_closed() -> None:
+    stages: list[str] = []
+    held: list[Any] = []
+
+    class Held(HostBuffer):
+        def close(self) -> None:
+            held.remove(self)
+            super().close()
+
+    def allocate(self: Any, desc: Any, roles: Any) -> Any:
+        held.append(Held(desc, roles))
+        return held[-1]
+
+    with trying(trial_of(device(allocate=allocate), stages=stages)) as trial:
+        trial.drawing.samples = [(SMALL, model_of(SMALL))]
+        assert outcome_of(CHECKS["allocation"], trial)[0] == "passed"
+    assert stages.count("allocate") == 2 and held == []
 
 
 def test_what_was_prepared_first_is_kept_for_the_check_that_closes() -> None:

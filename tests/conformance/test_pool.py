@@ -715,6 +715,44 @@ def test_what_did_not_come_back_is_not_run_again_by_a_process_that_still_lives(p
     assert len(played.started) == 1 + 1 + BARREN
 
 
+def test_a_second_try_that_did_not_come_back_is_not_made_by_a_process_that_loads_later(played: System) -> None:
+    busy, lost, idle = threading.Event(), threading.Event(), threading.Event()
+
+    def program(process: Played) -> None:
+        if process.number == 0:
+            lost.wait(10)
+            process.loads()
+            if process.connection.poll(0.2):
+                process.answers(*((item, "passed") for item in process.connection.recv().items))
+            idle.set()
+            process.killed.wait(10)
+        elif process.number == 1:
+            process.loads()
+            for task in process.tasks():
+                if task.items == ("later",):
+                    busy.set()
+                    idle.wait(10)
+                process.answers(*((item, "passed") for item in task.items))
+        elif process.number == 2:
+            busy.wait(10)
+            process.loads()
+            next(process.tasks())
+            process.board.write(1, "run")
+            process.ends()
+        else:
+            process.ends()  # while loading
+
+    played(program)
+    results = run_all(work(["first"], ["later"], ["b", "c"], kind=Again), 3)
+    found: dict[str, str] = {}
+    for result, _, _ in results:
+        found |= verdicts(result.outcomes)
+        if {"b", "c"} <= found.keys():
+            lost.set()
+    assert found == {"first": "passed", "later": "passed", "b": "crashed", "c": "crashed"}
+    assert len(played.started) == 3 + BARREN
+
+
 # ------------------------------------------------------------------------------------------------------------ one process
 
 

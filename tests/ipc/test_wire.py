@@ -24,6 +24,7 @@ GOLDEN = pytest.mark.parametrize(
     ("message", "text", "decode"), KINDS, ids=[f"{n}-{type(m).__name__}" for n, (m, _, _) in enumerate(KINDS)]
 )
 Decode = Callable[[bytes], Any]
+AS_MADE = "96 a0 00 00 c2 00 00"  # a pool
 
 
 # --------------------------------------------------------------------------------------------------------------- bytes
@@ -81,25 +82,45 @@ def test_fields_that_a_later_peer_appended_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "fine"),
     [
-        "93 00 c3 03",  # a boolean for a number
-        "93 00 ff 03",  # -1 for an unsigned number
-        "93 00 cf 0000000100000000 03",  # 2**32 for one of 32 bits
-        "93 00 cb 3ff8000000000000 03",  # 1.5
-        "92 01 01",  # a number for a boolean
-        "92 17 a1 38",  # text for a number
-        "93 13 02 93 91 94 ce 80000000 00 00 90 90 90",  # 2**31 for a signed one of 32 bits
-        "97 16 02 41 c2 00 00 00",  # 65 fences
-        "92 03 dc 0041" + 65 * "96 a0 00 00 c2 00 00",  # 65 pools with one message
-        "93 13 02 93 90 90 91 92 00 96 a1 ff 00 00 c2 00 00",  # text that is not UTF-8
-        "94 18 02 a3 6e6577" + 5000 * "91" + "c0",  # nested too deep, where it is passed over
+        ("93 00 c3 03", "93 00 02 03"),  # a boolean for a number
+        ("93 00 ff 03", "93 00 00 03"),  # -1 for an unsigned number
+        ("93 00 cf 0000000100000000 03", "93 00 ce ffffffff 03"),  # 2**32 for one of 32 bits
+        ("93 00 cb 3ff8000000000000 03", "93 00 01 03"),  # 1.5
+        ("93 01 06 01", "93 01 06 c3"),  # a number for a boolean
+        ("92 17 a1 38", "92 17 38"),  # text for a number
+        ("94 13 06 02 93 91 94 ce 80000000 00 00 90 90 90", "94 13 06 02 93 91 94 ce 7fffffff 00 00 90 90 90"),  # 2**31
+        ("94 13 06 02 93 91 94 d3 ffffffff7fffffff 00 00 90 90 90", "94 13 06 02 93 91 94 d2 80000000 00 00 90 90 90"),
+        ("98 16 06 02 41 c2 00 00 00", "98 16 06 02 40 c2 00 00 00"),  # 65 fences
+        ("93 03 06 dc 0041" + 65 * AS_MADE, "93 03 06 dc 0040" + 64 * AS_MADE),  # pools with one message
+        (
+            "94 13 06 02 93 90 90 91 92 00 96 a1 ff 00 00 c2 00 00",
+            "94 13 06 02 93 90 90 91 92 00 96 a1 61 00 00 c2 00 00",
+        ),
+        (
+            "94 18 06 02" + 5000 * "91" + "c0",
+            "94 18 06 02" + 50 * "91" + "c0",
+        ),  # nested too deep, where it is passed over
     ],
 )
-def test_a_value_out_of_its_type_or_range_is_refused(text: str) -> None:
-    data = bytes.fromhex(text)
+def test_a_value_out_of_its_type_or_range_is_refused(text: str, fine: str) -> None:
     with pytest.raises(wire.WireError):
-        wire.decode_call(data)
+        wire.decode_call(bytes.fromhex(text))
+    wire.decode_call(bytes.fromhex(fine))
+
+
+def test_version_and_sizes_are_those_that_the_page_of_the_protocol_states() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "driver-process.md").read_text()
+    assert "More than 64 KiB travel in a sealed memfd, 1 GiB at most;\nmore than 64 descriptors are refused" in page
+    assert (wire.INLINE, wire.MAX_MESSAGE, wire.MAX_DESCRIPTORS) == (65_536, 1_073_741_824, 64)
+    assert wire.VERSION == 2  # of what goes on: another one where bytes that are there change
+
+
+def test_no_part_of_a_message_can_be_changed() -> None:
+    parts = [kind for kind in vars(wire).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    assert len(parts) > 60
+    assert [kind.__name__ for kind in parts if not kind.__struct_config__.frozen] == []
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
