@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
-from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term
+from nnhal.frontends.common.terms import Inexpressible, Term
+from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, entry
 
 
