@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nnhal.base.errors import BadFile
-from nnhal.frontends.tflite.budget import Budget, Cost
+from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite.fold import MOVES, SUMS, fold
 from nnhal.frontends.tflite.reader import read
 from tests.frontends import test_tflite_composed, test_tflite_newer, test_tflite_operators

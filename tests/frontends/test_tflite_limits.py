@@ -9,7 +9,7 @@ import pytest
 
 from nnhal.base.errors import BadFile
 from nnhal.frontends.archive import Archive, _Seekable
-from nnhal.frontends.tflite.budget import Budget, Cost
+from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite.flat import FlatTable, length, target
 from nnhal.frontends.tflite.sparse import SparseLevel, Sparsity, densify
 

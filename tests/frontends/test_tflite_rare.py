@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite import load
-from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.reader import read
 from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, check, f, file_of, out, q, run
 from tests.frontends.flat import Writer

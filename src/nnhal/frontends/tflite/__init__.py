@@ -21,14 +21,15 @@ from nnhal.base.names import short
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions
+from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
+from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.source import Source, opened
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
-from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term, typed
+from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.state import settle
-from nnhal.frontends.tflite.write import ModelWriter
 from nnhal.model.graph import Model
 from nnhal.model.validate import validate
 
@@ -69,7 +70,7 @@ def load_opened(label: str, memory: Memory, *, signature: str | None = None, sha
     notes = [f"{text} is open in the file and taken as {list(shape)}; {_how(name, text)}" for name, shape, text in left]
     if signature is None:
         notes = _signature_note(file) + notes
-    writer = ModelWriter(memory, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
+    writer = ModelWriter([memory], file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
     model = writer.model(graph, states, metadata_of(file, subgraph.index), notes)
     try:
         validate(model)

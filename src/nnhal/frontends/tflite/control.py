@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
-from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term
+from nnhal.frontends.common.terms import Inexpressible, Term
+from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, entry
 
 

@@ -13,8 +13,8 @@ from nnhal.base.custom_operators import CUSTOM_OPERATORS, CustomOperator
 from nnhal.base.errors import BadFile, DriverFailed, InvalidModel, told
 from nnhal.base.operands import Value
 from nnhal.base.stacks import is_authors, note_stack
+from nnhal.frontends.common.terms import Inexpressible, Term, constant
 from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.graph import Inexpressible, Term, constant
 from nnhal.frontends.tflite.layers import bias_of, four, weights_of
 from nnhal.frontends.tflite.task import OperatorEntry, OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32

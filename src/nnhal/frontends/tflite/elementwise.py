@@ -6,11 +6,12 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite import integers
-from nnhal.frontends.tflite.functions import floor_remainder
-from nnhal.frontends.tflite.graph import PLAIN_SCALE, UNTYPED, Term, constant, stored
-from nnhal.frontends.tflite.positions import broadcast
-from nnhal.frontends.tflite.task import ASYMMETRIC, FUSED, OperatorTask, entry, number
+from nnhal.frontends.common import whole
+from nnhal.frontends.common.places import broadcast
+from nnhal.frontends.common.reals import floor_remainder
+from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Term, constant, stored
+from nnhal.frontends.common.writing import ASYMMETRIC, number
+from nnhal.frontends.tflite.task import FUSED, OperatorTask, entry
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
 
 FLOATS = (F32, F16)
@@ -31,7 +32,7 @@ def divide(t: OperatorTask) -> None:
     """NNAPI rounds integer quotients down, TFLite towards 0."""
     x, y, code = t.x(0), t.x(1), t.options("DivOptions")("FusedActivationFunction")
     if x.value.type == I32:
-        bounded(t, code, integers.truncated_quotient(t, x, y))
+        bounded(t, code, whole.truncated_quotient(t, x, y))
     else:
         t.fused(code, "DIV", x, y)
 
@@ -120,7 +121,7 @@ def power(t: OperatorTask) -> None:
     """NNAPI's takes floats."""
     x, y = t.x(0), t.x(1)
     if x.value.type == I32:
-        t.result(0, integers.power(t, x, y))
+        t.result(0, whole.power(t, x, y))
     else:
         t.give("POW", x, y)
 
@@ -203,7 +204,7 @@ def cast(t: OperatorTask) -> None:
     elif kind == Q8S and to in FLOATS and plain:
         t.give("DEQUANTIZE", x)
     elif kind == I32 and to == Q8 and not (x.span and 0 <= x.span[0] <= x.span[1] <= 255):
-        t.give("CAST", integers.modulo(t, x, 256))  # NNAPI's CAST saturates
+        t.give("CAST", whole.modulo(t, x, 256))  # NNAPI's CAST saturates
     else:
         t.give("CAST", x)
 

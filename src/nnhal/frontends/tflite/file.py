@@ -4,7 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 from nnhal.base.operands import Array
 from nnhal.base.records import Record
-from nnhal.frontends.tflite.budget import Budget
+from nnhal.frontends.common.budget import Budget
+from nnhal.frontends.common.terms import Blob
 from nnhal.frontends.tflite.sparse import Sparsity
 
 OMITTED = -1  # the index of an input that is left out
@@ -12,13 +13,6 @@ DTYPES = {
     "FLOAT32": "<f4", "FLOAT16": "<f2", "FLOAT64": "<f8", "BOOL": "?", "INT8": "i1", "UINT8": "u1", "INT16": "<i2",
     "UINT16": "<u2", "INT32": "<i4", "UINT32": "<u4", "INT64": "<i8", "UINT64": "<u8",
 }  # fmt: skip
-
-
-class Blob(NamedTuple):
-    """Bytes of the file."""
-
-    offset: int
-    length: int
 
 
 class TensorQuant(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 
 from nnhal.base.codes import MAX_RANK
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.budget import Budget, Cost
+from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite.file import DTYPES, Options
 
 Fold = Callable[..., Any]

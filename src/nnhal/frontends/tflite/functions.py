@@ -1,71 +1,16 @@
 """Functions of one real number that NNAPI has no operation for, made of those that it has."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from nnhal.base.codes import OperandType
-from nnhal.base.operands import Value
-from nnhal.frontends.tflite.graph import Term
-from nnhal.frontends.tflite.task import ASYMMETRIC, OperatorTask, entry
-from nnhal.ops.schema import B8, F32
+from nnhal.frontends.common.reals import ATAN, ERFC, TINY, Reals
+from nnhal.frontends.common.terms import Term
+from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.tflite.task import OperatorTask, entry
 
-# exp(z²) erfc(z) = t P(t) with t = 1 / (1 + z / 2) for z >= 0, fitted to a relative error of 1.7e-7; lowest power first.
-ERFC = (
-    0.28209474168104315, 0.2821042750418356, 0.24651391069956172, 0.180391165200921, 0.058372405893200814,
-    0.07923203623687392, -0.19832467811213028, 0.03072278108633752, 0.0643736965041603, -0.02548048615247626,
-)  # fmt: skip
-# atan(s) = s P(s²) for 0 <= s <= 1, fitted to 1.1e-7.
-ATAN = (
-    0.9999999842426359, -0.3333306678069131, 0.19992483578497475, -0.14202570511671397, 0.10636754098013634,
-    -0.0749544544309546, 0.042587607462732255, -0.01600503050194432, 0.0028340642986113477,
-)  # fmt: skip
-TINY = float(np.finfo(np.float32).tiny)
 MOST_BITS = 16  # of FAKE_QUANT
-
-
-class Reals:
-    """Arithmetic on float tensors and numbers, written as operations."""
-
-    def __init__(self, t: OperatorTask) -> None:
-        self.t = t
-
-    def __call__(self, name: str, x: Term, y: Term | float) -> Term:
-        """ADD, SUB, MUL, DIV, MAXIMUM, MINIMUM, POW."""
-        other = y if isinstance(y, Term) else self.t.scalar(y, x)
-        more: dict[str, Any] = {"activation": 0} if name in ("ADD", "SUB", "MUL", "DIV") else {}
-        return self.t.make(name, x, other, **more)
-
-    def less(self, number: float, x: Term) -> Term:
-        """number - x."""
-        return self.t.make("SUB", self.t.scalar(number, x), x, like=x, activation=0)
-
-    def over(self, number: float, x: Term) -> Term:
-        """number / x."""
-        return self.t.make("DIV", self.t.scalar(number, x), x, like=x, activation=0)
-
-    def polynomial(self, coefficients: Sequence[float], x: Term) -> Term:
-        """Lowest power first."""
-        *rest, last = coefficients
-        result: Term | None = None
-        for coefficient in reversed(rest):
-            result = self("ADD", self("MUL", x, last if result is None else result), coefficient)
-        assert result is not None
-        return result
-
-    def test(self, name: str, x: Term, y: Term | float) -> Term:
-        """A comparison."""
-        return self.t.make(name, x, y if isinstance(y, Term) else self.t.scalar(y, x), like=Value(B8))
-
-    def negative(self, x: Term) -> Term:
-        """What is below 0, or a 0 with a sign, whose reciprocal is."""
-        return self.t.make("LOGICAL_OR", self.test("LESS", x, 0.0), self.test("LESS", self.over(1.0, x), 0.0))
-
-    def choose(self, condition: Term, x: Term, y: Term) -> Term:
-        """x where the condition holds, else y."""
-        return self.t.make("SELECT", condition, x, y, like=x)
 
 
 def real(t: OperatorTask, place: int = 0) -> Term:
@@ -147,35 +92,3 @@ def fake_quantise(t: OperatorTask) -> None:
     inside = r("MINIMUM", r("MAXIMUM", x, bottom), top)
     steps = t.make("FLOOR", r("ADD", r("MUL", r("SUB", inside, bottom), float(np.float32(1) / scale)), 0.5))
     t.result(0, r("ADD", r("MUL", steps, float(scale)), bottom))
-
-
-def floor_remainder(t: OperatorTask, x: Term, y: Term) -> Term:
-    """x - q y with q = floor(x / y), which rounding may make one off: brought back into the range from 0 to y.
-
-    The product is exact by its halves, so the remainder is rounded once; quotients from 2**24 on have no exact one.
-    """
-    r = Reals(t)
-    q = t.make("FLOOR", r("DIV", x, y))
-    product = r("MUL", q, y)
-    (q1, q2), (y1, y2) = halves(r, q), halves(r, y)
-    rest = r("SUB", r("SUB", r("SUB", product, r("MUL", q1, y1)), r("MUL", q2, y1)), r("MUL", q1, y2))
-    rest = r("ADD", r("SUB", x, product), r("SUB", rest, r("MUL", q2, y2)))
-    signs = t.make("NOT_EQUAL", r.test("LESS", rest, 0.0), r.test("LESS", y, 0.0), like=Value(B8))
-    below = t.make("LOGICAL_AND", signs, r.test("NOT_EQUAL", rest, 0.0))
-    above = r.test("GREATER", t.make("ABS", rest), t.make("ABS", y))
-    return r.choose(below, r("ADD", rest, y), r.choose(above, r("SUB", rest, y), rest))
-
-
-def halves(r: Reals, x: Term) -> tuple[Term, Term]:
-    """Two numbers of 12 bits whose sum is x."""
-    wide = r("MUL", x, 4097.0)
-    high = r("SUB", wide, r("SUB", wide, x))
-    return high, r("SUB", x, high)
-
-
-def lowest(kind: OperandType, *, highest: bool = False) -> float | int:
-    """What is below (above) every number of a type."""
-    if kind == F32:
-        return math.inf if highest else -math.inf
-    limits = np.iinfo(np.int32)
-    return int(limits.max if highest else limits.min)

@@ -5,61 +5,11 @@ import math
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite.graph import PLAIN_SCALE, Term, constant
-from nnhal.frontends.tflite.positions import NOWHERE, moved
+from nnhal.frontends.common.places import NOWHERE, moved
+from nnhal.frontends.common.terms import PLAIN_SCALE, Term, constant
+from nnhal.frontends.common.whole import TOP, parity, plain
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32, Q8, Q8S
-
-EXPONENT_BITS = 5  # powers above 31 overflow, but for those of -1, 0 and 1
-TOP = 30  # the greatest power of 2 within int32
-
-
-def plain(t: OperatorTask, name: str, x: Term, y: Term) -> Term:
-    """Arithmetic without activation, a constant shape of either."""
-    return t.make(name, x, y, activation=0)
-
-
-def truncated_quotient(t: OperatorTask, x: Term, y: Term) -> Term:
-    """x / y towards 0: one more than the quotient rounded down where that is negative and leaves something."""
-    down = plain(t, "DIV", x, y)
-    return towards_zero(t, down, plain(t, "SUB", x, plain(t, "MUL", down, y)))
-
-
-def towards_zero(t: OperatorTask, down: Term, rest: Term) -> Term:
-    """A quotient that was rounded down and left a rest, rounded towards 0."""
-    negative = t.make("LESS", down, t.scalar(0, down), like=Value(B8))
-    inexact = t.make("NOT_EQUAL", rest, t.scalar(0, rest), like=Value(B8))
-    up = plain(t, "ADD", down, t.scalar(1, down))
-    return t.make("SELECT", t.make("LOGICAL_AND", negative, inexact), up, down, like=down)
-
-
-def power(t: OperatorTask, x: Term, y: Term) -> Term:
-    """x to the power of y >= 0, by squaring. Exponents are cut at 30 or 31, whichever is as odd as they are."""
-    odd = parity(t, y)
-    limit = plain(t, "ADD", odd, t.scalar(TOP, y))
-    left = t.make("MINIMUM", y, limit)
-    result, square = t.scalar(1, x), x
-    for bit in range(EXPONENT_BITS):
-        half = plain(t, "DIV", left, t.scalar(2, left))
-        taken = parity(t, left)
-        factor = plain(t, "ADD", plain(t, "MUL", taken, plain(t, "SUB", square, t.scalar(1, x))), t.scalar(1, x))
-        result = plain(t, "MUL", result, factor)
-        left = half
-        if bit < EXPONENT_BITS - 1:
-            square = plain(t, "MUL", square, square)
-    return result
-
-
-def modulo(t: OperatorTask, x: Term, size: int) -> Term:
-    """x modulo a number above 0, from 0 on."""
-    whole = t.scalar(size, x)
-    return plain(t, "SUB", x, plain(t, "MUL", plain(t, "DIV", x, whole), whole))
-
-
-def parity(t: OperatorTask, x: Term) -> Term:
-    """x modulo 2."""
-    return modulo(t, x, 2)
-
 
 # ------------------------------------------------------------------------------------------------------------------- bits
 

@@ -7,10 +7,11 @@ import numpy as np
 from nnhal.base.codes import Padding
 from nnhal.base.operands import ChannelQuant, Value
 from nnhal.base.records import replace
-from nnhal.frontends.tflite.graph import Term, constant
-from nnhal.frontends.tflite.positions import broadcast
+from nnhal.frontends.common.places import broadcast
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import ASYMMETRIC, viewed
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.task import ASYMMETRIC, OperatorTask, entry, viewed
+from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32, I32, Q8PC
 
 SCHEMES = {0: Padding.SAME, 1: Padding.VALID}

@@ -5,6 +5,9 @@ from functools import partial
 
 from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
 from nnhal.base.operands import Value
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the table)
     control,
     custom,
@@ -22,13 +25,12 @@ from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the tab
     suppression,
     transforms,
 )
-from nnhal.frontends.tflite.budget import Cost
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import MOVES, fold
-from nnhal.frontends.tflite.graph import UNTYPED, ImportContext, ImportGraph, Inexpressible, Term
+from nnhal.frontends.tflite.graph import ImportContext, ImportGraph
 from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
 from nnhal.frontends.tflite.refusals import SIXTEEN, TAKE_SIXTEEN, why_refused
-from nnhal.frontends.tflite.task import ASYMMETRIC, ENTRIES, MOST_DIMENSIONS, OperatorEntry, OperatorTask
+from nnhal.frontends.tflite.task import ENTRIES, OperatorEntry, OperatorTask
 from nnhal.frontends.tflite.transforms import lower_in_parts
 from nnhal.ops.schema import Q16S
 

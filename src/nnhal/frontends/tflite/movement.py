@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.tflite.reader import Fields
-from nnhal.frontends.tflite.task import MOST_DIMENSIONS, OperatorTask, entry
+from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, I32
 
 # ---------------------------------------------------------------------------------------------------------------- shapes

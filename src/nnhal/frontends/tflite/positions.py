@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.places import NOWHERE, broadcast, merged, moved
+from nnhal.frontends.common.terms import Inexpressible, Term, stored
+from nnhal.frontends.common.writing import MOST_DIMENSIONS, MOST_PLACES
 from nnhal.frontends.tflite.file import Operator, Options
 from nnhal.frontends.tflite.fold import FAILURES, MOST, MOVES, Unfoldable, must, numbers
-from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term, constant, stored
-from nnhal.frontends.tflite.task import MOST_DIMENSIONS, MOST_PLACES, OperatorTask
+from nnhal.frontends.tflite.graph import ImportGraph
+from nnhal.frontends.tflite.task import OperatorTask
 from nnhal.ops.schema import B8, I32
-
-NOWHERE = -1  # the place of an element that is filled in
 
 
 def lower_by_places(t: OperatorTask) -> None:
@@ -53,73 +54,6 @@ def fill_of(t: OperatorTask, x: Term) -> Any:
     same = (value.scale, value.zero_point) == (x.value.scale, x.value.zero_point)
     t.require(same, "the value has a scale of its own, must have that of the input")
     return t.number(place, "value")
-
-
-def moved(t: OperatorTask, terms: Sequence[Term], places: Array, fill: Any = 0) -> Term:
-    """The elements of terms, counted one term after the other, at `places`; `fill` where that is NOWHERE."""
-    t.check_count(places.size)
-    t.require(places.size, "has no elements")
-    if terms[0].value.type == B8:
-        return t.truths(moved(t, [t.ones(term) for term in terms], places, int(fill)))
-    shape, start, result = places.shape or (1,), 0, None
-    places = places.reshape(shape)
-    if (places == NOWHERE).any():
-        value = terms[0].value
-        result = constant(Value(value.type, None, value.scale, value.zero_point), np.full(shape, fill, value.dtype))
-    for term in terms:
-        size = math.prod(t.known(term))
-        here = (start <= places) & (places < start + size)
-        if here.any():
-            part = gathered(t, term, np.where(here, places - start, 0))
-            result = part if result is None else chosen(t, here, part, result)
-        start += size
-    if result is None:
-        t.refuse("has no elements")
-    return result
-
-
-def chosen(t: OperatorTask, here: Array, x: Term, y: Term) -> Term:
-    """x where `here`, y elsewhere."""
-    if here.all():
-        return x
-    return t.make("SELECT", constant(Value(B8), here), x, y, like=x)
-
-
-def gathered(t: OperatorTask, x: Term, places: Array) -> Term:
-    """Elements of a term by their places in it, in blocks as large as they stay together."""
-    size, shape = math.prod(t.known(x)), places.shape
-    block = together(places, size)
-    rows = places.reshape(-1, block)[:, 0] // block
-    if block == size and rows.size == 1:
-        return t.reshaped(x, shape)
-    flat = t.reshaped(x, (size // block, block))
-    found = t.make("GATHER", flat, 0, constant(Value(I32), rows.astype(np.int32)))
-    return t.reshaped(found, shape)
-
-
-def together(places: Array, size: int) -> int:
-    """How many elements stay together in runs that begin at multiples of it."""
-    best = block = 1
-    for n in reversed(places.shape):
-        block *= n
-        if block < 1 or size % block:
-            break
-        rows = places.reshape(-1, block)
-        if (rows[:, 0] % block).any() or (rows != rows[:, :1] + np.arange(block)).any():
-            break
-        best = block
-    return best
-
-
-def broadcast(t: OperatorTask, term: Term, shape: Sequence[int]) -> Term:
-    """A term repeated to a shape, of any type and rank."""
-    sizes = t.known(term)
-    if sizes == tuple(shape):
-        return term
-    t.require(t.together(sizes, shape) == tuple(shape), f"a shape of {list(sizes)} must broadcast to {list(shape)}")
-    t.check_count(math.prod(shape))
-    places = np.broadcast_to(np.arange(math.prod(sizes)).reshape(sizes), tuple(shape))
-    return moved(t, [term], places)
 
 
 # ------------------------------------------------------------------------------------------------ moves that fill in
@@ -194,16 +128,6 @@ INDEXED = ("GATHER", "GATHER_ND")  # whose arguments are as many as what they gi
 JOINS = ("PACK", "CONCATENATION", "MATRIX_SET_DIAG")
 
 
-def axis_moved(t: OperatorTask, x: Term, order: Sequence[int]) -> Term:
-    """A term with its dimensions in another order."""
-    if list(order) == sorted(order):
-        return x
-    if len(order) <= 4 and x.value.type not in (I32, B8):
-        return t.make("TRANSPOSE", x, t.integers(order))
-    shape = t.known(x)
-    return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).transpose(order))
-
-
 class NumbersTask(OperatorTask):
     """A move that sees booleans as int32 0 and 1."""
 
@@ -250,21 +174,3 @@ class FlatTask(OperatorTask):
         """Output `number`, with the dimensions it has."""
         super().result(number, term)
         self.results[number] = self.reshaped(self.results[number], self.whole or (1,))
-
-
-def merged(shapes: Sequence[tuple[int, ...]], whole: Sequence[int]) -> list[list[int]]:
-    """Shapes that broadcast to `whole` as these do, with as few dimensions as that takes."""
-    full = [(1,) * (len(whole) - len(shape)) + shape for shape in shapes]
-    results: list[list[int]] = [[] for _ in shapes]
-    before: list[bool] | None = None
-    for size, *sizes in zip(whole, *full, strict=True):
-        if size == 1:
-            continue
-        alike = [n == size for n in sizes]
-        for result, n in zip(results, sizes, strict=True):
-            if alike == before:
-                result[-1] *= n
-            else:
-                result.append(n)
-        before = alike
-    return [result or [1] for result in results]

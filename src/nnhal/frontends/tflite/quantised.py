@@ -6,9 +6,9 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.base.records import replace
+from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.file import TensorQuant
-from nnhal.frontends.tflite.functions import Reals
-from nnhal.frontends.tflite.graph import Term, constant
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, variable_of, write_tensor
 from nnhal.frontends.tflite.task import TANH, OperatorTask

@@ -18,11 +18,11 @@ from nnhal.base.codes import MAX_OPERAND_BYTES, MAX_RANK
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
 from nnhal.base.tflite_schema import OPERATORS, OPTIONS, OPTIONS_2, TYPES, fields_of
-from nnhal.frontends.tflite.budget import Budget, Cost
+from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.terms import Blob
 from nnhal.frontends.tflite.file import (
     DTYPES,
     OMITTED,
-    Blob,
     File,
     FileSubgraph,
     FileTensor,

@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.base.records import replace
-from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
+from nnhal.frontends.common.terms import UNTYPED, Term, constant
 from nnhal.frontends.tflite.quantised import quantised_sequence, quantised_step, quantised_svdf
 from nnhal.frontends.tflite.reader import Fields
 from nnhal.frontends.tflite.state import read_tensor, write_tensor

@@ -9,11 +9,13 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.places import NOWHERE, moved
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.whole import modulo, plain, towards_zero
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.tflite.fold import Unfoldable
-from nnhal.frontends.tflite.graph import Term, constant
-from nnhal.frontends.tflite.integers import modulo, plain, towards_zero
-from nnhal.frontends.tflite.positions import NOWHERE, edged, moved, spread
-from nnhal.frontends.tflite.task import ASYMMETRIC, MOST_DIMENSIONS, OperatorTask, entry
+from nnhal.frontends.tflite.positions import edged, spread
+from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32
 
 NAMES = {"SUM": "REDUCE_SUM"}  # the others are called what NNAPI calls them

@@ -7,10 +7,10 @@ import numpy as np
 
 from nnhal.base.codes import MAX_RANK, OperandType, type_name
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite.functions import lowest
-from nnhal.frontends.tflite.gather import inside, none_below, row_numbers
-from nnhal.frontends.tflite.graph import Term, constant
-from nnhal.frontends.tflite.positions import broadcast
+from nnhal.frontends.common.places import broadcast
+from nnhal.frontends.common.reals import lowest
+from nnhal.frontends.common.rows import inside, none_below, row_numbers
+from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.reduction import halved
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, F32, I32

@@ -12,7 +12,7 @@ import numpy as np
 
 from nnhal.base.errors import BadFile
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.budget import Budget, Cost
+from nnhal.frontends.common.budget import Budget, Cost
 
 
 class SparseLevel(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.operands import Value
+from nnhal.frontends.common.places import axis_moved, broadcast
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.whole import truncated_quotient
 from nnhal.frontends.tflite.functions import cosine
-from nnhal.frontends.tflite.graph import Term, constant
-from nnhal.frontends.tflite.integers import truncated_quotient
-from nnhal.frontends.tflite.positions import axis_moved, broadcast
 from nnhal.frontends.tflite.scatter import COMBINED, combined
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import B8, I32

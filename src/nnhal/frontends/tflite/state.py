@@ -6,8 +6,9 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
-from nnhal.frontends.tflite.budget import Cost
-from nnhal.frontends.tflite.graph import UNTYPED, ImportGraph, Inexpressible, Term, Variable
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term, Variable
+from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import Q8S
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from nnhal.base.operands import Value
-from nnhal.frontends.tflite.functions import TINY, Reals
-from nnhal.frontends.tflite.graph import Term, constant
+from nnhal.frontends.common.reals import TINY, Reals
+from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.tflite.task import OperatorTask, entry
 from nnhal.ops.schema import F32, I32
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.codes import Padding
 from nnhal.base.operands import Array, Value
-from nnhal.frontends.tflite.graph import UNTYPED, Term, constant
+from nnhal.frontends.common.terms import UNTYPED, Term, constant
 from nnhal.frontends.tflite.layers import scheme
 from nnhal.frontends.tflite.task import ENTRIES, OperatorTask, entry
 from nnhal.ops.schema import F32, I32

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Protocol
 
+from nnhal.frontends.common.terms import Inexpressible, Term, fits
 from nnhal.frontends.tflite.file import Operator
-from nnhal.frontends.tflite.graph import ImportGraph, Inexpressible, Term, fits
+from nnhal.frontends.tflite.graph import ImportGraph
 
 Span = tuple[int, int]
 ANY: Span = (-(1 << 31), (1 << 31) - 1)

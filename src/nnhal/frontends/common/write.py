@@ -7,8 +7,8 @@ import numpy as np
 from nnhal.base.codes import MAX_COPIED_CONSTANT, OperandType
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.frontends.tflite.budget import Budget, Cost
-from nnhal.frontends.tflite.graph import ImportGraph, Term
+from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.terms import Term, WrittenGraph
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Model, State
 from nnhal.model.metadata import Metadata
@@ -16,16 +16,16 @@ from nnhal.ops import OPS
 
 
 class ModelWriter:
-    """Writes one model over the memory of a file."""
+    """Writes one model over the memories of its files."""
 
-    def __init__(self, memory: Memory, budget: Budget, name: str) -> None:
-        self.memory, self.budget, self.builder = memory, budget, ModelBuilder(name)
-        self._pool: int | None = None
+    def __init__(self, memories: Sequence[Memory], budget: Budget, name: str) -> None:
+        self.memories, self.budget, self.builder = memories, budget, ModelBuilder(name)
+        self._pools: dict[int, int] = {}
         self._subgraphs: dict[int, int] = {}
 
     def model(
         self,
-        graph: ImportGraph,
+        graph: WrittenGraph,
         states: Sequence[tuple[Term, Term, Array]],
         metadata: Metadata | None,
         notes: Sequence[str],
@@ -46,7 +46,7 @@ class ModelWriter:
             notes=notes,
         )
 
-    def _body(self, builder: ModelBuilder, graph: ImportGraph, inputs: Sequence[Term]) -> dict[int, int]:
+    def _body(self, builder: ModelBuilder, graph: WrittenGraph, inputs: Sequence[Term]) -> dict[int, int]:
         """Write the operations of a graph; the operand of each term."""
         places: dict[int, int] = {}
         shared: dict[bytes, int] = {}
@@ -86,14 +86,14 @@ class ModelWriter:
             return builder.constant(
                 value.type, data, value.scale, value.zero_point, channel=value.channel, name=value.name
             )
-        if self._pool is None:
-            self._pool = builder.add_pool(self.memory)
-        at = self._pool, blob.offset, blob.length
+        if blob.file not in self._pools:
+            self._pools[blob.file] = builder.add_pool(self.memories[blob.file])
+        at = self._pools[blob.file], blob.offset, blob.length
         return builder.reference(
             value.type, data.shape, *at, value.scale, value.zero_point, channel=value.channel, name=value.name
         )
 
-    def _subgraph(self, graph: ImportGraph) -> int:
+    def _subgraph(self, graph: WrittenGraph) -> int:
         if id(graph) not in self._subgraphs:
             builder = self.builder.subgraph()
             places = self._body(builder, graph, graph.inputs)

@@ -1,0 +1,274 @@
+"""Writes NNAPI operations for one operator of a file: what every importer's entries stand on."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from nnhal.base.answers import shown
+from nnhal.base.codes import OperandType, type_name
+from nnhal.base.errors import InvalidArgument
+from nnhal.base.operands import Array, Shape, Value, dtype_of
+from nnhal.base.records import replace
+from nnhal.frontends.common.budget import Budget, Cost
+from nnhal.frontends.common.terms import Emitted, Inexpressible, Term, constant, shaped
+from nnhal.ops import OPS
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S, Arg, Op, T, bind, types_for
+
+ASYMMETRIC = (Q8, Q8S)
+MOST_DIMENSIONS = 4  # of many of NNAPI's operations
+MOST_PLACES = 1 << 20  # numbers of a constant that says where elements come from
+INT32_RANGE = np.iinfo(np.int32)
+ARGUMENTS = (Term, int, float, str, np.generic)
+
+
+class OperationWriter:
+    """One operator to lower: NNAPI operations to write, and what is asked of terms on the way.
+
+    budget: what they are paid from. label: the operator, for messages. A graph has nothing of it before it gets `emitted`.
+    A subclass knows the outputs of the operator (`out`, `result`).
+    """
+
+    def __init__(self, budget: Budget, label: str) -> None:
+        self.budget, self.label = budget, label
+        self.emitted: list[Emitted] = []
+        self._real: dict[int, Term] = {}
+
+    def out(self, number: int = 0) -> Value:
+        """Type and quantisation of output `number` as it has to be written."""
+        raise NotImplementedError
+
+    def result(self, number: int, term: Term) -> None:
+        """Output `number` is this term."""
+        raise NotImplementedError
+
+    def pay(self) -> None:
+        """Charge the file for the constants that were made for the operations."""
+        for operation in self.emitted:
+            for term in operation.inputs:
+                if isinstance(term, Term) and term.made and term.data is not None:
+                    self.budget.spend(Cost.MEMORY, term.data.nbytes, self.label)
+                    term.made = False
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the operator."""
+        raise Inexpressible(reason or "is refused, and nothing says why")  # one without a reason follows from another's
+
+    def require(self, condition: Any, reason: str) -> None:
+        """Refuse the operator unless the condition holds."""
+        if not condition:
+            self.refuse(reason)
+
+    def check_count(self, count: int) -> None:
+        """Refuse to move that many elements one by one, before anything is made of them."""
+        self.require(count <= MOST_PLACES, f"has {count} elements to move one by one, must be {MOST_PLACES} at most")
+
+    def together(self, *shapes: Sequence[int]) -> tuple[int, ...]:
+        """The shape that all of these are broadcast to."""
+        try:
+            return np.broadcast_shapes(*map(tuple, shapes))
+        except ValueError:
+            raise Inexpressible(f"shapes {', '.join(map(str, map(list, shapes)))} do not broadcast") from None
+
+    def integers(self, values: Sequence[int]) -> Term:
+        """A constant TENSOR_INT32."""
+        whole = all(int(n) == n for n in values)
+        self.require(whole, f"integers are {shown(list(values))}, must be whole numbers")
+        fits = all(INT32_RANGE.min <= n <= INT32_RANGE.max for n in values)
+        longest = max((abs(int(n)).bit_length() + 1 for n in values), default=0)
+        self.require(fits, f"integers of {longest} bits do not fit into 32 bits")
+        return constant(Value(I32), np.array(values, np.int32).reshape(len(values)))
+
+    def follows(self, term: Term) -> None:
+        """Refuse the operator without a reason where what it lacks of a term follows from another's refusal."""
+        if term.doubtful:
+            raise Inexpressible
+
+    def shape(self, term: Term) -> Shape:
+        """The shape of a term; Refused where not even the rank is known."""
+        if term.value.shape is None:
+            self.follows(term)
+            self.refuse("the rank of an input is known only at execution")
+        return term.value.shape
+
+    def known(self, term: Term) -> tuple[int, ...]:
+        """The shape of a term, every dimension of it."""
+        shape = self.shape(term)
+        sizes = tuple(d for d in shape if d is not None)
+        if len(sizes) < len(shape):
+            self.follows(term)
+        self.require(len(sizes) == len(shape), "a dimension that has to be known is known only at execution")
+        return sizes
+
+    def rank(self, term: Term) -> int:
+        """The rank in the file, 0 for scalars."""
+        return 0 if term.scalar else len(self.shape(term))
+
+    def axis(self, axis: int, rank: int) -> int:
+        """An axis counted from the front."""
+        self.require(rank, f"axis = {axis} is of a tensor without dimensions, which has none")
+        self.require(-rank <= axis < rank, f"axis = {axis}, must be from {-rank} to {rank - 1}")
+        return axis % rank
+
+    def run(self, name: str, *given: Any, outs: Sequence[Value], **named: Any) -> list[Term]:
+        """Write an operation; returns its outputs with the shapes that its record infers.
+
+        given: terms, None for omitted ones, numbers, in the record's order. named: scalar arguments by name.
+        InvalidModel says what is against it.
+        """
+        self.budget.spend(Cost.OPERATIONS, 1, self.label)
+        if name not in OPS:
+            raise InvalidArgument(
+                f"operation is {shown(name)}, must be one of NNAPI's own, or of a registered extension"
+            )
+        record = OPS[name]
+        _look_at(record, given, named)
+        arguments = _arrange(record, given, named)
+        own = next((t.value.type for a, t in arguments if a.spec is T and isinstance(t, Term)), None)
+        inputs = tuple(_operand(record, a, value, own) for a, value in arguments)
+        values = [t.value if isinstance(t, Term) else None for t in inputs]
+        bound = bind(record, values, outs, name)
+        doubtful = any(t.doubtful for t in inputs if isinstance(t, Term))
+        results = [Term(shaped(v, s), doubtful=doubtful) for v, s in zip(outs, bound.shapes, strict=True)]
+        self.emitted.append(Emitted(name, inputs, tuple(results), self.label, bound))
+        return results
+
+    def make(self, name: str, *given: Any, like: Term | Value | int | None = None, **named: Any) -> Term:
+        """Write an operation whose result is used by the next one. like: its type, or what has it; else the first term."""
+        model = next(t for t in given if isinstance(t, Term)) if like is None else like
+        value = model.value if isinstance(model, Term) else model if isinstance(model, Value) else Value(model)
+        return self.run(name, *given, outs=[replace(value, shape=None, data=None, name="")], **named)[0]
+
+    def real(self, term: Term) -> Term:
+        """The real values of a quantised or float16 term as float32."""
+        if term.value.type in (F32, I32):
+            return term
+        if id(term) not in self._real:
+            kind = "CAST" if term.value.type == F16 else "DEQUANTIZE"
+            self._real[id(term)] = self.make(kind, term, like=Value(F32))
+        return self._real[id(term)]
+
+    def reshaped(self, term: Term, dims: Sequence[int | None], *, out: bool = False) -> Term:
+        """A term in another shape; one dimension may be None. out: it is output 0."""
+        self.require(sum(d is None for d in dims) <= 1, "more than one dimension is known only at execution")
+        if not out and tuple(dims) == term.value.shape:
+            return term
+        sizes = [d for d in dims if d is not None]
+        if (
+            not out
+            and term.value.data is not None
+            and len(sizes) == len(dims)
+            and math.prod(sizes) == term.value.data.size
+        ):
+            return viewed(term, sizes)
+        if term.value.type == B8:  # NNAPI reshapes numbers only
+            return self._finished(self.truths(self.reshaped(self.ones(term), dims)), out)
+        shape = self.integers([-1 if d is None else d for d in dims])
+        like = self.out() if out else replace(term.value, shape=None, data=None, name="")
+        return self._finished(self.run("RESHAPE", term, shape, outs=[like])[0], out)
+
+    def copied(self, term: Term) -> Term:
+        """The same elements as a term of its own."""
+        if term.value.type == B8:
+            return self.make("LOGICAL_OR", term, term)
+        return self.make("RESHAPE", term, self.integers(self.known(term)))
+
+    def _finished(self, term: Term, out: bool) -> Term:
+        if out:
+            self.result(0, term)
+        return term
+
+    def ones(self, term: Term) -> Term:
+        """Booleans as int32 0 and 1."""
+        return self.make("SELECT", term, *[self.filled(self.known(term), n, I32) for n in (1, 0)], like=Value(I32))
+
+    def truths(self, term: Term) -> Term:
+        """Which numbers are not 0."""
+        return self.make("NOT_EQUAL", term, self.scalar(0, term), like=Value(B8))
+
+    def filled(self, shape: Sequence[int], value: float, kind: OperandType) -> Term:
+        """A tensor of equal elements."""
+        return self.make("FILL", self.integers(shape or (1,)), number(value, kind), like=Value(kind))
+
+    def scalar(self, value: Any, like: Term) -> Term:
+        """A constant of one element with the type of a term that is not quantised."""
+        return constant(Value(like.value.type), held(value, like.value.type).reshape(1))
+
+
+def number(value: Any, kind: OperandType) -> Term:
+    """A scalar argument of the type that a tensor's elements have, where the record leaves the choice. Inexpressible where
+    NNAPI has no such scalars.
+    """
+    scalars = {F32: OperandType.FLOAT32, F16: OperandType.FLOAT16, I32: OperandType.INT32}
+    if kind not in scalars:
+        raise Inexpressible(
+            f"fills a tensor of {type_name(kind)}, which NNAPI does for float32, float16 and int32 only"
+        )
+    scalar = scalars[OperandType(kind)]
+    return Term(Value(scalar, (), data=held(value, scalar)))
+
+
+def held(value: Any, kind: int) -> Array:
+    """One number as an array of a type; Inexpressible where it does not fit."""
+    try:
+        array = np.asarray(value, dtype_of(kind))
+    except (OverflowError, ValueError, TypeError):
+        raise Inexpressible(f"{shown(value)} does not fit {type_name(kind)}") from None
+    if array.dtype.kind in "iub" and array.size == 1 and array.item() != value:
+        raise Inexpressible(f"{shown(value)} does not fit {type_name(kind)}")
+    return array
+
+
+def viewed(term: Term, shape: Sequence[int]) -> Term:
+    """A constant in another shape, over the same bytes."""
+    data = np.asarray(term.value.data).reshape(tuple(shape))
+    return Term(replace(term.value, shape=tuple(shape), data=data), term.kind, data, term.blob)
+
+
+def _look_at(record: Op, given: Sequence[Any], named: dict[str, Any]) -> None:
+    """InvalidArgument for what no operator can be at fault for: a name that no form has, and what is no argument at all."""
+    for name in named:
+        if not any(name in form.places for form in record.forms):
+            names = dict.fromkeys(a.name for form in record.forms for a in form)
+            raise InvalidArgument(f"{record.name} has no argument {shown(name)}, must be one of {', '.join(names)}")
+    for place, value in [*enumerate(given), *named.items()]:
+        if value is not None and not isinstance(value, ARGUMENTS):
+            raise InvalidArgument(f"{record.name}: argument {place} is {shown(value)}, must be a tensor or a number")
+
+
+def _arrange(record: Op, given: Sequence[Any], named: dict[str, Any]) -> list[tuple[Arg, Any]]:
+    """Each argument of the form that takes these, with its value, up to the last that has to be there."""
+    for form in record.forms:
+        if not named.keys() <= form.places.keys():
+            continue
+        if form.counts[1] is not None:
+            slots = [(a, value) for a, start, end in form.slots(len(given)) for value in given[start:end]]
+            if all(_fits(a, value) for a, value in slots):
+                return slots
+            continue
+        if len(given) > len(form):
+            continue
+        values, last = [*given, *form.defaults[len(given) :]], max(form.required, len(given) - 1)
+        for name, value in named.items():
+            values[form.places[name]] = value
+            last = max(last, form.places[name])
+        pairs = list(zip(form[: last + 1], values[: last + 1], strict=True))
+        if all(_fits(a, value) for a, value in pairs):
+            return pairs
+    raise Inexpressible(f"{record.name} needs an input that is omitted")
+
+
+def _fits(argument: Arg, value: Any) -> bool:
+    if value is None:
+        return argument.optional
+    return argument.scalar == (not isinstance(value, Term) or value.value.shape == () or value.graph is not None)
+
+
+def _operand(record: Op, argument: Arg, value: Any, own: int | None) -> Term | int:
+    if isinstance(value, Term):
+        return value
+    kind = next(iter(types_for(record, argument, own if own in record.types else None)))
+    if value is None:
+        return int(kind)
+    return Term(Value(kind, (), data=held(value, kind)))
