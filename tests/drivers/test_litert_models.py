@@ -6,7 +6,7 @@ import pytest
 import nnhal
 from nnhal import Builder
 from nnhal.drivers import litert
-from nnhal.drivers.litert import engine, recipe
+from nnhal.drivers.litert import engine, lowering
 from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Hints
 from nnhal.hal.wrappers import Limited
@@ -125,8 +125,8 @@ def test_a_whole_model_is_lowered_once_and_to_the_same_bytes(monkeypatch):
     y = b.softmax(b.reshape(b.conv_2d(x, weights, bias, padding="same", stride=2), (1, 64)), 1.0)
     model, made, anew = b.finish([x], [y]), [], []
     monkeypatch.setattr(engine, "_team", lambda recipe, team=engine._team: made.append(recipe) or team(recipe))
-    lower = recipe.lower
-    monkeypatch.setattr(recipe, "lower", lambda *a, **k: anew.append(1) or lower(*a, **k))
+    lower = lowering.lower
+    monkeypatch.setattr(lowering, "lower", lambda *a, **k: anew.append(1) or lower(*a, **k))
     nnhal.compile(model, devices="litert").close()
     assert not anew and made[0].lowered.content == lower(model).content
     with_floor = b.finish([x], [b.floor(y)])
@@ -140,8 +140,8 @@ def test_what_was_lowered_for_other_options_is_not_taken(monkeypatch):
     x = b.input((2, 4))
     w = b.dequantize(b.constant(np.ones((3, 4), np.int8), SYMM, 0.5))
     model = b.finish([x], [b.fully_connected(x, w, b.constant(np.zeros(3, np.float32)))])
-    device, anew, lower = litert.device(), [], recipe.lower
-    monkeypatch.setattr(recipe, "lower", lambda *a, **k: anew.append(k) or lower(*a, **k))
+    device, anew, lower = litert.device(), [], lowering.lower
+    monkeypatch.setattr(lowering, "lower", lambda *a, **k: anew.append(k) or lower(*a, **k))
     for asked in (False, True):
         for given in (False, True):
             claims = considered_by(device, model, Hints(options={"dynamic_range": asked}))

@@ -1,19 +1,16 @@
 """Models of open shapes on LiteRT: what is made for one shape does not hold up another."""
 
 import threading
-from importlib import import_module
 
 import numpy as np
 import pytest
 
 import nnhal
+from nnhal.drivers.litert import lowering
 
 pytest.importorskip("ai_edge_litert")
 
 LONG = 20  # seconds after which something counts as hanging
-
-
-litert_device = import_module("nnhal.drivers.litert.device")  # the package has a function of that name
 
 
 @pytest.fixture
@@ -28,7 +25,7 @@ def ones(count: int) -> np.ndarray:
 
 
 def test_a_shape_that_takes_long_to_prepare_does_not_hold_up_the_others(compiled, monkeypatch):
-    real, entered, gate = litert_device.recipe_of, threading.Event(), threading.Event()
+    real, entered, gate = lowering.recipe_of, threading.Event(), threading.Event()
 
     def slow(model, *settings):
         if model.main.operands[model.main.inputs[0]].dimensions == (3,):
@@ -36,7 +33,7 @@ def test_a_shape_that_takes_long_to_prepare_does_not_hold_up_the_others(compiled
             assert gate.wait(LONG)
         return real(model, *settings)
 
-    monkeypatch.setattr(litert_device, "recipe_of", slow)
+    monkeypatch.setattr(lowering, "recipe_of", slow)
     late = [
         compiled.submit(ones(3)) for _ in range(2)
     ]  # the second one waits for the first, and does not prepare again
@@ -47,7 +44,7 @@ def test_a_shape_that_takes_long_to_prepare_does_not_hold_up_the_others(compiled
 
 
 def test_a_shape_that_could_not_be_prepared_is_tried_again(compiled, monkeypatch):
-    real, attempts = litert_device.recipe_of, []
+    real, attempts = lowering.recipe_of, []
 
     def broken(model, *settings):
         attempts.append(1)
@@ -55,7 +52,7 @@ def test_a_shape_that_could_not_be_prepared_is_tried_again(compiled, monkeypatch
             raise MemoryError
         return real(model, *settings)
 
-    monkeypatch.setattr(litert_device, "recipe_of", broken)
+    monkeypatch.setattr(lowering, "recipe_of", broken)
     with pytest.raises(nnhal.NnhalError):
         compiled(ones(3))
     assert compiled(ones(3)).tolist() == [2] * 3 and len(attempts) == 2

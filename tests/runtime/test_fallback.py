@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import force_setattr
 
 import nnhal
 from nnhal.base.errors import BadState, InvalidRequest, OperationFailed
@@ -247,7 +248,7 @@ def test_a_step_is_prepared_for_the_cpu_once_and_closed_with_the_model(monkeypat
 
 def test_what_takes_over_is_prepared_though_the_deadline_of_the_compilation_has_passed():
     compiled = whole(broken, deadline=LONG)
-    object.__setattr__(compiled._caller.plan.wishes, "deadline", 1)
+    force_setattr(compiled._caller.plan.wishes, "deadline", 1)
     assert compiled(X, B).tolist() == [1, 2, 3, 4]
 
 

@@ -49,13 +49,13 @@ class Litert(Device):
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         from nnhal.drivers import reference
         from nnhal.drivers.kit.shapes import for_each_shape
-        from nnhal.drivers.litert.lowering import lowered_before, recipe_of
+        from nnhal.drivers.litert import lowering
 
         settings = _settings(hints)
 
         def make(known: Model) -> LitertModel:
-            before = lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
-            return LitertModel(recipe_of(known, settings, before))
+            before = lowering.lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
+            return LitertModel(lowering.recipe_of(known, settings, before))
 
         return for_each_shape(model, make, reference.Interpreter)
 
