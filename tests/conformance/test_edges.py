@@ -259,3 +259,4 @@ def test_memory_that_cannot_be_made_read_only_is_an_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(suite, "_libc", SimpleNamespace(mprotect=lambda *_: -1))
     with pytest.raises(OSError, match="mprotect"):
         read_only([np.float32([1])])
+    assert read_only([None, None]) == [None, None]  # for which no memory is made

@@ -434,6 +434,30 @@ def test_growth_is_looked_for_where_the_driver_runs_and_with_one_model_at_a_time
         looked_at.clear()
 
 
+def test_what_is_prepared_to_look_for_growth_runs_before_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
+
+    class Noted(Healthy):
+        def __init__(self, model: Any, device: Any) -> None:
+            super().__init__(model, device)
+            did.append("prepare")
+
+        def run(self, request: Any, control: Any) -> Any:
+            did.append("run")
+            return super().run(request, control)
+
+        def close(self) -> None:
+            did.append("close")
+
+    def look(trial: Any, pid: int, what: str, once: Callable[[], object]) -> None:
+        did.clear()
+        once()
+        assert did == (["run"] if what == "run" else ["prepare", "run", "close"])
+
+    monkeypatch.setattr(limits, "_look", look)
+    assert with_samples(device(prepared=Noted), "growth", SMALL) == ("passed", "", "")
+
+
 def test_the_place_of_growth_is_what_was_done(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     held = itertools.count(0, 10**6)
     monkeypatch.setattr(limits, "_held", lambda pid: {"address space": next(held)})

@@ -1,13 +1,20 @@
 """What `nnhal validate` says of compilations that a driver keeps."""
 
+import os
 from collections import Counter
 
 import pytest
 
 from nnhal.base.errors import InvalidArgument
+from nnhal.conformance.differential import model_of
+from nnhal.conformance.validate.check import CHECKS
 from nnhal.conformance.validate.run import Validation, run_checks
-from tests.conformance.test_checks import looked
-from tests.conformance.test_validate import ADD
+from nnhal.conformance.validate.trial import trying
+from nnhal.conformance.validate.worker import outcome_of
+from nnhal.hal.cache.files import CacheFiles
+from tests.conformance.test_checks import looked, trial_of
+from tests.conformance.test_differential import added
+from tests.conformance.test_validate import ADD, Healthy
 from tests.conformance.test_validate import device as healthy
 from tests.suites.faulty.application import DRIVER
 
@@ -42,6 +49,30 @@ def test_a_driver_that_keeps_none_is_not_looked_at_and_nothing_is_skipped():
 def test_each_check_of_what_is_kept_says_that_nothing_is(name):
     said = "it keeps no compilations: number_of_cache_files() gives 0, 0"
     assert looked(healthy(), name, ADD) == ("unsupported", said, "")
+
+
+def test_damaged_files_may_be_taken_where_results_stay_right_and_those_of_another_token_may_not():
+    models = []
+
+    def prepare(self, model, hints):
+        models.append(model)
+        for fd in hints.cache.files if hints.cache else ():
+            os.pwrite(fd, b"kept", 0)
+        return Healthy(model, self)
+
+    trusting = healthy(
+        prepare=prepare,
+        prepare_from_cache=lambda self, outline, hints: Healthy(models[-1], self),
+        number_of_cache_files=lambda self: CacheFiles(1, 0),
+    )
+    for name, became in (
+        ("cache-damaged", ("passed", "")),
+        ("cache-token", ("failed", "files of another token are taken")),
+    ):
+        with trying(trial_of(trusting)) as trial:
+            call = added([[1, 2]], [[3, 4]])
+            trial.drawing.samples = [(call, model_of(call))]
+            assert outcome_of(CHECKS[name], trial)[:2] == became
 
 
 @pytest.mark.parametrize(
