@@ -143,7 +143,7 @@ class Model:
     edge: Mapping[int, EdgeForm] = field(default_factory=dict, compare=False)
     metadata: Metadata | None = field(default=None, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
-    _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)  # derived facts
+    _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # derived facts
 
     def again(self) -> "Model":
         """The same model as an object of its own, with what is known of it."""
