@@ -1,6 +1,8 @@
 """What drivers that compile have in common: entries that are verdict and preparation, shapes that open later."""
 
 import gc
+import os
+import runpy
 import threading
 from functools import partial
 from typing import Any
@@ -22,6 +24,7 @@ from nnhal.drivers.kit import (
     product_scales,
     shapes,
     stored_bounds,
+    team,
     window,
 )
 from nnhal.frontends.python import Builder
@@ -521,3 +524,11 @@ def test_products_have_the_scale_of_both_factors_by_channel_where_weights_have()
     by_channel = Value(Q8PC, (3, 2), channel=ChannelQuant((0.5, 2.0, 4.0), 0))
     assert product_scales(x, plain).tolist() == [0.125]
     assert product_scales(x, by_channel).tolist() == [0.25, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(("processors", "members"), [(None, 2), (1, 2), (2, 2), (3, 3), (8, 8), (64, 8)])
+def test_a_team_has_a_member_for_each_processor_two_at_least_and_eight_at_most(
+    monkeypatch: pytest.MonkeyPatch, processors: int | None, members: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    assert runpy.run_path(team.__file__)["MOST_MEMBERS"] == members
