@@ -31,9 +31,9 @@ def test_nothing_is_said_on_stderr(program):
 
 
 def test_litert_greets_before_it_is_handed_out(monkeypatch):
-    allocated = []
+    allocated, module = [], engine.engine()
     monkeypatch.setattr(engine, "without_greeting", lambda call: allocated.append(call()))
-    assert engine.engine.__wrapped__() is engine.engine()
+    assert engine.engine.__wrapped__() is module
     assert len(allocated) == 1
 
 

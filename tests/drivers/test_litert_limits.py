@@ -15,6 +15,7 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert import sums
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -477,11 +478,21 @@ def test_places_that_windows_share_are_held_once() -> None:
     assert reason("MAX_POOL_2D", input=X((1, 1, 16384, 1), F32), stride=(1, 1), **more) == ""
 
 
-def test_an_alpha_of_more_than_one_along_an_open_dimension_may_be_larger_than_the_input() -> None:
+def test_an_alpha_of_an_open_dimension_may_be_larger_than_the_input() -> None:
     x = X((2, 4, 3), F32, dims=(0, 4, 3))
     assert reason("PRELU", input=x, alpha=X((1, 1, 3), F32)) == ""
     wanted = "LiteRT broadcasts alpha alone, and the input is smaller"
-    assert reason("PRELU", input=x, alpha=X((2, 1, 3), F32)) == wanted
+    assert reason("PRELU", input=x, alpha=X((2, 1, 3), F32, dims=(0, 1, 3))) == wanted
+
+
+@pytest.mark.parametrize(("dims", "taken"), [((3, 2), True), ((0, 2), False), ((), False)])
+def test_a_computed_shape_is_refused_where_the_output_does_not_say_it(dims: tuple[int, ...], taken: bool) -> None:
+    m = ModelBuilder()
+    x, shape, y = m.operand(F32, (2, 3)), m.operand(I32, (2,)), m.operand(F32, dims)
+    m.operation("RESHAPE", [x, shape], [y])
+    (verdict,) = litert.device().supports(m.finish([x, shape], [y]))
+    assert verdict.ok == taken
+    assert taken or str(verdict.reason).endswith("shape when the model is prepared, and it is only known at execution")
 
 
 def test_more_dimensions_than_xnnpack_splits_are_refused() -> None:

@@ -411,8 +411,9 @@ def test_a_model_that_has_the_layout_is_the_very_same() -> None:
     b = Builder()
     x = b.input((1, 3, 4, 4))
     model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=True)])
-    assert laid_out(model, "nchw").model is model
-    assert laid_out(model, None).model is model
+    for layout in ("nchw", None):
+        found = laid_out(model, layout)
+        assert found.model is model and found.transposes == 0 and found.serves == (0,)
     assert laid_out(model, "nhwc").model is not model
 
 
