@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nnhal.base.codes import OperandType
 from nnhal.base.levels import V1_0
 from nnhal.frontends.python import Builder
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import EdgeForm, Location, Model, State
 from nnhal.model.metadata import Metadata
-from nnhal.model.validate import validate
+from nnhal.model.validate import known_of, validate
 
 
 def doubled() -> Model:
@@ -39,6 +41,23 @@ def test_what_is_known_of_a_model_is_not_known_of_one_that_was_made_of_it() -> N
     assert validate(model).level == V1_0
     assert replace(model, main=replace(model.main, operations=()))._memo == {}
     assert doubled() == model
+
+
+def test_files_that_belong_to_a_model_are_neither_compared_nor_shown() -> None:
+    found = Metadata(name="cats", contents={"labels.txt": b"tabby"})
+    assert found == Metadata(name="cats") != Metadata() and "labels.txt" not in repr(found)
+
+
+def test_known_of_a_model_are_the_shapes_that_its_operands_do_not_have() -> None:
+    m = ModelBuilder()
+    kind = OperandType.TENSOR_FLOAT32
+    x, sizes = m.operand(kind, (2, 3)), m.operand(OperandType.TENSOR_INT32, (2,))
+    y, z, open_ = (m.operand(kind, dims) for dims in ((), (0, 3), ()))
+    for source, target in ((x, y), (y, z)):
+        m.operation("RELU", [source], [target])
+    m.operation("RESHAPE", [z, sizes], [open_])
+    model = m.finish([x, sizes], [z, open_])
+    assert known_of(model).shapes == (((y, (2, 3)), (z, (2, 3))),)
 
 
 def test_labels_of_operands_and_operations_are_no_part_of_a_model() -> None:
