@@ -268,6 +268,21 @@ def test_a_state_may_be_an_output_that_an_operator_wrote_or_an_input(given):
     assert kept.tolist() == ([-1, 2] if given else [1, 2]) and (kept == -turned).all()
 
 
+@pytest.mark.parametrize(("dims", "wanted"), [([1], ["NEG"]), ([], ["RESHAPE", "NEG"])])
+def test_what_was_assigned_is_copied_where_it_is_read_with_another_rank(dims, wanted):
+    w = Writer()
+    x, handle, y, z = w.tensor([1]), w.tensor([], "resource"), w.tensor(dims), w.tensor(dims)
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("ASSIGN_VARIABLE", [handle, x], [], "AssignVariable")
+    w.operator("READ_VARIABLE", [handle], [y], "ReadVariable")
+    w.operator("NEG", [y], [z], "Neg")
+    w.ends([x], [z])
+    model = load(w.bytes())
+    assert [OperationType(o.type).name for o in model.main.operations] == wanted
+    found = nnhal.compile(model, devices="reference")(np.float32([3]))
+    assert found.shape == tuple(dims) and found.item() == -3
+
+
 def test_a_variable_that_is_never_read_is_no_state_and_one_behind_it_may_be_a_number():
     w = Writer()
     x, y = w.tensor([]), w.tensor([])
