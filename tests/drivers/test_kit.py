@@ -1,6 +1,8 @@
 """What drivers that compile have in common: entries that are verdict and preparation, shapes that open later."""
 
 import gc
+import os
+import runpy
 import threading
 from functools import partial
 from typing import Any
@@ -24,6 +26,7 @@ from nnhal.drivers.kit import (
     product_scales,
     shapes,
     stored_bounds,
+    team,
     window,
 )
 from nnhal.frontends.python import Builder
@@ -580,3 +583,11 @@ def test_an_entry_of_one_form_is_refused_too_where_it_was_found_wrong() -> None:
     assert forms_of(Forms(forced="fast"), half) == ([""], Verdict(True))
     assert forms_of(Forms({("ADD", F16): Proved(None, "no")}, forced="fast"), half) == ([], Verdict(False, "no"))
     assert forms_of(Forms({("ADD", F16): Proved("")}), half) == ([""], Verdict(True))
+
+
+@pytest.mark.parametrize(("processors", "members"), [(None, 2), (1, 2), (2, 2), (3, 3), (8, 8), (64, 8)])
+def test_a_team_has_a_member_for_each_processor_two_at_least_and_eight_at_most(
+    monkeypatch: pytest.MonkeyPatch, processors: int | None, members: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    assert runpy.run_path(team.__file__)["MOST_MEMBERS"] == members

@@ -21,6 +21,11 @@ from nnhal.ops.schema import F16, I32, Q8PC, Q8SYMM, Q16A, Q16S, T
 
 litert = pytest.importorskip("nnhal.drivers.litert")
 pytest.importorskip("ai_edge_litert")
+from ai_edge_litert import schema_py_generated as tfl  # noqa: E402, TID251
+from ai_edge_litert.interpreter import Interpreter, OpResolverType  # noqa: E402, TID251
+
+from nnhal.drivers.kit import Refused  # noqa: E402
+from nnhal.drivers.litert.lowering import lower  # noqa: E402
 from nnhal.drivers.litert.task import TABLE  # noqa: E402
 
 DRAWN = {"ordinary": 3}  # calls of a class of values, 1 of the others
@@ -105,3 +110,21 @@ def test_calls_of_every_form_type_and_class_of_values_are_taken_and_right(name: 
         found = [taken(cell, rng, allowed) for _ in range(DRAWN.get(cell.values, 1))]
         problems += [f"{cell}: {problem}" for problem in found if problem]
     assert not problems, "\n\n".join(problems)
+
+
+@pytest.mark.parametrize("name", sorted(TABLE.entries))
+def test_every_tensor_is_written_with_the_shape_that_litert_finds(name: str) -> None:
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    for cell in (cell for cell in cells([name]) for _ in range(2) if cell.values == "ordinary"):
+        try:
+            content = bytes(lower(model_of(constant(draw(cell, rng)))).content)
+        except Refused:
+            continue
+        engine = Interpreter(
+            model_content=content, experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+        )
+        engine.allocate_tensors()
+        found = {each["index"]: each["shape"].tolist() for each in engine.get_tensor_details()}
+        written = tfl.ModelT.InitFromObj(tfl.Model.GetRootAs(content, 0)).subgraphs[0].tensors
+        shapes = {index: list(tensor.shape) for index, tensor in enumerate(written) if index in found}
+        assert shapes.items() <= found.items(), cell  # besides, it has tensors of its own

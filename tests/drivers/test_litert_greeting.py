@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from nnhal.drivers.litert import engine
 from nnhal.drivers.litert.greeting import GREETING, without_greeting
 
 USE = """
@@ -27,6 +28,13 @@ peers.peer("litert", maker.path("tiny_conv"), 1)
 def test_nothing_is_said_on_stderr(program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stderr == b""
+
+
+def test_litert_greets_before_it_is_handed_out(monkeypatch):
+    allocated, module = [], engine.engine()
+    monkeypatch.setattr(engine, "without_greeting", lambda call: allocated.append(call()))
+    assert engine.engine.__wrapped__() is module
+    assert len(allocated) == 1
 
 
 def test_what_others_write_meanwhile_arrives_and_what_their_processes_write_later(capfd):

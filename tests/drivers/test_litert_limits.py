@@ -15,6 +15,7 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers.litert import sums
 from nnhal.frontends.python import Builder
 from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from tests import requests
 
@@ -423,8 +424,9 @@ def test_a_bound_that_is_no_32_bit_integer_is_refused(activation: str) -> None:
         given = {name: X((4,), scale=scale) for name in ("input1", "input2")}
         return reason("ADD", **given, activation=activation, scale=scale, zero_point=0)
 
-    assert made(1.1e-8) == ""
-    assert made(9e-9) == "output scale 9e-09 is too fine for a bound of 6"
+    first = np.float32(1e-8)  # a little less
+    assert made(float(np.nextafter(first, np.float32(1)))) == ""
+    assert made(float(first)) == "output scale 1e-08 is too fine for a bound of 6"
 
 
 def test_weights_that_fill_whole_registers_may_not_grow_many_times() -> None:
@@ -474,6 +476,28 @@ def test_places_that_windows_share_are_held_once() -> None:
     """Windows of 8192 at 8193 places, a step apart: they meet 16384 elements, not 8193 * 8192."""
     more = {"padding": "valid", "filter_size": (1, 8192)}
     assert reason("MAX_POOL_2D", input=X((1, 1, 16384, 1), F32), stride=(1, 1), **more) == ""
+
+
+def test_an_alpha_of_an_open_dimension_may_be_larger_than_the_input() -> None:
+    x = X((2, 4, 3), F32, dims=(0, 4, 3))
+    assert reason("PRELU", input=x, alpha=X((1, 1, 3), F32)) == ""
+    wanted = "LiteRT broadcasts alpha alone, and the input is smaller"
+    assert reason("PRELU", input=x, alpha=X((2, 1, 3), F32, dims=(0, 1, 3))) == wanted
+
+
+@pytest.mark.parametrize(
+    ("dims", "told"),
+    [
+        ((3, 2), ""),
+        ((0, 2), "shape is computed at execution, must be constant"),
+        ((), "needs a shape when the model is prepared, and it is only known at execution"),
+    ],
+)
+def test_a_computed_shape_is_refused_where_the_output_does_not_say_it(dims: tuple[int, ...], told: str) -> None:
+    m = ModelBuilder()
+    x, shape, y = m.operand(F32, (2, 3)), m.operand(I32, (2,)), m.operand(F32, dims)
+    m.operation("RESHAPE", [x, shape], [y])
+    assert litert.device().supports(m.finish([x, shape], [y])) == [(told == "", told)]
 
 
 def test_more_dimensions_than_xnnpack_splits_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import DeviceType, OperandType
-from nnhal.base.operands import Value
+from nnhal.base.operands import ChannelQuant, Value
 from nnhal.drivers.kit import Refused
 
 litert = pytest.importorskip("nnhal.drivers.litert")
@@ -18,7 +18,7 @@ from ai_edge_litert import schema_py_generated as tfl  # noqa: E402, TID251
 
 from nnhal.drivers.litert import blocks, sums  # noqa: E402
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter  # noqa: E402
-from nnhal.drivers.litert.graph import require_scales  # noqa: E402
+from nnhal.drivers.litert.graph import Graph, require_scales  # noqa: E402
 from nnhal.drivers.litert.lowering import lower  # noqa: E402
 from nnhal.drivers.litert.task import require_32_bits  # noqa: E402
 
@@ -232,6 +232,28 @@ def test_scales_are_normal_numbers_up_to_2_to_the_100(low, high, told):
             require_scales(low, high)
 
 
+def least() -> nnhal.Model:
+    b = nnhal.Builder()
+    x = b.input((1,))
+    return b.finish([x], [b.floor(x)])
+
+
+@pytest.mark.parametrize("scales", [(1.0, 2.0**101), (2.0**101, 1.0), (1.0, 2.0**-127), (2.0**-127, 1.0)])
+def test_each_channel_has_such_a_scale(scales):
+    graph = Graph(least())
+    kind = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+    with pytest.raises(Refused, match=r"scale (2.5353e\+30|5.87747e-39) is"):
+        graph.add(Value(kind, (2, 1), channel=ChannelQuant(scales, 0)))
+
+
+def test_dimensions_have_31_bits():
+    graph = Graph(least())
+    kind = OperandType.TENSOR_FLOAT32
+    graph.add(Value(kind, (None, 2**31 - 1)))
+    with pytest.raises(Refused, match=r"shape \[2, 2147483648\] exceeds LiteRT's 32 bits"):
+        graph.add(Value(kind, (2, 2**31)))
+
+
 @pytest.mark.parametrize(
     ("numbers", "told"),
     [
@@ -273,7 +295,8 @@ def test_weights_add_up_by_channel_from_their_zero_point():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "wanted"), [([3, -5], 5), ([5, -3], 5), ([], 0), ([-(2**31)], 2**31), ([2**31 - 1], 2**31 - 1)]
+    ("numbers", "wanted"),
+    [([3, -5], 5), ([5, -3], 5), ([], 0), ([0], 0), ([-(2**31)], 2**31), ([2**31 - 1], 2**31 - 1)],
 )
 def test_the_greatest_integer_is_so_by_its_size(numbers, wanted):
     assert sums.greatest(np.array(numbers, np.int32)) == wanted
@@ -366,6 +389,40 @@ def test_padding_that_is_a_schemes_is_said_as_one_and_other_padding_is_put_aroun
     assert mean == (["AVERAGE_POOL_2D"] if len(wanted) == 1 else ["PAD", "AVERAGE_POOL_2D", "MUL"])
 
 
+@pytest.mark.parametrize(
+    ("stride", "how", "wanted"),
+    [
+        (2, ((0, 1), (0, 1)), "SAME"),  # of 9 products 8 are left, the last is cut off
+        (1, ((1, 1), (1, 1)), "SAME"),
+        (2, ((0, 0), (0, 0)), "VALID"),
+        (4, ((0, 0), (0, 0)), "SAME"),  # filters do not meet: nothing is cut off either way
+        (1, ((1, 0), (1, 1)), ""),
+        (1, ((1, 1), (1, 0)), ""),
+        (1, ((2, 0), (2, 0)), ""),
+        (2, ((1, 0), (1, 0)), ""),
+        (2, ((2, 2), (2, 2)), ""),
+    ],
+)
+def test_products_that_a_scheme_cuts_off_are_not_cut_off_again(stride, how, wanted):
+    """4 x 4 pixels, each multiplied with a filter of 3 x 3."""
+    b = nnhal.Builder()
+    x = b.input((1, 4, 4, 1))
+    weights, bias = np.ones((1, 3, 3, 1), np.float32), np.zeros(1, np.float32)
+    y = b.transpose_conv_2d(x, weights, bias, padding=how, stride=stride, nchw=False)
+    model = b.finish([x], [y])
+    assert operators(model) == ["TRANSPOSE_CONV"] + ["SLICE"] * (not wanted)
+    (convolution, *_) = read(lower(model).content).subgraphs[0].operators
+    assert convolution.builtinOptions.padding == getattr(tfl.Padding, wanted or "VALID")
+
+
+def test_a_dense_layer_says_what_converters_write():
+    b = nnhal.Builder()
+    x = b.input((1, 3))
+    model = b.finish([x], [b.fully_connected(x, np.ones((2, 3), np.float32), np.zeros(2, np.float32))])
+    (layer,) = read(lower(model).content).subgraphs[0].operators
+    assert layer.builtinOptions.asymmetricQuantizeInputs is True
+
+
 @pytest.mark.parametrize("how", ["same", "valid", ((0, 0), (0, 0))])
 def test_a_scheme_needs_no_sizes(how):
     assert litert.device().supports(windowed(how, None))[0] == (True, "")
@@ -394,6 +451,7 @@ def cut(b: Any, x: Any, shrunk: int) -> Any:
         (lambda b, x: b.maximum(x, x), ["GREATER", "SELECT_V2", "NOT_EQUAL", "SELECT_V2"]),
         (lambda b, x: b.mul(x, np.ones((1, 1, 1), np.float32)), ["RESHAPE", "MUL"]),
         (lambda b, x: b.mul(x, np.ones((1, 1), np.float32)), ["MUL"]),
+        (lambda b, x: b.mul(x, np.ones(3, np.float32)), ["MUL"]),
         (lambda b, x: cut(b, x, 0), ["STRIDED_SLICE"]),
         (lambda b, x: cut(b, x, 1), ["STRIDED_SLICE"]),
         (lambda b, x: cut(b, x, 3), ["STRIDED_SLICE", "RESHAPE"]),  # a scalar

@@ -1,5 +1,6 @@
 """The reference device: what it holds and lets go, when it looks whether it is still wanted, what it says is wrong."""
 
+import logging
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -169,6 +170,14 @@ def test_operations_of_the_main_subgraph_are_told_in_order_each_with_its_time():
     request = loop.request([np.float32([1, 2])])
     request.execute(loop.run, Control(profile=lambda *entry: told.append(entry)))
     assert request.results[0].tolist() == [8, 16] and [place for place, _, _ in told] == [0]
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.INFO])
+def test_what_each_operation_wrote_is_told_where_it_is_asked_for(caplog: Any, level: int) -> None:
+    caplog.set_level(level, "nnhal.cpuexe")
+    requests.run(reference.Interpreter(chain(count=2)), [X])
+    told = ["ABS #0 wrote operand 1: float32[1, 3]", "ABS #1 wrote operand 2: float32[1, 3]"]
+    assert [each.getMessage() for each in caplog.records] == (told if level == logging.DEBUG else [])
 
 
 def test_whether_it_is_still_wanted_is_looked_at_before_each_operation():

@@ -444,6 +444,9 @@ def test_orders_are_counted_by_stage_and_parted_by_commas():
     first, second = (device.capabilities().of(Type.TENSOR_FLOAT32) for _ in range(2))
     assert first == (1, 1) and np.isnan(second.exec_time)
     assert [len(device.supports(pooled())) for _ in range(3)] == [2, 1, 1]
+    b = nnhal.Builder()
+    x = b.input((1,))
+    assert len(Faulty("supports=short").supports(b.finish([x], [b.relu(b.relu(b.relu(x)))]))) == 2
     verdicts = Faulty("supports=long").supports(pooled())
     assert [v.ok for v in verdicts] == [True] * 3
     assert (

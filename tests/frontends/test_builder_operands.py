@@ -31,6 +31,15 @@ def test_an_open_dimension_is_none_or_0_and_0_in_the_model() -> None:
     assert model.main.operations[0].name == "y"
 
 
+def test_a_shape_is_a_list_of_any_kind_or_an_array_of_one_dimension() -> None:
+    b = Builder()
+    for shape in ([2, 3], (2, 3), np.array([2, 3]), range(2, 4)):
+        assert b.input(shape).shape == (2, 3)
+    for wrong in (np.array([[2, 3]]), np.array(2), 2, "23", b"23", {2, 3}):
+        with pytest.raises(InvalidModel, match="shape"):
+            b.input(wrong)
+
+
 def test_a_model_has_the_builders_name_and_is_relaxed_where_that_is_said() -> None:
     b = Builder("sample")
     x = b.input((1,))

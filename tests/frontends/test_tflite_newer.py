@@ -127,6 +127,13 @@ def test_a_float_remainder_is_exact_as_long_as_the_quotient_is():
     assert (found == right).all()
 
 
+def test_a_window_of_a_scalar_has_it_and_the_first_value():
+    """LiteRT does not run it."""
+    inputs = [X(np.array(1.5, "f4")), c(0.25, "f4"), *[c([], "i8")] * 3]
+    (found,) = run(*file_of("REDUCE_WINDOW", inputs, [out()], "ReduceWindow", reduceFunction=1))
+    assert found.shape == () and found == 1.75
+
+
 def windows_of(windows: str) -> bytes:
     w = Writer()
     x, first, y = w.tensor([2, 5]), w.tensor([], "f4", 0 if windows.endswith("ADD") else -9), w.tensor([2, 4])

@@ -30,8 +30,17 @@ class Cell:
 
 
 def lstm(
-    name: str, shape: tuple[int, ...], *, cifg: bool, peepholes: bool, projection: int, norms: bool, **options: Any
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    cifg: bool,
+    peepholes: bool,
+    projection: int,
+    norms: bool,
+    unsaid: int | None = None,
+    **options: Any,
 ) -> bytes:
+    """unsaid: the intermediate tensor that has no scale."""
     c, units, size = Cell(11), 6, shape[-1]
     w, width = c.w, projection or units
     batch = shape[1] if options.get("timeMajor") else shape[0]
@@ -49,6 +58,8 @@ def lstm(
         inputs += [c.vector(units, 3e-5, 32000) if there else -1 for there in gates]
     inner = [w.tensor([0], "i2", scale=float(c.random.uniform(5e-4, 2e-3))) for _ in range(4)]
     inner.append(w.tensor([0], "i1", **HIDDEN))
+    if unsaid is not None:
+        w.graph.tensors[inner[unsaid]].quantization = None
     y = w.tensor([*shape[:-1], width], "i1", **state)
     kind = "LSTM" if name == "LSTM" else "UnidirectionalSequenceLSTM"
     w.operator(name, inputs, [y], kind, fusedActivationFunction=4, cellClip=0.0, projClip=0.0, **options)
@@ -96,6 +107,13 @@ def test_a_hidden_state_that_saturates_far_from_its_zero_point_has_the_very_numb
 def test_a_step_of_eight_bits_has_the_very_numbers_of_litert(projection):
     parts = {"cifg": False, "peepholes": False, "projection": projection, "norms": False}
     assert off(lstm("LSTM", (3, 5), **parts), 3, 5) == 0
+
+
+@pytest.mark.parametrize(("number", "what"), [*((n, "a gate") for n in range(4)), (4, "its hidden state")])
+def test_a_step_of_eight_bits_has_to_say_the_scale_of_what_it_normalises_and_of_what_it_projects(number, what):
+    content = lstm("LSTM", (2, 3), cifg=False, peepholes=False, projection=4, norms=True, unsaid=number)
+    with pytest.raises(nnhal.UnsupportedModel, match=f"LSTM #0: of INT8 does not say the scale of {what}"):
+        load(content)
 
 
 def test_a_sequence_of_eight_bits_is_paid_for_step_by_step():

@@ -7,7 +7,7 @@ import nnhal
 from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.reader import read
-from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, check, f, file_of, out, q, run
+from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, channels, check, f, file_of, out, q, run
 from tests.frontends.flat import Writer
 
 WIDE = np.linspace(-4, 9, 300, dtype="f4")
@@ -34,6 +34,10 @@ CASES: list[Case] = [
     ("DEPTHWISE_CONV_2D", [q(1, 4, 5, 3), q(1, 2, 2, 3, scale=0.01, zero=0, constant=True), bias(3, 0.0005)],
      [out(1, 4, 5, 3, kind="i1", scale=0.1)], "DepthwiseConv2D",
      {"strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1, "depthMultiplier": 1}),
+    ("GATHER", [b(5, 3), X(np.array([4, 0, 2], "i4"), "i4")], [out(3, 3, kind="b1")], "Gather"),
+    ("SLICE", [b(3, 4), X(np.array([1, 0], "i4"), "i4"), X(np.array([2, 3], "i4"), "i4")], [out(2, 3, kind="b1")]),
+    ("FULLY_CONNECTED", [q(4, 1), channels((3, 1), 0), bias(3, [0.001, 0.002, 0.003])], [out(4, 3, kind="i1", scale=0.05)],
+     "FullyConnected"),
     ("MAXIMUM", [f(2, 1, 3, 1, 5, 2), f(1, 4, 1, 2, 1, 2)], [out(2, 4, 3, 2, 5, 2)]),
     ("ABS", [f(1, 2, 1, 3, 1, 2)], [out(1, 2, 1, 3, 1, 2)], "Abs"),
 ]  # fmt: skip
@@ -318,3 +322,13 @@ def test_the_largest_that_may_be_is_taken(what):
     name, inputs, outputs, options, fields = (*LARGEST[what], *("", {})[len(LARGEST[what]) - 3 :])
     content, _ = file_of(name, inputs, outputs, options, **fields)
     assert load(content).main.operations
+
+
+@pytest.mark.parametrize("name", ["RIGHT_SHIFT", "STABLEHLO_SHIFT_LEFT"])
+def test_bits_that_are_moved_by_more_than_there_are_leave_the_sign_or_nothing(name):
+    """LiteRT's result is what the processor makes it."""
+    numbers, steps = np.array([-7, 7, -7, 7, -7, 7], "i4"), np.array([31, 31, 32, 33, 100, 2**31 - 1], "i4")
+    (found,) = run(*file_of(name, [X(numbers, "i4"), X(steps, "i4")], [out(6, kind="i4")]))
+    left = [(n << min(k, 32)) & 0xFFFFFFFF for n, k in zip(numbers.tolist(), steps.tolist(), strict=True)]
+    right = [-1, 0] * 3
+    assert found.tolist() == (right if name == "RIGHT_SHIFT" else [n - (n >> 31 << 32) for n in left])

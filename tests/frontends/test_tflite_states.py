@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer, litert
 
@@ -71,7 +72,9 @@ def test_a_sequence_lstm_carries_its_variable_tensors(cifg, norms, projection):
 @pytest.mark.parametrize("cifg", [False, True])
 def test_one_step_of_an_lstm(cifg):
     content = lstm("LSTM", "LSTM", cifg=cifg, norms=not cifg, sequence=False, projection=True)
-    streams_agree(content, (2, 4))
+    main = streams_agree(content, (2, 4)).main
+    (step,) = [o for o in main.operations if o.type == OperationType.LSTM]
+    assert main.operands[step.outputs[0]].dimensions == (2, 3 * 5 if cifg else 4 * 5)  # scratch: a part for each gate
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -249,6 +252,35 @@ def test_what_lay_in_a_variable_may_be_an_output(written):
     stream = nnhal.compile(load(w.bytes()), devices="reference").stream()
     found = [[float(result[0]) for result in stream(np.ones(2, "f4"))] for _ in range(3)]
     assert found == ([[0, 1], [1, 2], [2, 3]] if written else [[0, 1]] * 3)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_state_may_be_an_output_that_an_operator_wrote_or_an_input(given):
+    w = Writer()
+    x, state, y = w.tensor([2]), w.tensor([2], isVariable=True), w.tensor([2])
+    if not given:
+        w.operator("ABS", [x], [state], "Abs")
+    w.operator("NEG", [state], [y], "Neg")
+    w.ends([x, state] if given else [x], [state, y])
+    model = load(w.bytes())
+    xs = [np.float32([-1, 2])] * len(model.main.inputs)
+    kept, turned = nnhal.compile(model, devices="reference")(*xs)
+    assert kept.tolist() == ([-1, 2] if given else [1, 2]) and (kept == -turned).all()
+
+
+@pytest.mark.parametrize(("dims", "wanted"), [([1], ["NEG"]), ([], ["RESHAPE", "NEG"])])
+def test_what_was_assigned_is_copied_where_it_is_read_with_another_rank(dims, wanted):
+    w = Writer()
+    x, handle, y, z = w.tensor([1]), w.tensor([], "resource"), w.tensor(dims), w.tensor(dims)
+    w.operator("VAR_HANDLE", [], [handle], "VarHandle", sharedName="v")
+    w.operator("ASSIGN_VARIABLE", [handle, x], [], "AssignVariable")
+    w.operator("READ_VARIABLE", [handle], [y], "ReadVariable")
+    w.operator("NEG", [y], [z], "Neg")
+    w.ends([x], [z])
+    model = load(w.bytes())
+    assert [OperationType(o.type).name for o in model.main.operations] == wanted
+    found = nnhal.compile(model, devices="reference")(np.float32([3]))
+    assert found.shape == tuple(dims) and found.item() == -3
 
 
 def test_a_variable_that_is_never_read_is_no_state_and_one_behind_it_may_be_a_number():

@@ -64,6 +64,13 @@ def test_boxes_do_not_overlap_and_stand_below_what_they_read():
         assert all(boxes[s].column < one.column or boxes[s].top < one.top for s in one.sources)
 
 
+def test_the_last_of_eight_sweeps_goes_upwards():
+    """Box 1 and the edge from 2 to 3 both want to be above 88, and are 76 / 2 + 24 + 10 / 2 apart: 33.5 to each side."""
+    boxes = [Box(76, 20, sources) for sources in ([], [0], [], [1, 2])]
+    arrange(boxes)
+    assert [box.x for box in boxes] == [38, 88 - 33.5, 38 + 76 + 24, 88]
+
+
 def test_seven_hundred_operations_make_a_picture_of_the_shape_of_a_page():
     root = ET.fromstring(svg(outline(residual(350))))
     width, height = float(root.get("width", 0)), float(root.get("height", 0))

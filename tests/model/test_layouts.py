@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnhal.base.codes import Lifetime, OperandType, OperationType
+from nnhal.base.extensions import register_extension
+from nnhal.base.levels import V1_2
 from nnhal.base.memory import Layout as Pixels
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array, ChannelQuant, dtype_of
@@ -24,6 +26,7 @@ from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
 from nnhal.model.orders import Layout
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
+from nnhal.ops.schema import F32, Form, Op, T, arg, register
 from tests import requests
 from tests.properties import STABLE
 
@@ -408,8 +411,9 @@ def test_a_model_that_has_the_layout_is_the_very_same() -> None:
     b = Builder()
     x = b.input((1, 3, 4, 4))
     model = b.finish([x], [b.max_pool_2d(x, padding="same", filter_size=2, stride=1, nchw=True)])
-    assert laid_out(model, "nchw").model is model
-    assert laid_out(model, None).model is model
+    for layout in ("nchw", None):
+        found = laid_out(model, layout)
+        assert found.model is model and found.transposes == 0 and found.serves == (0,)
     assert laid_out(model, "nhwc").model is not model
 
 
@@ -552,6 +556,41 @@ def test_of_orders_that_cost_as_many_transposes_that_with_the_fewest_bytes_is_ta
     assert max(sizes_transposed(found)) == 8
 
 
+def test_the_fifth_order_that_meets_at_a_chain_is_not_tried() -> None:
+    """As before, with one more output ahead of the largest, which now is transposed as it is."""
+    b = Builder()
+    picture, given = b.input((1, 3, 4, 4)), b.input((2, 2, 2, 1))
+    x = turned_to(b, given, 3, 0, 1, 2)
+    y = b.relu(x)
+    z = b.relu(y)
+    large = b.add(z, np.ones((64, 1, 1, 1), np.float32))
+    outputs = [turned_to(b, y, 0, 2, 1, 3), turned_to(b, z, 0, 3, 2, 1), turned_to(b, z, 1, 0, 2, 3)]
+    model = b.finish([picture, given], [pooled(b, picture, True), *outputs, turned_to(b, large, 2, 0, 3, 1)])
+    assert max(sizes_transposed(laid(model))) == 512
+
+
+def test_of_the_four_orders_that_are_tried_none_is_that_of_the_chain_itself() -> None:
+    """The dense layer wants what the chain has now, so that of the four around it only the last, of most bytes, saves."""
+    b = Builder()
+    picture, given = b.input((1, 2, 2, 1)), b.input((2, 2, 2, 1))
+    y = b.relu(turned_to(b, given, 3, 1, 0, 2))
+    z = b.relu(y)
+    large = b.add(z, np.ones((64, 1, 1, 1), np.float32))
+    outputs = [turned_to(b, y, 0, 2, 1, 3), turned_to(b, z, 0, 3, 2, 1), turned_to(b, large, 2, 0, 3, 1)]
+    dense = b.fully_connected(y, np.ones((2, 8), np.float32), np.zeros(2, np.float32))
+    found = laid(b.finish([picture, given], [pooled(b, picture), *outputs, dense]))
+    assert max(sizes_transposed(found)) == 8
+
+
+def test_what_does_not_care_stays_as_it_is_where_another_order_costs_the_same() -> None:
+    """The picture is wanted in two orders anyway: in two places before RELU, or in one before it and one behind."""
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = pooled(b, x)
+    found = laid(b.finish([x], [turned_to(b, y, 0, 2, 1, 3), b.relu(y)]))
+    assert kinds(found.model) == ["TRANSPOSE", "MAX_POOL_2D", "TRANSPOSE", "TRANSPOSE", "RELU"]
+
+
 def test_islands_are_looked_at_again_where_their_neighbours_changed() -> None:
     """The first could only move a transpose from its input to its output, until the second takes the output so."""
     b = Builder()
@@ -623,6 +662,21 @@ def test_what_is_reshaped_is_made_in_the_order_of_its_readers_where_the_elements
     x = b.input((16,))
     y = b.reshape(x, np.array([1, 4, 4, 1], np.int32))
     assert laid(b.finish([x], [y, pooled(b, y)])).transposes == 2  # and in its own where that is wanted
+
+
+def test_what_was_left_out_before_the_layout_is_put_in_with_it() -> None:
+    extension = register_extension("com.example.laid", (), ["TIMES"])
+    picture = arg("input", T, "batch height width depth", layout=True)
+    factor = arg("factor", OperandType.INT32, since=V1_2, default=3)
+    nchw = arg("nchw", OperandType.BOOL, since=V1_2, default=False)
+    form, result = Form(picture, factor, nchw), replace(picture, name="output")
+    register(Op("com.example.laid.TIMES", {F32: V1_2}, (form,), (result,), lambda a, x: x * np.float32(a.factor)))
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    found = laid(b.finish([x], [b.operation("com.example.laid.TIMES", x)]))
+    (turned,) = [o for o in found.model.main.operations if o.type == extension.operation("TIMES")]
+    _, given, other = (found.model.main.operands[i] for i in turned.inputs)
+    assert found.model.constant(given) == 3 and found.model.constant(other)
 
 
 def test_a_constant_that_only_a_device_can_read_is_left_as_it_is() -> None:

@@ -115,6 +115,11 @@ def test_what_goes_to_another_column_is_named_at_both_ends() -> None:
     assert f'x="{left:.1f}"' in named[0]
 
 
+@pytest.mark.parametrize(("length", "shown"), [(24, "x" * 24), (25, "x" * 23 + "…")])
+def test_the_name_of_an_end_is_cut_at_24_characters(length: int, shown: str) -> None:
+    assert draw._end(draw.Chain([], [("x" * length, "1x4")]), 0) == shown
+
+
 @pytest.mark.parametrize(("others", "text"), [(3, "to #1, #2, #3"), (4, "to #1, #2, #3 and 1 more")])
 def test_three_ends_are_named_and_the_rest_is_counted(others: int, text: str) -> None:
     assert "to " + draw._ends([f"#{n + 1}" for n in range(others)]) == text

@@ -13,6 +13,7 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
+from nnhal.model.kept import kept
 from nnhal.model.stored import stored, unstored
 from nnhal.model.validate import validate
 
@@ -50,6 +51,12 @@ def test_a_model_that_was_stored_is_the_same(name):
 
 def test_one_model_is_always_the_same_bytes():
     assert stored(models()["channels"]) == stored(models()["channels"])
+
+
+@pytest.mark.parametrize("how", [stored, kept])
+def test_a_stored_model_does_not_name_its_parts(how):
+    """In MessagePack 0x90 + n begins an array of n: no map, whose names would come with every operand."""
+    assert how(models()["channels"])[0] == 0x96
 
 
 def test_what_is_no_model_and_other_pools_are_refused():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nnhal.base.codes import Lifetime
+from nnhal.base.codes import Lifetime, OperationType
 from nnhal.base.codes import OperandType as Type
 from nnhal.base.errors import InvalidModel
 from nnhal.base.levels import V1_0, V1_1, V1_2
@@ -14,7 +14,7 @@ from nnhal.frontends.python import Builder
 from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Location, Model, Operand, Operation
 from nnhal.model.parts import cut
-from nnhal.model.validate import level_of, validate
+from nnhal.model.validate import level_of, optional_inputs, validate
 
 
 def pooled(times: int = 1) -> Model:
@@ -231,3 +231,21 @@ def test_a_part_reads_and_writes_what_it_shares_with_the_rest():
 def test_a_part_of_everything_is_the_model_itself():
     model = pooled(2)
     assert cut(model, range(2)).model is model
+
+
+@pytest.mark.parametrize(("needed", "optional"), [(False, {1}), (True, set())])
+def test_an_input_may_be_left_out_where_nobody_who_reads_it_needs_it(needed, optional):
+    b = Builder()
+    x, order = b.input((2, 3)), b.input((2,), "TENSOR_INT32")
+    outputs = [b.transpose(x, order), *([b.add(order, order)] if needed else [])]
+    assert optional_inputs(b.finish([x, order], outputs)) == optional
+
+
+@pytest.mark.parametrize(("place", "optional"), [(0, {1}), (1, set())])
+def test_what_an_operation_without_a_record_reads_it_needs(place, optional):
+    m = ModelBuilder()
+    x, y, z = (m.operand(Type.TENSOR_FLOAT32, shape) for shape in ((2, 3), (2, 3), (3, 2)))
+    order = m.operand(Type.TENSOR_INT32, (2,))
+    m.operation(OperationType.OEM_OPERATION, [(x, order)[place]], [y])
+    m.operation("TRANSPOSE", [x, order], [z])
+    assert optional_inputs(m.finish([x, order], [y, z])) == optional

@@ -299,7 +299,10 @@ class _Writing:
                 continue
             value = changed.get(argument.name, argument.default)
             operand = self._value(next(iter(types_for(a.op, argument, a.T))), value)
-            inputs[start:end] = [operand]
+            if start < end:
+                inputs[start] = operand
+            else:
+                inputs.append(operand)
 
     def _value(self, type: int, value: Any) -> int:
         """A constant of a number or of several."""

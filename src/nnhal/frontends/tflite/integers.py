@@ -69,8 +69,8 @@ def shift_left(t: OperatorTask) -> None:
     """Bits beyond the 32nd are lost, as MUL loses them; from 32 places on LiteRT's result is what the processor makes it."""
     x, y = t.x(0), t.x(1)
     t.require(x.value.type == y.value.type == I32, f"of {x.kind} has no operation on bits in NNAPI, must be INT32")
-    y = t.make("MINIMUM", t.make("MAXIMUM", y, t.scalar(0, y)), t.scalar(TOP + 1, y))
-    powers = np.array([1 << n for n in range(TOP + 2)], np.int64).astype(np.int32)
+    y = t.make("MINIMUM", t.make("MAXIMUM", y, t.scalar(0, y)), t.scalar(TOP + 2, y))
+    powers = np.array([1 << n for n in range(TOP + 3)], np.int64).astype(np.int32)
     t.result(0, plain(t, "MUL", x, t.make("GATHER", constant(Value(I32), powers), 0, y, like=Value(I32))))
 
 
