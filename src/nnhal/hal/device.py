@@ -3,7 +3,6 @@
 A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`; all else has a default.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
@@ -643,7 +643,7 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
 
 def within_the_machine(hints: Hints) -> Hints:
     """No more threads than can run at once: the others would only take memory."""
-    most = len(os.sched_getaffinity(0))
+    most = usable_cores()
     return hints if hints.threads <= most else replace(hints, threads=most)
 
 

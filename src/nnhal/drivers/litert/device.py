@@ -1,10 +1,10 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 
 from nnhal.base.codes import DeviceType, OperandType
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit.shapes import for_each_shape
@@ -71,7 +71,7 @@ def _settings(hints: Hints) -> Settings:
             raise InvalidArgument(f"litert: option {name!r} is unknown, must be one of {', '.join(known)}")
         if not isinstance(value, bool):
             raise InvalidArgument(f"litert: option {name} is {value!r}, must be true or false")
-    threads = hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = hints.threads or min(MOST_THREADS, usable_cores())
     return Settings(threads, **hints.options)
 
 
