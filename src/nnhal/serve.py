@@ -151,11 +151,12 @@ def run(
 
 
 def look_ahead(driver: str) -> None:
-    """Open and read what a confined process cannot: the driver's own files, and the quota of its control group."""
+    """Open and read what a confined process cannot: the driver's own files, what was proved, the quota of its group."""
     from nnhal.base.cores import usable_cores
-    from nnhal.hal import blobcache
+    from nnhal.hal import blobcache, proofs
 
     blobcache.open_ahead(driver)
+    proofs.open_ahead()
     usable_cores()
 
 

@@ -22,6 +22,7 @@ from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, empty
+from nnhal.hal.choices import Proofs
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -250,7 +251,8 @@ class Device(ABC):
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
     answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
-    timely: whether preparing ends at its deadline whatever the driver does.
+    timely: whether preparing ends at its deadline whatever the driver does. proofs: where it knows several forms of an
+    operation, what of them is to be proved on this processor, and what was (`hal.proofs`).
     """
 
     name: str = "unnamed"
@@ -264,6 +266,7 @@ class Device(ABC):
     processor_matters: bool = False
     asked_again: bool = False
     timely = False
+    proofs: "Proofs[Device] | None" = None
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""

@@ -1,0 +1,106 @@
+"""A process that proves forms: `nnhal.conformance.worker`, with an operation in one form for an item."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+
+import numpy as np
+
+from nnhal.base.answers import may_be_own
+from nnhal.base.codes import type_name
+from nnhal.base.errors import InvalidArgument, NnhalError, told
+from nnhal.base.operands import Array, quantised
+from nnhal.conformance.differential import arrays_of, judge, model_of, run
+from nnhal.conformance.draw import Call
+from nnhal.conformance.proving.hard import hard_calls
+from nnhal.conformance.proving.run import FormItem, ProofOutcome
+from nnhal.conformance.worker import Worker, serve_with
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.runtime import discovery
+
+
+class _Prover(Worker):
+    """Runs each form on hard calls."""
+
+    def run(self, of: object, items: Sequence[FormItem]) -> Iterator[ProofOutcome]:
+        for item in items:
+            begin = time.monotonic_ns()
+            self.at("loading")
+            proofs = self.device.cached_as.proofs
+            if proofs is None:
+                raise InvalidArgument(f"device {self.device.name}: has no forms to prove")
+            verdict, reason = self._proved(proofs.in_form(item.operation, item.type, item.form), item)
+            yield ProofOutcome(*item, verdict, reason, time.monotonic_ns() - begin)
+
+    def _proved(self, device: Device, item: FormItem) -> tuple[str, str]:
+        """Whether every call is right, or refused with a reason; one at least has to run."""
+        refused, worst, ran = "", Wrong(), 0
+        for number, call in enumerate(hard_calls(item.operation, item.type)):
+            self.at(f"call {number}")
+            try:
+                why = compared(device, call, worst)
+            except NnhalError as error:
+                return "failed", f"fails: {error}"
+            except BaseException as error:
+                if may_be_own(error):
+                    raise
+                return "failed", f"fails: {told(error)}"
+            refused, ran = refused or why, ran + (not why)
+        if not ran:
+            return "unsupported", refused or f"there is no call of {type_name(item.type)}"
+        return ("failed", worst.told) if worst.problem else ("passed", "")
+
+
+class Wrong:
+    """What was wrong of all calls of a form."""
+
+    def __init__(self) -> None:
+        self.problem, self.steps, self.share = "", 0.0, 0.0
+
+    def note(self, call: Call, problem: str, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> None:
+        """One call was: by how much."""
+        self.problem = self.problem or problem
+        for w, a in zip(wanted, actual, strict=True):
+            if w is None or a is None or w.shape != a.shape or w.dtype.kind not in "iuf" or not w.size:
+                continue
+            with np.errstate(all="ignore"):
+                off = np.abs(a.astype(np.float64) - w.astype(np.float64))
+                share = float(
+                    np.nan_to_num(off, nan=np.inf).max() / max(float(np.abs(w.astype(np.float64)).max()), 1e-300)
+                )
+            if quantised(call.outputs[0].type):
+                self.steps = max(self.steps, float(off.max()))
+            else:
+                self.share = max(self.share, share)
+
+    @property
+    def told(self) -> str:
+        """In a few words."""
+        if self.steps > 1:
+            return f"is off by {self.steps:g} steps on this processor"
+        if 0 < self.share < np.inf:
+            return f"is off by {self.share:.2g} of the greatest element on this processor"
+        return f"is wrong on this processor ({self.problem})"
+
+
+def compared(device: Device, call: Call, worst: Wrong) -> str:
+    """Run a call on a device and on the reference; why the device refuses it, "" where it was run. worst: is told."""
+    model, hints = model_of(call), Hints(threads=1)
+    claims = considered_by(device, model, hints)
+    with ExitStack() as held:
+        held.callback(claims.let_go)
+        if refused := claims.refused():
+            return next(iter(refused.values()))
+        theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+        mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
+        wanted, actual = run(mine, arrays_of(call)), run(theirs, arrays_of(call))
+    problem = judge(call, wanted, actual, device.relaxations)
+    if problem:
+        worst.note(call, problem, wanted, actual)
+    return ""
+
+
+def main() -> None:
+    """Prove forms."""
+    serve_with(_Prover)
