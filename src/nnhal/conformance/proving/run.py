@@ -13,12 +13,12 @@ from nnhal.base.codes import type_name
 from nnhal.base.errors import InvalidArgument
 from nnhal.conformance.pool import TaskResult, Work, run_all
 from nnhal.conformance.subject import Bundle, Subject
+from nnhal.conformance.suite import fate_of
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
 from nnhal.hal.proofs import choices_of, recall, remember
 
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
-_LOST = {"crashed": "ends its process", "hung": "does not come to an end"}
 
 
 class FormItem(NamedTuple):
@@ -58,7 +58,9 @@ class _Proving(Work):
         super().__init__(subject, [_alone(FormItem(c.operation, c.type, c.known[0])) for c in choices])
 
     def lost(self, item: FormItem, verdict: str, reason: str, nanoseconds: int, stack: str) -> ProofOutcome:
-        return ProofOutcome(*item, verdict, _LOST[verdict], nanoseconds, reason)
+        fate = fate_of(reason).partition(";")[0].removeprefix("the driver process ")
+        short = f"ends its process ({fate})" if verdict == "crashed" else f"has not ended after {nanoseconds / 1e9:g} s"
+        return ProofOutcome(*item, verdict, short, nanoseconds, reason)
 
     def late(self, first: ProofOutcome, second: ProofOutcome, before: Sequence[FormItem]) -> ProofOutcome:
         return replace(first, detail=f"{first.detail} (not alone in a fresh process)")
@@ -102,7 +104,7 @@ def found_by(outcomes: Iterable[ProofOutcome], choices: Sequence[FormChoice]) ->
         if right is None and not wrong:
             continue
         why = "; ".join(f"{_named(outcome)} {outcome.reason}" for outcome in wrong)
-        found[key] = Proved(right, f"{why}: run in {right}" if why and right else why)
+        found[key] = Proved(right, why and f"{why}: {'not claimed' if right is None else f'run in {right}'}")
     return found
 
 

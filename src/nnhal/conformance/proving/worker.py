@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,14 @@ from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.runtime import discovery
 
 
+class _Judged(NamedTuple):
+    """As of `ProofOutcome`."""
+
+    verdict: str
+    reason: str = ""
+    detail: str = ""
+
+
 class _Prover(Worker):
     """Runs each form on hard calls."""
 
@@ -30,10 +39,10 @@ class _Prover(Worker):
             proofs = self.device.cached_as.proofs
             if proofs is None:
                 raise InvalidArgument(f"device {self.device.name}: has no forms to prove")
-            verdict, reason = self._proved(proofs.in_form(item.operation, item.type, item.form), item)
-            yield ProofOutcome(*item, verdict, reason, time.monotonic_ns() - begin)
+            found = self._proved(proofs.in_form(item.operation, item.type, item.form), item)
+            yield ProofOutcome(*item, found.verdict, found.reason, time.monotonic_ns() - begin, found.detail)
 
-    def _proved(self, device: Device, item: FormItem) -> tuple[str, str]:
+    def _proved(self, device: Device, item: FormItem) -> "_Judged":
         """Whether every call is right, or refused with a reason; one at least has to run."""
         refused, worst, ran = "", Wrong(), 0
         for number, call in enumerate(hard_calls(item.operation, item.type)):
@@ -41,15 +50,15 @@ class _Prover(Worker):
             try:
                 why = compared(device, call, worst)
             except NnhalError as error:
-                return "failed", f"fails: {error}"
+                return _Judged("failed", f"fails: {error}", str(call.cell))
             except BaseException as error:
                 if may_be_own(error):
                     raise
-                return "failed", f"fails: {told(error)}"
+                return _Judged("failed", f"fails: {told(error)}", str(call.cell))
             refused, ran = refused or why, ran + (not why)
         if not ran:
-            return "unsupported", refused or f"there is no call of {type_name(item.type)}"
-        return ("failed", worst.told) if worst.problem else ("passed", "")
+            return _Judged("unsupported", refused or f"there is no call of {type_name(item.type)}")
+        return _Judged("failed", worst.told, worst.problem) if worst.problem else _Judged("passed")
 
 
 class Wrong:
@@ -60,7 +69,7 @@ class Wrong:
 
     def note(self, call: Call, problem: str, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> None:
         """One call was: by how much."""
-        self.problem = self.problem or problem
+        self.problem = self.problem or f"{call.cell}: {problem}"
         for w, a in zip(wanted, actual, strict=True):
             if w is None or a is None or w.shape != a.shape or w.dtype.kind not in "iuf" or not w.size:
                 continue
