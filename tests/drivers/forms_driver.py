@@ -14,7 +14,6 @@ import numpy as np
 
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import LoweringTable, LoweringTask, ProvedDevice, kept_graph
-from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Considered, Device, Hints, Prepared, Verdict
 from nnhal.hal.request import Control, Request
 from nnhal.model.graph import CONSTANTS, Model, Operation
@@ -87,10 +86,6 @@ class Numbers(Prepared):
             values[operation.outputs[0]] = computed(form, a, tensors)
         for number, operand in enumerate(main.outputs):
             request.write(number, values[operand])
-
-    def save(self, files: CacheContent) -> bool:
-        files.data[0]["forms"] = " ".join(form for form, _, _ in self.graph).encode()
-        return True
 
 
 class FormsDevice(ProvedDevice):

@@ -10,7 +10,6 @@ that is going to be confined reads it ahead and cannot write it.
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from nnhal.base.answers import shown
 from nnhal.base.descriptors import Owner
@@ -77,7 +76,7 @@ def remember(identity: bytes, found: Findings) -> None:
         raise OperationFailed("what was proved is not kept: it cannot be written")
 
 
-_only: list[Owner] = []  # of a process that opens no files any more
+_only: list[Owner | None] = []  # of a process that opens no files any more; None for none
 
 
 def open_ahead() -> None:
@@ -85,8 +84,10 @@ def open_ahead() -> None:
     from nnhal.hal.cache.keeper import features
 
     features()
-    with suppress(OSError):
+    try:
         _only.append(_opened_to_read())
+    except OSError:
+        _only.append(None)
 
 
 def _opened_to_read() -> Owner:

@@ -51,9 +51,9 @@ PATTERNS: tuple[Pattern, ...] = (
 )
 
 
-def hard_calls(operation: str, kind: int) -> Iterator[Call]:
-    """Calls of an operation of its own type `kind`, the same each time; those of its family first, then drawn ones."""
-    rng = np.random.default_rng([zlib.crc32(operation.encode()), kind])
+def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
+    """Calls of an operation of its own type `kind`, the same for a seed; those of its family first, then drawn ones."""
+    rng = np.random.default_rng([zlib.crc32(operation.encode()), kind, seed])
     if operation in FAMILIES:
         for number, made in enumerate(FAMILIES[operation](Maker(operation, kind, rng))):
             arguments, given, out = made
@@ -136,10 +136,20 @@ class Maker:
         scale = 0.0 if weights.channel else float(np.float32(x.scale * weights.scale))
         return Value(I32, (channels,), scale, data=data)
 
-    def output(self, reach: float) -> tuple[float, int]:
+    def products(self) -> Iterator[tuple[int, int, int]]:
+        """Zero points of input and weights, and how many products a sum has: all zero points, and long sums besides."""
+        pairs = [(x, w) for x, w, _ in self.all_weights()]
+        sizes = [(*pair, DEPTHS[n % len(DEPTHS)]) for n, pair in enumerate(pairs)]
+        some = dict.fromkeys((pairs[0], pairs[len(pairs) // 2], pairs[-1]))
+        long = [(*pair, size) for size in LONG for pair in some]
+        yield from self.turns([*sizes, *long])
+
+    def output(self, reach: float, *, coarse: bool = False) -> tuple[float, int]:
         """Scale and zero point for results of up to this magnitude, in turn: as coarse as that needs, or finer."""
         if not self.quantised:
             return 0.0, 0
+        if coarse:
+            return float(np.float32(2 * reach / 255)), self.zero_points()[1]
         zero = self.next(self.zero_points()[::-1], len(FINER))
         return float(np.float32(2 * reach / 255 / self.next(FINER))), zero
 
@@ -194,20 +204,21 @@ def _convolutions(m: Maker) -> Iterator[Made]:
 
 
 def _fully_connected(m: Maker) -> Iterator[Made]:
-    for zero, weight_zero, _ in m.turns(m.all_weights()):
-        size, units = m.next((*DEPTHS, *LONG)), m.next((17, 1, 3, 33), 2)
+    for zero, weight_zero, size in m.products():
+        units = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
         x, weights = m.tensor((ROWS, size), zero), m.weights((units, size), weight_zero, 0)
         arguments = {"input": x, "weights": weights, "bias": m.bias(x, weights, units, size)}
         arguments |= {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
-        yield arguments, ["input"], m.output(_reach(x, weights, size))
+        yield arguments, ["input"], m.output(_reach(x, weights, size), coarse=size in LONG)
 
 
 def _matrices(m: Maker) -> Iterator[Made]:
-    for zero, other, _ in m.turns(m.all_weights()):
-        size, columns = m.next((*DEPTHS, *LONG)), m.next((17, 1, 3, 33), 2)
+    for zero, other, size in m.products():
+        columns = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
         x, y = m.tensor((2, ROWS, size), zero, axis=1), m.tensor((2, size, columns), other, WEIGHT_SCALE, axis=2)
+        arguments = {"x": x, "y": y, "adj_x": False, "adj_y": False}
         given = m.next((["x", "y"], ["x"]))
-        yield {"x": x, "y": y, "adj_x": False, "adj_y": False}, given, m.output(_reach(x, y, size))
+        yield arguments, given, m.output(_reach(x, y, size), coarse=size in LONG)
 
 
 def _elementwise(m: Maker) -> Iterator[Made]:

@@ -1,7 +1,7 @@
 """A process that proves forms: `nnhal.conformance.worker`, with an operation in one form for an item."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
@@ -45,10 +45,9 @@ class _Prover(Worker):
     def _proved(self, device: Device, item: FormItem) -> "_Judged":
         """Whether every call is right, or refused with a reason; one at least has to run."""
         refused, worst, ran = "", Wrong(), 0
-        for number, call in enumerate(hard_calls(item.operation, item.type)):
-            self.at(f"call {number}")
+        for call in hard_calls(item.operation, item.type):
             try:
-                why = compared(device, call, worst)
+                why = compared(device, call, worst, self.at)
             except NnhalError as error:
                 return _Judged("failed", f"fails: {error}", str(call.cell))
             except BaseException as error:
@@ -93,17 +92,25 @@ class Wrong:
         return f"is wrong on this processor ({self.problem})"
 
 
-def compared(device: Device, call: Call, worst: Wrong) -> str:
-    """Run a call on a device and on the reference; why the device refuses it, "" where it was run. worst: is told."""
+def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], object] = str) -> str:
+    """Run a call on a device and on the reference; why the device refuses it, "" where it was run. worst: is told.
+
+    at: is told whose turn it is, for each has its own time.
+    """
     model, hints = model_of(call), Hints(threads=1)
+    at("consider")
     claims = considered_by(device, model, hints)
     with ExitStack() as held:
         held.callback(claims.let_go)
         if refused := claims.refused():
             return next(iter(refused.values()))
+        at("prepare")
         theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+        at("run")
+        actual = run(theirs, arrays_of(call))
+        at("reference")
         mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
-        wanted, actual = run(mine, arrays_of(call)), run(theirs, arrays_of(call))
+        wanted = run(mine, arrays_of(call))
     problem = judge(call, wanted, actual, device.relaxations)
     if problem:
         worst.note(call, problem, wanted, actual)
