@@ -40,7 +40,8 @@ def command(devices: tuple[str, ...], every: bool, timeout: float, jobs: int, as
         ran = followed(run_proofs(subject, choices, jobs), "forms", "forms of", device.name, as_json)
         outcomes: list[ProofOutcome] = ran.outcomes
         found = found_by(outcomes, choices)
-        keep(device, found)
+        if found:
+            keep(device, found)
         lost |= any(proved.form is None for proved in found.values())
         if as_json:
             documents.append(_document(device, choices, found, outcomes))
