@@ -29,9 +29,12 @@ class FormChoice(NamedTuple):
 
 
 class Proofs(ABC, Generic[D]):
-    """What can be proved of a device `D`. identity: of its driver, engine and this processor: `proofs.identity_here`."""
+    """What can be proved of a device `D`."""
 
-    identity: bytes
+    @property
+    @abstractmethod
+    def identity(self) -> bytes:
+        """Of its driver, engine and this processor: `proofs.identity_here`."""
 
     @abstractmethod
     def choices(self) -> Sequence[FormChoice]:

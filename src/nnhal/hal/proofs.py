@@ -16,6 +16,7 @@ from nnhal.base.descriptors import Owner
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.private import private_file, private_folder
+from nnhal.hal.cache.tokens import state_folder
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
 
@@ -47,16 +48,28 @@ def choices_of(device: Device) -> Sequence[FormChoice]:
 
 def recall(identity: bytes) -> dict[tuple[str, int], Proved]:
     """What was remembered of this driver on this processor; nothing where there is no record that is whole."""
-    from nnhal.hal.blobcache import BlobCache
-
     try:
-        file = _only[0] if _only else _opened_to_read()
-        data = BlobCache(file, identity).get(KEY)
-    except FileNotFoundError:
-        return {}
+        file = _to_read()
+        return {} if file is None else _found_in(file, identity)
     except OSError as error:
         _log.warning("no proof is found: %s", error.strerror or error)
         return {}
+
+
+def proved_of(device: Device, version: str) -> dict[tuple[str, int], Proved]:
+    """What was remembered of a device that is being made; version: of its driver and engine."""
+    try:
+        file = _to_read()
+    except OSError as error:
+        _log.warning("nothing is proved of device %s: %s", device.name, error.strerror or error)
+        return {}
+    return {} if file is None else _found_in(file, identity_here(device, version))
+
+
+def _found_in(file: Owner, identity: bytes) -> dict[tuple[str, int], Proved]:
+    from nnhal.hal.blobcache import BlobCache
+
+    data = BlobCache(file, identity).get(KEY)
     return {} if data is None else _understood(data)
 
 
@@ -85,18 +98,23 @@ def open_ahead() -> None:
 
     features()
     try:
-        _only.append(_opened_to_read())
+        _only.append(_to_read())
     except OSError:
         _only.append(None)
 
 
-def _opened_to_read() -> Owner:
-    from nnhal.hal.cache.tokens import state_folder
-
+def _to_read() -> Owner | None:
+    """The record, open; None where there is none."""
+    if _only:
+        return _only[0]
+    if not (state_folder() / FILE).exists():
+        return None
     folder, file = private_folder(state_folder()), Owner()
     try:
         private_file(folder, FILE, os.O_RDONLY, file)
         return file
+    except FileNotFoundError:
+        return None
     finally:
         os.close(folder)
 

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ from nnhal.drivers.kit.forms import Forms, Refused
 from nnhal.drivers.kit.lowering import LoweringTable
 from nnhal.hal.choices import FormChoice, Proofs, Proved
 from nnhal.hal.device import Device, Hints
-from nnhal.hal.proofs import identity_here, recall
+from nnhal.hal.proofs import identity_here, proved_of
 from nnhal.ops import OPS
 
 OPTION, WAYS = "forms", ("proved", "fast", "exact")
@@ -31,25 +32,33 @@ class ProvedDevice(Device):
 
     def __init__(self, version: str) -> None:
         """version: of the driver and its engine."""
-        found = recall(identity := identity_here(self, version))
+        found = proved_of(self, version)
         self.forms = Forms(found)
         self.version = f"{version}+{_digest(found)}" if found else version
-        self.proofs = TableProofs(self, identity)
+        self.proofs = TableProofs(self, version)
 
-    def asked(self, hints: Hints) -> tuple[Forms, dict[str, Any]]:
-        """The forms that a compilation with these hints has, and the options that are the driver's own."""
+    def asked(self, hints: Hints) -> tuple[Forms, Hints]:
+        """The forms that a compilation with these hints has, and the hints with the driver's own options alone."""
+        if OPTION not in hints.options:
+            return self.forms, hints
         options = dict(hints.options)
-        way = options.pop(OPTION, WAYS[0])
+        way = options.pop(OPTION)
         if way not in WAYS:
             raise InvalidArgument(f"{self.name}: option {OPTION} is {shown(way)}, must be one of {', '.join(WAYS)}")
-        return self.forms if way == WAYS[0] else Forms(self.forms.found, forced=way), options
+        forms = self.forms if way == WAYS[0] else Forms(self.forms.found, forced=way)
+        return forms, replace(hints, options=options)
 
 
 class TableProofs(Proofs[Device]):
     """What can be proved of a lowering table, and what was."""
 
-    def __init__(self, device: ProvedDevice, identity: bytes) -> None:
-        self._device, self.identity = device, identity
+    def __init__(self, device: ProvedDevice, version: str) -> None:
+        self._device, self._version = device, version
+
+    @property
+    def identity(self) -> bytes:
+        """Of the driver in the version that it was made with."""
+        return identity_here(self._device, self._version)
 
     def choices(self) -> Sequence[FormChoice]:
         """Each operation and type that there is an entry for."""

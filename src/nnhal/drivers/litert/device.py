@@ -7,11 +7,13 @@ from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
+from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.shapes import for_each_shape
 from nnhal.drivers.litert.engine import LitertModel, engine, version
 from nnhal.drivers.litert.graph import TENSOR_TYPES
 from nnhal.drivers.litert.lowering import consider, lowered_before
 from nnhal.drivers.litert.recipe import Settings, recipe_of, restore
+from nnhal.drivers.litert.task import TABLE
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
@@ -20,7 +22,7 @@ MOST_THREADS = 4  # where the application states no number
 STATED = Performance(exec_time=0.05, power_usage=0.05)  # measured: 0.03 to 0.06 on mobilenets, 0.16 on stacked LSTMs
 
 
-class Litert(Device):
+class Litert(ProvedDevice):
     """The CPU by way of LiteRT and XNNPACK.
 
     Options: `xnnpack` (bool, true): let XNNPACK run what it can; otherwise LiteRT's own kernels run everything.
@@ -34,22 +36,25 @@ class Litert(Device):
     type = DeviceType.CPU
     relaxations = ("float16", "infinities", "subnormals")  # by `graph`; as LiteRT clips; as XNNPACK sets the processor
 
+    table = TABLE
+
     def __init__(self) -> None:
         engine()  # DeviceUnavailable where LiteRT is not installed
-        self.version = version()
+        super().__init__(version())
 
     def capabilities(self) -> Capabilities:
         types = [*TENSOR_TYPES, OperandType.UINT32]
         return Capabilities(dict.fromkeys(types, STATED), STATED, STATED)
 
     def supports(self, model: Model) -> Sequence[Verdict]:
-        return consider(model).verdicts
+        return consider(model, forms=self.forms).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        return consider(model, dynamic_range=_settings(hints).dynamic_range)
+        forms, own = self.asked(hints)
+        return consider(model, dynamic_range=_settings(own).dynamic_range, forms=forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        settings = _settings(hints)
+        settings = _settings(self.asked(hints)[1])
 
         def make(known: Model) -> LitertModel:
             before = lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
@@ -61,7 +66,7 @@ class Litert(Device):
         return CacheFiles(model=1, data=1)
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
-        return LitertModel(restore(files, _settings(hints)))
+        return LitertModel(restore(files, _settings(self.asked(hints)[1])))
 
 
 def _settings(hints: Hints) -> Settings:

@@ -6,6 +6,7 @@ at the verdict refuses.
 
 from functools import partial
 
+from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.lowering import kept_graph
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
 from nnhal.drivers.litert.graph import Graph, Lowered
@@ -16,9 +17,9 @@ from nnhal.model.graph import Model
 FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing them fills the table
 
 
-def consider(model: Model, *, dynamic_range: bool = False) -> Considered:
+def consider(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Considered:
     """One verdict for each operation of the main subgraph; the graph is kept where all are good."""
-    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task)
+    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task, forms)
 
 
 def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:
