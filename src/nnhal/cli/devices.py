@@ -106,8 +106,9 @@ def _forms(entry: Found, device: Device) -> Iterator[str]:
         else:
             running[choice.form or ""].append(f"{choice.operation} of {type_name(choice.type).removeprefix('TENSOR_')}")
     for form, operations in running.items():
-        how = f"run in {form}, proved" if form else "proved"
-        yield f"{device.name}: {how} on this processor: {', '.join(operations)}"
+        how = f"run in {form}" if form else f"{len(operations)} with one form"
+        told = f": {', '.join(operations)}" if form else ""
+        yield f"{device.name}: {how}, proved on this processor{told}"
     if unproved:
         what = entry.origin if is_path(entry.origin) else device.name
         exact = f"{unproved} operations run in their exact form"

@@ -19,8 +19,6 @@ from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
 from nnhal.runtime import discovery
 
-EXACT = "the one there is"  # form of an operation without a choice
-
 
 @click.command("prove")
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
@@ -75,8 +73,9 @@ def _print(
     choices: Sequence[FormChoice],
 ) -> None:
     rows = [
-        [name, type_name(kind), "none" if proved.form is None else proved.form or EXACT, proved.why]
+        [name, type_name(kind), "none" if proved.form is None else proved.form, proved.why]
         for (name, kind), proved in found.items()
+        if proved.form != ""
     ]
     if rows:
         common.table(["operation", "type", "form", "why no faster one"], rows, title=device.name)
