@@ -15,12 +15,13 @@ import pytest
 
 import nnhal
 from nnhal.base.codes import OperandType
-from nnhal.base.errors import InvalidArgument
+from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run
 from nnhal.conformance.proving.hard import FAMILIES, hard_calls
 from nnhal.conformance.proving.run import ProofOutcome, found_by
+from nnhal.drivers.reference import Reference
 from nnhal.hal.choices import FormChoice, Proved
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.proofs import choices_of, recall
 from nnhal.hal.wrappers import WithOptions
 from nnhal.ops import OPS
@@ -332,3 +333,22 @@ def test_what_another_proof_found_stays(two: tuple[Path, Any], proved: Device, m
     keep(proved, {("RELU", F32): Proved("")})
     assert recall(proved.proofs.identity) == {**before, ("RELU", F32): Proved("")}
     keep(proved, before)
+
+
+class Failing(Reference):
+    """Fails to prepare, with much to say."""
+
+    name = "failing"
+
+    def prepare(self, model: nnhal.Model, hints: Hints) -> Prepared:
+        raise OperationFailed("failing: cannot\n   " + "be prepared " * 40)
+
+
+def test_what_an_engine_said_is_told_in_a_line() -> None:
+    from nnhal.conformance.proving.worker import _failure
+
+    call = next(hard_calls("ADD", F32))
+    with pytest.raises(OperationFailed) as raised:
+        prepared_by(Failing(), model_of(call), Hints())
+    line = _failure(str(raised.value), "failing")
+    assert line.startswith("fails: cannot be prepared be") and line.endswith("prepared b ...") and "\n" not in line

@@ -20,6 +20,9 @@ from nnhal.hal.claims import considered_by
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.runtime import discovery
 
+MOST = 200  # characters of what an engine said
+BEYOND = 1e3  # times the greatest element: a share says nothing there
+
 
 class _Judged(NamedTuple):
     """As of `ProofOutcome`."""
@@ -49,15 +52,23 @@ class _Prover(Worker):
             try:
                 why = compared(device, call, worst, self.at)
             except NnhalError as error:
-                return _Judged("failed", f"fails: {error}", str(call.cell))
+                return _Judged("failed", _failure(str(error), device.name), f"{call.cell}: {error}")
             except BaseException as error:
                 if may_be_own(error):
                     raise
-                return _Judged("failed", f"fails: {told(error)}", str(call.cell))
+                return _Judged("failed", _failure(told(error), device.name), f"{call.cell}: {told(error)}")
             refused, ran = refused or why, ran + (not why)
         if not ran:
             return _Judged("unsupported", refused or f"there is no call of {type_name(item.type)}")
         return _Judged("failed", worst.told, worst.problem) if worst.problem else _Judged("passed")
+
+
+def _failure(message: str, name: str) -> str:
+    """What an engine said, in a line; there is but one device."""
+    line = " ".join(message.split())
+    for prefix in (f"device {name}: ", f"{name}: "):
+        line = line.removeprefix(prefix)
+    return f"fails: {line if len(line) <= MOST else line[:MOST] + ' ...'}"
 
 
 class Wrong:
@@ -87,7 +98,7 @@ class Wrong:
         """In a few words."""
         if self.steps > 1:
             return f"is off by {self.steps:g} steps on this processor"
-        if 0 < self.share < np.inf:
+        if 0 < self.share < BEYOND:
             return f"is off by {self.share:.2g} of the greatest element on this processor"
         return f"is wrong on this processor ({self.problem})"
 
