@@ -8,11 +8,11 @@ Pairs of calls are interleaved in one process, the first of each pair drawn by c
 
 import argparse
 import json
-import os
 
 import numpy as np
 
 import nnhal
+from nnhal.base.cores import usable_cores
 from nnhal.bench.latency import interleaved, ratio
 from nnhal.bench.peers import LiteRT
 from nnhal.zoo import maker
@@ -50,7 +50,7 @@ def compare(name: str, threads: int, pairs: int, inner: int) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--json", action="store_true", help="print the last line only")
     arguments = parser.parse_args()
     net = compare("mobilenet_v1", arguments.threads, max(arguments.pairs, 200), 1)

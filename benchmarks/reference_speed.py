@@ -5,11 +5,11 @@ python benchmarks/reference_speed.py [--pairs N]
 
 import argparse
 import json
-import os
 
 import numpy as np
 
 import nnhal
+from nnhal.base.cores import usable_cores
 from nnhal.bench.latency import interleaved, ratio
 from nnhal.bench.peers import LiteRT
 from nnhal.zoo import maker
@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
     pairs = parser.parse_args().pairs
-    threads = len(os.sched_getaffinity(0))
+    threads = usable_cores()
     found = {}
     for name in ("mobilenet_v1", "mobilenet_v1_int8", "mobilenet_v1_uint8"):
         path = maker.path(name)

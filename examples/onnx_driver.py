@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from nnhal.base.codes import Activation, Padding
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds, for_each_shape, product_scales, window
@@ -225,7 +226,7 @@ class Session(Prepared):
     def __init__(self, model, threads):
         graph, options = Graph(model), onnxruntime.SessionOptions()
         table.lower(model, partial(Task, graph))
-        options.intra_op_num_threads = threads or len(os.sched_getaffinity(0))
+        options.intra_op_num_threads = threads or usable_cores()
         options.add_session_config_entry("session.disable_quant_qdq", "1")  # its integer kernels round otherwise
         self.session = onnxruntime.InferenceSession(graph.finish(), options, ["CPUExecutionProvider"])
         self.ends = [[f"%{index}" for index in some] for some in (model.main.inputs, model.main.outputs)]

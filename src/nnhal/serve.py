@@ -95,7 +95,6 @@ def run(
     Confinement comes before numpy and the driver's engine start threads, which would escape it. A service that listens
     prints a line once it serves. as_json: of JSON.
     """
-    from nnhal.hal import blobcache
     from nnhal.ipc import names, transport
     from nnhal.ipc.confinement.confine import Limits, confine
     from nnhal.ipc.confinement.limits import raise_descriptors
@@ -113,7 +112,7 @@ def run(
     os.chdir("/")
     if confined:
         close_inherited([sock.fileno()])
-    blobcache.open_ahead(driver)
+    look_ahead(driver)
     if fd is not None:
         _native.end_with(watch_peer(sock), ORPHAN_NS)
     limits = Limits(descriptors=quota.DESCRIPTORS[fd is None])
@@ -149,6 +148,16 @@ def run(
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # whatever the driver still does, nobody waits for it
+
+
+def look_ahead(driver: str) -> None:
+    """Open and read what a confined process cannot: the driver's own files, what was proved, the quota of its group."""
+    from nnhal.base.cores import usable_cores
+    from nnhal.hal import blobcache, proofs
+
+    blobcache.open_ahead(driver)
+    proofs.open_ahead()
+    usable_cores()
 
 
 def located(driver: str) -> tuple[str, list[Path]]:

@@ -31,6 +31,7 @@ CALLS = {
     ],
     "serve": [["serve"]],
     "models": [["models"], ["models", "tiny_conv"]],
+    "prove": [["prove"], ["prove", "litert"]],
     "cache": [["cache", "list"], ["cache", "verify"], ["cache", "prune", "--size", "0"], ["cache", "clear"]],
 }
 

@@ -1,7 +1,6 @@
 """What `show`, `bench`, `diff`, `devices`, `doctor` and `models` tell, in this process, of things made up for it."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -467,7 +466,7 @@ ARM = "processor : 0\nFeatures : fp asimd i8mm\n"
 def test_the_processor_is_what_the_kernel_says_of_its_first_core(monkeypatch, info, name, vectors, dots):
     monkeypatch.setattr(Path, "exists", lambda self: bool(info))
     monkeypatch.setattr(Path, "read_text", lambda self: info)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 3)
     processor, units, products = doctor._processor()
     assert processor.detail == f"{name or doctor.platform.machine()}, 3 cores usable" and processor.there
     assert (units.there, units.detail) == vectors and (products.there, products.detail) == dots

@@ -34,6 +34,7 @@ from xml.etree import ElementTree
 
 from coverage.numbits import numbits_to_nums
 
+from nnhal.base.cores import usable_cores
 from tests.mutants.sites import Site, sites
 
 ROOT = Path(__file__).parents[2]
@@ -279,7 +280,7 @@ def main() -> int:
     parser.add_argument("--file", type=Path, action="append", help="changes of this file alone, which says the room")
     parser.add_argument("--seed", type=int, action="append", help="1 by default; each has a sample of its own")
     parser.add_argument("--count", type=int, default=40, help="changes of each room and seed")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=usable_cores())
     parser.add_argument("--least", type=float, default=0.85, help="share that must be killed in every room")
     parser.add_argument("--json", type=Path, help="a file for what was found")
     given = parser.parse_args()

@@ -1,6 +1,5 @@
 """`nnhal bench`: latency of load, compile, first run and steady state; throughput; against a peer engine, interleaved."""
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import click
 
 from nnhal import api
+from nnhal.base.cores import usable_cores
 from nnhal.bench.each import TimeSpent, each_operation
 from nnhal.bench.held import of_drivers, private_bytes
 from nnhal.bench.latency import Latency, Ratio, histogram, interleaved, ratio, steady, timed
@@ -23,7 +23,7 @@ PERCENTILES = 50, 90, 99
 PAIRS, BLOCK = 200, 20
 EACH_RUNS, ROWS = 30, 25
 BLOCK_NS = 200_000  # calls shorter than this are timed in blocks
-CORES = len(os.sched_getaffinity(0))
+CORES = usable_cores()
 
 
 @click.command("bench")

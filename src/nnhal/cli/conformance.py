@@ -1,6 +1,5 @@
 """`nnhal conformance`: published test vectors on a device, counted by operation."""
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import click
 
+from nnhal.base.cores import usable_cores
 from nnhal.base.names import meant
 from nnhal.cli import common
 from nnhal.cli.judged import followed, totals
@@ -49,7 +49,7 @@ LINE = 400  # characters of a reason that a line shows
 @click.option("--share", default=1.0, help="The part of all vectors to run, chosen by a hash of the id.")
 @click.option("--flag", default="", help="Only vectors that have this flag in the index, such as deviceMemory.")
 @click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until a vector counts as hung.")
-@click.option("--jobs", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
 @click.option(
     "--all-failures", is_flag=True, help=f"Print every failure, not only the first {SHOWN} groups of like ones."
 )

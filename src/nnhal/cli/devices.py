@@ -1,14 +1,19 @@
 """`nnhal devices`: every device, what it is and states; drivers that do not load, and why."""
 
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from nnhal import api
-from nnhal.base.codes import OperandType
+from nnhal.base.codes import OperandType, type_name
+from nnhal.base.names import is_path
 from nnhal.cli import common
 from nnhal.conformance.probe import probe
+from nnhal.hal.choices import FormChoice
 from nnhal.hal.device import RELAXATIONS, Device, capabilities_by, identity_of, layout_of
+from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined, confinement
@@ -51,10 +56,8 @@ def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -
     common.table(columns, rows)
     common.console.print("\nPerformance: execution time / power stated against the CPU reference, less is better.")
     for entry in found:
-        for relaxation in identity_of(entry.device).relaxations if entry.device is not None else ():
-            common.console.print(f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}", markup=False)
-        if entry.device is not None and (layout := layout_of(entry.device)):
-            common.console.print(f"{entry.name}: is given models in {layout}", markup=False)
+        for line in () if entry.device is None else _facts(entry, entry.device):
+            common.console.print(line, markup=False)
     alike: dict[str, list[str]] = {}
     for name, report in confined.items():
         alike.setdefault(_isolation(report), []).append(name)
@@ -82,6 +85,41 @@ def _row(device: Device) -> list[str]:
     return [own.name, own.type.name, own.version, str(own.level), taken, *cells, extensions]
 
 
+def _facts(entry: Found, device: Device) -> Iterator[str]:
+    """What is to be known of a device beside its row."""
+    for relaxation in identity_of(device).relaxations:
+        yield f"{entry.name}: {RELAXATIONS.get(relaxation, relaxation)}"
+    if layout := layout_of(device):
+        yield f"{entry.name}: is given models in {layout}"
+    yield from _forms(entry, device)
+
+
+def _forms(entry: Found, device: Device) -> Iterator[str]:
+    """Which forms of operations run, as far as there is a choice, and why no faster ones."""
+    running: dict[str, list[str]] = defaultdict(list)
+    unproved = 0
+    for choice in _choices(device):
+        if choice.found is None:
+            unproved += 1
+        elif choice.found.why:
+            yield f"{device.name}: {choice.found.why}"
+        else:
+            running[choice.form or ""].append(f"{choice.operation} of {type_name(choice.type).removeprefix('TENSOR_')}")
+    for form, operations in running.items():
+        how = f"run in {form}" if form else f"{len(operations)} with one form"
+        told = f": {', '.join(operations)}" if form else ""
+        yield f"{device.name}: {how}, proved on this processor{told}"
+    if unproved:
+        what = entry.origin if is_path(entry.origin) else device.name
+        exact = f"{unproved} operations run in their exact form"
+        yield f"{device.name}: {exact}, not proved yet on this processor: nnhal prove {what}"
+
+
+def _choices(device: Device) -> list[FormChoice]:
+    """Where it knows several forms, or something was found."""
+    return [choice for choice in choices_of(device) if len(choice.known) > 1 or choice.found is not None]
+
+
 def _isolation(report: Confined) -> str:
     return report.problem or "\n".join(f"  {what:12} {how}" for what, how in report.applied.items())
 
@@ -107,5 +145,16 @@ def _document(entry: Found, report: Confined | None) -> dict[str, Any]:
         "preferred_layout": layout_of(device),
         "operations": {name: {"ok": v.ok, "reason": v.reason} for name, v in probe(device).items()},
         "performance": performance,
+        "forms": [
+            {
+                "operation": choice.operation,
+                "type": type_name(choice.type),
+                "known": list(choice.known),
+                "form": choice.form,
+                "proved": choice.found is not None,
+                "why": "" if choice.found is None else choice.found.why,
+            }
+            for choice in _choices(device)
+        ],
         "isolation": None if report is None else report.problem or dict(report.applied),
     }

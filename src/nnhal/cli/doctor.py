@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from nnhal import api
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import NnhalError
 from nnhal.base.memory import Memory
 from nnhal.base.records import Record, as_dict
@@ -79,7 +80,7 @@ def _processor() -> Iterator[Finding]:
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     lines = dict(line.split(":", 1) for line in reversed(info.splitlines()) if ":" in line)
     table = {key.strip(): value.strip() for key, value in lines.items()}
-    usable = len(os.sched_getaffinity(0))
+    usable = usable_cores()
     name = table.get("model name", platform.machine())
     yield Finding("processor", True, f"{name}, {usable} cores usable", "")
     flags = (table.get("flags") or table.get("Features", "")).split()

@@ -26,6 +26,7 @@ VERBS = {
     "serve": "Serve a driver to other processes, or write a systemd unit that does.",
     "conformance": "Run published test vectors on a device.",
     "validate": "Check what a driver promises, operation by operation.",
+    "prove": "Find out which forms of operations are right on this processor, and remember it.",
     "cache": "List kept compilations, check them, and take them out.",
     "models": "List the real models that packages ship, and fetch them.",
 }

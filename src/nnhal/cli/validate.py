@@ -1,6 +1,5 @@
 """`nnhal validate`: the promises of a driver, looked at operation by operation."""
 
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 import click
 
+from nnhal.base.cores import usable_cores
 from nnhal.base.names import is_path
 from nnhal.cli import common
 from nnhal.cli.judged import followed, totals
@@ -38,7 +38,7 @@ _SHORT = {"failed": "FAIL", "crashed": "CRASH", "hung": "HANG"}
 @click.option("--draws", type=click.IntRange(1), default=DRAWS, show_default=True, help="Calls of each kind.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What is drawn.")
 @click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
-@click.option("--jobs", type=click.IntRange(1), default=len(os.sched_getaffinity(0)), show_default=True)
+@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
 @click.option("--list", "as_list", is_flag=True, help="Print the checks and what they look at, and check nothing.")
 @common.json_option
 def command(driver: str, jobs: int, as_list: bool, as_json: bool, **options: Any) -> int:

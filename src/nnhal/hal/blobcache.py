@@ -131,7 +131,7 @@ def blobs_of(device: Device) -> BlobCache:
     """The store of a device's driver. It keeps nothing where the user's folder of state cannot be had; the log says why."""
     name, identity = written_by(device)
     try:
-        return BlobCache(_only[0] if _only else _opened(name), identity)
+        return BlobCache(_only[0] if _only else opened(state_file(name, "blobs")), identity)
     except OSError as error:
         _log.warning("device %s has no store for blobs: %s", name, error.strerror or error)
         return BlobCache(None, identity)
@@ -144,7 +144,7 @@ def open_ahead(driver: str) -> None:
     """Open the files of the one driver of this process, which will be confined. Without them it keeps nothing."""
     tokens.open_ahead(driver)
     with suppress(OSError):
-        _only.append(_opened(driver))
+        _only.append(opened(state_file(driver, "blobs")))
 
 
 def _checked(key: bytes) -> bytes:
@@ -164,9 +164,10 @@ def _next(data: "mmap.mmap | bytes", at: int) -> tuple[int, int] | None:
     return None
 
 
-def _opened(driver: str) -> Owner:
-    """The file, of the right form and not too long; in the place of any other a new one with the newer half of its blobs."""
-    name = state_file(driver, "blobs")
+def opened(name: str) -> Owner:
+    """A file in the user's folder of state, of the right form and not too long; in the place of any other a new one with the
+    newer half of its blobs.
+    """
     folder, file = private_folder(state_folder()), Owner()
     try:
         locked(folder)

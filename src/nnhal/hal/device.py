@@ -3,7 +3,6 @@
 A driver author writes a `Device` with `supports` and `prepare`, and a `Prepared` with `run`; all else has a default.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nnhal.base.answers import answering, shown
 from nnhal.base.codes import DeviceStatus, DeviceType, OperandType, Preference, Priority, type_name
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidModel, NnhalError, OperationFailed
 from nnhal.base.extensions import EXTENSIONS
 from nnhal.base.levels import FL8, V1_2, Level
@@ -22,6 +22,7 @@ from nnhal.base.time import is_number
 from nnhal.hal.background import ExecutionInfo, FencedExecution, Notify, run_fenced, run_in_background
 from nnhal.hal.burst import Burst, BurstExecutor
 from nnhal.hal.cache.files import MOST_FILES, Cache, CacheContent, CacheFiles, empty
+from nnhal.hal.choices import Proofs
 from nnhal.hal.fence import Fence
 from nnhal.hal.host import HostBuffer, LocalBurst
 from nnhal.hal.memory import Buffer, BufferDesc, BufferRole, merge
@@ -246,7 +247,8 @@ class Device(ABC):
     operations on pictures are to have that layout in all models that it is asked about and prepares, None for any.
     processor_matters: whether what it keeps in cache files is for this kind of processor alone. asked_again: whether its
     answers depend on more than name, version, level, options and code, such as what it was made with: then none is kept.
-    timely: whether preparing ends at its deadline whatever the driver does.
+    timely: whether preparing ends at its deadline whatever the driver does. proofs: where it knows several forms of an
+    operation, what of them is to be proved on this processor, and what was (`hal.proofs`).
     """
 
     name: str = "unnamed"
@@ -260,6 +262,7 @@ class Device(ABC):
     processor_matters: bool = False
     asked_again: bool = False
     timely = False
+    proofs: "Proofs[Device] | None" = None
 
     def capabilities(self) -> Capabilities:
         """Stated performance; that of the CPU by default."""
@@ -639,7 +642,7 @@ def reconfigured_by(prepared: Prepared, where: str, options: Mapping[str, Any], 
 
 def within_the_machine(hints: Hints) -> Hints:
     """No more threads than can run at once: the others would only take memory."""
-    most = len(os.sched_getaffinity(0))
+    most = usable_cores()
     return hints if hints.threads <= most else replace(hints, threads=most)
 
 

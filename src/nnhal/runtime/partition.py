@@ -7,7 +7,7 @@ where enough of the group stand in one step. Operations whose results nobody rea
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nnhal.base.codes import OperandType, OperationType, Preference, operation_name
@@ -107,7 +107,18 @@ def partition(
         devices = _search(model, offers, choices, schedule, lower=preference != Preference.LOW_POWER)
         steps = schedule.steps(devices)
         choices = _moved(choices, devices, schedule, steps, _unit(preference))
-    return Partition(steps, tuple(choices), _transfers(model, devices))
+    return Partition(steps, tuple(_noted(choices, offers)), _transfers(model, devices))
+
+
+def _noted(choices: Sequence[Choice], offers: Sequence[Offer]) -> Iterator[Choice]:
+    """The choices, with what the chosen device says of an operation that it takes."""
+    said = {offer.device: offer.verdicts for offer in offers}
+    for choice in choices:
+        verdict = said[choice.device][choice.operation] if choice.device else None
+        if verdict is None or not verdict.ok or not verdict.reason:
+            yield choice
+        else:
+            yield choice._replace(reason=f"{choice.reason}; {verdict.reason}")
 
 
 def _refuse(lost: Sequence[Choice], count: int) -> None:

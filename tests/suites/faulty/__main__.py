@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
+from nnhal.base.cores import usable_cores
 from tests.conftest import DEFAULT_VECTORS
 from tests.suites.faulty.application import Came, isolated
 from tests.suites.faulty.driver.faults import Fault, healthy, table
@@ -46,7 +47,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.suites.faulty", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these faults")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="suites that run at once")
+    parser.add_argument("--jobs", type=int, default=usable_cores(), help="suites that run at once")
     parser.add_argument("--write", action="store_true", help="write docs/faulty-drivers.md, or those rows of it")
     parser.add_argument("--vectors", type=Path, default=Path(os.environ.get("NNHAL_VECTORS", DEFAULT_VECTORS)))
     options = parser.parse_args()

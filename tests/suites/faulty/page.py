@@ -1,11 +1,11 @@
 """The table of faults and of who caught them, as a page and as lines, and what in it is not as it has to be."""
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nnhal.base.cores import usable_cores
 from tests.suites.faulty.application import COMPILE, RUN, Came
 from tests.suites.faulty.driver.faults import CONFORMANCE, VALIDATE, Fault
 from tests.suites.faulty.suites import Seen
@@ -70,7 +70,7 @@ def page(rows: Sequence[Row], seconds: float) -> str:
     """The page."""
     lines = [f"| {' | '.join(row.cells())} |\n" for row in rows]
     faults = sum(bool(row.fault.check) for row in rows)
-    return HEAD.format(count=faults, seconds=seconds, cores=len(os.sched_getaffinity(0))) + "".join(lines)
+    return HEAD.format(count=faults, seconds=seconds, cores=usable_cores()) + "".join(lines)
 
 
 def with_rows(text: str, rows: Sequence[Row], order: Sequence[Fault]) -> str:

@@ -5,6 +5,7 @@
 | `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
 | `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
+| `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `team.py` | instances of an engine that runs one execution at a time |
 
@@ -16,18 +17,22 @@ from typing import TYPE_CHECKING
 from nnhal.base.lazily import exports
 
 if TYPE_CHECKING:
-    from nnhal.drivers.kit.forms import Forms, Proved, Refused
+    from nnhal.drivers.kit.forms import Forms, Refused
     from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask, kept_graph
     from nnhal.drivers.kit.numbers import Window, bounds, stored_bounds, window
+    from nnhal.drivers.kit.proof import ProvedDevice
     from nnhal.drivers.kit.shapes import for_each_shape
     from nnhal.drivers.kit.team import Member, Team
+    from nnhal.hal.choices import Proved
     from nnhal.ops.weighted import product_scales
 
 _EXPORTS = {
-    **dict.fromkeys(("Forms", "Proved", "Refused"), "nnhal.drivers.kit.forms"),
+    **dict.fromkeys(("Forms", "Refused"), "nnhal.drivers.kit.forms"),
     **dict.fromkeys(("LoweringTable", "LoweringTask", "kept_graph"), "nnhal.drivers.kit.lowering"),
     **dict.fromkeys(("Window", "bounds", "stored_bounds", "window"), "nnhal.drivers.kit.numbers"),
     **dict.fromkeys(("Member", "Team"), "nnhal.drivers.kit.team"),
+    "Proved": "nnhal.hal.choices",
+    "ProvedDevice": "nnhal.drivers.kit.proof",
     "for_each_shape": "nnhal.drivers.kit.shapes",
     "product_scales": "nnhal.ops.weighted",
 }
@@ -38,6 +43,7 @@ __all__ = [
     "LoweringTask",
     "Member",
     "Proved",
+    "ProvedDevice",
     "Refused",
     "Team",
     "Window",

@@ -7,10 +7,10 @@ believes that the fast one is right: a proof (an execution of it against the def
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 
 from nnhal.base.codes import type_name
 from nnhal.base.errors import UnsupportedModel
+from nnhal.hal.choices import Proved
 
 
 class Refused(UnsupportedModel):
@@ -18,13 +18,6 @@ class Refused(UnsupportedModel):
 
     Raised in `prepare`, it is what any driver raises that cannot compile a model after all.
     """
-
-
-class Proved(NamedTuple):
-    """What the proof of an operation found: the form that runs, None where none may, and why not a faster one."""
-
-    form: str | None
-    why: str = ""
 
 
 class Forms:

@@ -3,7 +3,6 @@
 A prepared model makes another instance when all are busy, and drops those that are not needed any more.
 """
 
-import os
 import threading
 import time
 import weakref
@@ -12,11 +11,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
+from nnhal.base.cores import usable_cores
 from nnhal.base.log import logger
 from nnhal.hal.request import Control
 
 _log = logger("driver")
-MOST_MEMBERS = max(2, min(8, os.cpu_count() or 1))  # executions beyond them wait
+MOST_MEMBERS = max(2, min(8, usable_cores()))  # executions beyond them wait
 KEPT_SECONDS = 10.0  # how long a member is kept that no execution needs
 POLL_SECONDS = 0.02  # how often a waiting execution looks whether it is still wanted
 

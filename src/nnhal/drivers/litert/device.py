@@ -1,10 +1,12 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
-import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nnhal.base.codes import DeviceType, OperandType
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
+from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.litert.engine import LitertModel, engine, version
 from nnhal.drivers.litert.flatbuffer import TENSOR_TYPES
 from nnhal.drivers.litert.recipe import Settings, restore
@@ -12,11 +14,15 @@ from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
+if TYPE_CHECKING:
+    from nnhal.drivers.kit.lowering import LoweringTable
+    from nnhal.drivers.litert.task import Task
+
 MOST_THREADS = 4  # where the application states no number
 STATED = Performance(exec_time=0.05, power_usage=0.05)  # measured: 0.03 to 0.06 on mobilenets, 0.16 on stacked LSTMs
 
 
-class Litert(Device):
+class Litert(ProvedDevice):
     """The CPU by way of LiteRT and XNNPACK.
 
     Options: `xnnpack` (bool, true): let XNNPACK run what it can; otherwise LiteRT's own kernels run everything.
@@ -30,9 +36,15 @@ class Litert(Device):
     type = DeviceType.CPU
     relaxations = ("float16", "infinities", "subnormals")  # by `graph`; as LiteRT clips; as XNNPACK sets the processor
 
+    @property
+    def table(self) -> "LoweringTable[Task]":
+        from nnhal.drivers.litert import lowering
+
+        return lowering.TABLE
+
     def __init__(self) -> None:
         engine()  # DeviceUnavailable where LiteRT is not installed
-        self.version = version()
+        super().__init__(version())
 
     def capabilities(self) -> Capabilities:
         types = [*TENSOR_TYPES, OperandType.UINT32]
@@ -44,14 +56,15 @@ class Litert(Device):
     def consider(self, model: Model, hints: Hints) -> Considered:
         from nnhal.drivers.litert.lowering import consider
 
-        return consider(model, dynamic_range=_settings(hints).dynamic_range)
+        forms, own = self.asked(hints)
+        return consider(model, dynamic_range=_settings(own).dynamic_range, forms=forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         from nnhal.drivers import reference
         from nnhal.drivers.kit.shapes import for_each_shape
         from nnhal.drivers.litert import lowering
 
-        settings = _settings(hints)
+        settings = _settings(self.asked(hints)[1])
 
         def make(known: Model) -> LitertModel:
             before = lowering.lowered_before(hints, dynamic_range=settings.dynamic_range) if known is model else None
@@ -63,7 +76,7 @@ class Litert(Device):
         return CacheFiles(model=1, data=1)
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
-        return LitertModel(restore(files, _settings(hints)))
+        return LitertModel(restore(files, _settings(self.asked(hints)[1])))
 
 
 def _settings(hints: Hints) -> Settings:
@@ -73,7 +86,7 @@ def _settings(hints: Hints) -> Settings:
             raise InvalidArgument(f"litert: option {name!r} is unknown, must be one of {', '.join(known)}")
         if not isinstance(value, bool):
             raise InvalidArgument(f"litert: option {name} is {value!r}, must be true or false")
-    threads = hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = hints.threads or min(MOST_THREADS, usable_cores())
     return Settings(threads, **hints.options)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 from nnhal.base.errors import UnsupportedModel
 from nnhal.base.operands import dtype_of, fixed
+from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.lowering import kept_graph
 from nnhal.drivers.litert import elementwise, layers, recurrent, reductions, shapes
 from nnhal.drivers.litert.graph import Graph
@@ -16,12 +17,13 @@ from nnhal.drivers.litert.task import TABLE, Task
 from nnhal.hal.device import Considered, Hints
 from nnhal.model.graph import Model, describe
 
+__all__ = ["TABLE", "consider", "lower", "lowered_before", "recipe_of"]
 FAMILIES = (elementwise, layers, recurrent, reductions, shapes)  # importing them fills the table
 
 
-def consider(model: Model, *, dynamic_range: bool = False) -> Considered:
+def consider(model: Model, *, dynamic_range: bool = False, forms: Forms = UNPROVED) -> Considered:
     """One verdict for each operation of the main subgraph; the graph is kept where all are good."""
-    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task)
+    return TABLE.consider(model, Graph(model, dynamic_range=dynamic_range), Task, forms)
 
 
 def lowered_before(hints: Hints, *, dynamic_range: bool = False) -> Lowered | None:

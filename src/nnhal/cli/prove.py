@@ -1,0 +1,122 @@
+"""`nnhal prove`: which of the ways that a driver knows to compute an operation are right on this processor."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nnhal.base.codes import type_name
+from nnhal.base.cores import usable_cores
+from nnhal.base.names import is_path
+from nnhal.cli import common
+from nnhal.cli.judged import followed
+from nnhal.cli.main import ANSWER_NO
+from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proofs, to_prove
+from nnhal.conformance.subject import TIMEOUT, Subject
+from nnhal.hal.choices import FormChoice, Proved
+from nnhal.hal.device import Device
+from nnhal.runtime import discovery
+
+
+@click.command("prove")
+@click.argument("devices", nargs=-1, metavar="[DEVICE]...")
+@click.option("--every", is_flag=True, help="Also operations that a device knows one form of.")
+@click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
+@click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
+@common.json_option
+def command(devices: tuple[str, ...], every: bool, timeout: float, jobs: int, as_json: bool) -> int:
+    """Run each form of each operation of DEVICEs on hard calls, and remember the fastest that is right on this processor.
+
+    DEVICE: a name, or the file or package of a driver; by default all that know several forms of an operation. Until this
+    was done such an operation runs in its exact form. Exit code 1 where an operation has no right form.
+    """
+    documents, lost = [], False
+    for device, subject in _subjects(devices, timeout):
+        choices = to_prove(device, every=every)
+        ran = followed(run_proofs(subject, choices, jobs), "forms", "forms of", device.name, as_json)
+        outcomes: list[ProofOutcome] = ran.outcomes
+        found = found_by(outcomes, choices)
+        if found:
+            keep(device, found)
+        lost |= any(proved.form is None for proved in found.values())
+        if as_json:
+            documents.append(_document(device, choices, found, outcomes))
+        else:
+            _print(device, found, outcomes, choices)
+    if as_json:
+        common.emit(documents)
+    elif not devices and not any(to_prove(each, every=every) for each in discovery.devices()):
+        common.console.print("no device knows several forms of an operation: there is nothing to prove")
+    return ANSWER_NO if lost else 0
+
+
+def _subjects(names: Sequence[str], timeout: float) -> list[tuple[Device, Subject]]:
+    """The devices, and how processes of their own load them."""
+    if not names:
+        known = [each for each in discovery.devices() if to_prove(each)]
+        return [(each, Subject(device=each.name, timeout=timeout)) for each in known]
+    found = []
+    for name in dict.fromkeys(names):
+        by_path = is_path(name) or Path(name).exists()
+        device = discovery.load_driver(name) if by_path else discovery.load_one(name)
+        paths = (name,) if by_path else ()
+        found.append((device, Subject(device=device.name if by_path else name, drivers=paths, timeout=timeout)))
+    return found
+
+
+def _print(
+    device: Device,
+    found: Mapping[tuple[str, int], Proved],
+    outcomes: Sequence[ProofOutcome],
+    choices: Sequence[FormChoice],
+) -> None:
+    rows = [
+        [name, type_name(kind), "none" if proved.form is None else proved.form, proved.why]
+        for (name, kind), proved in found.items()
+        if proved.form != ""
+    ]
+    if rows:
+        common.table(["operation", "type", "form", "why no faster one"], rows, title=device.name)
+    spent = sum(outcome.nanoseconds for outcome in outcomes) / 1e9
+    untried = len(choices) - len(found)
+    told = f"; {untried} not tried: it refuses all calls" if untried else ""
+    told = told if choices else "; it knows one form of each operation: --every looks at those"
+    common.console.print(f"device {device.name}: {len(found)} proved{told}, {spent:.1f} s", markup=False)
+
+
+def _document(
+    device: Device,
+    choices: Sequence[FormChoice],
+    found: Mapping[tuple[str, int], Proved],
+    outcomes: Sequence[ProofOutcome],
+) -> dict[str, Any]:
+    tried: dict[tuple[str, int], list[ProofOutcome]] = defaultdict(list)
+    for outcome in outcomes:
+        tried[outcome.operation, outcome.type].append(outcome)
+    rows = []
+    for choice in choices:
+        key = choice.operation, choice.type
+        proved = found.get(key)
+        rows.append(
+            {
+                "operation": choice.operation,
+                "type": type_name(choice.type),
+                "known": list(choice.known),
+                "proved": proved is not None,
+                "form": choice.known[-1] if proved is None else proved.form,
+                "why": "" if proved is None else proved.why,
+                "tried": [
+                    {
+                        "form": o.form,
+                        "verdict": o.verdict,
+                        "reason": o.reason,
+                        "detail": o.detail,
+                        "time_ns": o.nanoseconds,
+                    }
+                    for o in tried[key]
+                ],
+            }
+        )
+    return {"device": device.name, "version": device.version, "operations": rows}

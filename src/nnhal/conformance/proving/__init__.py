@@ -1,0 +1,1 @@
+"""Which form of an operation is right on this processor: `hard` calls, run by a `worker`, judged and kept by `run`."""

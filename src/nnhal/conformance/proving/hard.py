@@ -1,0 +1,282 @@
+"""Calls that a fast kernel fails where it is not exact: all ends of the quantised types, odd sizes, sums that are long.
+
+An engine multiplies 8 bits in pairs and adds up in 16 where the processor has nothing better, which saturates; it sums up in
+16 or 32 bits, or in bfloat16; it forgets what is left over beside whole vectors. So the rows of an input and the channels of
+weights have all there is of one end, of the other, of both in turn; depths are 1, 3, 17 and 33; outputs are as coarse as the
+greatest sum needs, and finer. What is not of these families, and more of those that are, is drawn (`conformance.draw`).
+"""
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nnhal.base.codes import Activation, OperandType, Padding
+from nnhal.base.errors import InvalidModel
+from nnhal.base.operands import Array, ChannelQuant, Value, dtype_of
+from nnhal.base.records import replace
+from nnhal.conformance.draw import Call, Cell, cells, contents, draw
+from nnhal.ops import OPS
+from nnhal.ops.schema import F32, I32, Q8, Q8PC, REQUIRED, Form, bind
+
+DEPTHS = 1, 3, 17, 33
+FINER = 1, 8, 64  # the output's scale than the greatest sum needs
+LONG = 300, 40_000  # products of a sum; so many of the ends exceed 32 bits
+SCALE, WEIGHT_SCALE = 0.5, 0.25
+CHANNELS = 4.0, 2.0**12  # times the least scale of a channel that the greatest is
+MAGNITUDES: dict[int, tuple[float, ...]] = {
+    F32: (1.0, 1e15, 1e-15, 1e-22)
+}  # of floats; their products are finite, or nearly 0
+WIDE_WINDOW = 17  # more elements than sums of 16 bits hold
+ROWS = 6
+
+C = TypeVar("C")
+Pattern = Callable[[np.random.Generator, int, int, int], Array]
+
+
+def _in_turn(times: int) -> Pattern:
+    return lambda _, count, low, high: np.where(np.arange(count) // times % 2, low, high)
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    lambda _, count, low, high: np.full(count, high),
+    lambda _, count, low, high: np.full(count, low),
+    _in_turn(1),
+    _in_turn(2),
+    lambda rng, count, low, high: rng.choice([low, high], count),
+    lambda rng, count, low, high: rng.integers(low, high, count, endpoint=True),
+)
+
+
+def hard_calls(operation: str, kind: int, seed: int = 0) -> Iterator[Call]:
+    """Calls of an operation of its own type `kind`, the same for a seed; those of its family first, then drawn ones."""
+    rng = np.random.default_rng([zlib.crc32(operation.encode()), kind, seed])
+    if operation in FAMILIES:
+        for number, made in enumerate(FAMILIES[operation](Maker(operation, kind, rng))):
+            arguments, given, out = made
+            try:
+                yield _call(operation, kind, arguments, given, out)
+            except InvalidModel as error:  # zero points that the type does not have
+                if number == 0:
+                    raise AssertionError(f"{operation}: {error}") from error
+    for cell in cells([operation]):
+        if cell.kind == kind:
+            yield draw(cell, rng)
+
+
+Made = tuple[
+    dict[str, Any], Sequence[str], tuple[float, int]
+]  # arguments, those given at run time, output's quantisation
+
+
+class Maker:
+    """What the calls of an operation are made of: `turn` counts them, so that what is not multiplied out takes turns."""
+
+    def __init__(self, operation: str, kind: int, rng: np.random.Generator) -> None:
+        self.operation, self.kind, self.rng, self.turn = operation, kind, rng, 0
+        self.quantised = dtype_of(kind).itemsize == 1
+
+    def turns(self, cases: Iterable[C]) -> Iterator[C]:
+        """These, counted."""
+        for self.turn, case in enumerate(cases):
+            yield case
+
+    def next(self, choices: Sequence[Any], every: int = 1) -> Any:
+        """One of these, another one each `every` calls."""
+        return choices[self.turn // every % len(choices)]
+
+    def zero_points(self) -> tuple[int, ...]:
+        """Both ends and the middle."""
+        if not self.quantised:
+            return (0,)
+        limits = np.iinfo(dtype_of(self.kind))
+        return int(limits.min), (int(limits.min) + int(limits.max) + 1) // 2, int(limits.max)
+
+    def tensor(self, shape: Sequence[int], zero: int = 0, scale: float = SCALE, axis: int = 0) -> Value:
+        """Quantised: each slice along the axis has a pattern of the type's ends; other types: numbers of a magnitude."""
+        shape = tuple(shape)
+        if not self.quantised:
+            data = contents(self.rng, self.kind, shape, "ordinary")
+            if self.kind != I32:
+                data = data * np.asarray(self.next(MAGNITUDES.get(self.kind, (1.0,))), data.dtype)
+            return Value(self.kind, shape, data=data)
+        limits = np.iinfo(dtype_of(self.kind))
+        data = self.pattern(shape, axis, int(limits.min), int(limits.max))
+        return Value(self.kind, shape, scale, zero, data=data.astype(limits.dtype))
+
+    def pattern(self, shape: Sequence[int], axis: int, low: int, high: int) -> Array:
+        """Slices along an axis, each of another pattern."""
+        count = shape[axis]
+        rest = [n for i, n in enumerate(shape) if i != axis]
+        slices = [
+            PATTERNS[(n + self.turn) % len(PATTERNS)](self.rng, math.prod(rest), low, high).reshape(rest)
+            for n in range(count)
+        ]
+        return np.stack(slices, axis)
+
+    def weights(self, shape: Sequence[int], zero: int, axis: int, per_channel: float = 0) -> Value:
+        """per_channel: the ratio of the scales of channels, 0 for one scale."""
+        if not per_channel:
+            return self.tensor(shape, zero, WEIGHT_SCALE, axis)
+        least = WEIGHT_SCALE / per_channel
+        scales = [float(np.float32(least * per_channel ** (n / max(1, shape[axis] - 1)))) for n in range(shape[axis])]
+        data = self.pattern(shape, axis, -127, 127).astype(np.int8)
+        return Value(Q8PC, tuple(shape), channel=ChannelQuant(tuple(scales), axis), data=data)
+
+    def bias(self, x: Value, weights: Value, channels: int, terms: int) -> Value:
+        """Of about the size of the sums."""
+        if not self.quantised:
+            data = contents(self.rng, self.kind, (channels,), "ordinary")
+            return Value(self.kind, (channels,), data=data * np.asarray(self.next((1.0, 0.0)), data.dtype))
+        reach = min(self.next((0, 127, 5000)) * terms, 2**30)
+        data = self.rng.integers(-reach, reach, channels, endpoint=True).astype(np.int32)
+        scale = 0.0 if weights.channel else float(np.float32(x.scale * weights.scale))
+        return Value(I32, (channels,), scale, data=data)
+
+    def products(self) -> Iterator[tuple[int, int, int]]:
+        """Zero points of input and weights, and how many products a sum has: all zero points, and long sums besides."""
+        pairs = [(x, w) for x, w, _ in self.all_weights()]
+        sizes = [(*pair, DEPTHS[n % len(DEPTHS)]) for n, pair in enumerate(pairs)]
+        some = dict.fromkeys((pairs[0], pairs[len(pairs) // 2], pairs[-1]))
+        long = [(*pair, size) for size in LONG for pair in some]
+        yield from self.turns([*sizes, *long])
+
+    def output(self, reach: float, *, coarse: bool = False) -> tuple[float, int]:
+        """Scale and zero point for results of up to this magnitude, in turn: as coarse as that needs, or finer."""
+        if not self.quantised:
+            return 0.0, 0
+        if coarse:
+            return float(np.float32(2 * reach / 255)), self.zero_points()[1]
+        zero = self.next(self.zero_points()[::-1], len(FINER))
+        return float(np.float32(2 * reach / 255 / self.next(FINER))), zero
+
+    def all_weights(self) -> Iterator[tuple[int, int, float]]:
+        """Zero points of input and weights, and the ratio of the scales of channels."""
+        if not self.quantised:
+            yield from ((0, 0, 0.0) for _ in range(3 * len(DEPTHS)))
+            return
+        zeros = self.zero_points()
+        yield from ((x, w, 0.0) for x, w in product(zeros, zeros if self.kind == Q8 else (0, *zeros)))
+        if self.operation not in ("FULLY_CONNECTED", "BATCH_MATMUL"):
+            yield from ((x, 0, ratio) for x, ratio in product(zeros, CHANNELS))
+
+
+def _reach(x: Value, weights: Value, terms: int) -> float:
+    """The greatest magnitude that a sum of so many products can have."""
+    if not x.scale:
+        return 0.0
+    far_x, far_w = (
+        max(abs(limit - v.zero_point) for limit in (np.iinfo(v.array.dtype).min, np.iinfo(v.array.dtype).max))
+        for v in (x, weights)
+    )
+    return float(terms * far_x * far_w * x.scale * (max(weights.channel.scales) if weights.channel else weights.scale))
+
+
+def _convolutions(m: Maker) -> Iterator[Made]:
+    transposed, depthwise, grouped = (
+        m.operation == n for n in ("TRANSPOSE_CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D")
+    )
+    for zero, weight_zero, ratio in m.turns(m.all_weights()):
+        depth, (high, wide) = m.next(DEPTHS), m.next(((3, 3), (1, 1), (2, 3)))
+        units, more = m.next((17, 1, 3, 33), 3), {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
+        shape, axis, terms = (units, high, wide, depth), 0, depth * high * wide
+        if depthwise:
+            more["depth_multiplier"] = times = m.next((1, 3), 2)
+            shape, axis, terms = (1, high, wide, depth * times), 3, high * wide
+        elif grouped:
+            more["groups"], inner, depth = 3, depth, 3 * depth
+            shape, terms = (3 * m.next((1, 5)), high, wide, inner), inner * high * wide
+        x = m.tensor((ROWS, 4, 5, depth), zero)
+        weights = m.weights(shape, weight_zero, axis, ratio)
+        if transposed:
+            more |= dict.fromkeys(("pad_left", "pad_right", "pad_top", "pad_bottom"), 0)
+        else:
+            more["scheme"] = m.next((Padding.SAME, Padding.VALID), 2)
+        if transposed or grouped:
+            more["nchw"] = False
+        stride = m.next((1, 2))
+        arguments = {"input": x, "filter": weights, "bias": m.bias(x, weights, shape[axis], terms), **more}
+        arguments |= {"stride_w": stride, "stride_h": stride}
+        yield arguments, ["input"], m.output(_reach(x, weights, terms))
+
+
+def _fully_connected(m: Maker) -> Iterator[Made]:
+    for zero, weight_zero, size in m.products():
+        units = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
+        x, weights = m.tensor((ROWS, size), zero), m.weights((units, size), weight_zero, 0)
+        arguments = {"input": x, "weights": weights, "bias": m.bias(x, weights, units, size)}
+        arguments |= {"activation": m.next((Activation.NONE, Activation.RELU), 4)}
+        yield arguments, ["input"], m.output(_reach(x, weights, size), coarse=size in LONG)
+
+
+def _matrices(m: Maker) -> Iterator[Made]:
+    for zero, other, size in m.products():
+        columns = m.next((3, 1) if size in LONG else (17, 1, 3, 33), 2)
+        x, y = m.tensor((2, ROWS, size), zero, axis=1), m.tensor((2, size, columns), other, WEIGHT_SCALE, axis=2)
+        arguments = {"x": x, "y": y, "adj_x": False, "adj_y": False}
+        given = m.next((["x", "y"], ["x"]))
+        yield arguments, given, m.output(_reach(x, y, size), coarse=size in LONG)
+
+
+def _elementwise(m: Maker) -> Iterator[Made]:
+    shapes = (
+        ((ROWS, 33), (33,)),
+        ((ROWS, 17), (ROWS, 17)),
+        ((ROWS, 3), (1, 3)),
+        ((ROWS, 1), (ROWS, 33)),
+        ((67,), (67,)),
+    )
+    scales = (0.5, 0.5), (0.5, 2.0**-8), (8.0, 0.01)
+    for zero, other in m.turns(product(m.zero_points() * 2, m.zero_points() * 2)):
+        (shape, second), (scale, its) = m.next(shapes), m.next(scales, 2)
+        x, y = m.tensor(shape, zero, scale, axis=len(shape) - 1), m.tensor(second, other, its, axis=len(second) - 1)
+        reach = 255 * 255 * scale * its if m.operation == "MUL" else 255 * (scale + its)
+        given = m.next((["input1", "input2"], ["input1"]))
+        yield {"input1": x, "input2": y, "activation": Activation.NONE}, given, m.output(reach)
+
+
+def _pools(m: Maker) -> Iterator[Made]:
+    for zero in m.turns(m.zero_points() * len(DEPTHS) if m.quantised else range(len(DEPTHS) * 2)):
+        window, x = m.next((2, 3, WIDE_WINDOW)), m.tensor((ROWS, 19, 18, m.next(DEPTHS)), zero if m.quantised else 0)
+        arguments = {"input": x, "scheme": m.next((Padding.VALID, Padding.SAME), 2), "activation": Activation.NONE}
+        arguments |= {"stride_w": 1, "stride_h": 2, "filter_w": window, "filter_h": window}
+        yield arguments, ["input"], (x.scale, x.zero_point)
+
+
+FAMILIES: dict[str, Callable[[Maker], Iterator[Made]]] = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "TRANSPOSE_CONV_2D"), _convolutions),
+    "FULLY_CONNECTED": _fully_connected,
+    "BATCH_MATMUL": _matrices,
+    **dict.fromkeys(("ADD", "SUB", "MUL"), _elementwise),
+    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"), _pools),
+}
+
+
+def _call(operation: str, kind: int, arguments: dict[str, Any], given: Sequence[str], out: tuple[float, int]) -> Call:
+    """A call of the form that has these arguments."""
+    op = OPS[operation]
+    number, form = next((n, form) for n, form in enumerate(op.forms) if arguments.keys() <= {a.name for a in form})
+    inputs = _inputs(form, arguments)
+    outputs = [Value(kind, None, *out)]
+    bound = bind(op, inputs, outputs)
+    made = tuple(replace(v, shape=s) for v, s in zip(outputs, bound.shapes, strict=True))
+    places = tuple(form.places[name] for name in given)
+    return Call(Cell(op, number, kind, "hard"), tuple(inputs), made, places, bound)
+
+
+def _inputs(form: Form, arguments: dict[str, Any]) -> list[Value | None]:
+    """The arguments in order, trailing ones left out."""
+    inputs: list[Value | None] = []
+    for argument in form:
+        if argument.name not in arguments:
+            assert argument.default is not REQUIRED, argument.name
+            break
+        value = arguments[argument.name]
+        if not isinstance(value, Value):
+            code = OperandType.BOOL if isinstance(value, bool) else OperandType.INT32
+            value = Value(code, data=np.asarray(int(value), dtype_of(code)))
+        inputs.append(value)
+    return inputs

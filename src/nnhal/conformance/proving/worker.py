@@ -1,0 +1,133 @@
+"""A process that proves forms: `nnhal.conformance.worker`, with an operation in one form for an item."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.answers import may_be_own
+from nnhal.base.codes import type_name
+from nnhal.base.errors import InvalidArgument, NnhalError, told
+from nnhal.base.operands import Array, quantised
+from nnhal.conformance.differential import arrays_of, judge, model_of, run
+from nnhal.conformance.draw import Call
+from nnhal.conformance.proving.hard import hard_calls
+from nnhal.conformance.proving.run import FormItem, ProofOutcome
+from nnhal.conformance.worker import Worker, serve_with
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.runtime import discovery
+
+MOST = 200  # characters of what an engine said
+BEYOND = 1e3  # times the greatest element: a share says nothing there
+
+
+class _Judged(NamedTuple):
+    """As of `ProofOutcome`."""
+
+    verdict: str
+    reason: str = ""
+    detail: str = ""
+
+
+class _Prover(Worker):
+    """Runs each form on hard calls."""
+
+    def run(self, of: object, items: Sequence[FormItem]) -> Iterator[ProofOutcome]:
+        for item in items:
+            begin = time.monotonic_ns()
+            self.at("loading")
+            proofs = self.device.cached_as.proofs
+            if proofs is None:
+                raise InvalidArgument(f"device {self.device.name}: has no forms to prove")
+            found = self._proved(proofs.in_form(item.operation, item.type, item.form), item)
+            yield ProofOutcome(*item, found.verdict, found.reason, time.monotonic_ns() - begin, found.detail)
+
+    def _proved(self, device: Device, item: FormItem) -> "_Judged":
+        """Whether every call is right, or refused with a reason; one at least has to run."""
+        refused, worst, ran = "", Wrong(), 0
+        for call in hard_calls(item.operation, item.type):
+            try:
+                why = compared(device, call, worst, self.at)
+            except NnhalError as error:
+                return _Judged("failed", _failure(str(error), device.name), f"{call.cell}: {error}")
+            except BaseException as error:
+                if may_be_own(error):
+                    raise
+                return _Judged("failed", _failure(told(error), device.name), f"{call.cell}: {told(error)}")
+            refused, ran = refused or why, ran + (not why)
+        if not ran:
+            return _Judged("unsupported", refused or f"there is no call of {type_name(item.type)}")
+        return _Judged("failed", worst.told, worst.problem) if worst.problem else _Judged("passed")
+
+
+def _failure(message: str, name: str) -> str:
+    """What an engine said, in a line; there is but one device."""
+    line = " ".join(message.split())
+    for prefix in (f"device {name}: ", f"{name}: "):
+        line = line.removeprefix(prefix)
+    return f"fails: {line if len(line) <= MOST else line[:MOST] + ' ...'}"
+
+
+class Wrong:
+    """What was wrong of all calls of a form."""
+
+    def __init__(self) -> None:
+        self.problem, self.steps, self.share = "", 0.0, 0.0
+
+    def note(self, call: Call, problem: str, wanted: Sequence[Array | None], actual: Sequence[Array | None]) -> None:
+        """One call was: by how much."""
+        self.problem = self.problem or f"{call.cell}: {problem}"
+        for w, a in zip(wanted, actual, strict=True):
+            if w is None or a is None or w.shape != a.shape or w.dtype.kind not in "iuf" or not w.size:
+                continue
+            with np.errstate(all="ignore"):
+                off = np.abs(a.astype(np.float64) - w.astype(np.float64))
+                share = float(
+                    np.nan_to_num(off, nan=np.inf).max() / max(float(np.abs(w.astype(np.float64)).max()), 1e-300)
+                )
+            if quantised(call.outputs[0].type):
+                self.steps = max(self.steps, float(off.max()))
+            else:
+                self.share = max(self.share, share)
+
+    @property
+    def told(self) -> str:
+        """In a few words."""
+        if self.steps > 1:
+            return f"is off by {self.steps:g} steps on this processor"
+        if 0 < self.share < BEYOND:
+            return f"is off by {self.share:.2g} of the greatest element on this processor"
+        return f"is wrong on this processor ({self.problem})"
+
+
+def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], object] = str) -> str:
+    """Run a call on a device and on the reference; why the device refuses it, "" where it was run. worst: is told.
+
+    at: is told whose turn it is, for each has its own time.
+    """
+    model, hints = model_of(call), Hints(threads=1)
+    at("consider")
+    claims = considered_by(device, model, hints)
+    with ExitStack() as held:
+        held.callback(claims.let_go)
+        if refused := claims.refused():
+            return next(iter(refused.values()))
+        at("prepare")
+        theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
+        at("run")
+        actual = run(theirs, arrays_of(call))
+        at("reference")
+        mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
+        wanted = run(mine, arrays_of(call))
+    problem = judge(call, wanted, actual, device.relaxations)
+    if problem:
+        worst.note(call, problem, wanted, actual)
+    return ""
+
+
+def main() -> None:
+    """Prove forms."""
+    serve_with(_Prover)

@@ -1,0 +1,33 @@
+"""How far a device is off at the ends of the quantised types."""
+
+from collections import Counter
+
+import numpy as np
+
+from nnhal.conformance.differential import arrays_of, model_of, run
+from nnhal.conformance.proving.hard import hard_calls
+from nnhal.hal.claims import considered_by
+from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.runtime import discovery
+
+
+def off(device: Device, operation: str, kind: int) -> tuple[str, Counter[str]]:
+    """The worst result of all hard calls, "" where all are within a step, and how many were run and refused."""
+    worst, problem, came = 1, "", Counter[str]()
+    for call in hard_calls(operation, kind, seed=1):
+        model, hints = model_of(call), Hints(threads=1)
+        claims = considered_by(device, model, hints)
+        if claims.refused():
+            claims.let_go()
+            came["refused"] += 1
+            continue
+        theirs, mine = prepared_by(device, model, claims.hints(hints)), prepared_by(discovery.cpu(), model, Hints())
+        (actual,), (wanted,) = run(theirs, arrays_of(call)), run(mine, arrays_of(call))
+        theirs.close()
+        claims.let_go()
+        assert actual is not None and wanted is not None and actual.dtype == wanted.dtype
+        came["run"] += 1
+        steps = int(np.abs(actual.astype(int) - wanted.astype(int)).max(initial=0))
+        if steps > worst:
+            worst, problem = steps, f"{call.cell}: off by {steps} steps"
+    return problem, came

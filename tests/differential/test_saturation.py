@@ -1,0 +1,66 @@
+"""At the ends of every quantised type every device is within one step, whichever form it runs an operation in.
+
+Every device runs hard calls in the form that it takes by itself. One that knows several forms is proved first, in a process
+of its own; then it runs the forms that were found right, and the exact ones, on calls that the proof has not seen.
+"""
+
+import pytest
+
+from nnhal.base.codes import type_name
+from nnhal.base.operands import quantised
+from nnhal.conformance.proving.hard import FAMILIES
+from nnhal.conformance.proving.run import found_by, run_proofs, to_prove
+from nnhal.conformance.subject import Subject
+from nnhal.hal.choices import Proved
+from nnhal.hal.device import Device
+from nnhal.ops import OPS
+from nnhal.runtime import discovery
+from tests.differential.ends import off
+
+DEVICES = [found.name for found in discovery.found() if found.device is not None and found.name != "reference"]
+CELLS = [(name, kind) for name in FAMILIES for kind in OPS[name].types if quantised(kind)]
+LEAST = 5  # calls of an operation and type that a device that claims it at all has to run
+
+_found: dict[str, dict[tuple[str, int], Proved]] = {}
+
+
+def proved(device: Device) -> dict[tuple[str, int], Proved]:
+    """What a proof finds on this processor, of the operations that are looked at here."""
+    if device.name not in _found:
+        choices = [c for c in to_prove(device) if (c.operation, c.type) in CELLS]
+        results = run_proofs(Subject(device=device.name, timeout=60), choices, jobs=1) if choices else ()
+        _found[device.name] = found_by([o for some, _, _ in results for o in some.outcomes], choices)
+    return _found[device.name]
+
+
+def forms(device: Device, operation: str, kind: int) -> dict[str, Device]:
+    """The device as it is, in the form that a proof finds, and in its exact form."""
+    found = {"as it is": device}
+    for choice in to_prove(device):
+        if (choice.operation, choice.type) == (operation, kind):
+            assert device.proofs is not None
+            right = proved(device).get((operation, kind))
+            for form in dict.fromkeys([*([right.form] if right else []), choice.known[-1]]):
+                if form is not None and (right is None or right.form is not None):
+                    found[form] = device.proofs.in_form(operation, kind, form)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"), CELLS, ids=[f"{n}-{type_name(k).removeprefix('TENSOR_')}" for n, k in CELLS]
+)
+@pytest.mark.parametrize("name", DEVICES)
+def test_every_form_that_may_run_is_within_one_step_at_the_ends_of_the_type(
+    name: str, operation: str, kind: int
+) -> None:
+    for form, device in forms(discovery.load_one(name), operation, kind).items():
+        problem, came = off(device, operation, kind)
+        assert not problem, f"{name}, {form}: {problem}"
+        assert came["run"] >= LEAST or came["run"] == 0, f"{name}, {form}: {came}"
+
+
+@pytest.mark.parametrize("name", [name for name in DEVICES if name in ("litert", "openvino", "onnxruntime")])
+def test_engines_take_what_is_looked_at_here(name: str) -> None:
+    """A device that refused all it is asked would be within one step, too."""
+    taken = sum(off(discovery.load_one(name), operation, kind)[1]["run"] > 0 for operation, kind in CELLS[:8])
+    assert taken >= 4
