@@ -50,7 +50,7 @@ def _stable(trial: Trial, what: str, ask: Callable[[Device], Any]) -> None:
 
 
 def _difference(first: Any, second: Any) -> str:
-    names = first._fields if hasattr(first, "_fields") else vars(first)
+    names = first._fields if hasattr(first, "_fields") else first.__struct_fields__
     changed = [name for name in names if getattr(first, name) != getattr(second, name)]
     before, after = (str(getattr(each, changed[0])) for each in (first, second))
     return f"{changed[0]} is {before[:100]}, then {after[:100]}"
@@ -201,8 +201,9 @@ def hints(trial: Trial) -> None:
 
 
 def _told(each: Hints) -> str:
-    default = vars(Hints(threads=1))
-    changed = [f"{name} {value!s}" for name, value in vars(each).items() if value != default[name]]
+    default = Hints(threads=1)
+    values = [(name, getattr(each, name)) for name in each.__struct_fields__]
+    changed = [f"{name} {value!s}" for name, value in values if value != getattr(default, name)]
     return ", ".join(changed) or "the default hints"
 
 
