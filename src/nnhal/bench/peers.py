@@ -1,25 +1,44 @@
-"""Engines called directly, without nnhal, to compare with. Imported by benchmarks only."""
+"""Engines called directly, without nnhal, to compare with: each as its users call it, with its best correct settings."""
 
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+import numpy as np
+
+from nnhal.base.errors import BadFile, DeviceUnavailable, InvalidArgument
 from nnhal.base.operands import Array
 from nnhal.runtime import discovery
 
-PEERS = ("litert",)
+
+class Peer(ABC):
+    """An engine on a model. load_ns, compile_ns: what reading and preparing it took; shapes: of its inputs."""
+
+    load_ns = compile_ns = 0
+
+    @property
+    @abstractmethod
+    def shapes(self) -> list[list[int]]:
+        """The shapes of the inputs now; -1 for a dimension that is open."""
+
+    @abstractmethod
+    def resize(self, shapes: Sequence[Sequence[int]]) -> None:
+        """Give the inputs other shapes."""
+
+    @abstractmethod
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        """Set the inputs, run, get the outputs."""
 
 
-class LiteRT:
-    """LiteRT's interpreter on a file: inputs set, invoked, outputs got, as its users do."""
+class LiteRT(Peer):
+    """LiteRT's interpreter on a `.tflite` file."""
 
     def __init__(self, source: Path | bytes, threads: int, *, xnnpack: bool = True) -> None:
-        try:
+        with needed("litert", "ai-edge-litert"):
             from ai_edge_litert import interpreter as litert  # noqa: TID251 (a peer is an engine)
-        except ImportError:
-            raise DeviceUnavailable("the peer litert needs ai-edge-litert: pip install 'nnhal[litert]'") from None
         discovery.load_one("litert")  # the driver keeps the engine's greeting off stderr
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         where = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
@@ -34,8 +53,13 @@ class LiteRT:
         self._in = [d["index"] for d in self.inputs]
         self._out = [d["index"] for d in self.outputs]
 
+    @property
+    def shapes(self) -> list[list[int]]:
+        """As of `Peer`."""
+        return [[int(size) for size in d["shape"]] for d in self._engine.get_input_details()]
+
     def resize(self, shapes: Sequence[Sequence[int]]) -> None:
-        """Give the inputs other shapes."""
+        """As of `Peer`."""
         for index, shape in zip(self._in, shapes, strict=True):
             self._engine.resize_tensor_input(index, list(shape))
         self._engine.allocate_tensors()
@@ -45,15 +69,134 @@ class LiteRT:
         self._engine.reset_all_variables()
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
-        """Set, invoke, get."""
+        """As of `Peer`."""
         for index, array in zip(self._in, inputs, strict=True):
             self._engine.set_tensor(index, array)
         self._engine.invoke()
         return [self._engine.get_tensor(index) for index in self._out]
 
 
-def peer(name: str, path: Path | bytes, threads: int) -> LiteRT:
-    """A peer engine by name, on a model file or its bytes."""
-    if name not in PEERS:
+class OpenVINO(Peer):
+    """OpenVINO's CPU plugin on a `.tflite` or `.onnx` file: float32 as float32, 8-bit products where they are exact."""
+
+    def __init__(self, source: Path | bytes, threads: int) -> None:
+        with needed("openvino", "openvino"):
+            import openvino  # noqa: TID251 (a peer is an engine)
+        self._core: Any = openvino.Core()
+        self._settings = {
+            "INFERENCE_PRECISION_HINT": "f32",  # bfloat16 otherwise, on processors that have it
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+        }
+        if "vnni" not in Path("/proc/cpuinfo").read_text("ascii", "replace"):
+            self._settings["LP_TRANSFORMS_MODE"] = "NO"  # they saturate
+        start = time.perf_counter_ns()
+        try:
+            self._model: Any = self._core.read_model(source if isinstance(source, bytes) else str(source))
+        except RuntimeError as error:
+            raise BadFile(f"openvino cannot read the model: {str(error).strip().splitlines()[-1]}") from None
+        self.load_ns = time.perf_counter_ns() - start
+        self._prepare()
+
+    def _prepare(self) -> None:
+        start = time.perf_counter_ns()
+        compiled = self._core.compile_model(self._model, "CPU", self._settings)
+        self._request: Any = compiled.create_infer_request()
+        self._ins: list[Any] = []  # views of the tensors, made for the first run: one of open shape has none before
+        self._out = range(len(compiled.outputs))
+        self.compile_ns = time.perf_counter_ns() - start
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """As of `Peer`."""
+        return [[d.get_length() if d.is_static else -1 for d in each.partial_shape] for each in self._model.inputs]
+
+    def resize(self, shapes: Sequence[Sequence[int]]) -> None:
+        """As of `Peer`."""
+        self._model.reshape(dict(zip(self._model.inputs, map(list, shapes), strict=True)))
+        self._prepare()
+
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        """As of `Peer`."""
+        if not self._ins:
+            self._ins = [self._request.get_input_tensor(n).data for n in range(len(inputs))]
+        for view, array in zip(self._ins, inputs, strict=True):
+            view[...] = array
+        self._request.infer()
+        return [self._request.get_output_tensor(n).data.copy() for n in self._out]
+
+
+class ONNXRuntime(Peer):
+    """ONNX Runtime's CPU provider on an `.onnx` file, its inputs and outputs bound to memory."""
+
+    def __init__(self, source: Path | bytes, threads: int) -> None:
+        with needed("onnxruntime", "onnxruntime"):
+            import onnxruntime  # noqa: TID251 (a peer is an engine)
+        self._ort: Any = onnxruntime
+        onnxruntime.disable_telemetry_events()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 4
+        start = time.perf_counter_ns()
+        try:
+            given = source if isinstance(source, bytes) else str(source)
+            self._session: Any = onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise BadFile(f"onnxruntime cannot read the model: {str(error).strip().splitlines()[-1]}") from None
+        self.compile_ns = time.perf_counter_ns() - start  # reading is part of it
+        self._shapes = [[d if isinstance(d, int) else -1 for d in each.shape] for each in self._session.get_inputs()]
+        self._in = [each.name for each in self._session.get_inputs()]
+        self._out = [each.name for each in self._session.get_outputs()]
+        self._bound: Any = None
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        """As of `Peer`."""
+        return self._shapes
+
+    def resize(self, shapes: Sequence[Sequence[int]]) -> None:
+        """As of `Peer`: a session takes what its open dimensions allow."""
+        self._shapes, self._bound = [list(shape) for shape in shapes], None
+
+    def _bind(self, inputs: Sequence[Array]) -> list[Array]:
+        found: list[Array] = self._session.run(self._out, dict(zip(self._in, inputs, strict=True)))
+        self._bound = self._session.io_binding()
+        self._ins = [np.array(x) for x in inputs]  # its own memory, bound once
+        self._outs = [np.empty_like(y) for y in found]
+        for name, x in zip(self._in, self._ins, strict=True):
+            self._bound.bind_input(name, "cpu", 0, x.dtype, x.shape, x.ctypes.data)
+        for name, y in zip(self._out, self._outs, strict=True):
+            self._bound.bind_output(name, "cpu", 0, y.dtype, y.shape, y.ctypes.data)
+        return found
+
+    def __call__(self, inputs: Sequence[Array]) -> list[Array]:
+        """As of `Peer`. What the first run gave says how large outputs are: models whose outputs differ are not for this."""
+        if self._bound is None:
+            return self._bind(inputs)
+        for mine, array in zip(self._ins, inputs, strict=True):
+            mine[...] = array
+        self._session.run_with_iobinding(self._bound)
+        return [y.copy() for y in self._outs]
+
+
+KINDS: dict[str, type[LiteRT] | type[OpenVINO] | type[ONNXRuntime]] = {
+    "litert": LiteRT,
+    "openvino": OpenVINO,
+    "onnxruntime": ONNXRuntime,
+}
+PEERS = tuple(KINDS)
+
+
+@contextmanager
+def needed(name: str, package: str) -> Iterator[None]:
+    """DeviceUnavailable with what to install where importing an engine fails."""
+    try:
+        yield
+    except ImportError:
+        raise DeviceUnavailable(f"the peer {name} needs {package}: pip install 'nnhal[{name}]'") from None
+
+
+def peer(name: str, source: Path | bytes, threads: int) -> Peer:
+    """A peer engine by name, on a model file or its bytes; BadFile where it does not read such files."""
+    if name not in KINDS:
         raise InvalidArgument(f"peer is {name!r}, must be one of {', '.join(PEERS)}")
-    return LiteRT(path, threads)
+    return KINDS[name](source, threads)

@@ -132,7 +132,7 @@ def _compare(
     engine = peer(name, path, options["threads"])
     shapes = [list(x.shape) for x in inputs]
     start = time.perf_counter_ns()
-    if shapes != [list(d["shape"]) for d in engine.inputs]:
+    if shapes != engine.shapes:
         engine.resize(shapes)
     prepared = engine.compile_ns + time.perf_counter_ns() - start
 
