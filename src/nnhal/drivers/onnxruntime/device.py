@@ -9,13 +9,13 @@ from nnhal.base.errors import InvalidArgument, UnsupportedModel
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
-from nnhal.drivers.onnxruntime import elementwise, layers, shapes
+from nnhal.drivers.onnxruntime import elementwise, layers, recurrent, shapes
 from nnhal.drivers.onnxruntime.graph import TABLE, OnnxGraph, OnnxTask
 from nnhal.drivers.onnxruntime.session import OnnxSession, engine
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
-FAMILIES = (elementwise, layers, shapes)  # importing them fills the table
+FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them fills the table
 CPU = "CPUExecutionProvider"
 MOST_THREADS = 4  # where the application states no number
 

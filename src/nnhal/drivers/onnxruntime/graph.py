@@ -5,6 +5,7 @@ turned round, and a zero point that is greater by 128.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,6 +202,7 @@ class OnnxTask(LoweringTask):
     def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
         super().__init__(a, operation)
         self.graph, self.node, self.constant = graph, graph.node, graph.constant
+        self.steps_of = 1  # in time
 
     def x(self, name: str) -> str:
         """The tensor of an argument as it is stored."""
@@ -221,7 +223,6 @@ class OnnxTask(LoweringTask):
 
     def shape(self, sizes: Sequence[int | None]) -> str:
         """A shape, of which one dimension may be open."""
-        self.require(0 not in sizes, "a dimension of 0 has no meaning to ONNX Runtime here")
         open_ones = [-1 if n is None else n for n in sizes]
         if open_ones.count(-1) > 1:
             self.require_known_sizes(sizes)
@@ -234,6 +235,10 @@ class OnnxTask(LoweringTask):
     def reshaped(self, x: str, sizes: Sequence[int | None]) -> str:
         """A tensor in another shape."""
         return self.node("Reshape", x, self.shape(sizes))
+
+    def made(self, number: int = 0) -> Value:
+        """An output with the shape that it turns out to have."""
+        return replace(self.a.outs[number], shape=self.a.shapes[number])
 
     def ints(self, *numbers: int) -> str:
         """Whole numbers as nodes take them."""

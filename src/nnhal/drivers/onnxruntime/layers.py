@@ -181,7 +181,8 @@ def transposed_convolution(t: OnnxTask) -> None:
     """What lies behind the last product is put there afterwards, before the bias."""
     a = t.a
     require_exact(t, a.filter, 0)
-    reach, sizes = (spread(a, "h"), spread(a, "w")), (a.out_h, a.out_w)
+    made = t.made().known
+    reach, sizes = (spread(a, "h"), spread(a, "w")), made[2:] if a.nchw else made[1:3]
     before = cut(a, "h"), cut(a, "w")
     after = [r - b - size for r, b, size in zip(reach, before, sizes, strict=True)]
     pads = (*before, *(max(0, n) for n in after))
@@ -304,7 +305,9 @@ def instance_normalisation(t: OnnxTask) -> None:
 def nearest(t: OnnxTask) -> None:
     """Elements are picked along height and width, by the very places of the definition."""
     a, y = t.a, t.x("input")
-    for axis, (size, new) in enumerate(((a.height, a.new_h), (a.width, a.new_w)), 2 if a.nchw else 1):
+    sizes, first = t.made().known, 2 if a.nchw else 1
+    for axis, size in enumerate((a.height, a.width), first):
+        new = sizes[axis]
         index = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0)).astype(np.int64)
         y = t.node("Gather", y, t.constant(np.clip(index, 0, size - 1), np.int64), axis=axis)
     t.put(y)
@@ -315,9 +318,10 @@ def bilinear(t: OnnxTask) -> None:
     """By size: one that is given by a scale is rounded before."""
     a = t.a
     grid = "align_corners" if a.align_corners else "half_pixel" if a.half_pixel_centers else "asymmetric"
-    sizes = t.ints(a.batch, a.depth, a.new_h, a.new_w)
+    sizes = t.made().known
+    sizes = sizes if a.nchw else (sizes[0], sizes[3], sizes[1], sizes[2])
     x = t.image(t.real("input"))
-    t.give(t.as_given(t.node("Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=grid)))
+    t.give(t.as_given(t.node("Resize", x, "", "", t.ints(*sizes), mode="linear", coordinate_transformation_mode=grid)))
 
 
 _ = INT32, Array

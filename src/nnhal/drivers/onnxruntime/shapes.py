@@ -28,7 +28,9 @@ ALL = 2**62  # as an end: to the last
 @entry("RESHAPE", "EXPAND_DIMS", "SQUEEZE", types=MOVED)
 def reshape(t: OnnxTask) -> None:
     """The output's shape says it."""
-    t.put(t.reshaped(t.x("input"), t.a.shapes[0] or t.a.out.dims))
+    if t.a.shapes[0] is None or None in t.a.shapes[0]:
+        t.array("shape" if t.name == "RESHAPE" else "input")
+    t.put(t.reshaped(t.x("input"), t.made().dims))
 
 
 @entry("TRANSPOSE", types=MOVED)
