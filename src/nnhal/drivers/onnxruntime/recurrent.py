@@ -44,14 +44,14 @@ def turned(t: OnnxTask, weights: str) -> str:
 # ------------------------------------------------------------------------------------------------------------------ LSTM
 
 
-def gates(t: OnnxTask, way: str, stem: str) -> list[str]:
+def gates(t: OnnxTask, way: str, stem: str) -> dict[int, str]:
     """What each gate has of the name; that of a coupled input gate is the forget gate's with another sign, as
-    1 - sigmoid(x) = sigmoid(-x). None of a peephole that is not there.
+    1 - sigmoid(x) = sigmoid(-x).
     """
     found = [t.maybe(f"{way}{stem}{gate}") for gate in GATES]
     if found[0] is None and t.maybe(f"{way}input_to_input") is None and found[2] is not None:
         found[0] = t.node("Neg", found[2])
-    return [name for name in found if name is not None]
+    return {number: name for number, name in enumerate(found) if name is not None}
 
 
 def lstm(t: OnnxTask, x: str, way: str, crossed: bool, *, back: bool = False) -> Direction:
@@ -59,17 +59,17 @@ def lstm(t: OnnxTask, x: str, way: str, crossed: bool, *, back: bool = False) ->
     a = t.a
     inputs, states = gates(t, way, "input_to_"), gates(t, way, "state_to_")
     if crossed:
-        pairs = zip(inputs, gates(t, way, "aux_to_"), strict=True)
-        inputs = [t.node("Concat", *pair, axis=1) for pair in pairs]
+        aux = gates(t, way, "aux_to_")
+        inputs = {number: t.node("Concat", name, aux[number], axis=1) for number, name in inputs.items()}
     biases, peepholes = gates(t, way, "bias_"), gates(t, way, "peep_")
     state, memory = t.x(f"{way}state"), t.x(f"{way}cell_state")
-    weights, recurrent = (t.node("Concat", *group, axis=0) for group in (inputs, states))
+    weights, recurrent = (t.node("Concat", *group.values(), axis=0) for group in (inputs, states))
     plain = t.maybe(f"{way}projection") is None and t.maybe(f"{way}norm_cell") is None
     if plain and a.cell_clip == 0 and a.activation_kind in FUSED:
-        both = t.node("Concat", *biases, t.constant(np.zeros(4 * getattr(a, f"{way}units"))), axis=0)
+        both = t.node("Concat", *biases.values(), t.constant(np.zeros(4 * getattr(a, f"{way}units"))), axis=0)
         first = [t.node("Unsqueeze", name, t.ints(0)) for name in (weights, recurrent, both, state, memory)]
         if peepholes:
-            first.append(t.node("Unsqueeze", t.node("Concat", *peepholes, axis=0), t.ints(0)))
+            first.append(t.node("Unsqueeze", t.node("Concat", *peepholes.values(), axis=0), t.ints(0)))
         kinds = ["Sigmoid", *[FUSED[a.activation_kind]] * 2]
         y, *last = t.graph.nodes_of(
             "LSTM", [x, *first[:3], "", *first[3:]], 3, hidden_size=getattr(a, f"{way}units"), activations=kinds,
@@ -88,18 +88,18 @@ def lstm(t: OnnxTask, x: str, way: str, crossed: bool, *, back: bool = False) ->
 
 
 def cell_step(
-    t: OnnxTask, way: str, values: list[str], memory: str, extras: tuple[list[str], list[str], list[str]]
+    t: OnnxTask, way: str, values: list[str], memory: str, extras: tuple[dict[int, str], ...]
 ) -> tuple[str, str]:
     """One step of a cell with all its parts: its output and its new memory. values: of the gates, before their biases."""
     a, (peepholes, norms, biases) = t.a, extras
 
     def gate(number: int, memory: str | None = None) -> str:
         total = values[number]
-        if peepholes and memory is not None:
+        if number in peepholes and memory is not None:
             total = t.node("Add", total, t.node("Mul", memory, peepholes[number]))
-        if norms:
+        if number in norms:
             total = normalised(t, total, norms[number])
-        return t.node("Add", total, biases[number])
+        return t.node("Add", total, biases[number]) if number in biases else total
 
     if norms and t.maybe(f"{way}input_to_input") is None:  # the norm's sign is changed with the weights'
         forget = t.node("Sigmoid", gate(2, memory))

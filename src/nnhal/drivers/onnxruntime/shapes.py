@@ -86,13 +86,14 @@ def block(t: OnnxTask) -> None:
 
 @entry("STRIDED_SLICE", types=MOVED)
 def steps(t: OnnxTask) -> None:
-    """In either direction; ends before the first element are said as far before it."""
+    """In either direction; what ends before the first element is said to end far before it, what begins there is empty."""
     for name in ("begin", "end", "strides"):
         t.array(name)
     sizes = t.a.input.known
     found = [part.indices(size) for part, size in zip(strided(t.a), sizes, strict=True)]
-    ends = [-ALL if end < 0 else end for _, end, _ in found]
-    y = t.node("Slice", t.x("input"), t.ints(*[begin for begin, _, _ in found]), t.ints(*ends), t.ints(*range(len(ends))),
+    begins = [max(0, begin) for begin, _, _ in found]
+    ends = [0 if begin < 0 else -ALL if end < 0 else end for begin, end, _ in found]
+    y = t.node("Slice", t.x("input"), t.ints(*begins), t.ints(*ends), t.ints(*range(len(ends))),
                t.ints(*[step for *_, step in found]))  # fmt: skip
     t.put(t.reshaped(y, t.a.shapes[0]) if t.a.shrink_mask else y)
 
@@ -190,13 +191,13 @@ def mirror(t: OnnxTask) -> None:
     t.put(y)
 
 
-@entry("FILL", types=None)
+@entry("FILL")
 def fill(t: OnnxTask) -> None:
     """One value everywhere."""
     t.put(t.node("Expand", t.x("value"), t.ints(*t.array("shape"))))
 
 
-@entry("RANK", types=None)
+@entry("RANK", types=MOVED | {B8})
 def rank(t: OnnxTask) -> None:
     """Known before."""
     t.put(t.constant(t.a.input.rank, np.int32))
