@@ -3,140 +3,91 @@
 import numpy as np
 
 from nnhal.base.codes import Activation
-from nnhal.drivers.onnxruntime.graph import (
-    BOOL,
-    DOUBLE,
-    FLOAT,
-    FLOATS,
-    HALF,
-    INT32,
-    ONNX_TYPES,
-    QUANTS,
-    OnnxTask,
-    engine_dtype,
-    entry,
-)
+from nnhal.drivers.onnxruntime.graph import FLOATS, MOVED, QUANTS, OnnxTask, engine_dtype, entry
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
 
-NUMBERS = FLOATS | QUANTS | {I32}
-PAIRS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "POW": "Pow", "MAXIMUM": "Max", "MINIMUM": "Min"}
-SINGLE = {"ABS": "Abs", "NEG": "Neg", "FLOOR": "Floor", "EXP": "Exp", "SIN": "Sin", "LOG": "Log", "SQRT": "Sqrt"}
-SINGLE |= {"LOGISTIC": "Sigmoid", "TANH": "Tanh", "HARD_SWISH": "HardSwish"}
-COMPARED = {"EQUAL": "Equal", "LESS": "Less", "LESS_EQUAL": "LessOrEqual"}
-COMPARED |= {"GREATER": "Greater", "GREATER_EQUAL": "GreaterOrEqual"}
+PLAIN = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "POW": "Pow", "MAXIMUM": "Max", "MINIMUM": "Min", "SELECT": "Where"}
+PLAIN |= {"ABS": "Abs", "NEG": "Neg", "FLOOR": "Floor", "EXP": "Exp", "SIN": "Sin", "LOG": "Log", "SQRT": "Sqrt"}
+PLAIN |= {"LOGISTIC": "Sigmoid", "TANH": "Tanh", "HARD_SWISH": "HardSwish"}
+COMPARED = {"EQUAL": "Equal", "NOT_EQUAL": "Equal", "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "GREATER": "Greater"}
+COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 
 
-def reals(t: OnnxTask) -> list[str]:
-    """All tensors of the operation, as real values."""
-    return [t.real(argument.name) for argument, _ in t.a.inputs]
-
-
-@entry(*PAIRS, types=NUMBERS)
-def pair(t: OnnxTask) -> None:
-    """Two tensors, broadcast against each other."""
-    t.give(t.node(PAIRS[t.name], *reals(t)))
+@entry(*PLAIN, types=MOVED)
+def plain(t: OnnxTask) -> None:
+    t.give(t.graph.node(PLAIN[t.name], *t.reals()))
 
 
 @entry("DIV", types=FLOATS | {I32})
 def divide(t: OnnxTask) -> None:
-    """Integers are divided towards minus infinity: in float64, which holds them and never rounds a quotient up to the next."""
-    x, y = reals(t)
+    """Integers towards minus infinity: in float64, which holds them and never rounds a quotient up to the next."""
+    x, y = t.reals()
     if t.a.T != I32:
-        t.give(t.node("Div", x, y))
+        t.give(t.o.Div(x, y))
         return
     safe = not np.isin(t.array("input2"), (0, -1)).any()
     t.require(safe, "ONNX Runtime has no rule for an integer division by 0, nor for the least integer by -1")
-    quotient = t.node("Div", t.node("Cast", x, to=DOUBLE), t.node("Cast", y, to=DOUBLE))
-    t.put(t.node("Cast", t.node("Floor", quotient), to=INT32))
+    t.put(t.cast(t.o.Floor(t.o.Div(t.cast(x, np.float64), t.cast(y, np.float64))), np.int32))
 
 
 @entry("PRELU")
 def prelu(t: OnnxTask) -> None:
-    """Either side may be broadcast."""
-    x, alpha = reals(t)
-    t.give(t.node("Where", t.node("Less", x, t.constant(0)), t.node("Mul", alpha, x), x))
-
-
-@entry(*SINGLE, types=NUMBERS)
-def single(t: OnnxTask) -> None:
-    """One input."""
-    t.give(t.node(SINGLE[t.name], *reals(t)))
+    """ONNX's own does not broadcast the input."""
+    x, alpha = t.reals()
+    t.give(t.o.Where(t.o.Less(x, 0.0), t.o.Mul(alpha, x), x))
 
 
 @entry("RSQRT")
 def reciprocal_root(t: OnnxTask) -> None:
     """No quantised value stands for NaN: what is below 0 gives the greatest value, as 0 does."""
-    x = t.node("Relu", *reals(t)) if t.a.T in QUANTS else t.real("input")
-    t.give(t.node("Reciprocal", t.node("Sqrt", x)))
+    x = t.real("input")
+    t.give(t.o.Reciprocal(t.o.Sqrt(t.o.Relu(x) if t.a.T in QUANTS else x)))
 
 
 @entry("RELU", "RELU1", "RELU6")
 def limited(t: OnnxTask) -> None:
-    """Clipped on one side or both."""
     t.give(t.real("input"), ACTIVATION_RANGE[Activation[t.name]])
 
 
 @entry("ELU", types=FLOATS)
 def elu(t: OnnxTask) -> None:
-    """Alpha is an attribute."""
-    t.give(t.node("Elu", t.real("input"), alpha=t.a.alpha))
+    t.give(t.o.Elu(t.real("input"), alpha=t.a.alpha))
 
 
-@entry(*COMPARED, "NOT_EQUAL", types=NUMBERS | {B8})
+@entry(*COMPARED, types=MOVED | {B8})
 def compare(t: OnnxTask) -> None:
-    """Booleans become numbers where order counts."""
-    inputs = reals(t)
-    if t.a.T == B8 and "EQUAL" not in (t.name, t.name[4:]):
-        inputs = [t.node("Cast", x, to=INT32) for x in inputs]
-    y = t.node(COMPARED.get(t.name, "Equal"), *inputs)
-    t.put(t.node("Not", y) if t.name == "NOT_EQUAL" else y)
+    """Booleans are numbers where order counts."""
+    inputs = t.reals()
+    if t.a.T == B8 and COMPARED[t.name] != "Equal":
+        inputs = [t.cast(x, np.int32) for x in inputs]
+    y = t.graph.node(COMPARED[t.name], *inputs)
+    t.put(t.o.Not(y) if t.name == "NOT_EQUAL" else y)
 
 
 @entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
 def logical(t: OnnxTask) -> None:
-    """Of truth values."""
-    t.put(t.node(t.name[8:].title(), *reals(t)))
+    t.put(t.graph.node(t.name[8:].title(), *t.reals()))
 
 
-@entry("SELECT", types=NUMBERS)
-def select(t: OnnxTask) -> None:
-    """All three have one shape."""
-    t.give(t.node("Where", *reals(t)))
-
-
-@entry("CAST", types=NUMBERS | {B8, Q8SYMM})
+@entry("CAST", types=MOVED | {B8, Q8SYMM})
 def cast(t: OnnxTask) -> None:
-    """Stored values are converted, whatever scale they have: truncated and saturated, NaN as 0. Float64 holds them all."""
-    x, source, out = t.x("input"), t.a.input, t.a.out
-    if source.type == out.type:
-        t.put(x)
-        return
-    if out.type in QUANTS | {I32}:
-        if source.type in FLOATS:
-            x = t.node("Where", t.node("IsNaN", x), t.constant(0), x)
+    """Stored values, whatever scale they have: truncated and saturated, NaN as 0. Float64 holds them all."""
+    x, source, out = t.x("input"), t.a.input.type, t.a.out
+    if source != out.type and out.type in QUANTS | {I32}:
+        x = t.o.Where(t.o.IsNaN(x), 0.0, x) if source in FLOATS else x
         limits = np.iinfo(out.dtype)
-        ends = (t.constant(n, np.float64) for n in (limits.min, limits.max))
-        x = t.node("Clip", t.node("Cast", x, to=DOUBLE), *ends)
-    t.put(halved(t, t.node("Cast", x, to=ONNX_TYPES[engine_dtype(out).str[1:]])))
+        x = t.o.Clip(t.cast(x, np.float64), np.float64(limits.min), np.float64(limits.max))
+    t.put(x if source == out.type else halved(t, t.cast(x, engine_dtype(out))))
 
 
 @entry("QUANTIZE", types=FLOATS)
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
 def converted(t: OnnxTask) -> None:
-    """From real values to stored ones, and back."""
-    channel = t.a.input.channel
-    if channel is None:
-        y = t.real("input")
-    else:
-        scales, zeros = t.constant(channel.scales), t.constant([0] * len(channel.scales), np.int8)
-        y = t.node("DequantizeLinear", t.x("input"), scales, zeros, axis=channel.axis)
+    y = t.real("input")
     t.give(halved(t, y) if t.name == "DEQUANTIZE" else y)
 
 
 def halved(t: OnnxTask, y: str) -> str:
     """Numbers as float16 holds them, where the output is of it."""
-    return t.node("Cast", t.node("Cast", y, to=HALF), to=FLOAT) if t.a.out.type == F16 else y
-
-
-_ = BOOL
+    return t.cast(t.cast(y, np.float16), np.float32) if t.a.out.type == F16 else y

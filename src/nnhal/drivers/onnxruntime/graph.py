@@ -4,8 +4,8 @@ Between the model's ends float16 is float32, and both asymmetric 8-bit types are
 turned round, and a zero point that is greater by 128.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,20 +18,23 @@ from nnhal.model.validate import validate
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Bound
 
-SIGN = 128
 OPSET, IR = 18, 9
-FLOAT, UINT8, INT8, INT32, INT64, BOOL, HALF, DOUBLE = 1, 2, 3, 6, 7, 9, 10, 11  # as ONNX numbers them
-ONNX_TYPES = {"f4": FLOAT, "u1": UINT8, "i1": INT8, "i4": INT32, "i8": INT64, "b1": BOOL, "f2": HALF, "f8": DOUBLE}
-FLOATS, QUANTS = frozenset((F32, F16)), frozenset((Q8, Q8S))
-HALVES = (F16, OperandType.FLOAT16)
-SCALARS = {OperandType.FLOAT32, OperandType.FLOAT16, OperandType.INT32, OperandType.BOOL}
-KNOWN = FLOATS | QUANTS | SCALARS | {I32, B8, Q8SYMM, Q8PC}
-FAR = 2.0**50  # how far from 1 scales may be: products of two are within float32
+SIGN = np.uint8(128)
+NUMBERS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}  # of element types, in ONNX
+FLOATS, QUANTS, HALVES = frozenset((F32, F16)), frozenset((Q8, Q8S)), frozenset((F16, OperandType.FLOAT16))
+MOVED = FLOATS | QUANTS | {I32}
+KNOWN = MOVED | HALVES | {B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
+FAR = (
+    2.0**24
+)  # how far from 1 scales may be: beyond, products leave float32, and the engine loses an activation's bounds
 EXTERNAL = 512  # bytes from which a constant stays where it is
 
 
 class Built(NamedTuple):
-    """An ONNX model and how it meets the NNAPI model. inputs: number and name of those that are read; arrays: constants."""
+    """An ONNX model, and how it meets the NNAPI model. inputs: number, name, type and shape of those that are read.
+
+    arrays: constants that the model names only.
+    """
 
     model: bytes
     inputs: tuple[tuple[int, str, Any, tuple[int, ...]], ...]
@@ -43,35 +46,32 @@ class OnnxGraph:
     """The main subgraph of a model on its way to ONNX."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self.values = model, validate(model).subgraphs[0].values
-        self.nodes: list[tuple[str, Sequence[str], list[str], dict[str, Any]]] = []
-        self.arrays: dict[str, Array] = {}
+        self.model, self.values = model, list(validate(model).subgraphs[0].values)
+        self._nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
+        self._arrays: dict[str, Array] = {}
         self._names: dict[int, str] = {}
-        self._same: dict[tuple[str, tuple[int, ...], bytes], str] = {}
-        self._real: dict[tuple[str, float], str] = {}
+        self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
 
-    def nodes_of(self, kind: str, inputs: Sequence[str], count: int, **attributes: Any) -> list[str]:
-        """A node; the names of its outputs."""
-        outputs = [f"{kind} {len(self.nodes)}.{n}" for n in range(count)]
-        self.nodes.append((kind, inputs, outputs, attributes))
+    def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
+        """A node; the names of its outputs. Inputs are names, numbers (of float32), lists of whole numbers, or arrays."""
+        names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
+        outputs = [f"{kind} {len(self._nodes)}.{n}" for n in range(count)]
+        self._nodes.append((kind, names, outputs, attributes))
         return outputs
 
-    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """A node of one output; its name."""
-        return self.nodes_of(kind, inputs, 1, **attributes)[0]
+    def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
+        return self.nodes(kind, inputs, 1, **attributes)[0]
 
-    def constant(self, data: Any, dtype: Any = np.float32) -> str:
-        """A constant tensor; equal small ones are one. dtype: None for that of the data."""
-        array = np.asarray(data, dtype)
-        key = (array.dtype.str, array.shape, array.tobytes()) if array.nbytes < EXTERNAL else None
-        name = self._same.get(key) if key else None
-        if name is None:
-            name = f"constant {len(self.arrays)}"
-            self.arrays[name] = array
-            if key:
-                self._same[key] = name
-        return name
+    def constant(self, data: Any) -> str:
+        """A constant tensor; equal small ones are one."""
+        whole = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
+        array = np.asarray(data, whole)
+        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(data))
+        if key not in self._same:
+            self._same[key] = f"constant {len(self._arrays)}"
+            self._arrays[self._same[key]] = array  # which keeps its identity
+        return self._same[key]
 
     def operand(self, index: int) -> str:
         """The tensor of an operand, in the engine's type."""
@@ -81,99 +81,97 @@ class OnnxGraph:
 
     def put(self, index: int, name: str) -> None:
         """This tensor stands for the operand."""
-        value = self.values[index]
-        if value is not None:
-            require_known(value)
+        require_known(self.values[index])
         self._names[index] = name
 
     def _given(self, index: int) -> str:
-        value, operand = self.values[index], self.model.main.operands[index]
-        if value is None:
-            raise Refused("a value is omitted")
-        require_known(value)
+        value, operand = require_known(self.values[index]), self.model.main.operands[index]
         if operand.lifetime in CONSTANTS:
-            return self.constant(engine_data(value, self.model.constant(operand)), None)
+            return self.constant(engine_data(value, self.model.constant(operand)))
         if operand.lifetime != Lifetime.SUBGRAPH_INPUT:
             return f"refused {index}"  # what gives it was refused: nobody finishes this graph
-        name = self._inputs[index] = f"in {index}"
-        return self._edge(value, name, FLOAT)
+        self._inputs[index] = f"in {index}"
+        return self._crossing(value, self._inputs[index], np.float32)
 
-    def _edge(self, value: Value, name: str, half_to: int) -> str:
+    def _crossing(self, value: Value, name: str, half_to: Any) -> str:
         """A tensor as the other side of the model's edge has it."""
         if value.type in HALVES:
-            return self.node("Cast", name, to=half_to)
-        if value.type == Q8S:
-            return self.node("BitwiseXor", name, self.constant(SIGN, np.uint8))
-        return name
+            return self.node("Cast", name, to=number_of(half_to))
+        return self.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
 
-    def real(self, name: str, value: Value, unit: float) -> str:
-        """A tensor's elements in float32: times `unit` and less the zero point where they are quantised."""
+    def real(self, index: int, unit: float | None = None) -> str:
+        """The real values of an operand, in float32; those of a quantised one in another unit than its scale."""
+        value, name = require_known(self.values[index]), self.operand(index)
         if not value.quantised:
             return name
-        if (name, unit) not in self._real:
-            scale = self.constant(np.asarray(value.channel.scales) / value.scale if value.channel and unit != 1 else unit)
-            zero = self.constant(zero_point(value), engine_dtype(value))
-            self._real[name, unit] = self.node("DequantizeLinear", name, scale, zero)
-        return self._real[name, unit]
+        key, scale = ("real", name, unit), np.array(value.scale if unit is None else unit, np.float32)
+        if key not in self._same:
+            zero = np.array(zero_point(value), engine_dtype(value))
+            if value.channel is None or unit is not None:
+                self._same[key] = self.node("DequantizeLinear", name, scale, zero)
+            else:
+                scale = np.array(value.channel.scales, np.float32)
+                zeros = np.full(scale.shape, zero)
+                self._same[key] = self.node("DequantizeLinear", name, scale, zeros, axis=value.channel.axis)
+        return self._same[key]
 
     def finish(self) -> Built:
         """The model, of which all shapes are known by now."""
         from onnx import helper  # noqa: TID251
 
-        main, ends = self.model.main, []
+        main = self.model.main
+        ends: list[tuple[str, Any, tuple[int, ...]]] = []
         for number, index in enumerate(main.outputs):
-            value, name = self.values[index], self.operand(index)
-            shape = None if value is None else fixed(value.shape)
-            if value is None or shape is None:
+            value, name = require_known(self.values[index]), self.operand(index)
+            shape = fixed(value.shape)
+            if shape is None:
                 what = describe(self.model, main, index)
                 raise Refused(f"the shape of output {what} is known only at execution, must be before")
-            self.nodes.append(("Identity", [self._edge(value, name, HALF)], [f"out {number}"], {}))
+            self._nodes.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
             ends.append((f"out {number}", edge_dtype(value), shape))
-        starts = []
-        for index, name in self._inputs.items():
-            value = self.values[index]
-            assert value is not None
-            starts.append((main.inputs.index(index), name, edge_dtype(value), value.known))
-
-        def infos(some: Any) -> list[Any]:
-            return [helper.make_tensor_value_info(name, onnx_type(dtype), shape) for *_, name, dtype, shape in some]
-
-        nodes = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in self.nodes]
-        weights = [tensor_proto(name, array) for name, array in self.arrays.items()]
-        graph = helper.make_graph(nodes, "nnhal", infos(starts), infos(ends), weights)
+        given = [(index, name, require_known(self.values[index])) for index, name in self._inputs.items()]
+        starts = [(main.inputs.index(index), name, edge_dtype(value), value.known) for index, name, value in given]
+        infos = [
+            [helper.make_tensor_value_info(name, number_of(dtype), shape) for *_, name, dtype, shape in some]
+            for some in (starts, ends)
+        ]
+        nodes = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in self._nodes]
+        weights = [tensor_proto(name, array) for name, array in self._arrays.items()]
+        graph = helper.make_graph(nodes, "nnhal", *infos, weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
-        large = {name: array for name, array in self.arrays.items() if array.nbytes >= EXTERNAL}
+        large = {name: array for name, array in self._arrays.items() if array.nbytes >= EXTERNAL}
         return Built(model.SerializeToString(), tuple(starts), tuple(ends), large)
 
 
 def tensor_proto(name: str, array: Array) -> Any:
     """A constant; a large one is said to lie elsewhere, and is given to the session."""
-    import onnx  # noqa: TID251
+    from onnx import TensorProto  # noqa: TID251
 
-    proto = onnx.TensorProto(name=name, data_type=onnx_type(array.dtype), dims=array.shape)
+    proto = TensorProto(name=name, data_type=number_of(array.dtype), dims=array.shape)
     if array.nbytes < EXTERNAL:
         proto.raw_data = array.tobytes()
     else:
-        proto.data_location = onnx.TensorProto.EXTERNAL
+        proto.data_location = TensorProto.EXTERNAL
         for key, text in (("location", "memory"), ("offset", "0"), ("length", str(array.nbytes))):
             proto.external_data.add(key=key, value=text)
     return proto
 
 
-def require_known(value: Value) -> None:
-    """Refuse types that have no tensor here, and scales that float32 cannot multiply."""
+def require_known(value: Value | None) -> Value:
+    """Refuse operands without a value, types that have no tensor here, and scales that float32 cannot multiply."""
+    if value is None:
+        raise Refused("an operand has no value")
     if value.type not in KNOWN:
         raise Refused(f"ONNX Runtime's graph has no tensors of {type_name(value.type)}")
     scales = np.array(value.channel.scales if value.channel else value.scale if value.quantised else 1.0)
-    if scales.min(initial=1) < 1 / FAR or scales.max(initial=1) > FAR:
+    if not scales.min(initial=1) >= 1 / FAR or not scales.max(initial=1) <= FAR:
         raise Refused(f"has scales of {scales.min():g} to {scales.max():g}, must be from {1 / FAR:g} to {FAR:g}")
+    return value
 
 
 def engine_data(value: Value, data: Array) -> Array:
     """Stored elements in the engine's type."""
-    if value.type in HALVES:
-        return data.astype(np.float32)
-    return data.view(np.uint8) ^ np.uint8(SIGN) if value.type == Q8S else data
+    return data.view(np.uint8) ^ SIGN if value.type == Q8S else data.astype(engine_dtype(value), copy=False)
 
 
 def engine_dtype(value: Value) -> Any:
@@ -188,12 +186,22 @@ def edge_dtype(value: Value) -> Any:
 
 def zero_point(value: Value) -> int:
     """The zero point in the engine's type."""
-    return value.zero_point + SIGN * (value.type == Q8S)
+    return value.zero_point + int(SIGN) * (value.type == Q8S)
 
 
-def onnx_type(dtype: Any) -> int:
+def number_of(dtype: Any) -> int:
     """ONNX's number of an element type."""
-    return ONNX_TYPES[np.dtype(dtype).str[1:]]
+    return NUMBERS[np.dtype(dtype).str[1:]]
+
+
+class Nodes:
+    """Writes nodes by their names: `o.Add(x, 1.0)`."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        self._graph = graph
+
+    def __getattr__(self, kind: str) -> Callable[..., str]:
+        return partial(self._graph.node, kind)
 
 
 class OnnxTask(LoweringTask):
@@ -201,8 +209,7 @@ class OnnxTask(LoweringTask):
 
     def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
         super().__init__(a, operation)
-        self.graph, self.node, self.constant = graph, graph.node, graph.constant
-        self.steps_of = 1  # in time
+        self.graph, self.o, self.nodes = graph, Nodes(graph), graph.nodes
 
     def x(self, name: str) -> str:
         """The tensor of an argument as it is stored."""
@@ -214,66 +221,65 @@ class OnnxTask(LoweringTask):
 
     def real(self, name: str) -> str:
         """The real values of an argument, in float32."""
-        value = getattr(self.a, name)
-        return self.graph.real(self.x(name), value, value.scale)
+        return self.graph.real(self.place(name))
 
     def steps(self, name: str) -> str:
         """Steps from the zero point, in float32; real values of what is not quantised."""
-        return self.graph.real(self.x(name), getattr(self.a, name), 1.0)
+        return self.graph.real(self.place(name), 1.0)
 
-    def shape(self, sizes: Sequence[int | None]) -> str:
-        """A shape, of which one dimension may be open."""
-        open_ones = [-1 if n is None else n for n in sizes]
-        if open_ones.count(-1) > 1:
-            self.require_known_sizes(sizes)
-        return self.constant(open_ones, np.int64)
+    def reals(self) -> list[str]:
+        """The real values of all tensor arguments."""
+        return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
 
-    def require_known_sizes(self, sizes: Shape | Sequence[int | None]) -> None:
-        """Unknown where a dimension is open."""
-        _ = Value(F32, tuple(sizes)).known
+    def cast(self, x: str, dtype: Any) -> str:
+        return self.o.Cast(x, to=number_of(dtype))
 
-    def reshaped(self, x: str, sizes: Sequence[int | None]) -> str:
-        """A tensor in another shape."""
-        return self.node("Reshape", x, self.shape(sizes))
+    def reshaped(self, x: str, sizes: Shape | Sequence[int | None]) -> str:
+        """A tensor in another shape, of which one dimension may be open."""
+        if list(sizes).count(None) > 1:
+            sizes = Value(F32, tuple(sizes)).known
+        return self.o.Reshape(x, [-1 if n is None else n for n in sizes], allowzero=int(None not in sizes))
 
-    def made(self, number: int = 0) -> Value:
-        """An output with the shape that it turns out to have."""
-        return replace(self.a.outs[number], shape=self.a.shapes[number])
-
-    def ints(self, *numbers: int) -> str:
-        """Whole numbers as nodes take them."""
-        return self.constant(numbers, np.int64)
+    def shape(self, number: int = 0) -> Shape:
+        """What the shape of an output turns out to be."""
+        return Value(F32, self.a.shapes[number]).dims
 
     def put(self, y: str, number: int = 0) -> None:
         """An output as it is stored."""
         self.graph.put(self.operation.outputs[number], y)
 
-    def give(self, y: str, within: tuple[float, float] | None = None, number: int = 0) -> None:
-        """An output by its real values, after its activation."""
+    def give(self, y: str, within: tuple[float, float] | None = None) -> None:
+        """The output by its real values, after its activation."""
         low, high = within or bounds(self.a)
         if (low, high) == ACTIVATION_RANGE[Activation.RELU]:
-            y = self.node("Relu", y)
+            y = self.o.Relu(y)
         elif (low, high) != ACTIVATION_RANGE[Activation.NONE]:
-            y = self.node("Clip", y, self.constant(low), self.constant(high))
-        value = self.a.outs[number]
-        if value.quantised:
-            require_known(value)
-            zero = self.constant(zero_point(value), np.uint8)
-            y = self.node("QuantizeLinear", y, self.constant(value.scale), zero)
-        self.put(y, number)
+            y = self.o.Clip(y, low, high)
+        self.put(self.quantised(y, self.a.out.scale))
+
+    def quantised(self, y: str, unit: float) -> str:
+        """Real values in a unit as the output's steps; as they are where it is not quantised."""
+        value = require_known(self.a.out)
+        zero = np.uint8(zero_point(value) if value.quantised else 0)
+        return self.o.QuantizeLinear(y, float(unit), zero) if value.quantised else y
 
     def image(self, x: str) -> str:
         """A picture with its channels first."""
-        return x if self.a.nchw else self.node("Transpose", x, perm=(0, 3, 1, 2))
+        return x if self.a.nchw else self.o.Transpose(x, perm=(0, 3, 1, 2))
 
     def as_given(self, y: str) -> str:
         """The same as the operation's layout has it."""
-        return y if self.a.nchw else self.node("Transpose", y, perm=(0, 2, 3, 1))
+        return y if self.a.nchw else self.o.Transpose(y, perm=(0, 2, 3, 1))
 
 
+BOXES = "ONNX's operators of boxes have other rules"
+SEEDS = "its random numbers, hashes and integer cells have no like in ONNX"
 TABLE: LoweringTable[OnnxTask] = LoweringTable(
     "ONNX Runtime",
     FLOATS | QUANTS,
-    {"IF": "branches stay with the runtime", "WHILE": "ONNX Runtime cannot end a loop at its time-out"},
+    {"IF": "branches stay with the runtime", "WHILE": "ONNX Runtime cannot end a loop at its time-out"}
+    | dict.fromkeys("AXIS_ALIGNED_BBOX_TRANSFORM BOX_WITH_NMS_LIMIT DETECTION_POSTPROCESSING".split(), BOXES)
+    | dict.fromkeys("GENERATE_PROPOSALS HEATMAP_MAX_KEYPOINT ROI_ALIGN ROI_POOLING".split(), BOXES)
+    | dict.fromkeys("LSH_PROJECTION QUANTIZED_16BIT_LSTM QUANTIZED_LSTM RANDOM_MULTINOMIAL".split(), SEEDS),
 )
 entry = TABLE.entry

@@ -40,7 +40,9 @@ def session(built: Built, threads: int, provider: str) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry("session.disable_quant_qdq", "1")  # its integer kernels saturate on some processors
+    options.add_session_config_entry(
+        "session.disable_quant_qdq", "1"
+    )  # its integer kernels saturate on some processors
     names, values = list(built.arrays), [ort.OrtValue.ortvalue_from_numpy(x) for x in built.arrays.values()]
     if names:
         options.add_external_initializers(names, values)
