@@ -1,4 +1,4 @@
-"""Where elements go: orders of dimensions, places and parts in the numbers that engines take, whatever the form of the call."""
+"""Where elements go: orders of dimensions, places, parts and shares, in the numbers that engines take."""
 
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ class Regrouped(NamedTuple):
 
 
 def regrouped(a: Bound) -> Regrouped:
-    """DEPTH_TO_SPACE, SPACE_TO_DEPTH, SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND of pictures with their channels first, that are
-    padded already; CHANNEL_SHUFFLE as it is.
+    """DEPTH_TO_SPACE, SPACE_TO_DEPTH, SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND of pictures with their channels first, padded
+    already; CHANNEL_SHUFFLE as it is.
     """
     name = a.op.name
     if name == "CHANNEL_SHUFFLE":
@@ -48,7 +48,7 @@ def regrouped(a: Bound) -> Regrouped:
 
 
 class Picked(NamedTuple):
-    """A part of each dimension: where it begins, before which place it ends (far below 0: after the first), in which steps."""
+    """A part of each dimension: where it begins, before which place it ends (far below 0: after the first), its steps."""
 
     begins: list[int]
     ends: list[int]

@@ -18,9 +18,9 @@ def reach(value: Value) -> int:
 
 
 def greatest_sum(x: Value, weights: Value, axis: int, bias: Value | None = None) -> float:
-    """The greatest magnitude of a sum of products of steps, whatever `x` holds. axis: of the weights, along which the sums lie.
+    """The greatest magnitude of a sum of products of steps, whatever `x` holds.
 
-    bias: in the scale of the products, added to them.
+    axis: of the weights, along which the sums lie. bias: in the scale of the products, added to them.
     """
     if weights.data is None:
         found = reach(x) * reach(weights) * math.prod(weights.known) / max(1, weights.known[axis])

@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from functools import partial
 
 from nnhal.base.codes import DeviceType
-from nnhal.base.errors import InvalidArgument, UnsupportedModel
+from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.onnxruntime import elementwise, layers, recurrent, shapes
 from nnhal.drivers.onnxruntime.graph import TABLE, OnnxGraph, OnnxTask
-from nnhal.drivers.onnxruntime.session import OnnxSession, engine
-from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
+from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine
+from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
 
 FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them fills the table
-CPU = "CPUExecutionProvider"
 MOST_THREADS = 4  # where the application states no number
 
 
@@ -69,9 +68,6 @@ def _provider(hints: Hints) -> str:
     if provider not in there:
         raise InvalidArgument(f"onnxruntime: option provider is {provider!r}, must be one of {', '.join(there)}")
     return str(provider)
-
-
-_ = UnsupportedModel
 
 
 def device() -> Device:

@@ -278,8 +278,8 @@ TABLE: LoweringTable[OnnxTask] = LoweringTable(
     "ONNX Runtime",
     FLOATS | QUANTS,
     {"IF": "branches stay with the runtime", "WHILE": "ONNX Runtime cannot end a loop at its time-out"}
-    | dict.fromkeys("AXIS_ALIGNED_BBOX_TRANSFORM BOX_WITH_NMS_LIMIT DETECTION_POSTPROCESSING".split(), BOXES)
-    | dict.fromkeys("GENERATE_PROPOSALS HEATMAP_MAX_KEYPOINT ROI_ALIGN ROI_POOLING".split(), BOXES)
-    | dict.fromkeys("LSH_PROJECTION QUANTIZED_16BIT_LSTM QUANTIZED_LSTM RANDOM_MULTINOMIAL".split(), SEEDS),
+    | dict.fromkeys(["AXIS_ALIGNED_BBOX_TRANSFORM", "BOX_WITH_NMS_LIMIT", "DETECTION_POSTPROCESSING"], BOXES)
+    | dict.fromkeys(["GENERATE_PROPOSALS", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"], BOXES)
+    | dict.fromkeys(["LSH_PROJECTION", "QUANTIZED_16BIT_LSTM", "QUANTIZED_LSTM", "RANDOM_MULTINOMIAL"], SEEDS),
 )
 entry = TABLE.entry

@@ -27,7 +27,10 @@ from nnhal.ops.transposed import cut, spread
 
 SQUARED = 2.0**50  # numbers up to here are squared
 WIDEST = 64  # radius of sums of shifted tensors
-FORMS = {Q8: ("uint8", "float"), Q8S: ("uint8", "float")}  # products in the processor's own instructions, or of steps
+FORMS: dict[int, tuple[str, ...]] = {
+    Q8: ("uint8", "float"),
+    Q8S: ("uint8", "float"),
+}  # products in the processor's own instructions, or of steps
 
 
 def sliding(t: OnnxTask) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Sessions and executions: one session for a set of input shapes, whose executions each have memory bound to it."""
+"""Sessions and executions: a session for each set of input shapes, memory bound to it for each execution at a time."""
 
-import ctypes
 import os
 import time
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -11,12 +11,16 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
+from nnhal.drivers.kit.quiet import without_lines
 from nnhal.drivers.onnxruntime.graph import Built
 from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
-IN_PLACE = 1 << 16  # bytes from which an input is read where it lies
+IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind its memory costs more than to copy few
+CPU = "CPUExecutionProvider"
+_COLOUR = b"\x1b["  # with which a line of the engine's begins
 
 
 @cache
@@ -24,55 +28,62 @@ def engine() -> Any:
     """ONNX Runtime, told to be silent; DeviceUnavailable where it, or what writes its models, is not installed."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # looked at when it is imported
     try:
-        import onnx  # noqa: F401, TID251
+        without_lines(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
         import onnxruntime  # noqa: TID251
     except ImportError as error:
-        what = f"onnxruntime: {error.name or error} is not there ({error})"
+        if isinstance(error.__cause__, KeyboardInterrupt):  # an extension makes this of one while it is initialised
+            raise error.__cause__ from None
+        what = f"onnxruntime: {error.name or 'it'} is not there ({error})"
         raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[onnxruntime]'") from error
     onnxruntime.disable_telemetry_events()
     onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised too
     return onnxruntime
 
 
+def _imported() -> None:
+    """It looks for devices where a confined process may not, and says so."""
+    import onnx  # noqa: F401, TID251
+    import onnxruntime  # noqa: F401, TID251
+
+
 def session(built: Built, threads: int, provider: str) -> Any:
-    """An engine's session. What its optimiser would make of quantised operations by itself is switched off."""
+    """An engine's session. What its optimiser would make of quantised operations by itself is switched off: its integer
+    kernels saturate on some processors.
+    """
     ort = engine()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry(
-        "session.disable_quant_qdq", "1"
-    )  # its integer kernels saturate on some processors
-    names, values = list(built.arrays), [ort.OrtValue.ortvalue_from_numpy(x) for x in built.arrays.values()]
-    if names:
-        options.add_external_initializers(names, values)
-    providers = list(dict.fromkeys([provider, "CPUExecutionProvider"]))
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
+    if weights:
+        options.add_external_initializers(list(built.arrays), weights)
     try:
-        made = ort.InferenceSession(built.model, options, providers)
+        made = ort.InferenceSession(built.model, options, list(dict.fromkeys([provider, CPU])))
     except Exception as error:
         raise OperationFailed(f"onnxruntime: the model cannot be prepared: {error}") from error
-    made.nnhal_weights = values  # they are read where they lie, for as long as it lives
+    made.nnhal_weights = weights  # they are read where they lie, for as long as it lives
     return made
 
 
-class Bound(Member):
+class BoundMemory(Member):
     """Memory for one execution at a time, bound to a session."""
 
     def __init__(self, made: Any, built: Built) -> None:
-        ort = engine()
-        self._of = made
-        self._ort_value, binding = ort.OrtValue.ortvalue_from_numpy, made.io_binding()
+        self._value, self._binding = engine().OrtValue.ortvalue_from_numpy, made.io_binding()
         self.inputs = [(n, name, np.zeros(shape, dtype)) for n, name, dtype, shape in built.inputs]
-        self.outputs = [np.zeros(shape, dtype) for _, dtype, shape in built.outputs]
+        self.outputs: list[Array] = []
         for _, name, room in self.inputs:
-            binding.bind_ortvalue_input(name, self._ort_value(room))
-        for (name, *_), room in zip(built.outputs, self.outputs, strict=True):
-            binding.bind_ortvalue_output(name, self._ort_value(room))
-        self.binding, self._address = binding, dict.fromkeys((n for n, *_ in self.inputs), 0)
-        self.call = partial(made._sess.run_with_iobinding, binding._iobinding)
+            self._binding.bind_ortvalue_input(name, self._value(room))
+        for name, dtype, shape in built.outputs:
+            self.outputs.append(np.zeros(shape, dtype))
+            self._binding.bind_ortvalue_output(name, self._value(self.outputs[-1]))
+        # The public call costs half as much again as the call itself.
+        self.call: Callable[[Any], object] = partial(made._sess.run_with_iobinding, self._binding._iobinding)
+        self._session = made
 
-    def read(self, given: Any) -> None:
-        """Take the inputs: large ones where they lie, which costs more than to copy few bytes."""
+    def read(self, given: Sequence[Array | None]) -> None:
+        """Take the inputs. InvalidRequest where one does not have the shape that the session was made for."""
         for number, name, room in self.inputs:
             x = given[number]
             if x is None or x.shape != room.shape:
@@ -82,20 +93,17 @@ class Bound(Member):
                 x = x.view(room.dtype)
             if room.nbytes < IN_PLACE or not x.flags.c_contiguous:
                 room[...] = x
-                continue
-            self.binding.bind_ortvalue_input(name, self._ort_value(x))
-
-
-_ = ctypes, Array
+            else:
+                self._binding.bind_ortvalue_input(name, self._value(x))
 
 
 class OnnxSession(Prepared):
     """A model whose input shapes are known, prepared with ONNX Runtime."""
 
     def __init__(self, built: Built, threads: int, provider: str) -> None:
-        self._built = built
         made = session(built, threads, provider)
-        self._team: Team[Bound] | None = Team(lambda: Bound(made, built), "onnxruntime: bindings")
+        self._in_place = sum(array.nbytes for array in built.arrays.values())
+        self._team: Team[BoundMemory] | None = Team(partial(BoundMemory, made, built), "onnxruntime: bindings")
 
     def run(self, request: Request, control: Control) -> Timing | None:
         measure = control.measure
@@ -109,25 +117,32 @@ class OnnxSession(Prepared):
         try:
             bound.read(request.inputs)
             begin = time.monotonic_ns() if measure else 0
-            self._call(bound, control)
+            try:
+                if control.bounded:
+                    self._stoppable(bound, control)
+                else:
+                    bound.call(None)
+            except (RuntimeError, ValueError) as error:
+                control.check()  # where it was stopped
+                raise OperationFailed(f"onnxruntime: {error}") from error
             end = time.monotonic_ns() if measure else 0
-            for number, (dtype, y) in enumerate(zip(request.signature.outputs, bound.outputs, strict=True)):
-                request.write(number, y if y.dtype is dtype.dtype else y.view(dtype.dtype))
+            number = 0
+            for y in bound.outputs:
+                dtype = request.signature.outputs[number].dtype
+                request.write(number, y if y.dtype is dtype else y.view(dtype))
+                number += 1  # noqa: SIM113  # counted by hand: it takes half as long
         finally:
             team.give(bound)
         return Timing(end - begin, time.monotonic_ns() - start) if measure else None
 
-    def _call(self, bound: Bound, control: Control) -> None:
-        try:
-            if not control.bounded:
-                bound.call(None)
-                return
-            options = engine().RunOptions()
-            with control.on_cancel(partial(setattr, options, "terminate", True)):
-                bound.call(options)
-        except RuntimeError as error:
-            control.check()  # where it was stopped
-            raise OperationFailed(f"onnxruntime: {error}") from error
+    def _stoppable(self, bound: BoundMemory, control: Control) -> None:
+        options = engine().RunOptions()
+        with control.on_cancel(partial(setattr, options, "terminate", True)):
+            bound.call(options)
+
+    def memory(self) -> MemoryUse:
+        """How much the engine packs and how large its arenas are, it does not tell."""
+        return MemoryUse(weights_in_place=self._in_place)
 
     def close(self) -> None:
         self._team = None
