@@ -27,10 +27,8 @@ from nnhal.ops.transposed import cut, spread
 
 SQUARED = 2.0**50  # numbers up to here are squared
 WIDEST = 64  # radius of sums of shifted tensors
-FORMS: dict[int, tuple[str, ...]] = {
-    Q8: ("uint8", "float"),
-    Q8S: ("uint8", "float"),
-}  # products in the processor's own instructions, or of steps
+WAYS = ("uint8", "float")  # products in the processor's own instructions, or of steps
+FORMS: dict[int, tuple[str, ...]] = {Q8: WAYS, Q8S: WAYS}
 
 
 def sliding(t: OnnxTask) -> dict[str, Any]:
