@@ -4,7 +4,7 @@ import numpy as np
 
 from nnhal.base.codes import Activation
 from nnhal.drivers.onnxruntime.graph import FLOATS, MOVED, QUANTS, OnnxTask, engine_dtype, entry
-from nnhal.ops.common import ACTIVATION_RANGE
+from nnhal.ops.common import ACTIVATION_RANGE, decode
 from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
 
 PLAIN = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "POW": "Pow", "MAXIMUM": "Max", "MINIMUM": "Min", "SELECT": "Where"}
@@ -35,7 +35,8 @@ def divide(t: OnnxTask) -> None:
 def prelu(t: OnnxTask) -> None:
     """By parts: ONNX Runtime's own kernel is nine times slower. An infinite alpha must not meet the 0 of what is above."""
     x, alpha = t.reals()
-    if t.a.alpha.data is not None and np.isfinite(t.a.alpha.data).all():
+    known = t.known("alpha")
+    if known is not None and np.isfinite(known).all():
         t.give(t.o.Add(t.o.Relu(x), t.o.Mul(alpha, t.o.Min(x, 0.0))))
     else:
         t.give(t.o.Where(t.o.Less(x, 0.0), t.o.Mul(alpha, x), x))
@@ -77,6 +78,8 @@ def logical(t: OnnxTask) -> None:
 def cast(t: OnnxTask) -> None:
     """Stored values, whatever scale they have: truncated and saturated, NaN as 0. Float64 holds them all."""
     x, source, out = t.x("input"), t.a.input.type, t.a.out
+    if source in FLOATS and out.type in FLOATS and folded(t):
+        return
     if source != out.type and out.type in QUANTS | {I32}:
         x = t.o.Where(t.o.IsNaN(x), 0.0, x) if source in FLOATS else x
         limits = np.iinfo(out.dtype)
@@ -87,8 +90,19 @@ def cast(t: OnnxTask) -> None:
 @entry("QUANTIZE", types=FLOATS)
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
 def converted(t: OnnxTask) -> None:
-    y = t.real("input")
-    t.give(halved(t, y) if t.name == "DEQUANTIZE" else y)
+    if not (t.name == "DEQUANTIZE" and folded(t)):
+        y = t.real("input")
+        t.give(halved(t, y) if t.name == "DEQUANTIZE" else y)
+
+
+def folded(t: OnnxTask) -> bool:
+    """Whether the output is known: weights that a model keeps in another type."""
+    data = t.known("input")
+    if data is not None:
+        with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
+            data = decode(t.a.input, data).astype(t.a.out.dtype).astype(np.float32, copy=False)
+        t.graph.fold(t.operation.outputs[0], data)
+    return data is not None
 
 
 def halved(t: OnnxTask, y: str) -> str:

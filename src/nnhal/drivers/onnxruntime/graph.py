@@ -42,16 +42,20 @@ class Built(NamedTuple):
     arrays: dict[str, Array]
 
 
+NodeFacts = tuple[str, list[str], list[str], dict[str, Any]]  # kind, inputs, outputs, attributes
+
+
 class OnnxGraph:
     """The main subgraph of a model on its way to ONNX."""
 
     def __init__(self, model: Model) -> None:
         self.model, self.values = model, list(validate(model).subgraphs[0].values)
-        self._nodes: list[tuple[str, list[str], list[str], dict[str, Any]]] = []
+        self._nodes: list[NodeFacts] = []
         self._arrays: dict[str, Array] = {}
         self._names: dict[int, str] = {}
         self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
+        self._folded: dict[int, Array] = {}
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
         """A node; the names of its outputs. Inputs are names, numbers (of float32), lists of whole numbers, or arrays."""
@@ -83,6 +87,18 @@ class OnnxGraph:
         """This tensor stands for the operand."""
         require_known(self.values[index])
         self._names[index] = name
+
+    def fold(self, index: int, data: Array) -> None:
+        """The operand has real values that are known."""
+        self._folded[index] = data
+        self.put(index, self.constant(data))
+
+    def known(self, index: int) -> Array | None:
+        """Elements of an operand as they are stored, float16 as float32; None for what is known only at execution."""
+        value = self.values[index]
+        if value is None or value.data is None:
+            return self._folded.get(index)
+        return np.asarray(value.data, np.float32 if value.type in HALVES else None)
 
     def _given(self, index: int) -> str:
         value, operand = require_known(self.values[index]), self.model.main.operands[index]
@@ -129,18 +145,30 @@ class OnnxGraph:
                 raise Refused(f"the shape of output {what} is known only at execution, must be before")
             self._nodes.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
             ends.append((f"out {number}", edge_dtype(value), shape))
-        given = [(index, name, require_known(self.values[index])) for index, name in self._inputs.items()]
+        nodes, needed = self._needed([name for name, *_ in ends])
+        read = [(index, name) for index, name in self._inputs.items() if name in needed]
+        given = [(index, name, require_known(self.values[index])) for index, name in read]
         starts = [(main.inputs.index(index), name, edge_dtype(value), value.known) for index, name, value in given]
         infos = [
             [helper.make_tensor_value_info(name, number_of(dtype), shape) for *_, name, dtype, shape in some]
             for some in (starts, ends)
         ]
-        nodes = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in self._nodes]
-        weights = [tensor_proto(name, array) for name, array in self._arrays.items()]
-        graph = helper.make_graph(nodes, "nnhal", *infos, weights)
+        protos = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in nodes]
+        arrays = {name: array for name, array in self._arrays.items() if name in needed}
+        weights = [tensor_proto(name, array) for name, array in arrays.items()]
+        graph = helper.make_graph(protos, "nnhal", *infos, weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
-        large = {name: array for name, array in self._arrays.items() if array.nbytes >= EXTERNAL}
+        large = {name: array for name, array in arrays.items() if array.nbytes >= EXTERNAL}
         return Built(model.SerializeToString(), tuple(starts), tuple(ends), large)
+
+    def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
+        """The nodes that the ends come of, and the names of all tensors that these have."""
+        needed, nodes = set(ends), []
+        for node in reversed(self._nodes):
+            if not needed.isdisjoint(node[2]):
+                needed.update(node[1], node[2])
+                nodes.append(node)
+        return nodes[::-1], needed
 
 
 def tensor_proto(name: str, array: Array) -> Any:
@@ -230,6 +258,10 @@ class OnnxTask(LoweringTask):
     def reals(self) -> list[str]:
         """The real values of all tensor arguments."""
         return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
+
+    def known(self, name: str) -> Array | None:
+        """An argument's elements as far as they are known, see `OnnxGraph.known`."""
+        return self.graph.known(self.place(name))
 
     def cast(self, x: str, dtype: Any) -> str:
         return self.o.Cast(x, to=number_of(dtype))

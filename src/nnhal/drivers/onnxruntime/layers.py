@@ -15,7 +15,6 @@ from nnhal.drivers.onnxruntime.graph import (
     QUANTS,
     SIGN,
     OnnxTask,
-    engine_data,
     entry,
     require_known,
     zero_point,
@@ -81,11 +80,10 @@ def root_of_squares(t: OnnxTask) -> None:
 
 def moved(t: OnnxTask, name: str, order: tuple[int, ...]) -> str:
     """Weights with their dimensions in another order, in steps of float32 where they are quantised."""
-    value = getattr(t.a, name)
-    if value.data is None:
+    value, data = getattr(t.a, name), t.known(name)
+    if data is None:
         return t.o.Transpose(t.steps(name), perm=order)
-    data = np.asarray(value.data)
-    data = np.subtract(data, value.zero_point, dtype=np.float32) if value.quantised else engine_data(value, data)
+    data = np.subtract(data, value.zero_point, dtype=np.float32) if value.quantised else data
     return t.graph.constant(np.ascontiguousarray(data.transpose(order)))
 
 
