@@ -5,6 +5,7 @@
 | `device.py` | the device: verdicts, options, capabilities |
 | `graph.py` | the ONNX graph in the making, and what an entry of the lowering table works with |
 | `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries |
+| `lowering.py` | the table with all of them |
 | `session.py` | sessions, their memory, executions |
 
 ONNX Runtime is imported when the device is asked for, not when this package is.

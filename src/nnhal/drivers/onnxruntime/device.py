@@ -9,13 +9,12 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
-from nnhal.drivers.onnxruntime import elementwise, layers, recurrent, shapes
-from nnhal.drivers.onnxruntime.graph import TABLE, OnnxGraph, OnnxTask
+from nnhal.drivers.onnxruntime.graph import OnnxGraph, OnnxTask
+from nnhal.drivers.onnxruntime.lowering import TABLE
 from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
 
-FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them fills the table
 MOST_THREADS = 4  # where the application states no number
 
 

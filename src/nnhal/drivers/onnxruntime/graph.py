@@ -158,7 +158,7 @@ class OnnxGraph:
         weights = [tensor_proto(name, array) for name, array in arrays.items()]
         graph = helper.make_graph(protos, "nnhal", *infos, weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
-        large = {name: array for name, array in arrays.items() if array.nbytes >= EXTERNAL}
+        large = {name: array for name, array in arrays.items() if external(array)}
         return Built(model.SerializeToString(), tuple(starts), tuple(ends), large)
 
     def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
@@ -171,12 +171,17 @@ class OnnxGraph:
         return nodes[::-1], needed
 
 
+def external(array: Array) -> bool:
+    """Whether a constant stays where it lies; sizes and places have to be seen when shapes are inferred."""
+    return array.nbytes >= EXTERNAL and array.dtype != np.int64
+
+
 def tensor_proto(name: str, array: Array) -> Any:
     """A constant; a large one is said to lie elsewhere, and is given to the session."""
     from onnx import TensorProto  # noqa: TID251
 
     proto = TensorProto(name=name, data_type=number_of(array.dtype), dims=array.shape)
-    if array.nbytes < EXTERNAL:
+    if not external(array):
         proto.raw_data = array.tobytes()
     else:
         proto.data_location = TensorProto.EXTERNAL

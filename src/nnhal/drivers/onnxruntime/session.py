@@ -46,23 +46,29 @@ def _imported() -> None:
     import onnxruntime  # noqa: F401, TID251
 
 
-def session(built: Built, threads: int, provider: str) -> Any:
-    """An engine's session. What its optimiser would make of quantised operations by itself is switched off: its integer
-    kernels saturate on some processors.
+def options(built: Built, threads: int) -> Any:
+    """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
+    integer kernels saturate on some processors. Constants are read where they lie, for as long as the options live.
     """
     ort = engine()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry("session.disable_quant_qdq", "1")
-    weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
-    if weights:
-        options.add_external_initializers(list(built.arrays), weights)
+    found = ort.SessionOptions()
+    found.log_severity_level = 4
+    found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
+    found.add_session_config_entry("session.disable_quant_qdq", "1")
+    found.nnhal_weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
+    if built.arrays:
+        found.add_external_initializers(list(built.arrays), found.nnhal_weights)
+    return found
+
+
+def session(built: Built, threads: int, provider: str) -> Any:
+    """The engine's session."""
+    how = options(built, threads)
     try:
-        made = ort.InferenceSession(built.model, options, list(dict.fromkeys([provider, CPU])))
+        made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
     except Exception as error:
         raise OperationFailed(f"onnxruntime: the model cannot be prepared: {error}") from error
-    made.nnhal_weights = weights  # they are read where they lie, for as long as it lives
+    made.nnhal_options = how
     return made
 
 
@@ -91,10 +97,11 @@ class BoundMemory(Member):
                 raise InvalidRequest(f"input {number} is {state}, must be of shape {show(room.shape)}")
             if x.dtype is not room.dtype:
                 x = x.view(room.dtype)
-            if room.nbytes < IN_PLACE or not x.flags.c_contiguous:
+            whole = x.flags.c_contiguous
+            if room.nbytes < IN_PLACE or not whole:
                 room[...] = x
-            else:
-                self._binding.bind_ortvalue_input(name, self._value(x))
+            if room.nbytes >= IN_PLACE:
+                self._binding.bind_ortvalue_input(name, self._value(x if whole else room))
 
 
 class OnnxSession(Prepared):
