@@ -4,9 +4,12 @@
 | --- | --- |
 | `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
 | `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
+| `movement.py` | where elements go: orders of dimensions, places, parts, shares |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
 | `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
+| `quiet.py` | an engine's lines kept off stderr |
 | `shapes.py` | models with open shapes for an engine that wants them known |
+| `sums.py` | how great sums of products become |
 | `team.py` | instances of an engine that runs one execution at a time |
 
     from nnhal.drivers.kit import Refused, LoweringTable, LoweringTask, Team, for_each_shape, kept_graph, window

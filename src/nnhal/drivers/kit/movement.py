@@ -1,0 +1,93 @@
+"""Where elements go: orders of dimensions, places, parts and shares, in the numbers that engines take."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import MirrorPad
+from nnhal.base.operands import Array
+from nnhal.ops.resize import positions
+from nnhal.ops.schema import Bound
+from nnhal.ops.slice import strided
+
+
+class Regrouped(NamedTuple):
+    """Dimensions cut into smaller ones, those put in another order, and joined again."""
+
+    cut: list[int]
+    order: tuple[int, ...]
+    whole: list[int]
+
+
+def regrouped(a: Bound) -> Regrouped:
+    """DEPTH_TO_SPACE, SPACE_TO_DEPTH, SPACE_TO_BATCH_ND and BATCH_TO_SPACE_ND of pictures with their channels first, padded
+    already; CHANNEL_SHUFFLE as it is.
+    """
+    name = a.op.name
+    if name == "CHANNEL_SHUFFLE":
+        sizes = list(a.input.known)
+        axis = a.axis % len(sizes)
+        cut = [*sizes[:axis], a.groups, sizes[axis] // a.groups, *sizes[axis + 1 :]]
+        return Regrouped(cut, (*range(axis), axis + 1, axis, *range(axis + 2, len(cut))), sizes)
+    n, h, w, c = a.batch, a.height, a.width, a.depth
+    if name == "DEPTH_TO_SPACE":
+        b = a.block
+        c = c // b**2
+        return Regrouped([n, b, b, c, h, w], (0, 3, 4, 1, 5, 2), [n, c, h * b, w * b])
+    if name == "SPACE_TO_DEPTH":
+        b = a.block
+        h, w = h // b, w // b
+        return Regrouped([n, c, h, b, w, b], (0, 3, 5, 1, 2, 4), [n, c * b**2, h, w])
+    down, right = a.blocks.array.tolist()
+    if name == "BATCH_TO_SPACE_ND":
+        n = n // (down * right)
+        return Regrouped([down, right, n, c, h, w], (2, 3, 4, 0, 5, 1), [n, c, h * down, w * right])
+    rows, columns = a.paddings.array.sum(1).tolist()
+    h, w = (h + rows) // down, (w + columns) // right
+    return Regrouped([n, c, h, down, w, right], (3, 5, 0, 1, 2, 4), [n * down * right, c, h, w])
+
+
+class Picked(NamedTuple):
+    """A part of each dimension: where it begins, before which place it ends (far below 0: after the first), its steps."""
+
+    begins: list[int]
+    ends: list[int]
+    steps: list[int]
+
+
+FAR = 2**62
+
+
+def picked(a: Bound) -> Picked:
+    """What STRIDED_SLICE picks; all places are at least 0 but for ends before the first element."""
+    found = Picked([], [], [])
+    for part, size in zip(strided(a), a.input.known, strict=True):
+        begin, end, step = part.indices(size)
+        count = len(range(begin, end, step))
+        found.begins.append(begin if count else 0)
+        found.ends.append(0 if not count else end if end >= 0 else -FAR)
+        found.steps.append(step if count else 1)
+    return found
+
+
+def mirrored(a: Bound) -> dict[int, Array]:
+    """Of MIRROR_PAD: along which dimensions elements are picked, and which."""
+    mode = "reflect" if a.mode == MirrorPad.REFLECT else "symmetric"
+    rows = enumerate(zip(a.input.known, a.paddings.array.reshape(-1, 2), strict=True))
+    return {axis: np.pad(np.arange(size), widths, mode=mode) for axis, (size, widths) in rows if widths.any()}  # type: ignore[call-overload]
+
+
+def nearest(a: Bound, size: int, new: int) -> Array:
+    """Which elements RESIZE_NEAREST_NEIGHBOR picks along an axis."""
+    places = np.floor(positions(a, size, new).astype(np.float64) + (0.5 if a.align_corners else 0))
+    return np.clip(places.astype(np.int64), 0, size - 1)
+
+
+def interpolation(a: Bound, size: int, new: int) -> Array:
+    """Shares of the elements in each of RESIZE_BILINEAR along an axis: [new, size], in float32."""
+    places = np.clip(positions(a, size, new) - np.float32(0.5 * a.half_pixel_centers), 0, size - 1)
+    before, row = places.astype(np.int64), np.arange(new)
+    shares = np.zeros((new, size), np.float32)
+    shares[row, before] = 1 - (places - before).astype(np.float32)
+    shares[row, np.minimum(before + 1, size - 1)] += (places - before).astype(np.float32)
+    return shares

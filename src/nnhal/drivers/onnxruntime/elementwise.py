@@ -1,0 +1,110 @@
+"""Entries of operations on single elements: arithmetic, comparisons, logic, activations, conversions."""
+
+import numpy as np
+
+from nnhal.base.codes import Activation
+from nnhal.drivers.onnxruntime.graph import FLOATS, MOVED, QUANTS, OnnxTask, engine_dtype, entry
+from nnhal.ops.common import ACTIVATION_RANGE, decode
+from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
+
+PLAIN = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "POW": "Pow", "MAXIMUM": "Max", "MINIMUM": "Min", "SELECT": "Where"}
+PLAIN |= {"ABS": "Abs", "NEG": "Neg", "FLOOR": "Floor", "EXP": "Exp", "SIN": "Sin", "LOG": "Log", "SQRT": "Sqrt"}
+PLAIN |= {"LOGISTIC": "Sigmoid", "TANH": "Tanh", "HARD_SWISH": "HardSwish"}
+COMPARED = {"EQUAL": "Equal", "NOT_EQUAL": "Equal", "LESS": "Less", "LESS_EQUAL": "LessOrEqual", "GREATER": "Greater"}
+COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
+
+
+@entry(*PLAIN, types=MOVED)
+def plain(t: OnnxTask) -> None:
+    t.give(t.graph.node(PLAIN[t.name], *t.reals()))
+
+
+@entry("DIV", types=FLOATS | {I32})
+def divide(t: OnnxTask) -> None:
+    """Integers towards minus infinity: in float64, which holds them and never rounds a quotient up to the next."""
+    x, y = t.reals()
+    if t.a.T != I32:
+        t.give(t.o.Div(x, y))
+        return
+    safe = not np.isin(t.array("input2"), (0, -1)).any()
+    t.require(safe, "ONNX Runtime has no rule for an integer division by 0, nor for the least integer by -1")
+    t.put(t.cast(t.o.Floor(t.o.Div(t.cast(x, np.float64), t.cast(y, np.float64))), np.int32))
+
+
+@entry("PRELU")
+def prelu(t: OnnxTask) -> None:
+    """By parts: ONNX Runtime's own kernel is nine times slower. An infinite alpha must not meet the 0 of what is above."""
+    x, alpha = t.reals()
+    known = t.known("alpha")
+    if known is not None and np.isfinite(known).all():
+        t.give(t.o.Add(t.o.Relu(x), t.o.Mul(alpha, t.o.Min(x, 0.0))))
+    else:
+        t.give(t.o.Where(t.o.Less(x, 0.0), t.o.Mul(alpha, x), x))
+
+
+@entry("RSQRT")
+def reciprocal_root(t: OnnxTask) -> None:
+    """No quantised value stands for NaN: what is below 0 gives the greatest value, as 0 does."""
+    x = t.real("input")
+    t.give(t.o.Reciprocal(t.o.Sqrt(t.o.Relu(x) if t.a.T in QUANTS else x)))
+
+
+@entry("RELU", "RELU1", "RELU6")
+def limited(t: OnnxTask) -> None:
+    t.give(t.real("input"), ACTIVATION_RANGE[Activation[t.name]])
+
+
+@entry("ELU", types=FLOATS)
+def elu(t: OnnxTask) -> None:
+    t.give(t.o.Elu(t.real("input"), alpha=t.a.alpha))
+
+
+@entry(*COMPARED, types=MOVED | {B8})
+def compare(t: OnnxTask) -> None:
+    """Booleans are numbers where order counts."""
+    inputs = t.reals()
+    if t.a.T == B8 and COMPARED[t.name] != "Equal":
+        inputs = [t.cast(x, np.int32) for x in inputs]
+    y = t.graph.node(COMPARED[t.name], *inputs)
+    t.put(t.o.Not(y) if t.name == "NOT_EQUAL" else y)
+
+
+@entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
+def logical(t: OnnxTask) -> None:
+    t.put(t.graph.node(t.name[8:].title(), *t.reals()))
+
+
+@entry("CAST", types=MOVED | {B8, Q8SYMM})
+def cast(t: OnnxTask) -> None:
+    """Stored values, whatever scale they have: truncated and saturated, NaN as 0. Float64 holds them all."""
+    x, source, out = t.x("input"), t.a.input.type, t.a.out
+    if source in FLOATS and out.type in FLOATS and folded(t):
+        return
+    if source != out.type and out.type in QUANTS | {I32}:
+        x = t.o.Where(t.o.IsNaN(x), 0.0, x) if source in FLOATS else x
+        limits = np.iinfo(out.dtype)
+        x = t.o.Clip(t.cast(x, np.float64), np.float64(limits.min), np.float64(limits.max))
+    t.put(x if source == out.type else halved(t, t.cast(x, engine_dtype(out))))
+
+
+@entry("QUANTIZE", types=FLOATS)
+@entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
+def converted(t: OnnxTask) -> None:
+    if not (t.name == "DEQUANTIZE" and folded(t)):
+        y = t.real("input")
+        t.give(halved(t, y) if t.name == "DEQUANTIZE" else y)
+
+
+def folded(t: OnnxTask) -> bool:
+    """Whether the output is known: weights that a model keeps in another type."""
+    data = t.known("input")
+    if data is not None:
+        with np.errstate(over="ignore"):  # what float16 cannot hold is infinite
+            data = decode(t.a.input, data).astype(t.a.out.dtype).astype(np.float32, copy=False)
+        t.graph.fold(t.operation.outputs[0], data)
+    return data is not None
+
+
+def halved(t: OnnxTask, y: str) -> str:
+    """Numbers as float16 holds them, where the output is of it."""
+    return t.cast(t.cast(y, np.float16), np.float32) if t.a.out.type == F16 else y

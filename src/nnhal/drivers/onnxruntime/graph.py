@@ -1,0 +1,322 @@
+"""The ONNX graph in the making: which tensor stands for which operand, and what an entry of the table works with.
+
+Between the model's ends float16 is float32, and both asymmetric 8-bit types are uint8: the signed one has its sign bit
+turned round, and a zero point that is greater by 128.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import Activation, Lifetime, OperandType, type_name
+from nnhal.base.operands import Array, Shape, Value, fixed
+from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds
+from nnhal.model.graph import CONSTANTS, Model, Operation, describe
+from nnhal.model.validate import validate
+from nnhal.ops.common import ACTIVATION_RANGE
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8PC, Q8S, Q8SYMM, Bound
+
+OPSET, IR = 18, 9
+SIGN = np.uint8(128)
+NUMBERS = {"f4": 1, "u1": 2, "i1": 3, "i4": 6, "i8": 7, "b1": 9, "f2": 10, "f8": 11}  # of element types, in ONNX
+FLOATS, QUANTS, HALVES = frozenset((F32, F16)), frozenset((Q8, Q8S)), frozenset((F16, OperandType.FLOAT16))
+MOVED = FLOATS | QUANTS | {I32}
+KNOWN = MOVED | HALVES | {B8, Q8SYMM, Q8PC, OperandType.FLOAT32, OperandType.INT32, OperandType.BOOL}
+FAR = (
+    2.0**24
+)  # how far from 1 scales may be: beyond, products leave float32, and the engine loses an activation's bounds
+EXTERNAL = 512  # bytes from which a constant stays where it is
+
+
+class Built(NamedTuple):
+    """An ONNX model, and how it meets the NNAPI model. inputs: number, name, type and shape of those that are read.
+
+    arrays: constants that the model names only.
+    """
+
+    model: bytes
+    inputs: tuple[tuple[int, str, Any, tuple[int, ...]], ...]
+    outputs: tuple[tuple[str, Any, tuple[int, ...]], ...]
+    arrays: dict[str, Array]
+
+
+NodeFacts = tuple[str, list[str], list[str], dict[str, Any]]  # kind, inputs, outputs, attributes
+
+
+class OnnxGraph:
+    """The main subgraph of a model on its way to ONNX."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.values = model, list(validate(model).subgraphs[0].values)
+        self._nodes: list[NodeFacts] = []
+        self._arrays: dict[str, Array] = {}
+        self._names: dict[int, str] = {}
+        self._same: dict[Any, str] = {}
+        self._inputs: dict[int, str] = {}
+        self._folded: dict[int, Array] = {}
+
+    def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
+        """A node; the names of its outputs. Inputs are names, numbers (of float32), lists of whole numbers, or arrays."""
+        names = [x if isinstance(x, str) else self.constant(x) for x in inputs]
+        outputs = [f"{kind} {len(self._nodes)}.{n}" for n in range(count)]
+        self._nodes.append((kind, names, outputs, attributes))
+        return outputs
+
+    def node(self, kind: str, *inputs: Any, **attributes: Any) -> str:
+        return self.nodes(kind, inputs, 1, **attributes)[0]
+
+    def constant(self, data: Any) -> str:
+        """A constant tensor; equal small ones are one."""
+        whole = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
+        array = np.asarray(data, whole)
+        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(data))
+        if key not in self._same:
+            self._same[key] = f"constant {len(self._arrays)}"
+            self._arrays[self._same[key]] = array  # which keeps its identity
+        return self._same[key]
+
+    def operand(self, index: int) -> str:
+        """The tensor of an operand, in the engine's type."""
+        if index not in self._names:
+            self._names[index] = self._given(index)
+        return self._names[index]
+
+    def put(self, index: int, name: str) -> None:
+        """This tensor stands for the operand."""
+        require_known(self.values[index])
+        self._names[index] = name
+
+    def fold(self, index: int, data: Array) -> None:
+        """The operand has real values that are known."""
+        self._folded[index] = data
+        self.put(index, self.constant(data))
+
+    def known(self, index: int) -> Array | None:
+        """Elements of an operand as they are stored, float16 as float32; None for what is known only at execution."""
+        value = self.values[index]
+        if value is None or value.data is None:
+            return self._folded.get(index)
+        return np.asarray(value.data, np.float32 if value.type in HALVES else None)
+
+    def _given(self, index: int) -> str:
+        value, operand = require_known(self.values[index]), self.model.main.operands[index]
+        if operand.lifetime in CONSTANTS:
+            return self.constant(engine_data(value, self.model.constant(operand)))
+        if operand.lifetime != Lifetime.SUBGRAPH_INPUT:
+            return f"refused {index}"  # what gives it was refused: nobody finishes this graph
+        self._inputs[index] = f"in {index}"
+        return self._crossing(value, self._inputs[index], np.float32)
+
+    def _crossing(self, value: Value, name: str, half_to: Any) -> str:
+        """A tensor as the other side of the model's edge has it."""
+        if value.type in HALVES:
+            return self.node("Cast", name, to=number_of(half_to))
+        return self.node("BitwiseXor", name, SIGN) if value.type == Q8S else name
+
+    def real(self, index: int, unit: float | None = None) -> str:
+        """The real values of an operand, in float32; those of a quantised one in another unit than its scale."""
+        value, name = require_known(self.values[index]), self.operand(index)
+        if not value.quantised:
+            return name
+        key, scale = ("real", name, unit), np.array(value.scale if unit is None else unit, np.float32)
+        if key not in self._same:
+            zero = np.array(zero_point(value), engine_dtype(value))
+            if value.channel is None or unit is not None:
+                self._same[key] = self.node("DequantizeLinear", name, scale, zero)
+            else:
+                scale = np.array(value.channel.scales, np.float32)
+                zeros = np.full(scale.shape, zero)
+                self._same[key] = self.node("DequantizeLinear", name, scale, zeros, axis=value.channel.axis)
+        return self._same[key]
+
+    def finish(self) -> Built:
+        """The model, of which all shapes are known by now."""
+        from onnx import helper  # noqa: TID251
+
+        main = self.model.main
+        ends: list[tuple[str, Any, tuple[int, ...]]] = []
+        for number, index in enumerate(main.outputs):
+            value, name = require_known(self.values[index]), self.operand(index)
+            shape = fixed(value.shape)
+            if shape is None:
+                what = describe(self.model, main, index)
+                raise Refused(f"the shape of output {what} is known only at execution, must be before")
+            self._nodes.append(("Identity", [self._crossing(value, name, np.float16)], [f"out {number}"], {}))
+            ends.append((f"out {number}", edge_dtype(value), shape))
+        nodes, needed = self._needed([name for name, *_ in ends])
+        read = [(index, name) for index, name in self._inputs.items() if name in needed]
+        given = [(index, name, require_known(self.values[index])) for index, name in read]
+        starts = [(main.inputs.index(index), name, edge_dtype(value), value.known) for index, name, value in given]
+        infos = [
+            [helper.make_tensor_value_info(name, number_of(dtype), shape) for *_, name, dtype, shape in some]
+            for some in (starts, ends)
+        ]
+        protos = [helper.make_node(kind, ins, outs, **how) for kind, ins, outs, how in nodes]
+        arrays = {name: array for name, array in self._arrays.items() if name in needed}
+        weights = [tensor_proto(name, array) for name, array in arrays.items()]
+        graph = helper.make_graph(protos, "nnhal", *infos, weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+        large = {name: array for name, array in arrays.items() if external(array)}
+        return Built(model.SerializeToString(), tuple(starts), tuple(ends), large)
+
+    def _needed(self, ends: list[str]) -> tuple[list[NodeFacts], set[str]]:
+        """The nodes that the ends come of, and the names of all tensors that these have."""
+        needed, nodes = set(ends), []
+        for node in reversed(self._nodes):
+            if not needed.isdisjoint(node[2]):
+                needed.update(node[1], node[2])
+                nodes.append(node)
+        return nodes[::-1], needed
+
+
+def external(array: Array) -> bool:
+    """Whether a constant stays where it lies; sizes and places have to be seen when shapes are inferred."""
+    return array.nbytes >= EXTERNAL and array.dtype != np.int64
+
+
+def tensor_proto(name: str, array: Array) -> Any:
+    """A constant; a large one is said to lie elsewhere, and is given to the session."""
+    from onnx import TensorProto  # noqa: TID251
+
+    proto = TensorProto(name=name, data_type=number_of(array.dtype), dims=array.shape)
+    if not external(array):
+        proto.raw_data = array.tobytes()
+    else:
+        proto.data_location = TensorProto.EXTERNAL
+        for key, text in (("location", "memory"), ("offset", "0"), ("length", str(array.nbytes))):
+            proto.external_data.add(key=key, value=text)
+    return proto
+
+
+def require_known(value: Value | None) -> Value:
+    """Refuse operands without a value, types that have no tensor here, and scales that float32 cannot multiply."""
+    if value is None:
+        raise Refused("an operand has no value")
+    if value.type not in KNOWN:
+        raise Refused(f"ONNX Runtime's graph has no tensors of {type_name(value.type)}")
+    scales = np.array(value.channel.scales if value.channel else value.scale if value.quantised else 1.0)
+    if not scales.min(initial=1) >= 1 / FAR or not scales.max(initial=1) <= FAR:
+        raise Refused(f"has scales of {scales.min():g} to {scales.max():g}, must be from {1 / FAR:g} to {FAR:g}")
+    return value
+
+
+def engine_data(value: Value, data: Array) -> Array:
+    """Stored elements in the engine's type."""
+    return data.view(np.uint8) ^ SIGN if value.type == Q8S else data.astype(engine_dtype(value), copy=False)
+
+
+def engine_dtype(value: Value) -> Any:
+    """The element type of a tensor between the model's ends."""
+    return np.dtype(np.float32) if value.type in HALVES else edge_dtype(value)
+
+
+def edge_dtype(value: Value) -> Any:
+    """The element type at the model's ends."""
+    return np.dtype(np.uint8) if value.type == Q8S else value.dtype
+
+
+def zero_point(value: Value) -> int:
+    """The zero point in the engine's type."""
+    return value.zero_point + int(SIGN) * (value.type == Q8S)
+
+
+def number_of(dtype: Any) -> int:
+    """ONNX's number of an element type."""
+    return NUMBERS[np.dtype(dtype).str[1:]]
+
+
+class Nodes:
+    """Writes nodes by their names: `o.Add(x, 1.0)`."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        self._graph = graph
+
+    def __getattr__(self, kind: str) -> Callable[..., str]:
+        return partial(self._graph.node, kind)
+
+
+class OnnxTask(LoweringTask):
+    """One operation to lower: its tensors by the arguments' names, and nodes to write."""
+
+    def __init__(self, graph: OnnxGraph, a: Bound, operation: Operation) -> None:
+        super().__init__(a, operation)
+        self.graph, self.o, self.nodes = graph, Nodes(graph), graph.nodes
+
+    def x(self, name: str) -> str:
+        """The tensor of an argument as it is stored."""
+        return self.graph.operand(self.place(name))
+
+    def maybe(self, name: str) -> str | None:
+        """The same; None where it is omitted."""
+        return self.x(name) if self.a.form_has(name) and self.places(name) else None
+
+    def real(self, name: str) -> str:
+        """The real values of an argument, in float32."""
+        return self.graph.real(self.place(name))
+
+    def steps(self, name: str) -> str:
+        """Steps from the zero point, in float32; real values of what is not quantised."""
+        return self.graph.real(self.place(name), 1.0)
+
+    def reals(self) -> list[str]:
+        """The real values of all tensor arguments."""
+        return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
+
+    def known(self, name: str) -> Array | None:
+        """An argument's elements as far as they are known, see `OnnxGraph.known`."""
+        return self.graph.known(self.place(name))
+
+    def cast(self, x: str, dtype: Any) -> str:
+        return self.o.Cast(x, to=number_of(dtype))
+
+    def reshaped(self, x: str, sizes: Shape | Sequence[int | None]) -> str:
+        """A tensor in another shape, of which one dimension may be open."""
+        if list(sizes).count(None) > 1:
+            sizes = Value(F32, tuple(sizes)).known
+        return self.o.Reshape(x, [-1 if n is None else n for n in sizes], allowzero=int(None not in sizes))
+
+    def shape(self, number: int = 0) -> Shape:
+        """What the shape of an output turns out to be."""
+        return Value(F32, self.a.shapes[number]).dims
+
+    def put(self, y: str, number: int = 0) -> None:
+        """An output as it is stored."""
+        self.graph.put(self.operation.outputs[number], y)
+
+    def give(self, y: str, within: tuple[float, float] | None = None) -> None:
+        """The output by its real values, after its activation."""
+        low, high = within or bounds(self.a)
+        if (low, high) == ACTIVATION_RANGE[Activation.RELU]:
+            y = self.o.Relu(y)
+        elif (low, high) != ACTIVATION_RANGE[Activation.NONE]:
+            y = self.o.Clip(y, low, high)
+        self.put(self.quantised(y, self.a.out.scale))
+
+    def quantised(self, y: str, unit: float) -> str:
+        """Real values in a unit as the output's steps; as they are where it is not quantised."""
+        value = require_known(self.a.out)
+        zero = np.uint8(zero_point(value) if value.quantised else 0)
+        return self.o.QuantizeLinear(y, float(unit), zero) if value.quantised else y
+
+    def image(self, x: str) -> str:
+        """A picture with its channels first."""
+        return x if self.a.nchw else self.o.Transpose(x, perm=(0, 3, 1, 2))
+
+    def as_given(self, y: str) -> str:
+        """The same as the operation's layout has it."""
+        return y if self.a.nchw else self.o.Transpose(y, perm=(0, 2, 3, 1))
+
+
+BOXES = "ONNX's operators of boxes have other rules"
+SEEDS = "its random numbers, hashes and integer cells have no like in ONNX"
+TABLE: LoweringTable[OnnxTask] = LoweringTable(
+    "ONNX Runtime",
+    FLOATS | QUANTS,
+    {"IF": "branches stay with the runtime", "WHILE": "ONNX Runtime cannot end a loop at its time-out"}
+    | dict.fromkeys(["AXIS_ALIGNED_BBOX_TRANSFORM", "BOX_WITH_NMS_LIMIT", "DETECTION_POSTPROCESSING"], BOXES)
+    | dict.fromkeys(["GENERATE_PROPOSALS", "HEATMAP_MAX_KEYPOINT", "ROI_ALIGN", "ROI_POOLING"], BOXES)
+    | dict.fromkeys(["LSH_PROJECTION", "QUANTIZED_16BIT_LSTM", "QUANTIZED_LSTM", "RANDOM_MULTINOMIAL"], SEEDS),
+)
+entry = TABLE.entry

@@ -1,0 +1,155 @@
+"""Sessions and executions: a session for each set of input shapes, memory bound to it for each execution at a time."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
+from nnhal.base.operands import Array
+from nnhal.drivers.kit import Member, Team
+from nnhal.drivers.kit.quiet import without_lines
+from nnhal.drivers.onnxruntime.graph import Built
+from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.ops.schema import show
+
+IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind its memory costs more than to copy few
+CPU = "CPUExecutionProvider"
+_COLOUR = b"\x1b["  # with which a line of the engine's begins
+
+
+@cache
+def engine() -> Any:
+    """ONNX Runtime, told to be silent; DeviceUnavailable where it, or what writes its models, is not installed."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # looked at when it is imported
+    try:
+        without_lines(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
+        import onnxruntime  # noqa: TID251
+    except ImportError as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # an extension makes this of one while it is initialised
+            raise error.__cause__ from None
+        what = f"onnxruntime: {error.name or 'it'} is not there ({error})"
+        raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[onnxruntime]'") from error
+    onnxruntime.disable_telemetry_events()
+    onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised too
+    return onnxruntime
+
+
+def _imported() -> None:
+    """It looks for devices where a confined process may not, and says so."""
+    import onnx  # noqa: F401, TID251
+    import onnxruntime  # noqa: F401, TID251
+
+
+def options(built: Built, threads: int) -> Any:
+    """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
+    integer kernels saturate on some processors. Constants are read where they lie, for as long as the options live.
+    """
+    ort = engine()
+    found = ort.SessionOptions()
+    found.log_severity_level = 4
+    found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
+    found.add_session_config_entry("session.disable_quant_qdq", "1")
+    found.nnhal_weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
+    if built.arrays:
+        found.add_external_initializers(list(built.arrays), found.nnhal_weights)
+    return found
+
+
+def session(built: Built, threads: int, provider: str) -> Any:
+    """The engine's session."""
+    how = options(built, threads)
+    try:
+        made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
+    except Exception as error:
+        raise OperationFailed(f"onnxruntime: the model cannot be prepared: {error}") from error
+    made.nnhal_options = how
+    return made
+
+
+class BoundMemory(Member):
+    """Memory for one execution at a time, bound to a session."""
+
+    def __init__(self, made: Any, built: Built) -> None:
+        self._value, self._binding = engine().OrtValue.ortvalue_from_numpy, made.io_binding()
+        self.inputs = [(n, name, np.zeros(shape, dtype)) for n, name, dtype, shape in built.inputs]
+        self.outputs: list[Array] = []
+        for _, name, room in self.inputs:
+            self._binding.bind_ortvalue_input(name, self._value(room))
+        for name, dtype, shape in built.outputs:
+            self.outputs.append(np.zeros(shape, dtype))
+            self._binding.bind_ortvalue_output(name, self._value(self.outputs[-1]))
+        # The public call costs half as much again as the call itself.
+        self.call: Callable[[Any], object] = partial(made._sess.run_with_iobinding, self._binding._iobinding)
+        self._session = made
+
+    def read(self, given: Sequence[Array | None]) -> None:
+        """Take the inputs. InvalidRequest where one does not have the shape that the session was made for."""
+        for number, name, room in self.inputs:
+            x = given[number]
+            if x is None or x.shape != room.shape:
+                state = "omitted" if x is None else f"of shape {show(x.shape)}"
+                raise InvalidRequest(f"input {number} is {state}, must be of shape {show(room.shape)}")
+            if x.dtype is not room.dtype:
+                x = x.view(room.dtype)
+            whole = x.flags.c_contiguous
+            if room.nbytes < IN_PLACE or not whole:
+                room[...] = x
+            if room.nbytes >= IN_PLACE:
+                self._binding.bind_ortvalue_input(name, self._value(x if whole else room))
+
+
+class OnnxSession(Prepared):
+    """A model whose input shapes are known, prepared with ONNX Runtime."""
+
+    def __init__(self, built: Built, threads: int, provider: str) -> None:
+        made = session(built, threads, provider)
+        self._in_place = sum(array.nbytes for array in built.arrays.values())
+        self._team: Team[BoundMemory] | None = Team(partial(BoundMemory, made, built), "onnxruntime: bindings")
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        measure = control.measure
+        start = time.monotonic_ns() if measure else 0
+        if control is not UNLIMITED:
+            control.check()
+        team = self._team
+        if team is None:
+            raise Closed("onnxruntime: the prepared model was closed")
+        bound = team.take(control)
+        try:
+            bound.read(request.inputs)
+            begin = time.monotonic_ns() if measure else 0
+            try:
+                if control.bounded:
+                    self._stoppable(bound, control)
+                else:
+                    bound.call(None)
+            except (RuntimeError, ValueError) as error:
+                control.check()  # where it was stopped
+                raise OperationFailed(f"onnxruntime: {error}") from error
+            end = time.monotonic_ns() if measure else 0
+            number = 0
+            for y in bound.outputs:
+                dtype = request.signature.outputs[number].dtype
+                request.write(number, y if y.dtype is dtype else y.view(dtype))
+                number += 1  # noqa: SIM113  # counted by hand: it takes half as long
+        finally:
+            team.give(bound)
+        return Timing(end - begin, time.monotonic_ns() - start) if measure else None
+
+    def _stoppable(self, bound: BoundMemory, control: Control) -> None:
+        options = engine().RunOptions()
+        with control.on_cancel(partial(setattr, options, "terminate", True)):
+            bound.call(options)
+
+    def memory(self) -> MemoryUse:
+        """How much the engine packs and how large its arenas are, it does not tell."""
+        return MemoryUse(weights_in_place=self._in_place)
+
+    def close(self) -> None:
+        self._team = None

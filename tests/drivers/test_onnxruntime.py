@@ -1,0 +1,280 @@
+"""The onnxruntime device: what it refuses and why, what it does with memory, options and weights; silence."""
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnhal
+from nnhal.base.codes import OperandType
+from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, OperationFailed
+from nnhal.base.memory import Memory
+from nnhal.drivers import onnxruntime
+from nnhal.drivers.onnxruntime import session
+from nnhal.drivers.onnxruntime.graph import EXTERNAL, Built, OnnxGraph, OnnxTask
+from nnhal.drivers.onnxruntime.lowering import TABLE
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
+from nnhal.hal.request import Control
+from nnhal.model.graph import Model
+from tests import requests
+
+pytest.importorskip("onnxruntime")
+F32 = OperandType.TENSOR_FLOAT32
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return onnxruntime.device()
+
+
+def reason(device: Device, model: Model) -> str:
+    (verdict,) = device.supports(model)
+    assert not verdict.ok
+    return verdict.reason
+
+
+def floats(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+def doubled(size: int = 4) -> Model:
+    b = nnhal.Builder()
+    x = b.input((size,))
+    return b.finish([x], [b.add(x, x)])
+
+
+def run(prepared: Prepared, *inputs: Any) -> Any:
+    return requests.run(prepared, inputs).results[0]
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
+
+
+def test_importing_the_driver_imports_no_engine() -> None:
+    code = "import sys, nnhal.drivers.onnxruntime; print([m for m in sys.modules if m.startswith('onnx')])"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("missing", ["onnxruntime", "onnx"])
+def test_a_missing_engine_is_an_unavailable_device_that_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    session.engine.cache_clear()
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(DeviceUnavailable, match=rf"{missing} is not there .* pip install 'nnhal\[onnxruntime\]'"):
+        onnxruntime.device()
+    session.engine.cache_clear()
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_nothing_is_said_on_stderr(isolation: str) -> None:
+    program = f"""
+import os
+os.environ["NNHAL_VLOG"] = "driver"
+import numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((1,))
+print(nnhal.compile(b.finish([x], [b.floor(x)]), devices=["onnxruntime"], isolation={isolation!r})(np.float32([1.5])))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    assert done.stdout == "[1.]\n"
+    assert "discovery" not in done.stderr and "\x1b" not in done.stderr
+
+
+def test_telemetry_is_off_before_the_engine_is_imported() -> None:
+    program = (
+        "import os; from nnhal.drivers.onnxruntime import device; device(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout == "1\n"
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+def test_an_unknown_provider_lists_those_that_there_are(device: Device) -> None:
+    with pytest.raises(InvalidArgument, match=r"provider is 'CUDA', must be one of .*CPUExecutionProvider"):
+        device.prepare(doubled(), Hints(options={"provider": "CUDA"}))
+    with pytest.raises(InvalidArgument, match="option 'providers' is unknown, must be provider"):
+        device.consider(doubled(), Hints(options={"providers": "CUDA"}))
+
+
+def test_the_provider_that_is_there_is_taken(device: Device) -> None:
+    prepared = prepared_by(device, doubled(), Hints(options={"provider": "CPUExecutionProvider"}))
+    assert run(prepared, floats(1, 2, 3, 4)).tolist() == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_session_has_the_threads_of_the_hints(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    asked: list[int] = []
+    made = session.session
+
+    def noted(built: Built, count: int, provider: str) -> Any:
+        asked.append(count)
+        return made(built, count, provider)
+
+    monkeypatch.setattr(session, "session", noted)
+    prepared_by(onnxruntime.device(), doubled(), Hints(threads=threads))
+    assert asked == [threads]
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_loops_boxes_and_hashes_are_refused_with_the_reason() -> None:
+    b = nnhal.Builder()
+    x = b.input((1, 4))
+    seeds = b.constant(np.array([1, 2], np.int32))
+    y = b.operation("RANDOM_MULTINOMIAL", input=x, sample_count=3, seeds=seeds, out_type=["TENSOR_INT32"])
+    found = reason(onnxruntime.device(), b.finish([x], [y]))
+    assert found == "its random numbers, hashes and integer cells have no like in ONNX"
+
+
+def test_an_integer_divisor_has_to_be_constant_and_neither_0_nor_minus_1(device: Device) -> None:
+    b = nnhal.Builder()
+    x = b.input((2,), "TENSOR_INT32")
+    model = b.finish([x], [b.div(x, b.constant(np.array([2, -1], np.int32)))])
+    assert "no rule for an integer division by 0" in reason(device, model)
+    b = nnhal.Builder()
+    x = b.input((2,), "TENSOR_INT32")
+    model = b.finish([x], [b.div(x, b.constant(np.array([2, -2], np.int32)))])
+    assert run(prepared_by(device, model, Hints()), np.array([-7, 7], np.int32)).tolist() == [-4, -4]
+
+
+def test_scales_that_float32_cannot_multiply_are_refused(device: Device) -> None:
+    b = nnhal.Builder()
+    x = b.input((2,), "TENSOR_QUANT8_ASYMM", 2.0**-30, 0)
+    assert "has scales of 9.31323e-10" in reason(device, b.finish([x], [b.relu(x)]))
+
+
+def test_a_sequence_of_a_cell_without_a_kernel_is_written_up_to_64_steps(device: Device) -> None:
+    def sequence(steps: int, activation: str) -> Model:
+        b = nnhal.Builder()
+        x = b.input((1, steps, 1))
+        one, zero = b.constant(np.ones((1, 1), np.float32)), b.constant(np.zeros(1, np.float32))
+        state = b.constant(np.zeros((1, 1), np.float32))
+        names = {"weights": one, "recurrent_weights": one, "bias": zero, "hidden_state": state}
+        y = b.operation(
+            "UNIDIRECTIONAL_SEQUENCE_RNN",
+            input=x,
+            **names,
+            activation_kind=activation,
+            time_major=0,
+            out_type=["TENSOR_FLOAT32"],
+        )
+        return b.finish([x], [y])
+
+    summed = run(prepared_by(device, sequence(64, "none"), Hints()), np.ones((1, 64, 1), np.float32))
+    assert summed.ravel().tolist() == [*range(1, 65)]
+    assert "65 steps are too many" in reason(device, sequence(65, "none"))
+    long = run(prepared_by(device, sequence(200, "relu"), Hints()), np.ones((1, 200, 1), np.float32))
+    assert long.ravel().tolist() == [*range(1, 201)]
+
+
+def test_what_nnapi_fails_on_does_not_count_from_the_end(device: Device) -> None:
+    b = nnhal.Builder()
+    x, index = b.input((3,)), b.input((1,), "TENSOR_INT32")
+    prepared = prepared_by(device, b.finish([x, index], [b.gather(x, 0, index)]), Hints())
+    assert run(prepared, floats(1, 2, 3), np.array([2], np.int32)).tolist() == [3]
+    with pytest.raises(OperationFailed, match=r"onnxruntime: .*out of data bounds"):
+        run(prepared, floats(1, 2, 3), np.array([-1], np.int32))
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def lowered(model: Model) -> Any:
+    graph = OnnxGraph(model)
+    TABLE.lower(model, lambda a, operation: OnnxTask(graph, a, operation))
+    return graph.finish()
+
+
+def test_large_constants_stay_where_they_lie() -> None:
+    weights = np.arange(EXTERNAL, dtype=np.float32).reshape(2, -1)
+    b = nnhal.Builder()
+    x = b.input((1, weights.shape[1]))
+    model = b.finish([x], [b.fully_connected(x, b.constant(weights), b.constant(np.zeros(2, np.float32)))])
+    built = lowered(model)
+    (held,) = built.arrays.values()
+    found = Memory.of(held)
+    assert found is not None and found[0] in model.pools
+    assert len(built.model) < weights.nbytes
+
+
+def test_what_no_output_needs_is_not_in_the_graph() -> None:
+    b = nnhal.Builder()
+    x = b.input((4,))
+    b.add(x, b.constant(np.ones(EXTERNAL, np.float32)[:4]))
+    built = lowered(b.finish([x], [b.floor(x)]))
+    assert b"Floor" in built.model and b"Add" not in built.model
+
+
+@pytest.mark.parametrize("size", [4, session.IN_PLACE])
+def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
+    prepared = prepared_by(device, doubled(size), Hints())
+    for number in (1, 2):
+        x = np.full(size, number, np.float32)
+        assert (run(prepared, x) == 2 * number).all()
+    every_other = np.arange(2 * size, dtype=np.float32)[::2]
+    assert (run(prepared, every_other) == 2 * every_other).all()
+
+
+def test_outputs_are_never_the_sessions_own_memory(device: Device) -> None:
+    prepared = prepared_by(device, doubled(), Hints())
+    first = run(prepared, floats(1, 2, 3, 4))
+    run(prepared, floats(9, 9, 9, 9))
+    assert first.tolist() == [2, 4, 6, 8]
+
+
+def test_the_wrong_input_shape_is_an_invalid_request(device: Device) -> None:
+    prepared = prepared_by(device, doubled(), Hints())
+    with pytest.raises(InvalidRequest, match=r"input 0 is of shape \[5\], must be of shape \[4\]"):
+        run(prepared, floats(1, 2, 3, 4, 5))
+
+
+def test_a_closed_model_runs_no_more(device: Device) -> None:
+    prepared = prepared_by(device, doubled(), Hints())
+    prepared.close()
+    with pytest.raises(Closed, match="was closed"):
+        run(prepared, floats(1, 2, 3, 4))
+
+
+def test_four_threads_get_their_own_results(device: Device) -> None:
+    prepared = prepared_by(device, doubled(2000), Hints())
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        x = np.full(2000, number, np.float32)
+        wrong.extend(n for n in range(50) if (run(prepared, x) != 2 * number).any())
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_execution_that_is_cancelled_ends_between_operations(device: Device) -> None:
+    b = nnhal.Builder()
+    y = x = b.input((1, 256, 256, 32))
+    weights, bias = b.constant(np.zeros((32, 3, 3, 32), np.float32)), b.constant(np.zeros(32, np.float32))
+    for _ in range(60):
+        y = b.conv_2d(y, weights, bias, padding="same")
+    prepared, cancelled = prepared_by(device, b.finish([x], [y]), Hints(threads=1)), threading.Event()
+    threading.Timer(0.05, cancelled.set).start()
+    with pytest.raises(Cancelled):
+        requests.run(prepared, [np.zeros((1, 256, 256, 32), np.float32)], Control(cancelled=cancelled))
+
+
+def test_a_model_with_an_open_batch_is_prepared_for_each_size() -> None:
+    b = nnhal.Builder()
+    x = b.input((None, 2))
+    weights, bias = b.constant(np.array([[1, 2], [3, 4]], np.float32)), b.constant(floats(10, 20))
+    compiled = nnhal.compile(
+        b.finish([x], [b.fully_connected(x, weights, bias)]), devices=["onnxruntime"], fallback="forbid"
+    )
+    assert compiled(floats(1, 1).reshape(1, 2)).tolist() == [[13, 27]]
+    assert compiled(np.eye(2, dtype=np.float32)).tolist() == [[11, 23], [12, 24]]
