@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from nnhal.base.codes import type_name
 from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit import LoweringTable, LoweringTask, Refused, bounds
 from nnhal.drivers.openvino.engine import opset, ov
@@ -41,6 +40,11 @@ def shared(array: Array) -> Array:
     return np.frombuffer(memory, array.dtype).reshape(array.shape)
 
 
+def shape_of(node: Node) -> Any:
+    """The shape of a node, or of one of its outputs, as far as it is known."""
+    return node.get_partial_shape() if hasattr(node, "get_partial_shape") else node.get_output_partial_shape(0)
+
+
 class Graph:
     """A main subgraph on its way to an `ov.Model`. kept: what constants lie in, for as long as the model lives."""
 
@@ -69,7 +73,7 @@ class Graph:
         """What is known of an operand."""
         value = self.values[index]
         if value is None:
-            raise Refused("OpenVINO has no tensors without a type of their own")
+            raise Refused("an operand has no value")
         return value
 
     def held(self, index: int) -> Node:
@@ -78,21 +82,19 @@ class Graph:
             value, operand = self.value(index), self.model.main.operands[index]
             if 0 in (value.shape or ()):
                 raise Refused(f"OpenVINO needs elements, and a tensor of shape {show(value.dims)} has none")
-            if index in self.parameters:
-                node = self.parameters[index]
-                node = self.o.convert(node, "f32") if value.type == F16 else node
-            elif operand.lifetime in CONSTANTS:
+            if operand.lifetime in CONSTANTS:
                 data = self.model.constant(operand)
                 node = self.constant(data, np.float32 if data.dtype == np.float16 else None)
-            else:
-                raise Refused(f"an operand of {type_name(value.type)} has no value")
+            else:  # given, or computed by what was refused
+                node = self.parameters.get(index) or self._parameter(index)
+                node = self.o.convert(node, "f32") if value.type == F16 else node
             self._held[index] = node
         return self._held[index]
 
     def hold(self, index: int, node: Node) -> None:
         """Let an operand be what a node gives, of a shape that has the elements of the operand's."""
         value = self.value(index)
-        shape, found = fixed(value.shape), node.get_output_partial_shape(0)
+        shape, found = fixed(value.shape), shape_of(node)
         if shape is not None and found != self.ov.PartialShape(list(shape)):
             node = self.o.reshape(node, self.constant(shape, np.int64), special_zero=False)
         if 0 in (value.shape or ()) or (found.is_static and 0 in found.to_shape()):

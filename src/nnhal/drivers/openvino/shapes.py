@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from nnhal.base.codes import MirrorPad
-from nnhal.drivers.openvino.graph import FLOATS, NUMBERS, QUANTS, Node, Task, entry
+from nnhal.drivers.openvino.graph import FLOATS, NUMBERS, QUANTS, Node, Task, entry, shape_of
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, I32
 from nnhal.ops.slice import strided
@@ -196,7 +196,7 @@ def reduce(t: Task) -> None:
     if t.name in ("REDUCE_MAX", "REDUCE_MIN") and t.a.T in FLOATS:
         spoilt = t.o.reduce_logical_or(t.missing(x), axes, keep)
         found = t.where(spoilt, t.f32(np.nan), found)
-    if found.get_output_partial_shape(0).rank == 0:
+    if shape_of(found).rank == 0:
         found = reshaped(t, found, [1])
     t.give(found)
 
