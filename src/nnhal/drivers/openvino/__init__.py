@@ -4,8 +4,7 @@
 | --- | --- |
 | `device.py` | the device: verdicts, options, capabilities |
 | `engine.py` | the library and its settings; compiled models, executions, what is kept of them |
-| `graph.py` | which node stands for which operand; what an entry works with; the table |
-| `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries of the lowering table |
+| `maths.py` | its operations as the primitives that `kit.real` makes NNAPI's of |
 
 OpenVINO is imported when the device is asked for, not when this package is.
 """

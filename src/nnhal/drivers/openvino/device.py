@@ -2,19 +2,21 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from nnhal.base.codes import DeviceType, OperandType
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
-from nnhal.drivers.openvino import elementwise, layers, recurrent, shapes
+from nnhal.drivers.kit.real import Graph, Task, table_for
 from nnhal.drivers.openvino.engine import Compiled, compiled, core, ov
-from nnhal.drivers.openvino.graph import TABLE, Graph, Task
+from nnhal.drivers.openvino.maths import Maths
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
-FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them fills the table
+ELSEWHERE = {"IF": "branches stay with the runtime", "WHILE": "OpenVINO cannot end a loop at its time-out"}
+TABLE = table_for("OpenVINO", ELSEWHERE)
 MOST_THREADS = 4  # where the application states no number
 STATED = Performance(exec_time=0.05, power_usage=0.05)
 
@@ -37,7 +39,9 @@ class OpenVINO(Device):
         core()
 
     def capabilities(self) -> Capabilities:
-        types = [t for t in OperandType if t not in (OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH)]
+        types = [
+            t for t in OperandType if t not in (OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH)
+        ]
         return Capabilities(dict.fromkeys(types, STATED), STATED, STATED)
 
     def supports(self, model: Model) -> Sequence[Verdict]:
@@ -46,7 +50,7 @@ class OpenVINO(Device):
     def consider(self, model: Model, hints: Hints) -> Considered:
         if hints.options:
             raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
-        return TABLE.consider(model, Graph(model), Task, self.forms)
+        return TABLE.consider(model, Graph(model, Maths()), Task, self.forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         if hints.options:
@@ -56,9 +60,9 @@ class OpenVINO(Device):
         def make(known: Model) -> Prepared:
             graph = kept_graph(hints, Graph) if known is model else None
             if graph is None:
-                graph = Graph(known)
-                TABLE.lower(known, lambda a, operation: Task(graph, a, operation), self.forms)
-            return Compiled(compiled(graph.finish(), threads), graph.kept)
+                graph = Graph(known, Maths())
+                TABLE.lower(known, partial(Task, graph), self.forms)
+            return Compiled(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept)
 
         return for_each_shape(model, make, reference.Interpreter)
 

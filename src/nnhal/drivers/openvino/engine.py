@@ -1,5 +1,6 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
+import ctypes
 import time
 from collections.abc import Sequence
 from functools import cache, partial
@@ -16,6 +17,13 @@ from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
 IN_PLACE = 1 << 17  # bytes of an argument from which OpenVINO is told its address, which costs more than to copy less
+
+
+def shared(array: Array) -> Array:
+    """An array over the same memory that says it may be written to, as OpenVINO wants it; the memory has to stay."""
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    whole: Array = np.frombuffer(memory, array.dtype)
+    return whole.reshape(array.shape)
 
 
 @cache
@@ -75,10 +83,11 @@ class Instance(Member):
     """An infer request with memory of its own for small arguments. For one thread at a time."""
 
     def __init__(self, compiled: Any, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
-        from nnhal.drivers.openvino.graph import shared  # a circle otherwise
-
-        self._request, self._shared, self._tensor = compiled.create_infer_request(), shared, ov().Tensor
-        self._infer = partial(super(type(self._request), self._request).infer, {}, True, False)
+        self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
+        plain: Any = super(
+            type(self._request), self._request
+        )  # what the public `infer` does besides costs a third more
+        self._infer = partial(plain.infer, {}, True, False)
         self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
         self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
 
@@ -102,12 +111,12 @@ class Instance(Member):
                 own[...] = x
                 continue
             kept.append(x if x.flags.c_contiguous and x.flags.aligned else x.copy())
-            self._request.set_input_tensor(a.number, self._tensor(self._shared(kept[-1]), shared_memory=True))
+            self._request.set_input_tensor(a.number, self._tensor(shared(kept[-1]), shared_memory=True))
         for a, own in self._outputs:
             if own is None:
                 kept.append(request.outputs[a.number])
                 room = kept[-1] if kept[-1] is not None else np.empty(a.shape, a.dtype)
-                self._request.set_output_tensor(a.number, self._tensor(self._shared(room), shared_memory=True))
+                self._request.set_output_tensor(a.number, self._tensor(shared(room), shared_memory=True))
         start = time.monotonic_ns()
         try:
             if control.bounded:
@@ -155,9 +164,10 @@ class Compiled(Prepared):
         self._team = None
 
 
-def compiled(model: Any, threads: int) -> Any:
-    """A model compiled for the processor; OperationFailed where OpenVINO cannot."""
+def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any:
+    """Nodes compiled for the processor; OperationFailed where OpenVINO cannot."""
     try:
+        model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         return core().compile_model(model, "CPU", settings(threads))
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error

@@ -1,17 +1,20 @@
-"""Entries of recurrent operations: cells by parts, unrolled over time; plain LSTM sequences by OpenVINO's own kernel."""
+"""Entries of recurrent operations: cells by parts, unrolled over time.
+
+Plain LSTM sequences are the engine's own kernel where it has one.
+"""
 
 from collections.abc import Callable
 
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.openvino.graph import FLOATS, Node, Task, entry
-from nnhal.drivers.openvino.shapes import i64, reshaped, sliced, transposed
+from nnhal.drivers.kit.real.engine import Node
+from nnhal.drivers.kit.real.graph import FLOATS, Task, entry
 from nnhal.ops.lstm import EPSILON, room
 from nnhal.ops.recurrent import size
 
 MOST_STEPS = 64  # each becomes nodes of its own
-GATES = ("forget", "input", "cell", "output")  # in OpenVINO's order
+GATES = ("forget", "input", "cell", "output")
 BOUNDS = {Kind.RELU1: (-1.0, 1.0), Kind.RELU6: (0.0, 6.0)}
 States = tuple[Node, ...]  # the output of the step before first
 Step = Callable[[States, Node], States]
@@ -23,7 +26,7 @@ def bent(t: Task, x: Node) -> Node:
     kind = t.a.activation_kind
     if kind in BOUNDS:
         return t.o.clamp(x, *BOUNDS[kind])
-    return {Kind.NONE: lambda y: y, Kind.RELU: t.o.relu, Kind.TANH: t.o.tanh, Kind.SIGMOID: t.o.sigmoid}[kind](x)
+    return x if kind == Kind.NONE else t.op(kind.name.lower(), x)
 
 
 def times(t: Task, x: Node, weights: Node) -> Node:
@@ -42,7 +45,7 @@ def rnn_cell(t: Task, way: str = "", crossed: bool = False) -> tuple[Step, State
     again, bias = t.x(f"{way}recurrent_weights"), t.x(f"{way}bias")
 
     def step(states: States, x: Node) -> States:
-        total = t.o.add(t.o.add(times(t, x, own), times(t, states[0], again)), bias)
+        total = t.op("add", t.op("add", times(t, x, own), times(t, states[0], again)), bias)
         return (bent(t, total),)
 
     return step, (t.x(f"{way}hidden_state"),)
@@ -57,28 +60,30 @@ def lstm_cell(t: Task, way: str = "", crossed: bool = False) -> tuple[Step, Stat
     projection, shift = t.maybe(f"{way}projection"), t.maybe(f"{way}projection_bias")
 
     def gate(name: str, x: Node, state: Node, memory: Node) -> Node:
-        total = t.o.add(times(t, x, ahead[name]), times(t, state, again[name]))
+        total = t.op("add", times(t, x, ahead[name]), times(t, state, again[name]))
         if peep[name] is not None:
-            total = t.o.add(total, t.o.multiply(memory, peep[name]))
+            total = t.op("add", total, t.op("multiply", memory, peep[name]))
         if norm[name] is not None:
-            centred = t.o.subtract(total, t.o.reduce_mean(total, i64(t, [1]), True))
-            variance = t.o.reduce_mean(t.o.multiply(centred, centred), i64(t, [1]), True)
-            root = t.o.sqrt(t.o.add(variance, t.f32(EPSILON)))
-            total = t.o.multiply(t.o.divide(centred, root), norm[name])
-        return t.o.add(total, bias[name])
+            centred = t.op("subtract", total, t.o.reduce("mean", total, [1], True))
+            variance = t.o.reduce("mean", t.op("multiply", centred, centred), [1], True)
+            root = t.op("sqrt", t.op("add", variance, t.f32(EPSILON)))
+            total = t.op("multiply", t.op("divide", centred, root), norm[name])
+        return t.op("add", total, bias[name])
 
     def step(states: States, x: Node) -> States:
         state, memory = states
-        forget = t.o.sigmoid(gate("forget", x, state, memory))
-        admit = t.o.sigmoid(gate("input", x, state, memory)) if "input" in own else t.o.subtract(t.f32(1), forget)
-        new = t.o.multiply(admit, bent(t, gate("cell", x, state, memory)))
-        memory = t.o.add(t.o.multiply(forget, memory), new)
+        forget = t.op("sigmoid", gate("forget", x, state, memory))
+        admit = (
+            t.op("sigmoid", gate("input", x, state, memory)) if "input" in own else t.op("subtract", t.f32(1), forget)
+        )
+        new = t.op("multiply", admit, bent(t, gate("cell", x, state, memory)))
+        memory = t.op("add", t.op("multiply", forget, memory), new)
         if t.a.cell_clip > 0:
             memory = t.o.clamp(memory, -t.a.cell_clip, t.a.cell_clip)
-        output = t.o.multiply(t.o.sigmoid(gate("output", x, state, memory)), bent(t, memory))
+        output = t.op("multiply", t.op("sigmoid", gate("output", x, state, memory)), bent(t, memory))
         if projection is not None:
             output = times(t, output, projection)
-            output = output if shift is None else t.o.add(output, shift)
+            output = output if shift is None else t.op("add", output, shift)
             if t.a.projection_clip > 0:
                 output = t.o.clamp(output, -t.a.projection_clip, t.a.projection_clip)
         return output, memory
@@ -91,37 +96,34 @@ def over_time(t: Task, x: Node, cell: Cell, way: str = "", crossed: bool = False
     axis, back = (0 if t.a.time_major else 1), way == "bw_"
     count = t.a.input.known[axis]
     if cell is lstm_cell and not crossed and plain(t, way):
-        return fused(t, x, way, count)
+        made = fused(t, x, way, count)
+        if made is not None:
+            return made
     t.require(count <= MOST_STEPS, f"a sequence of {count} steps would be unrolled, at most {MOST_STEPS} are")
     step, states = cell(t, way, crossed)
     outputs: list[Node] = [None] * count
     for n in range(count)[:: -1 if back else 1]:
-        states = step(states, t.o.squeeze(sliced(t, x, axis, n, n + 1), i64(t, [axis])))
-        outputs[n] = t.o.unsqueeze(states[0], i64(t, [axis]))
+        states = step(states, t.o.squeeze(t.part(x, axis, n, n + 1), axis))
+        outputs[n] = t.o.unsqueeze(states[0], axis)
     return t.o.concat(outputs, axis), states
 
 
 def plain(t: Task, way: str) -> bool:
-    """Whether an LSTM cell is OpenVINO's own."""
+    """Whether an LSTM cell has none of the optional parts."""
     parts = [f"{way}{part}_{gate}" for part in ("peep", "norm") for gate in GATES] + [f"{way}projection"]
     simple = not any(t.places(part) for part in parts) and t.places(f"{way}input_to_input")
     return bool(simple and t.a.activation_kind == Kind.TANH and not t.a.cell_clip)
 
 
-def fused(t: Task, x: Node, way: str, count: int) -> tuple[Node, States]:
-    """A plain LSTM over a sequence."""
-
-    def joined(part: str) -> Node:
-        return t.o.unsqueeze(t.o.concat([t.x(f"{way}{part}_{gate}") for gate in GATES], 0), i64(t, 0))
-
-    units, batch = getattr(t.a, f"{way}units"), t.a.batch
-    x = transposed(t, x, [1, 0, 2]) if t.a.time_major else x
-    states = [t.o.unsqueeze(t.x(f"{way}{name}"), i64(t, 1)) for name in ("state", "cell_state")]
-    lengths, weights = t.constant(np.full(batch, count, np.int32)), [joined(p) for p in ("input_to", "state_to", "bias")]
-    made = t.o.lstm_sequence(x, *states, lengths, *weights, units, "reverse" if way == "bw_" else "forward")
-    y = t.o.squeeze(made.output(0), i64(t, [1]))
-    last = [t.o.squeeze(made.output(n), i64(t, [1])) for n in (1, 2)]
-    return transposed(t, y, [1, 0, 2]) if t.a.time_major else y, (last[0], last[1])
+def fused(t: Task, x: Node, way: str, count: int) -> tuple[Node, States] | None:
+    """A plain LSTM over a sequence by the engine's own kernel; None where it has none."""
+    weights = [t.o.concat([t.x(f"{way}{part}_{g}") for g in GATES], 0) for part in ("input_to", "state_to", "bias")]
+    x = t.o.transpose(x, [1, 0, 2]) if t.a.time_major else x
+    made = t.o.lstm(x, [t.x(f"{way}{name}") for name in ("state", "cell_state")], weights, count, way == "bw_")
+    if made is None:
+        return None
+    y, *states = made
+    return t.o.transpose(y, [1, 0, 2]) if t.a.time_major else y, tuple(states)
 
 
 @entry("RNN", types=FLOATS)
@@ -160,7 +162,7 @@ def give(t: Task, *nodes: Node) -> None:
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
 def two_ways(t: Task) -> None:
-    """Forwards and backwards. Cross linking: both read the auxiliary input too; parallel: the backward cell reads it alone."""
+    """Forwards and backwards. Linked crosswise both read the auxiliary input too, in parallel the backward cell it alone."""
     cell, aux_weights = (lstm_cell, "fw_aux_to_forget") if t.name.endswith("LSTM") else (rnn_cell, "fw_aux_weights")
     crossed, ahead, aux = bool(t.places(aux_weights)), t.x("input"), t.maybe("aux_input")
     ahead = t.o.concat([ahead, aux], 2) if crossed else ahead
@@ -177,15 +179,15 @@ def svdf(t: Task) -> None:
     a = t.a
     batch, filters, memory = a.batch, a.filters, a.memory_size
     places = a.state_size // filters  # as many as the memory has, or one less: without a place for the newest
-    newest = reshaped(t, times(t, t.x("input"), t.x("weights_feature")), [batch, filters, 1])
-    state = reshaped(t, t.x("state"), [batch, filters, places]) if places else None
+    newest = t.o.reshape(times(t, t.x("input"), t.x("weights_feature")), [batch, filters, 1])
+    state = t.o.reshape(t.x("state"), [batch, filters, places]) if places else None
     window = newest
     if memory > 1:
-        window = t.o.concat([sliced(t, state, 2, 0, memory - 1), newest], 2)
-    products = reshaped(t, t.o.multiply(window, t.x("weights_time")), [batch, filters // a.rank, -1])
-    sums, bias = t.o.reduce_sum(products, i64(t, [2]), False), t.maybe("bias")
-    t.hold(bent(t, sums if bias is None else t.o.add(sums, bias)), 1)
+        window = t.o.concat([t.part(state, 2, 0, memory - 1), newest], 2)
+    products = t.o.reshape(t.op("multiply", window, t.x("weights_time")), [batch, filters // a.rank, -1])
+    sums, bias = t.o.reduce("sum", products, [2], False), t.maybe("bias")
+    t.hold(bent(t, sums if bias is None else t.op("add", sums, bias)), 1)
     t.require(places and memory > 1, "the memory has no place for what is older")
-    older, more = sliced(t, window, 2, 1, memory), places - memory + 1
+    older, more = t.part(window, 2, 1, memory), places - memory + 1
     zeros = t.constant(np.zeros((batch, filters, more), np.float32)) if more else None
-    t.hold(reshaped(t, t.o.concat([older, zeros], 2) if more else older, [batch, filters * places]), 0)
+    t.hold(t.o.reshape(t.o.concat([older, zeros], 2) if more else older, [batch, filters * places]), 0)

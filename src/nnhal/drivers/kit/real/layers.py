@@ -11,16 +11,18 @@ import numpy as np
 
 from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Value
-from nnhal.drivers.kit import product_scales, stored_bounds, window
-from nnhal.drivers.openvino.graph import FAR, FLOATS, Node, Task, entry, scales_of
-from nnhal.drivers.openvino.shapes import i64, reshaped, sliced, transposed
+from nnhal.drivers.kit.numbers import stored_bounds, window
+from nnhal.drivers.kit.real.engine import Node, Sliding
+from nnhal.drivers.kit.real.graph import FAR, FLOATS, Task, entry, scales_of
 from nnhal.ops.common import axis_of, type_range
 from nnhal.ops.resize import new_size, positions
 from nnhal.ops.schema import Q8S
 from nnhal.ops.transposed import cut, out_size, spread
+from nnhal.ops.weighted import product_scales
 
 EXACT = 2.0**24  # up to here float32 holds every integer
 BASE = 16.0
+LEAST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 SQUARED = 2.0**50  # numbers up to here are squared
 LEAST_EPSILON = float(np.float32(1e-12))
 Sum = Callable[[Node, Node], Node]
@@ -44,10 +46,10 @@ def exact_sum(t: Task, x: Node, weights: Node, most: float, product: Sum) -> Nod
     if most < EXACT:
         return guarded(t, product(x, weights))
     t.require(most < EXACT * BASE, f"sums of products may reach {most:g}, float32 holds integers to {EXACT:g}")
-    tens = t.o.floor(t.o.divide(weights, t.f32(BASE)))
-    units = t.o.subtract(weights, t.o.multiply(tens, t.f32(BASE)))
+    tens = t.op("floor", t.op("divide", weights, t.f32(BASE)))
+    units = t.op("subtract", weights, t.op("multiply", tens, t.f32(BASE)))
     high, low = guarded(t, product(x, tens)), guarded(t, product(x, units))
-    return t.o.add(t.o.multiply(high, t.f32(BASE)), low)
+    return t.op("add", t.op("multiply", high, t.f32(BASE)), low)
 
 
 def guarded(t: Task, sums: Node) -> Node:
@@ -60,52 +62,44 @@ def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: boo
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
 
     def shaped(numbers: Node) -> Node:
-        return reshaped(t, numbers, [1, -1, 1, 1]) if image else numbers
+        return t.o.reshape(numbers, [1, -1, 1, 1]) if image else numbers
 
     def finished(y: Node) -> Node:
         return t.layout(y) if image else y
 
     if not x.quantised:
-        t.give(finished(t.o.add(product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
+        t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
-    steps = [t.graph.steps(t.place(argument)) for argument in ("input", name)]
-    total = exact_sum(t, *steps, greatest_sum(x, weights, axis), product)
-    total = t.o.add(total, shaped(t.o.convert(t.stored("bias"), "f32")))
+    most = greatest_sum(x, weights, axis)
+    total = exact_sum(t, t.graph.steps(t.place("input")), t.graph.steps(t.place(name)), most, product)
+    total = t.op("add", total, shaped(t.o.convert(t.stored("bias"), np.float32)))
     ratios = (product_scales(x, weights) / scales_of(value)).astype(np.float32)
-    t.require(1 / FAR < ratios.min() and ratios.max() < FAR, "scales are too far from each other for float32")
+    t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
-    t.give_steps(finished(t.o.multiply(total, factor)), within=stored_bounds(t.a))
+    t.give_steps(finished(t.op("multiply", total, factor)), within=stored_bounds(t.a))
 
 
-def sliding(t: Task) -> dict[str, object]:
-    """How a filter moves."""
-    a = t.a
-    dilations = [a.dilation_h, a.dilation_w] if a.form_has("dilation_h") else [1, 1]
-    how = {"strides": [a.stride_h, a.stride_w], "dilations": dilations, "pads_begin": [0, 0], "pads_end": [0, 0]}
+def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
+    """How a filter, or a window of this size, moves."""
+    a, strides = t.a, (t.a.stride_h, t.a.stride_w)
+    dilations = (a.dilation_h, a.dilation_w) if a.form_has("dilation_h") else (1, 1)
     if a.form_has("scheme"):
-        return how | {"auto_pad": "same_upper" if a.scheme == Scheme.SAME else "valid"}
+        return Sliding(strides, size=size, dilations=dilations, same=a.scheme == Scheme.SAME)
     h, w = window(a, "h"), window(a, "w")
-    return how | {"pads_begin": [h.before, w.before], "pads_end": [h.after, w.after]}
+    return Sliding(strides, (h.before, w.before), (h.after, w.after), size, dilations)
 
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D")
 def convolution(t: Task) -> None:
-    """Each group has its own filters, which OpenVINO takes in a dimension before the outputs."""
+    """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
-    groups = t.a.groups if t.name == "GROUPED_CONV_2D" else 1
-    depth, height, width, inner = t.a.filter.known
+    depth = t.a.filter.known[3 if depthwise else 0]
+    groups = depth // t.a.depth_multiplier if depthwise else t.a.groups if t.name == "GROUPED_CONV_2D" else 1
+    order = (3, 0, 1, 2) if depthwise else (0, 3, 1, 2)
 
     def product(x: Node, weights: Node) -> Node:
-        if depthwise:
-            shape = inner // t.a.depth_multiplier, t.a.depth_multiplier, 1, height, width
-            weights = reshaped(t, transposed(t, weights, [3, 0, 1, 2]), shape)
-        else:
-            weights = transposed(t, weights, [0, 3, 1, 2])
-            if groups > 1:
-                weights = reshaped(t, weights, [groups, depth // groups, inner, height, width])
-        kind = t.o.group_convolution if depthwise or groups > 1 else t.o.convolution
-        return kind(t.image(x), weights, **how)
+        return t.o.convolution(t.image(x), t.o.transpose(weights, order), groups, how)
 
     layer(t, product, axis=3 if depthwise else 0)
 
@@ -113,21 +107,19 @@ def convolution(t: Task) -> None:
 @entry("TRANSPOSE_CONV_2D")
 def transposed_convolution(t: Task) -> None:
     """All products are made, and those outside are cut off."""
-    a, sizes = t.a, []
+    a = t.a
     if a.form_has("scheme"):
         t.array("output_shape")
     sizes = [(cut(a, axis), out_size(axis)(a), spread(a, axis)) for axis in "hw"]
+    t.require(all(before < reached for before, _, reached in sizes), "only padding is left of the output")
 
     def product(x: Node, weights: Node) -> Node:
-        y = t.o.convolution_backprop_data(
-            t.image(x), transposed(t, weights, [3, 0, 1, 2]), [a.stride_h, a.stride_w], pads_begin=[0, 0], pads_end=[0, 0]
-        )
+        y = t.o.spread(t.image(x), t.o.transpose(weights, [3, 0, 1, 2]), [a.stride_h, a.stride_w])
         for axis, (before, size, reached) in enumerate(sizes, 2):
-            y = sliced(t, y, axis, before, min(before + size, reached))
+            y = y if (before, size) == (0, reached) else t.part(y, axis, before, before + size)
         beyond = [max(0, before + size - reached) for before, size, reached in sizes]
-        return t.o.pad(y, i64(t, [0] * 4), i64(t, [0, 0, *beyond]), "constant", t.f32(0)) if any(beyond) else y
+        return t.o.pad(y, [0] * 4, [0, 0, *beyond], "constant", t.f32(0)) if any(beyond) else y
 
-    t.require(all(before < reached for before, _, reached in sizes), "only padding is left of the output")
     layer(t, product)
 
 
@@ -137,7 +129,7 @@ def fully_connected(t: Task) -> None:
     size = t.a.weights.known[1]
 
     def product(x: Node, weights: Node) -> Node:
-        rows = x if t.a.input.shape is not None and t.a.input.rank == 2 else reshaped(t, x, [-1, size])
+        rows = x if t.a.input.shape is not None and t.a.input.rank == 2 else t.o.reshape(x, [-1, size])
         return t.o.matmul(rows, weights, False, True)
 
     layer(t, product, "weights", image=False)
@@ -158,7 +150,7 @@ def batch_matmul(t: Task) -> None:
     t.require(1 / FAR < ratio < FAR, "scales are too far from each other for float32")
     most = float(x.known[-2 if a.adj_x else -1] * reach(x) * reach(y))
     total = exact_sum(t, t.graph.steps(t.place("x")), t.graph.steps(t.place("y")), most, product)
-    t.give_steps(t.o.multiply(total, t.f32(ratio)))
+    t.give_steps(t.op("multiply", total, t.f32(ratio)))
 
 
 # -------------------------------------------------------------------------------------------------------------- pooling
@@ -167,27 +159,22 @@ def batch_matmul(t: Task) -> None:
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
 def pool(t: Task) -> None:
     """Means are over the real elements; a quantised one is of stored values."""
-    how, size = sliding(t), [t.a.filter_h, t.a.filter_w]
-    auto = {"auto_pad": how.get("auto_pad", "explicit")}
-    strides, pads = how["strides"], (how["pads_begin"], how["pads_end"])
-    x = t.image(t.graph.converted(t.stored("input"), "f32"))
-
-    def mean(numbers: Node) -> Node:
-        return t.o.avg_pool(numbers, strides, *pads, size, True, **auto)
-
+    how = sliding(t, (t.a.filter_h, t.a.filter_w))
+    x = t.image(t.graph.converted(t.stored("input"), np.float32))
     if t.name == "AVERAGE_POOL_2D":
-        y = mean(x)
+        y = t.o.mean_pool(x, how)
     elif t.name == "MAX_POOL_2D":
-        y = t.o.max_pool(x, strides, [1, 1], *pads, size, **auto).output(0)
+        y = t.o.max_pool(x, how)
     else:
         small, large = t.f32(1 / SQUARED**2), t.f32(SQUARED**2)
-        plain, less = t.o.sqrt(mean(t.o.multiply(x, x))), t.o.multiply(x, small)
-        great = t.o.multiply(t.o.sqrt(mean(t.o.multiply(less, less))), large)
-        y = t.where(t.o.less(plain, t.f32(SQUARED)), plain, great)
+        less = t.op("multiply", x, small)
+        plain, root = (t.op("sqrt", t.o.mean_pool(t.op("multiply", y, y), how)) for y in (x, less))
+        great = t.op("multiply", root, large)
+        y = t.op("select", t.op("less", plain, t.f32(SQUARED)), plain, great)
     if t.value().quantised:
         zero = t.value().zero_point
-        y = t.layout(t.o.round(y, "half_away_from_zero"))
-        t.give_steps(t.o.subtract(y, t.f32(zero)) if zero else y, within=stored_bounds(t.a))
+        y = t.layout(t.op("round", y))
+        t.give_steps(t.op("subtract", y, t.f32(zero)) if zero else y, within=stored_bounds(t.a))
     else:
         t.give(t.layout(y))
 
@@ -200,18 +187,18 @@ def pool(t: Task) -> None:
 def softmax(t: Task) -> None:
     """Of the distances from the greatest element, so that beta overflows nowhere."""
     x, axis = t.x("input"), t.a.axis % t.a.input.rank
-    below = t.o.multiply(t.o.subtract(x, t.o.reduce_max(x, i64(t, [axis]), True)), t.f32(t.a.beta))
-    t.give((t.o.softmax if t.name == "SOFTMAX" else t.o.log_softmax)(below, axis))
+    below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
+    t.give(t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX"))
 
 
 @entry("L2_NORMALIZATION")
 def l2_normalisation(t: Task) -> None:
     """Squared are the shares of the greatest element, which neither overflow nor all vanish."""
-    x, axis = t.x("input"), i64(t, [t.a.axis % t.a.input.rank])
-    greatest = t.o.reduce_max(t.o.abs(x), axis, True)
-    unit = t.o.divide(x, t.o.clamp(greatest, float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)))
-    length = t.o.sqrt(t.o.reduce_sum(t.o.multiply(unit, unit), axis, True))
-    t.give(t.o.divide(unit, t.o.maximum(length, t.f32(np.finfo(np.float32).tiny))))
+    x, axis = t.x("input"), [t.a.axis % t.a.input.rank]
+    greatest = t.o.reduce("max", t.op("abs", x), axis, True)
+    unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
+    length = t.op("sqrt", t.o.reduce("sum", t.op("multiply", unit, unit), axis, True))
+    t.give(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))))
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
@@ -221,34 +208,34 @@ def local_response(t: Task) -> None:
     axis = axis_of(a, "axis", len(shape))
     radius, small = min(a.radius, shape[axis]), 2.0**-80
     flat = [math.prod(shape[:axis]), 1, shape[axis], math.prod(shape[axis + 1 :])]
-    x = reshaped(t, t.x("input"), flat)
+    x = t.o.reshape(t.x("input"), flat)
 
     def normalised(factor: float) -> tuple[Node, Node]:
-        less = t.o.multiply(x, t.f32(factor))
-        kernel, pads = [2 * radius + 1, 1], [radius, 0]
-        mean = t.o.avg_pool(t.o.multiply(less, less), [1, 1], pads, pads, kernel, False)
-        total = t.o.multiply(mean, t.f32(2 * radius + 1))
-        base = t.o.add(t.o.multiply(total, t.f32(a.alpha)), t.f32(a.bias * factor**2))
-        return total, t.o.divide(less, t.o.power(base, t.f32(a.beta)))
+        less = t.op("multiply", x, t.f32(factor))
+        around = Sliding((1, 1), (radius, 0), (radius, 0), (2 * radius + 1, 1))
+        mean = t.o.mean_pool(t.op("multiply", less, less), around, padded=True)
+        total = t.op("multiply", mean, t.f32(2 * radius + 1))
+        base = t.op("add", t.op("multiply", total, t.f32(a.alpha)), t.f32(a.bias * factor**2))
+        return total, t.op("divide", less, t.op("power", base, t.f32(a.beta)))
 
     (_, plain), (total, raised) = normalised(1.0), normalised(small)
-    great = t.o.multiply(raised, t.f32(small ** (2 * a.beta - 1)))
-    t.give(reshaped(t, t.where(t.o.greater(total, t.f32((SQUARED * small) ** 2)), great, plain), shape))
+    great = t.op("multiply", raised, t.f32(small ** (2 * a.beta - 1)))
+    t.give(t.o.reshape(t.op("select", t.op("greater", total, t.f32((SQUARED * small) ** 2)), great, plain), shape))
 
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
 def instance_normalisation(t: Task) -> None:
     """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
-    a, x, axes = t.a, t.x("input"), i64(t, [2, 3] if t.a.nchw else [1, 2])
+    a, x, axes = t.a, t.x("input"), [2, 3] if t.a.nchw else [1, 2]
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
-    greatest = t.o.reduce_max(t.o.abs(x), axes, True)
-    scale = t.o.maximum(t.o.multiply(greatest, t.f32(1 / SQUARED)), t.f32(1))
-    less = t.o.divide(x, scale)
-    centred = t.o.subtract(less, t.o.reduce_mean(less, axes, True))
-    variance = t.o.reduce_mean(t.o.multiply(centred, centred), axes, True)
-    least = t.o.divide(t.o.divide(t.f32(a.epsilon), scale), scale)
-    root = t.o.sqrt(t.o.maximum(t.o.add(variance, least), t.f32(np.finfo(np.float32).tiny)))
-    t.give(t.o.add(t.o.multiply(t.o.divide(centred, root), t.f32(a.gamma)), t.f32(a.beta)))
+    greatest = t.o.reduce("max", t.op("abs", x), axes, True)
+    scale = t.op("maximum", t.op("multiply", greatest, t.f32(1 / SQUARED)), t.f32(1))
+    less = t.op("divide", x, scale)
+    centred = t.op("subtract", less, t.o.reduce("mean", less, axes, True))
+    variance = t.o.reduce("mean", t.op("multiply", centred, centred), axes, True)
+    least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
+    root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
+    t.give(t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta)))
 
 
 # ------------------------------------------------------------------------------------------------------------- resizing
@@ -259,16 +246,14 @@ def resize(t: Task) -> None:
     """By scale or by size."""
     a, sizes = t.a, [new_size(axis)(t.a) for axis in "hw"]
     how = "align_corners" if a.align_corners else "half_pixel" if a.half_pixel_centers else "asymmetric"
-    x = t.graph.converted(t.image(t.x("input")), "f32")
-    y = t.o.interpolate(x, i64(t, sizes), "linear_onnx", "sizes", coordinate_transformation_mode=how, axes=i64(t, [2, 3]))
-    t.give(t.layout(y))
+    t.give(t.layout(t.o.interpolate(t.image(t.x("input")), sizes, how)))
 
 
 @entry("RESIZE_NEAREST_NEIGHBOR")
 def resize_nearest(t: Task) -> None:
-    """Elements are picked by their number: OpenVINO's own kernel rounds places otherwise."""
+    """Elements are picked by their number: engines' own kernels round places otherwise."""
     a, x = t.a, t.stored("input")
     for name, axis, size in (("h", 2 if a.nchw else 1, a.height), ("w", 3 if a.nchw else 2, a.width)):
         at = positions(a, size, new_size(name)(a)).astype(np.float64) + (0.5 if a.align_corners else 0)
-        x = t.o.gather(x, i64(t, np.clip(np.floor(at), 0, size - 1)), i64(t, axis))
+        x = t.o.gather(x, t.constant(np.clip(np.floor(at), 0, size - 1), np.int32), axis)
     t.hold(x)
