@@ -1,6 +1,7 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
 import ctypes
+import sys
 import time
 from collections.abc import Sequence
 from functools import cache, partial
@@ -16,6 +17,7 @@ from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
+TELEMETRY = "openvino_telemetry"
 IN_PLACE = 1 << 17  # bytes of an argument from which OpenVINO is told its address, which costs more than to copy less
 
 
@@ -28,12 +30,21 @@ def shared(array: Array) -> Array:
 
 @cache
 def ov() -> Any:
-    """OpenVINO; DeviceUnavailable where it is not installed."""
+    """OpenVINO; DeviceUnavailable where it is not installed.
+
+    Its import tells a server that it was imported, by a package that it does without where that is not to be found.
+    """
+    silent = TELEMETRY not in sys.modules
+    if silent:
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # what makes an import fail
     try:
         import openvino  # noqa: TID251
     except ImportError as error:
         what = f"openvino: it is not there ({error})"
         raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[openvino]'") from error
+    finally:
+        if silent:
+            del sys.modules[TELEMETRY]
     return openvino
 
 
