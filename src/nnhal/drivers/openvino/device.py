@@ -10,8 +10,9 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.real import Graph, Task, table_for
-from nnhal.drivers.openvino.engine import Compiled, compiled, core, ov
+from nnhal.drivers.openvino.engine import Compiled, compiled, core, ov, restored
 from nnhal.drivers.openvino.maths import Maths
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
 from nnhal.model.graph import Model
 
@@ -48,14 +49,11 @@ class OpenVINO(Device):
         return self.consider(model, Hints()).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        if hints.options:
-            raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
+        threads_of(hints)
         return TABLE.consider(model, Graph(model, Maths()), Task, self.forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        if hints.options:
-            raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
-        threads = hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        threads = threads_of(hints)
 
         def make(known: Model) -> Prepared:
             graph = kept_graph(hints, Graph) if known is model else None
@@ -65,6 +63,19 @@ class OpenVINO(Device):
             return Compiled(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept)
 
         return for_each_shape(model, make, reference.Interpreter)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        return restored(files, threads_of(hints))
+
+
+def threads_of(hints: Hints) -> int:
+    """How many threads; InvalidArgument for options."""
+    if hints.options:
+        raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
+    return hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def device() -> Device:

@@ -12,6 +12,7 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.team import Member, Team
+from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -171,6 +172,11 @@ class Compiled(Prepared):
         """What OpenVINO packs, and how large its arenas are, it does not tell."""
         return MemoryUse()
 
+    def save(self, files: CacheContent) -> bool:
+        """OpenVINO's own blob, which has the constants in it."""
+        files.model[0]["compiled"] = self.compiled.export_model().getbuffer()
+        return True
+
     def close(self) -> None:
         self._team = None
 
@@ -182,3 +188,12 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any
         return core().compile_model(model, "CPU", settings(threads))
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
+
+
+def restored(files: CacheContent, threads: int) -> Compiled:
+    """What was saved; OperationFailed where OpenVINO does not take it."""
+    blob = np.frombuffer(files.model[0]["compiled"], np.uint8).copy()  # constants are read there for as long as it lives
+    try:
+        return Compiled(core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob])
+    except RuntimeError as error:
+        raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error

@@ -15,7 +15,7 @@ KINDS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "POW": "power", "NE
 KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 
 
-@entry("POW", "EXP", "SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
+@entry("POW", "SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
 @entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
 @entry("ABS", "NEG", types=FLOATS | {I32})
 @entry("ADD", "SUB", "MUL", types=NUMBERS)
@@ -23,6 +23,13 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 def simple(t: Task) -> None:
     """One primitive."""
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
+
+
+@entry("EXP", types=FLOATS)
+def exponential(t: Task) -> None:
+    """Of a NaN engines make a number."""
+    x = t.x("input")
+    t.give(t.op("select", t.missing(x), x, t.op("exp", x)))
 
 
 @entry("DIV", types=FLOATS)

@@ -185,10 +185,14 @@ def pool(t: Task) -> None:
 @entry("LOG_SOFTMAX", types=FLOATS)
 @entry("SOFTMAX")
 def softmax(t: Task) -> None:
-    """Of the distances from the greatest element, so that beta overflows nowhere."""
+    """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima."""
     x, axis = t.x("input"), t.a.axis % t.a.input.rank
     below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
-    t.give(t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX"))
+    found = t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX")
+    if t.a.T in FLOATS:
+        spoilt = t.o.reduce("logical_or", t.missing(x), [axis], True)
+        found = t.op("select", spoilt, t.f32(np.nan), found)
+    t.give(found)
 
 
 @entry("L2_NORMALIZATION")
