@@ -192,7 +192,9 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any
 
 def restored(files: CacheContent, threads: int) -> Compiled:
     """What was saved; OperationFailed where OpenVINO does not take it."""
-    blob = np.frombuffer(files.model[0]["compiled"], np.uint8).copy()  # constants are read there for as long as it lives
+    blob = np.frombuffer(
+        files.model[0]["compiled"], np.uint8
+    ).copy()  # constants are read there for as long as it lives
     try:
         return Compiled(core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob])
     except RuntimeError as error:

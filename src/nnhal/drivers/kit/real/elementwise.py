@@ -6,16 +6,25 @@ from nnhal.base.codes import Activation
 from nnhal.drivers.kit.real.engine import Node
 from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, Task, entry
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
-from nnhal.ops.schema import B8, I32, Q8PC, Q8SYMM, Q16A, Q16S
+from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
-STEEP = 2.0**125  # reciprocals of what is greater are subnormal, and of what is as much smaller infinite
+FAR_OFF, SHIFT = 2.0**100, 2.0**32  # divisors that are scaled, and by how much
 LARGEST = 2.0**31 - 128  # the greatest float32 that is an int32
 EVERY = NUMBERS | {B8}
-KINDS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "POW": "power", "NEG": "negative", "LOGISTIC": "sigmoid"}
+TINY = np.finfo(np.float32).tiny
+INTEGERS: dict[str, tuple[str, bool | None]] = {  # which of the two, 0 or not, is the greater; None: the other
+    "EQUAL": ("equal", None),
+    "NOT_EQUAL": ("not_equal", None),
+    "LESS": ("not_equal", False),
+    "GREATER": ("not_equal", True),
+    "LESS_EQUAL": ("equal", True),
+    "GREATER_EQUAL": ("equal", False),
+}
+KINDS = {"ADD": "add", "SUB": "subtract", "MUL": "multiply", "NEG": "negative", "LOGISTIC": "sigmoid"}
 KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 
 
-@entry("POW", "SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
+@entry("SIN", "LOG", "SQRT", "FLOOR", types=FLOATS)
 @entry("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT", types=frozenset((B8,)))
 @entry("ABS", "NEG", types=FLOATS | {I32})
 @entry("ADD", "SUB", "MUL", types=NUMBERS)
@@ -34,11 +43,16 @@ def exponential(t: Task) -> None:
 
 @entry("DIV", types=FLOATS)
 def divide(t: Task) -> None:
-    """Engines multiply with the reciprocal of a constant."""
+    """Engines multiply with the reciprocal, which is no normal float32 for very small and large divisors: both are scaled."""
+    require_normal(t)
+    x, y = t.xs()
     known = t.a.input2.data
-    near = known is None or ((np.abs(known) < STEEP) & ((np.abs(known) > 1 / STEEP) | (known == 0))).all()
-    t.require(near, f"{t.o.name}'s reciprocal of a constant divisor is no normal float32")
-    t.give(t.op("divide", t.x("input1"), t.x("input2")))
+    if known is None or (np.abs(known) < 1 / FAR_OFF).any() or (np.abs(known) > FAR_OFF).any():
+        size = t.op("abs", y)
+        less = t.op("select", t.op("less", t.f32(FAR_OFF), size), t.f32(1 / SHIFT), t.f32(1))
+        factor = t.op("select", t.op("less", size, t.f32(1 / FAR_OFF)), t.f32(SHIFT), less)
+        x, y = t.op("multiply", x, factor), t.op("multiply", y, factor)
+    t.give(t.op("divide", x, y))
 
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS)
@@ -80,8 +94,33 @@ def elu(t: Task) -> None:
 
 @entry("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", types=EVERY)
 def compare(t: Task) -> None:
-    """Truth values as numbers, quantised ones as real ones."""
-    t.hold(t.op(t.name.lower(), *[t.graph.converted(x, np.int32) if t.a.T == B8 else x for x in t.xs()]))
+    """Truth values as numbers, quantised ones as real ones. Engines compare integers in float32: exact are the greater of
+    two, and whether a difference is 0. Only "less" is false for NaN everywhere.
+    """
+    require_normal(t)
+    x, y = (t.graph.converted(x, np.int32) if t.a.T == B8 else x for x in t.xs())
+    if t.a.T == I32:
+        kind, of_the_greater = INTEGERS[t.name]
+        other = y if of_the_greater is None else t.op("maximum", x, y)
+        t.hold(t.op(kind, t.op("subtract", other, y if of_the_greater else x), t.constant(0, np.int32)))
+    elif t.name.startswith("GREATER"):
+        t.hold(t.op(t.name.lower().replace("greater", "less"), y, x))
+    else:
+        t.hold(t.op(t.name.lower(), x, y))
+
+
+def require_normal(t: Task) -> None:
+    """Refuse constants that engines may take for 0 beside numbers that they do not."""
+    for _, value in t.a.inputs:
+        small = value.type == F32 and value.data is not None and (np.abs(value.data) < TINY) & (value.data != 0)
+        t.require(not np.any(small), f"{t.o.name} takes a subnormal constant for 0, and what meets it as it is")
+
+
+@entry("POW", types=FLOATS)
+def power(t: Task) -> None:
+    """Broadcasting."""
+    require_normal(t)
+    t.give(t.op("power", *t.xs()))
 
 
 @entry("SELECT", types=NUMBERS)

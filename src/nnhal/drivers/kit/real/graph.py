@@ -115,7 +115,10 @@ class Graph(Generic[E]):
         scales = scales_of(value)
         if value.data is not None:
             return self.constant(decode(value, value.array))
-        return self.engine.op("multiply", self.steps(index), self.constant(scales))
+        steps = self.steps(index)
+        if value.zero_point:  # engines multiply the zero point alone with the scale, and round twice
+            steps = self.engine.clamp(steps, -FAR, FAR)
+        return self.engine.op("multiply", steps, self.constant(scales))
 
 
 class Task(LoweringTask):
