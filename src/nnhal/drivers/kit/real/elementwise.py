@@ -3,6 +3,7 @@
 import numpy as np
 
 from nnhal.base.codes import Activation
+from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
 from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, Task, entry
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
@@ -43,7 +44,7 @@ def exponential(t: Task) -> None:
 
 @entry("DIV", types=FLOATS)
 def divide(t: Task) -> None:
-    """Engines multiply with the reciprocal, which is no normal float32 for very small and large divisors: both are scaled."""
+    """Engines multiply with the reciprocal, which leaves float32 for very small and large divisors: both are scaled."""
     require_normal(t)
     x, y = t.xs()
     known = t.a.input2.data
@@ -112,8 +113,9 @@ def compare(t: Task) -> None:
 def require_normal(t: Task) -> None:
     """Refuse constants that engines may take for 0 beside numbers that they do not."""
     for _, value in t.a.inputs:
-        small = value.type == F32 and value.data is not None and (np.abs(value.data) < TINY) & (value.data != 0)
-        t.require(not np.any(small), f"{t.o.name} takes a subnormal constant for 0, and what meets it as it is")
+        known = value.data if isinstance(value, Value) and value.type == F32 else None
+        small = known is not None and ((np.abs(known) < TINY) & (known != 0)).any()
+        t.require(not small, f"{t.o.name} takes a subnormal constant for 0, and what meets it as it is")
 
 
 @entry("POW", types=FLOATS)
