@@ -1,0 +1,220 @@
+"""A main subgraph on its way to an engine: which node stands for which operand, what an entry works with.
+
+Between operations all real values are float32. A quantised operand is held as what it stores: in its own type where it is
+given so, in float32 where an operation computes it; either way its elements are integers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value, fixed
+from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
+from nnhal.drivers.kit.numbers import bounds
+from nnhal.drivers.kit.real.engine import Engine, Node
+from nnhal.model.graph import CONSTANTS, Model, Operation
+from nnhal.model.validate import validate
+from nnhal.ops.common import decode, type_range
+from nnhal.ops.schema import F16, F32, I32, Q8, Q8S, Bound, show
+
+FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are of, stay within float32
+FLOATS = frozenset((F32, F16))
+QUANTS = frozenset((Q8, Q8S))
+NUMBERS = FLOATS | QUANTS | {I32}
+E = TypeVar("E", bound=Engine)
+
+
+def scales_of(value: Value) -> Array:
+    """The scale, or one for each channel, shaped to be multiplied with the tensor."""
+    scales = np.array(value.channel.scales if value.channel else value.scale, np.float32)
+    if not scales.min(initial=1) >= 1 / FAR or not scales.max(initial=1) <= FAR:
+        raise Refused(
+            f"scales of {scales.min():g} to {scales.max():g} leave the range of float32, in which it is computed"
+        )
+    if value.channel is None:
+        return scales
+    return scales.reshape([-1 if n == value.channel.axis else 1 for n in range(value.rank)])
+
+
+class Graph(Generic[E]):
+    """The engine's graph, and the nodes that operands are. inputs: the model's, in order; None for those without a value."""
+
+    def __init__(self, model: Model, engine: E) -> None:
+        self.model, self.engine = model, engine
+        self._values = list(validate(model).subgraphs[0].values)
+        self._held: dict[int, Node] = {}
+        self._given = {index: self._parameter(index) for index in model.main.inputs}
+        self.inputs = [self._given[index] for index in model.main.inputs]
+
+    def outputs(self) -> list[Node]:
+        """The model's, in their own types."""
+        return [self.engine.convert(self.held(index), self.value(index).dtype) for index in self.model.main.outputs]
+
+    def value(self, index: int) -> Value:
+        """What is known of an operand; Refused where it has no value."""
+        value = self._values[index]
+        if value is None:
+            raise Refused("an operand has no value")
+        return value
+
+    def _parameter(self, index: int) -> Node:
+        value = self._values[index]
+        return None if value is None else self.engine.parameter(value.dtype, value.shape)
+
+    def constant(self, data: Any, dtype: Any = None) -> Node:
+        """A constant of numbers."""
+        array = np.asarray(data, dtype)
+        return self.engine.constant(array if array.flags.c_contiguous else array.copy())
+
+    def held(self, index: int) -> Node:
+        """An operand as it is held: float32, int32, truth values, or stored values."""
+        if index not in self._held:
+            value, operand = self.value(index), self.model.main.operands[index]
+            self._require_elements(value)
+            if operand.lifetime in CONSTANTS:
+                data = self.model.constant(operand)
+                node = self.constant(data, np.float32 if data.dtype == np.float16 else None)
+            else:  # given, or computed by what was refused
+                node = self._given.get(index) or self._parameter(index)
+                node = self.engine.convert(node, np.float32) if value.type == F16 else node
+            self._held[index] = node
+        return self._held[index]
+
+    def hold(self, index: int, node: Node) -> None:
+        """Let an operand be what a node gives, of a shape that has the elements of the operand's."""
+        value, found = self.value(index), self.engine.shape(node)
+        self._require_elements(value)
+        shape = fixed(value.shape)
+        self._held[index] = node if shape in (None, found) else self.engine.reshape(node, shape)
+
+    def _require_elements(self, value: Value) -> None:
+        if 0 in (value.shape or ()):
+            raise Refused(f"{self.engine.name} needs elements, and a tensor of shape {show(value.dims)} has none")
+
+    def steps(self, index: int) -> Node:
+        """q - zero_point of a quantised operand, in float32."""
+        value = self.value(index)
+        if value.data is not None:
+            return self.constant(np.subtract(value.data, value.zero_point, dtype=np.float32))
+        node = self.converted(self.held(index), np.float32)
+        return (
+            self.engine.op("subtract", node, self.constant(value.zero_point, np.float32)) if value.zero_point else node
+        )
+
+    def converted(self, node: Node, dtype: Any) -> Node:
+        """A node's values in another type."""
+        return node if self.engine.dtype(node) == dtype else self.engine.convert(node, dtype)
+
+    def real(self, index: int) -> Node:
+        """The real values of an operand; integers and truth values as they are."""
+        value = self.value(index)
+        if not value.quantised:
+            return self.held(index)
+        scales = scales_of(value)
+        if value.data is not None:
+            return self.constant(decode(value, value.array))
+        steps = self.steps(index)
+        if value.zero_point:  # engines multiply the zero point alone with the scale, and round twice
+            steps = self.engine.clamp(steps, -FAR, FAR)
+        return self.engine.op("multiply", steps, self.constant(scales))
+
+
+class Task(LoweringTask):
+    """One operation, and the graph that it is written to."""
+
+    def __init__(self, graph: Graph[Any], a: Bound, operation: Operation) -> None:
+        super().__init__(a, operation)
+        self.graph, self.constant = graph, graph.constant
+        self.o: Engine = graph.engine
+        self.op = graph.engine.op
+
+    def x(self, name: str) -> Node:
+        """The real values of an argument; integers and truth values as they are."""
+        return self.graph.real(self.place(name))
+
+    def xs(self) -> list[Node]:
+        """Those of all tensor arguments."""
+        return [self.graph.real(place) for argument, _ in self.a.inputs for place in self.places(argument.name)]
+
+    def maybe(self, name: str) -> Node:
+        """As `x`; None where it is omitted."""
+        return self.x(name) if self.places(name) else None
+
+    def stored(self, name: str) -> Node:
+        """An argument as it is held."""
+        return self.graph.held(self.place(name))
+
+    def f32(self, number: float) -> Node:
+        """A constant."""
+        return self.constant(number, np.float32)
+
+    def value(self, number: int = 0) -> Value:
+        """What is known of an output."""
+        return self.graph.value(self.operation.outputs[number])
+
+    def hold(self, node: Node, number: int = 0) -> None:
+        """Give an output as it is to be held."""
+        self.graph.hold(self.operation.outputs[number], node)
+
+    def give(self, node: Node, number: int = 0, within: tuple[float, float] | None = None) -> None:
+        """Give an output by its real values, which are kept within the activation's bounds."""
+        low, high = bounds(self.a) if within is None else within
+        value = self.value(number)
+        if high < np.inf:
+            node = self.o.clamp(node, low, high)
+        elif low == 0:
+            node = self.op("relu", node)
+        if value.quantised:
+            self.give_steps(self.op("divide", node, self.f32(float(scales_of(value)))), number)
+        else:
+            self.hold(node, number)
+
+    def give_steps(self, node: Node, number: int = 0, within: tuple[int, int] | None = None) -> None:
+        """Give a quantised output by its distance from the zero point, which is rounded and saturated."""
+        value = self.value(number)
+        low, high = within or type_range(value.type)
+        zero = value.zero_point
+        node = self.op("round", self.o.clamp(node, float(low - zero), float(high - zero)))
+        self.hold(self.op("add", node, self.f32(zero)) if zero else node, number)
+
+    def image(self, node: Node) -> Node:
+        """A picture with channels first."""
+        return node if self.a.nchw else self.o.transpose(node, [0, 3, 1, 2])
+
+    def layout(self, node: Node) -> Node:
+        """A picture as the operation has it."""
+        return node if self.a.nchw else self.o.transpose(node, [0, 2, 3, 1])
+
+    def missing(self, x: Node) -> Node:
+        """Where the elements are NaN."""
+        return self.op("not_equal", x, x)
+
+    def part(self, x: Node, axis: int, start: int, end: int, step: int = 1) -> Node:
+        """A part of one dimension; an end of -1 behind a negative step is before the first element."""
+        return self.o.slice(x, [start], [end if end >= 0 else -(2**31)], [step], [axis])
+
+
+Lower = Callable[[Task], None]
+_entries: list[tuple[tuple[str, ...], frozenset[int], Mapping[int, tuple[str, ...]], Lower]] = []
+
+
+def entry(
+    *names: str, types: frozenset[int] = FLOATS | QUANTS, forms: Mapping[int, tuple[str, ...]] | None = None
+) -> Callable[[Lower], Lower]:
+    """Make a function the entry of operations, in all tables that are made of these."""
+
+    def add(function: Lower) -> Lower:
+        _entries.append((names, types, forms or {}, function))
+        return function
+
+    return add
+
+
+def table_for(engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = ()) -> LoweringTable[Task]:
+    """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver."""
+    table: LoweringTable[Task] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
+    for names, types, forms, function in _entries:
+        table.entry(*(name for name in names if name not in without), types=types, forms=forms)(function)
+    return table

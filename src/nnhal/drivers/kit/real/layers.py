@@ -1,0 +1,263 @@
+"""Entries of layers: convolutions, matrix products, pooling, normalisations, resizing.
+
+A quantised layer sums up integers in float32, which is exact up to 2**24. Where sums may leave that, weights are taken
+apart into tens and units to the base of 16: two sums, each exact, of which the total is rounded once.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from nnhal.base.codes import Padding as Scheme
+from nnhal.base.operands import Value
+from nnhal.drivers.kit.numbers import stored_bounds, window
+from nnhal.drivers.kit.real.engine import Node, Sliding
+from nnhal.drivers.kit.real.graph import FAR, FLOATS, Task, entry, scales_of
+from nnhal.ops.common import axis_of, type_range
+from nnhal.ops.resize import new_size, positions
+from nnhal.ops.schema import Q8S
+from nnhal.ops.transposed import cut, out_size, spread
+from nnhal.ops.weighted import product_scales
+
+EXACT = 2.0**24  # up to here float32 holds every integer
+BASE = 16.0
+LEAST, GREATEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+SQUARED = 2.0**50  # numbers up to here are squared
+LEAST_EPSILON = float(np.float32(1e-12))
+Sum = Callable[[Node, Node], Node]
+
+
+def reach(value: Value) -> int:
+    """The greatest |q - zero_point| that the elements of a quantised tensor can have."""
+    return max(abs(limit - value.zero_point) for limit in type_range(value.type))
+
+
+def greatest_sum(x: Value, weights: Value, axis: int) -> float:
+    """What sums of products may come to. axis: that of the outputs in the weights."""
+    if weights.data is None:
+        return math.prod(weights.known) / weights.known[axis] * reach(weights) * reach(x)
+    factors = np.moveaxis(np.subtract(weights.data, weights.zero_point, dtype=np.float32), axis, 0)
+    return float(np.abs(factors).reshape(len(factors), -1).sum(1, dtype=np.float64).max()) * reach(x)
+
+
+def exact_sum(t: Task, x: Node, weights: Node, most: float, product: Sum) -> Node:
+    """Sums of products of integers, each exact; the total is rounded once at most."""
+    if most < EXACT:
+        return guarded(t, product(x, weights))
+    t.require(most < EXACT * BASE, f"sums of products may reach {most:g}, float32 holds integers to {EXACT:g}")
+    tens = t.op("floor", t.op("divide", weights, t.f32(BASE)))
+    units = t.op("subtract", weights, t.op("multiply", tens, t.f32(BASE)))
+    high, low = guarded(t, product(x, tens)), guarded(t, product(x, units))
+    return t.op("add", t.op("multiply", high, t.f32(BASE)), low)
+
+
+def guarded(t: Task, sums: Node) -> Node:
+    """Sums that no factor behind them is multiplied into the weights of, which would be integers no more."""
+    return t.o.clamp(sums, -FAR, FAR)
+
+
+def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: bool = True) -> None:
+    """Give product(input, weights) + bias under the activation. axis: that of the outputs in the weights."""
+    x, weights, value = t.a.input, getattr(t.a, name), t.value()
+
+    def shaped(numbers: Node) -> Node:
+        return t.o.reshape(numbers, [1, -1, 1, 1]) if image else numbers
+
+    def finished(y: Node) -> Node:
+        return t.layout(y) if image else y
+
+    if not x.quantised:
+        t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
+        return
+    scales_of(x), scales_of(weights)
+    most = greatest_sum(x, weights, axis)
+    total = exact_sum(t, t.graph.steps(t.place("input")), t.graph.steps(t.place(name)), most, product)
+    total = t.op("add", total, shaped(t.o.convert(t.stored("bias"), np.float32)))
+    ratios = (product_scales(x, weights) / scales_of(value)).astype(np.float32)
+    t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
+    factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
+    t.give_steps(finished(t.op("multiply", total, factor)), within=stored_bounds(t.a))
+
+
+def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
+    """How a filter, or a window of this size, moves."""
+    a, strides = t.a, (t.a.stride_h, t.a.stride_w)
+    dilations = (a.dilation_h, a.dilation_w) if a.form_has("dilation_h") else (1, 1)
+    if a.form_has("scheme"):
+        return Sliding(strides, size=size, dilations=dilations, same=a.scheme == Scheme.SAME)
+    h, w = window(a, "h"), window(a, "w")
+    return Sliding(strides, (h.before, w.before), (h.after, w.after), size, dilations)
+
+
+@entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D")
+def convolution(t: Task) -> None:
+    """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
+    depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
+    depth = t.a.filter.known[3 if depthwise else 0]
+    groups = depth // t.a.depth_multiplier if depthwise else t.a.groups if t.name == "GROUPED_CONV_2D" else 1
+    order = (3, 0, 1, 2) if depthwise else (0, 3, 1, 2)
+
+    def product(x: Node, weights: Node) -> Node:
+        return t.o.convolution(t.image(x), t.o.transpose(weights, order), groups, how)
+
+    layer(t, product, axis=3 if depthwise else 0)
+
+
+@entry("TRANSPOSE_CONV_2D")
+def transposed_convolution(t: Task) -> None:
+    """All products are made, and those outside are cut off."""
+    a = t.a
+    if a.form_has("scheme"):
+        t.array("output_shape")
+    sizes = [(cut(a, axis), out_size(axis)(a), spread(a, axis)) for axis in "hw"]
+    t.require(all(before < reached for before, _, reached in sizes), "only padding is left of the output")
+
+    def product(x: Node, weights: Node) -> Node:
+        y = t.o.spread(t.image(x), t.o.transpose(weights, [3, 0, 1, 2]), [a.stride_h, a.stride_w])
+        for axis, (before, size, reached) in enumerate(sizes, 2):
+            y = y if (before, size) == (0, reached) else t.part(y, axis, before, before + size)
+        beyond = [max(0, before + size - reached) for before, size, reached in sizes]
+        return t.o.pad(y, [0] * 4, [0, 0, *beyond], "constant", t.f32(0)) if any(beyond) else y
+
+    layer(t, product)
+
+
+@entry("FULLY_CONNECTED")
+def fully_connected(t: Task) -> None:
+    """The input is taken for rows of `input_size` elements, whatever its rank."""
+    size = t.a.weights.known[1]
+
+    def product(x: Node, weights: Node) -> Node:
+        rows = x if t.a.input.shape is not None and t.a.input.rank == 2 else t.o.reshape(x, [-1, size])
+        return t.o.matmul(rows, weights, False, True)
+
+    layer(t, product, "weights", image=False)
+
+
+@entry("BATCH_MATMUL", types=FLOATS | {Q8S})
+def batch_matmul(t: Task) -> None:
+    """Either side may be transposed."""
+    a, x, y = t.a, t.a.x, t.a.y
+
+    def product(one: Node, other: Node) -> Node:
+        return t.o.matmul(one, other, bool(a.adj_x), bool(a.adj_y))
+
+    if a.T in FLOATS:
+        t.give(product(t.x("x"), t.x("y")))
+        return
+    ratio = float(scales_of(x)) * float(scales_of(y)) / float(scales_of(a.out))
+    t.require(1 / FAR < ratio < FAR, "scales are too far from each other for float32")
+    most = float(x.known[-2 if a.adj_x else -1] * reach(x) * reach(y))
+    total = exact_sum(t, t.graph.steps(t.place("x")), t.graph.steps(t.place("y")), most, product)
+    t.give_steps(t.op("multiply", total, t.f32(ratio)))
+
+
+# -------------------------------------------------------------------------------------------------------------- pooling
+
+
+@entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
+def pool(t: Task) -> None:
+    """Means are over the real elements; a quantised one is of stored values."""
+    how = sliding(t, (t.a.filter_h, t.a.filter_w))
+    x = t.image(t.graph.converted(t.stored("input"), np.float32))
+    if t.name == "AVERAGE_POOL_2D":
+        y = t.o.mean_pool(x, how)
+    elif t.name == "MAX_POOL_2D":
+        y = t.o.max_pool(x, how)
+    else:
+        small, large = t.f32(1 / SQUARED**2), t.f32(SQUARED**2)
+        less = t.op("multiply", x, small)
+        plain, root = (t.op("sqrt", t.o.mean_pool(t.op("multiply", y, y), how)) for y in (x, less))
+        great = t.op("multiply", root, large)
+        y = t.op("select", t.op("less", plain, t.f32(SQUARED)), plain, great)
+    if t.value().quantised:
+        zero = t.value().zero_point
+        y = t.layout(t.op("round", y))
+        t.give_steps(t.op("subtract", y, t.f32(zero)) if zero else y, within=stored_bounds(t.a))
+    else:
+        t.give(t.layout(y))
+
+
+# ------------------------------------------------------------------------------------------------------- normalisations
+
+
+@entry("LOG_SOFTMAX", types=FLOATS)
+@entry("SOFTMAX")
+def softmax(t: Task) -> None:
+    """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima."""
+    x, axis = t.x("input"), t.a.axis % t.a.input.rank
+    below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
+    found = t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX")
+    if t.a.T in FLOATS:
+        spoilt = t.o.reduce("logical_or", t.missing(x), [axis], True)
+        found = t.op("select", spoilt, t.f32(np.nan), found)
+    t.give(found)
+
+
+@entry("L2_NORMALIZATION")
+def l2_normalisation(t: Task) -> None:
+    """Squared are the shares of the greatest element, which neither overflow nor all vanish."""
+    x, axis = t.x("input"), [t.a.axis % t.a.input.rank]
+    greatest = t.o.reduce("max", t.op("abs", x), axis, True)
+    unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
+    length = t.op("sqrt", t.o.reduce("sum", t.op("multiply", unit, unit), axis, True))
+    t.give(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))))
+
+
+@entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
+def local_response(t: Task) -> None:
+    """By parts. Where squares overflow, they are those of far smaller numbers."""
+    a, shape = t.a, t.a.input.known
+    axis = axis_of(a, "axis", len(shape))
+    radius, small = min(a.radius, shape[axis]), 2.0**-80
+    flat = [math.prod(shape[:axis]), 1, shape[axis], math.prod(shape[axis + 1 :])]
+    x = t.o.reshape(t.x("input"), flat)
+
+    def normalised(factor: float) -> tuple[Node, Node]:
+        less = t.op("multiply", x, t.f32(factor))
+        around = Sliding((1, 1), (radius, 0), (radius, 0), (2 * radius + 1, 1))
+        mean = t.o.mean_pool(t.op("multiply", less, less), around, padded=True)
+        total = t.op("multiply", mean, t.f32(2 * radius + 1))
+        base = t.op("add", t.op("multiply", total, t.f32(a.alpha)), t.f32(a.bias * factor**2))
+        return total, t.op("divide", less, t.op("power", base, t.f32(a.beta)))
+
+    (_, plain), (total, raised) = normalised(1.0), normalised(small)
+    great = t.op("multiply", raised, t.f32(small ** (2 * a.beta - 1)))
+    t.give(t.o.reshape(t.op("select", t.op("greater", total, t.f32((SQUARED * small) ** 2)), great, plain), shape))
+
+
+@entry("INSTANCE_NORMALIZATION", types=FLOATS)
+def instance_normalisation(t: Task) -> None:
+    """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
+    a, x, axes = t.a, t.x("input"), [2, 3] if t.a.nchw else [1, 2]
+    t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
+    greatest = t.o.reduce("max", t.op("abs", x), axes, True)
+    scale = t.op("maximum", t.op("multiply", greatest, t.f32(1 / SQUARED)), t.f32(1))
+    less = t.op("divide", x, scale)
+    centred = t.op("subtract", less, t.o.reduce("mean", less, axes, True))
+    variance = t.o.reduce("mean", t.op("multiply", centred, centred), axes, True)
+    least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
+    root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
+    t.give(t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta)))
+
+
+# ------------------------------------------------------------------------------------------------------------- resizing
+
+
+@entry("RESIZE_BILINEAR")
+def resize(t: Task) -> None:
+    """By scale or by size."""
+    a, sizes = t.a, [new_size(axis)(t.a) for axis in "hw"]
+    how = "align_corners" if a.align_corners else "half_pixel" if a.half_pixel_centers else "asymmetric"
+    t.give(t.layout(t.o.interpolate(t.image(t.x("input")), sizes, how)))
+
+
+@entry("RESIZE_NEAREST_NEIGHBOR")
+def resize_nearest(t: Task) -> None:
+    """Elements are picked by their number: engines' own kernels round places otherwise."""
+    a, x = t.a, t.stored("input")
+    for name, axis, size in (("h", 2 if a.nchw else 1, a.height), ("w", 3 if a.nchw else 2, a.width)):
+        at = positions(a, size, new_size(name)(a)).astype(np.float64) + (0.5 if a.align_corners else 0)
+        x = t.o.gather(x, t.constant(np.clip(np.floor(at), 0, size - 1), np.int32), axis)
+    t.hold(x)

@@ -1,0 +1,203 @@
+"""Entries of operations that move elements, and of reductions along axes."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.codes import MirrorPad
+from nnhal.drivers.kit.real.engine import Node
+from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, Task, entry
+from nnhal.ops.common import axis_of
+from nnhal.ops.schema import B8, I32
+from nnhal.ops.slice import strided
+
+REDUCTIONS = {"REDUCE_ALL": "logical_and", "REDUCE_ANY": "logical_or"}
+
+
+@entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS)
+def reshape(t: Task) -> None:
+    """The output's shape says it all; one dimension of it may be open."""
+    if t.name == "RESHAPE":
+        t.array("shape")
+    dims = t.value().dims
+    shape = [-1 if size is None else size for size in dims] if dims.count(None) == 1 else t.value().known
+    t.hold(t.o.reshape(t.stored("input"), shape))
+
+
+@entry("TRANSPOSE")
+def transpose(t: Task) -> None:
+    """Without an order the dimensions are reversed."""
+    order = range(t.a.input.rank)[::-1] if t.a.permutation is None else t.array("permutation").tolist()
+    t.hold(t.o.transpose(t.stored("input"), order))
+
+
+@entry("CONCATENATION", "PACK", types=NUMBERS)
+def join(t: Task) -> None:
+    """Along an axis, or a new one."""
+    places, value = t.places("parts"), t.value()
+    axis = axis_of(t.a, "axis", value.rank)
+    alike = all((v.scale, v.zero_point) == (value.scale, value.zero_point) for v in map(t.graph.value, places))
+    parts = [t.graph.held(place) if alike else t.graph.real(place) for place in places]
+    if len({t.o.dtype(part) for part in parts}) > 1:
+        parts = [t.graph.converted(part, np.float32) for part in parts]
+    if t.name == "PACK":
+        parts = [t.o.unsqueeze(part, axis) for part in parts]
+    (t.hold if alike else t.give)(t.o.concat(parts, axis))
+
+
+@entry("SPLIT", types=NUMBERS)
+def split(t: Task) -> None:
+    """In equal parts."""
+    axis, count = axis_of(t.a, "axis", t.a.input.rank), len(t.operation.outputs)
+    size = t.a.input.known[axis] // count
+    for number in range(count):
+        t.hold(t.part(t.stored("input"), axis, number * size, (number + 1) * size), number)
+
+
+@entry("PAD", "PAD_V2", "MIRROR_PAD", types=NUMBERS)
+def pad(t: Task) -> None:
+    """With real zeros, with a value, or with what lies on the other side of the border."""
+    x, (before, after) = t.stored("input"), t.array("paddings").T.tolist()
+    if t.name == "MIRROR_PAD":
+        t.hold(t.o.pad(x, before, after, "reflect" if t.a.mode == MirrorPad.REFLECT else "symmetric"))
+    else:
+        t.hold(padded(t, x, before, after, t.a.input.zero_point if t.name == "PAD" else t.a.value))
+
+
+def padded(t: Task, x: Node, before: Sequence[int], after: Sequence[int], stored: float) -> Node:
+    """A tensor with a stored value around it."""
+    return t.o.pad(x, before, after, "constant", t.constant(stored, t.o.dtype(x)))
+
+
+@entry("SLICE", types=NUMBERS)
+def slice_(t: Task) -> None:
+    """A part in one piece."""
+    begin, sizes = t.array("begin"), t.array("size")
+    end, axes = np.where(sizes < 0, 2**31 - 1, begin + sizes), range(len(begin))
+    t.hold(t.o.slice(t.stored("input"), begin.tolist(), end.tolist(), [1] * len(axes), axes))
+
+
+@entry("STRIDED_SLICE")
+def strided_slice(t: Task) -> None:
+    """A part in steps; dimensions that are left out are of 1 element."""
+    for name in ("begin", "end", "strides"):
+        t.array(name)
+    x = t.stored("input")
+    for axis, (part, size) in enumerate(zip(strided(t.a), t.a.input.known, strict=True)):
+        picked = range(*part.indices(size))
+        t.require(len(picked), f"{t.o.name} needs elements, and none are picked")
+        end = picked[-1] + (1 if picked.step > 0 else -1)
+        if picked != range(size):
+            x = t.part(x, axis, picked.start, end, picked.step)
+    t.hold(t.o.reshape(x, t.value().known))
+
+
+@entry("GATHER", "EMBEDDING_LOOKUP", types=NUMBERS)
+def gather(t: Task) -> None:
+    """An index outside has to end the execution, which engines do not."""
+    source, indices, axis = ("values", "lookups", 0)
+    if t.name == "GATHER":
+        source, indices, axis = "input", "indices", axis_of(t.a, "axis", t.a.input.rank)
+    t.array(indices)
+    t.hold(t.o.gather(t.stored(source), t.stored(indices), axis))
+
+
+@entry("TILE", types=NUMBERS)
+def tile(t: Task) -> None:
+    """Repeated along each dimension."""
+    t.hold(t.o.tile(t.stored("input"), t.array("multiples").tolist()))
+
+
+@entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")
+def depth_and_space(t: Task) -> None:
+    """Blocks of pictures."""
+    kind = "depth_to_space" if t.name == "DEPTH_TO_SPACE" else "space_to_depth"
+    t.hold(t.layout(t.o.blocks(kind, t.image(t.stored("input")), t.a.block)))
+
+
+@entry("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
+def batch_and_space(t: Task) -> None:
+    """By moving dimensions."""
+    (h, w), x = t.array("blocks").tolist(), t.image(t.stored("input"))
+    if t.name == "SPACE_TO_BATCH_ND":
+        (top, bottom), (left, right) = t.array("paddings").tolist()
+        x = padded(t, x, [0, 0, top, left], [0, 0, bottom, right], t.a.input.zero_point)
+        n, c = t.a.batch, t.a.depth
+        height, width = (t.a.height + top + bottom) // h, (t.a.width + left + right) // w
+        x = t.o.transpose(t.o.reshape(x, [n, c, height, h, width, w]), [3, 5, 0, 1, 2, 4])
+        x = t.o.reshape(x, [h * w * n, c, height, width])
+    else:
+        n, c, height, width = t.a.batch // (h * w), t.a.depth, t.a.height, t.a.width
+        x = t.o.transpose(t.o.reshape(x, [h, w, n, c, height, width]), [2, 3, 4, 0, 5, 1])
+        x = t.o.reshape(x, [n, c, height * h, width * w])
+    t.hold(t.layout(x))
+
+
+@entry("REVERSE", types=NUMBERS)
+def reverse(t: Task) -> None:
+    """Along one dimension."""
+    axis = int(t.array("axis").item()) % t.a.input.rank
+    t.hold(t.part(t.stored("input"), axis, -1, -1, -1))
+
+
+@entry("CHANNEL_SHUFFLE")
+def channel_shuffle(t: Task) -> None:
+    """The transpose of groups and members."""
+    shape, groups = t.a.input.known, t.a.groups
+    axis = axis_of(t.a, "axis", len(shape))
+    cells = t.o.reshape(t.stored("input"), [math.prod(shape[:axis]), groups, shape[axis] // groups, -1])
+    t.hold(t.o.reshape(t.o.transpose(cells, [0, 2, 1, 3]), shape))
+
+
+@entry("FILL")
+def fill(t: Task) -> None:
+    """From a value that is known."""
+    kind = np.int32 if t.value().type == I32 else np.float32
+    t.hold(t.o.broadcast(t.constant(t.a.value, kind), t.array("shape").tolist()))
+
+
+@entry("RANK", types=NUMBERS | {B8})
+def rank(t: Task) -> None:
+    """Known when the model is prepared."""
+    t.hold(t.constant(t.a.input.rank, np.int32))
+
+
+# ----------------------------------------------------------------------------------------------------------- reductions
+
+
+@entry("MEAN", "REDUCE_MAX", "REDUCE_MIN")
+@entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
+@entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
+def reduce(t: Task) -> None:
+    """An axis named twice counts once. Engines' maxima forget NaN: it is put in afterwards."""
+    x, keep, kind = t.x("input"), bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
+    axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
+    found = t.o.reduce(kind, x, axes, keep)
+    if kind in ("max", "min") and t.a.T in FLOATS:
+        found = t.op("select", t.o.reduce("logical_or", t.missing(x), axes, keep), t.f32(np.nan), found)
+    t.give(found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1]))
+
+
+def comparable(t: Task, x: Node, instead: float) -> Node:
+    """Numbers that have an order, with another for NaN."""
+    x = t.graph.converted(x, np.int32 if t.a.T == I32 else np.float32)
+    return t.op("select", t.missing(x), t.f32(instead), x) if t.a.T in FLOATS else x
+
+
+@entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32})
+def arg_extreme(t: Task) -> None:
+    """The first among equals; NaN counts as the least, or the greatest."""
+    most, axis = t.name == "ARGMAX", axis_of(t.a, "axis", t.a.input.rank)
+    _, found = t.o.top(comparable(t, t.stored("input"), -np.inf if most else np.inf), 1, axis, most)
+    t.hold(found if t.a.input.rank == 1 else t.o.squeeze(found, axis))
+
+
+@entry("TOPK_V2", types=NUMBERS)
+def top(t: Task) -> None:
+    """Among equals NNAPI takes the last first: the engine is given the elements in reverse. NaN counts as the least."""
+    x, last, size = t.stored("input"), t.a.input.rank - 1, t.a.input.known[-1]
+    _, found = t.o.top(comparable(t, t.part(x, last, -1, -1, -1), -np.inf), t.a.k, last, True)
+    places = t.op("subtract", t.constant(size - 1, np.int32), found)
+    t.hold(t.o.gather_each(x, places, last), 0)
+    t.hold(places, 1)

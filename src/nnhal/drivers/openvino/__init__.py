@@ -1,0 +1,14 @@
+"""The OpenVINO device: runs models with OpenVINO's CPU plugin.
+
+| file | what lives there |
+| --- | --- |
+| `device.py` | the device: verdicts, options, capabilities |
+| `engine.py` | the library and its settings; compiled models, executions, what is kept of them |
+| `maths.py` | its operations as the primitives that `kit.real` makes NNAPI's of |
+
+OpenVINO is imported when the device is asked for, not when this package is.
+"""
+
+from nnhal.drivers.openvino.device import device
+
+__all__ = ["device"]

@@ -1,0 +1,83 @@
+"""The device: what it can run, how it is prepared, what it says of its speed."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+
+from nnhal.base.codes import DeviceType, OperandType
+from nnhal.base.errors import InvalidArgument
+from nnhal.drivers import reference
+from nnhal.drivers.kit import for_each_shape, kept_graph
+from nnhal.drivers.kit.forms import UNPROVED, Forms
+from nnhal.drivers.kit.real import Graph, Task, table_for
+from nnhal.drivers.openvino.engine import Compiled, compiled, core, ov, restored
+from nnhal.drivers.openvino.maths import Maths
+from nnhal.hal.cache.files import CacheContent, CacheFiles
+from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
+from nnhal.model.graph import Model
+
+ELSEWHERE = {"IF": "branches stay with the runtime", "WHILE": "OpenVINO cannot end a loop at its time-out"}
+TABLE = table_for("OpenVINO", ELSEWHERE)
+MOST_THREADS = 4  # where the application states no number
+STATED = Performance(exec_time=0.05, power_usage=0.05)
+
+
+class OpenVINO(Device):
+    """The CPU by way of OpenVINO. It has no options.
+
+    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
+    """
+
+    name = "openvino"
+    type = DeviceType.CPU
+    preferred_layout = "nchw"
+    relaxations = ("float16", "infinities", "subnormals")
+    processor_matters = True
+    forms: Forms = UNPROVED
+
+    def __init__(self) -> None:
+        self.version = str(ov().__version__)  # DeviceUnavailable where OpenVINO is not installed
+        core()
+
+    def capabilities(self) -> Capabilities:
+        types = [
+            t for t in OperandType if t not in (OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH)
+        ]
+        return Capabilities(dict.fromkeys(types, STATED), STATED, STATED)
+
+    def supports(self, model: Model) -> Sequence[Verdict]:
+        return self.consider(model, Hints()).verdicts
+
+    def consider(self, model: Model, hints: Hints) -> Considered:
+        threads_of(hints)
+        return TABLE.consider(model, Graph(model, Maths()), Task, self.forms)
+
+    def prepare(self, model: Model, hints: Hints) -> Prepared:
+        threads = threads_of(hints)
+
+        def make(known: Model) -> Prepared:
+            graph = kept_graph(hints, Graph) if known is model else None
+            if graph is None:
+                graph = Graph(known, Maths())
+                TABLE.lower(known, partial(Task, graph), self.forms)
+            return Compiled(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept)
+
+        return for_each_shape(model, make, reference.Interpreter)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        return restored(files, threads_of(hints))
+
+
+def threads_of(hints: Hints) -> int:
+    """How many threads; InvalidArgument for options."""
+    if hints.options:
+        raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
+    return hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+
+
+def device() -> Device:
+    """The driver's entry point; DeviceUnavailable where OpenVINO is not installed."""
+    return OpenVINO()

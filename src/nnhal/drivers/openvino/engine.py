@@ -1,0 +1,201 @@
+"""OpenVINO's library and its settings; compiled models and their executions."""
+
+import ctypes
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
+from nnhal.base.operands import Array
+from nnhal.drivers.kit.team import Member, Team
+from nnhal.hal.cache.files import CacheContent
+from nnhal.hal.device import Prepared
+from nnhal.hal.memory_use import MemoryUse
+from nnhal.hal.request import UNLIMITED, Control, Request, Timing
+from nnhal.ops.schema import show
+
+TELEMETRY = "openvino_telemetry"
+IN_PLACE = 1 << 17  # bytes of an argument from which OpenVINO is told its address, which costs more than to copy less
+
+
+def shared(array: Array) -> Array:
+    """An array over the same memory that says it may be written to, as OpenVINO wants it; the memory has to stay."""
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    whole: Array = np.frombuffer(memory, array.dtype)
+    return whole.reshape(array.shape)
+
+
+@cache
+def ov() -> Any:
+    """OpenVINO; DeviceUnavailable where it is not installed.
+
+    Its import tells a server that it was imported, by a package that it does without where that is not to be found.
+    """
+    silent = TELEMETRY not in sys.modules
+    if silent:
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # what makes an import fail
+    try:
+        import openvino  # noqa: TID251
+    except ImportError as error:
+        what = f"openvino: it is not there ({error})"
+        raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[openvino]'") from error
+    finally:
+        if silent:
+            del sys.modules[TELEMETRY]
+    return openvino
+
+
+@cache
+def opset() -> Any:
+    """Its operations."""
+    ov()
+    from openvino import opset15  # noqa: TID251
+
+    return opset15
+
+
+@cache
+def core() -> Any:
+    """Its devices."""
+    return ov().Core()
+
+
+def settings(threads: int, *, throughput: bool = False) -> dict[str, Any]:
+    """Float32 computed as float32, integers as they are written: nothing that changes results behind one's back."""
+    return {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "EXECUTION_MODE_HINT": "ACCURACY",
+        "LP_TRANSFORMS_MODE": "NO",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
+        "CPU_DENORMALS_OPTIMIZATION": False,
+        "PERFORMANCE_HINT": "THROUGHPUT" if throughput else "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+class Argument(NamedTuple):
+    """An input or output of a compiled model. array: memory of an instance, for what is not used in place."""
+
+    number: int
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+def arguments(ports: Sequence[Any]) -> list[Argument]:
+    """Of the inputs or outputs of a compiled model."""
+    return [Argument(n, p.get_element_type().to_dtype(), tuple(p.shape)) for n, p in enumerate(ports)]
+
+
+class Instance(Member):
+    """An infer request with memory of its own for small arguments. For one thread at a time."""
+
+    def __init__(self, compiled: Any, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
+        self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
+        plain: Any = super(
+            type(self._request), self._request
+        )  # what the public `infer` does besides costs a third more
+        self._infer = partial(plain.infer, {}, True, False)
+        self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
+        self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
+
+    def _own(self, a: Argument, tell: Any) -> Array | None:
+        """Memory for a small argument, which OpenVINO is told of once."""
+        array = np.zeros(a.shape, a.dtype)
+        if array.nbytes >= IN_PLACE:
+            return None
+        tell(a.number, self._tensor(array, shared_memory=True))
+        return array
+
+    def run(self, request: Request, control: Control) -> int:
+        """Execute; returns nanoseconds spent in OpenVINO."""
+        given, kept = request.inputs, []
+        for a, own in self._inputs:
+            x = given[a.number]
+            if x is None or x.shape != a.shape:
+                state = "omitted" if x is None else f"of shape {show(x.shape)}"
+                raise InvalidRequest(f"input {a.number} is {state}, must be of shape {show(a.shape)}")
+            if own is not None:
+                own[...] = x
+                continue
+            kept.append(x if x.flags.c_contiguous and x.flags.aligned else x.copy())
+            self._request.set_input_tensor(a.number, self._tensor(shared(kept[-1]), shared_memory=True))
+        for a, own in self._outputs:
+            if own is None:
+                kept.append(request.outputs[a.number])
+                room = kept[-1] if kept[-1] is not None else np.empty(a.shape, a.dtype)
+                self._request.set_output_tensor(a.number, self._tensor(shared(room), shared_memory=True))
+        start = time.monotonic_ns()
+        try:
+            if control.bounded:
+                with control.on_cancel(self._request.cancel):
+                    self._infer()
+            else:
+                self._infer()
+        except RuntimeError as error:
+            control.check()
+            raise OperationFailed(f"openvino: {error}") from error
+        spent = time.monotonic_ns() - start
+        for a, own in self._outputs:
+            if own is not None:
+                request.write(a.number, own)
+        return spent
+
+
+class Compiled(Prepared):
+    """A model whose input shapes are known, compiled. kept: what its constants lie in."""
+
+    def __init__(self, compiled: Any, kept: Sequence[Array] = ()) -> None:
+        self.compiled, self._kept = compiled, kept
+        ends = arguments(compiled.inputs), arguments(compiled.outputs)
+        self._team: Team[Instance] | None = Team(partial(Instance, compiled, *ends), "openvino: infer requests")
+
+    def run(self, request: Request, control: Control) -> Timing | None:
+        start = time.monotonic_ns()
+        if control is not UNLIMITED:
+            control.check()
+        team = self._team
+        if team is None:
+            raise Closed("openvino: the prepared model was closed")
+        instance = team.take(control)
+        try:
+            spent = instance.run(request, control)
+        finally:
+            team.give(instance)
+        return Timing(spent, time.monotonic_ns() - start) if control.measure else None
+
+    def memory(self) -> MemoryUse:
+        """What OpenVINO packs, and how large its arenas are, it does not tell."""
+        return MemoryUse()
+
+    def save(self, files: CacheContent) -> bool:
+        """OpenVINO's own blob, which has the constants in it."""
+        files.model[0]["compiled"] = self.compiled.export_model().getbuffer()
+        return True
+
+    def close(self) -> None:
+        self._team = None
+
+
+def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any:
+    """Nodes compiled for the processor; OperationFailed where OpenVINO cannot."""
+    try:
+        model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
+        return core().compile_model(model, "CPU", settings(threads))
+    except RuntimeError as error:
+        raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
+
+
+def restored(files: CacheContent, threads: int) -> Compiled:
+    """What was saved; OperationFailed where OpenVINO does not take it."""
+    blob = np.frombuffer(
+        files.model[0]["compiled"], np.uint8
+    ).copy()  # constants are read there for as long as it lives
+    try:
+        return Compiled(core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob])
+    except RuntimeError as error:
+        raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error

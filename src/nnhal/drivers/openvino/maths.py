@@ -1,0 +1,150 @@
+"""OpenVINO's operations as the primitives that `kit.real` makes NNAPI's of."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.operands import Array, Shape
+from nnhal.drivers.kit.real.engine import Node, Sliding
+from nnhal.drivers.openvino.engine import opset, ov, shared
+
+
+def out(node: Node) -> Node:
+    """The first output of a node; an output as it is."""
+    return node.output(0) if hasattr(node, "output") else node
+
+
+class Maths:
+    """An `ov.Model` in the making. kept: what its constants lie in, for as long as it, or what is compiled of it, lives."""
+
+    name = "OpenVINO"
+
+    def __init__(self) -> None:
+        self.o, self.ov, self.kept = opset(), ov(), list[Array]()
+
+    def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
+        sizes = self.ov.PartialShape.dynamic() if shape is None else [-1 if n is None else n for n in shape]
+        return self.o.parameter(sizes, self.ov.Type(dtype))
+
+    def constant(self, array: Array) -> Node:
+        self.kept.append(array)
+        return self.ov.op.Constant(shared(array), shared_memory=True)
+
+    def whole(self, numbers: Any) -> Node:
+        """A constant of axes or sizes."""
+        return self.o.constant(np.asarray(numbers, np.int64))
+
+    def dtype(self, node: Node) -> np.dtype[Any]:
+        return np.dtype(out(node).get_element_type().to_dtype())
+
+    def shape(self, node: Node) -> Shape | None:
+        found = out(node).get_partial_shape()
+        if found.rank.is_dynamic:
+            return None
+        return tuple(size.get_length() if size.is_static else None for size in found)
+
+    def convert(self, node: Node, dtype: Any) -> Node:
+        return self.o.convert(node, self.ov.Type(np.dtype(dtype)))
+
+    def op(self, kind: str, *nodes: Node) -> Node:
+        if kind == "round":
+            return self.o.round(*nodes, "half_away_from_zero")
+        return getattr(self.o, kind)(*nodes)
+
+    def clamp(self, x: Node, low: float, high: float) -> Node:
+        return self.o.clamp(x, low, high)
+
+    def elu(self, x: Node, alpha: float) -> Node:
+        return self.o.elu(x, alpha)
+
+    def reshape(self, x: Node, shape: Sequence[int]) -> Node:
+        return self.o.reshape(x, self.whole(shape), special_zero=False)
+
+    def squeeze(self, x: Node, axis: int) -> Node:
+        return self.o.squeeze(x, self.whole([axis]))
+
+    def unsqueeze(self, x: Node, axis: int) -> Node:
+        return self.o.unsqueeze(x, self.whole(axis))
+
+    def transpose(self, x: Node, order: Sequence[int]) -> Node:
+        return self.o.transpose(x, self.whole(order))
+
+    def concat(self, parts: Sequence[Node], axis: int) -> Node:
+        return self.o.concat(list(parts), axis)
+
+    def slice(
+        self, x: Node, begin: Sequence[int], end: Sequence[int], steps: Sequence[int], axes: Sequence[int]
+    ) -> Node:
+        return self.o.slice(x, *map(self.whole, (begin, end, steps, axes)))
+
+    def pad(self, x: Node, before: Sequence[int], after: Sequence[int], mode: str, fill: Node = None) -> Node:
+        return self.o.pad(x, self.whole(before), self.whole(after), mode, fill)
+
+    def gather(self, x: Node, indices: Node, axis: int) -> Node:
+        return self.o.gather(x, indices, self.whole(axis))
+
+    def gather_each(self, x: Node, indices: Node, axis: int) -> Node:
+        return self.o.gather_elements(x, indices, axis)
+
+    def tile(self, x: Node, multiples: Sequence[int]) -> Node:
+        return self.o.tile(x, self.whole(multiples))
+
+    def broadcast(self, x: Node, shape: Sequence[int]) -> Node:
+        return self.o.broadcast(x, self.whole(shape))
+
+    def reduce(self, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
+        return getattr(self.o, f"reduce_{kind}")(x, self.whole(axes), keep)
+
+    def top(self, x: Node, count: int, axis: int, most: bool) -> tuple[Node, Node]:
+        mode = "max" if most else "min"
+        found = self.o.topk(x, self.whole(count), axis, mode, "value", "i32", stable=True)
+        return found.output(0), found.output(1)
+
+    def blocks(self, kind: str, x: Node, block: int) -> Node:
+        return getattr(self.o, kind)(x, "blocks_first", block)
+
+    def convolution(self, x: Node, weights: Node, groups: int, how: Sliding) -> Node:
+        told = list(how.strides), list(how.before), list(how.after), list(how.dilations), padding(how)
+        if groups == 1:
+            return self.o.convolution(x, weights, *told)
+        outputs, *others = self.known(weights)
+        return self.o.group_convolution(x, self.reshape(weights, [groups, outputs // groups, *others]), *told)
+
+    def known(self, node: Node) -> list[int]:
+        """A shape of which all is known."""
+        return list(out(node).get_shape())
+
+    def spread(self, x: Node, weights: Node, strides: Sequence[int]) -> Node:
+        return self.o.convolution_backprop_data(x, weights, list(strides), pads_begin=[0, 0], pads_end=[0, 0])
+
+    def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
+        return self.o.matmul(x, y, turn_x, turn_y)
+
+    def mean_pool(self, x: Node, how: Sliding, padded: bool = False) -> Node:
+        pads = list(how.before), list(how.after)
+        return self.o.avg_pool(x, list(how.strides), *pads, list(how.size or ()), not padded, auto_pad=padding(how))
+
+    def max_pool(self, x: Node, how: Sliding) -> Node:
+        pads, size = (list(how.before), list(how.after)), list(how.size or ())
+        return self.o.max_pool(x, list(how.strides), [1, 1], *pads, size, auto_pad=padding(how)).output(0)
+
+    def softmax(self, x: Node, axis: int, logarithm: bool) -> Node:
+        return self.o.log_softmax(x, axis) if logarithm else self.o.softmax(x, axis)
+
+    def interpolate(self, x: Node, sizes: Sequence[int], how: str) -> Node:
+        numbers = self.whole(sizes), "linear_onnx", "sizes"
+        return self.o.interpolate(x, *numbers, coordinate_transformation_mode=how, axes=self.whole([2, 3]))
+
+    def lstm(self, x: Node, states: Sequence[Node], weights: Sequence[Node], count: int, back: bool) -> Sequence[Node]:
+        batch, units = self.known(states[1])
+        lengths = self.o.constant(np.full(batch, count, np.int32))
+        one = [self.unsqueeze(w, 0) for w in weights]
+        before = [self.unsqueeze(state, 1) for state in states]
+        made = self.o.lstm_sequence(x, *before, lengths, *one, units, "reverse" if back else "forward")
+        return [self.squeeze(made.output(n), 1) for n in range(3)]
+
+
+def padding(how: Sliding) -> str:
+    """OpenVINO's own words."""
+    return "same_upper" if how.same else "explicit"
