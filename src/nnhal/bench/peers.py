@@ -81,7 +81,7 @@ class OpenVINO(Peer):
 
     def __init__(self, source: Path | bytes, threads: int) -> None:
         with needed("openvino", "openvino"):
-            import openvino
+            import openvino  # noqa: TID251 (a peer is an engine)
         self._core: Any = openvino.Core()
         self._settings = {
             "INFERENCE_PRECISION_HINT": "f32",  # bfloat16 otherwise, on processors that have it

@@ -15,6 +15,7 @@ from nnhal.hal.choices import FormChoice
 from nnhal.hal.device import RELAXATIONS, Device, capabilities_by, identity_of, layout_of
 from nnhal.hal.proofs import choices_of
 from nnhal.ipc.names import running
+from nnhal.runtime import discovery
 from nnhal.runtime.discovery import Found
 from nnhal.runtime.isolation import Confined, confinement
 
@@ -23,17 +24,25 @@ SHOWN = OperandType.TENSOR_FLOAT32, OperandType.TENSOR_QUANT8_ASYMM, OperandType
 
 @click.command("devices")
 @common.driver_option
+@click.option(
+    "--device",
+    "-d",
+    "named",
+    multiple=True,
+    metavar="NAME",
+    help="Show these alone, also ones that are used where named.",
+)
 @click.option("--operations", "listed", is_flag=True, help="List what each device does not take, and why.")
 @click.option("--no-isolation", "bare", is_flag=True, help="Do not start each driver in a process of its own to ask.")
 @common.json_option
-def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -> None:
+def command(drivers: tuple[str, ...], named: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -> None:
     """List devices: type, version, level, operations, extensions, stated performance; say why a driver does not load.
 
     Operations are those that the device takes on the worked example of each record. Isolation is what a process of the
     driver's own reports: which confinement was applied, and which was not.
     """
     common.load_drivers(drivers, ())
-    found = api.devices()
+    found = discovery.found_of(named) if named else api.devices()
     confined = {} if bare else confinement([entry.name for entry in found if entry.device is not None])
     services = running()
     if as_json:
@@ -63,6 +72,10 @@ def command(drivers: tuple[str, ...], listed: bool, bare: bool, as_json: bool) -
         alike.setdefault(_isolation(report), []).append(name)
     for text, names in alike.items():
         common.console.print(f"\nA process of its own for {', '.join(names)}:\n{text}", markup=False)
+    if others := [] if named else discovery.engines():
+        common.console.print(
+            f"\nUsed where they are named: {', '.join(others)} (nnhal devices -d {others[0]}).", markup=False
+        )
     if services:
         common.console.print(f"services running: {', '.join(services)}", markup=False)
     for entry in found:

@@ -20,6 +20,7 @@ from nnhal.runtime.installed import EntryPoint, entry_points
 from nnhal.runtime.sources import Source
 
 GROUP = "nnhal.drivers"
+ENGINES = "nnhal.engines"  # used where they are named: nobody has measured yet whether they are faster here
 SAMPLES = "nnhal.samples"  # found by name only, no candidates where no device is named
 CPU = "reference"  # nnhal's own, whatever else calls itself so: what everything can fall back to
 _CPU_ORIGIN = "nnhal.drivers.reference:device"
@@ -58,7 +59,7 @@ _loaded: Once[str, Found] = Once(lambda name: f"driver {name!r}")  # of what is 
 def _installed() -> dict[str, EntryPoint]:
     """Entry points by name. Scanned once: what is installed later is there in the next process."""
     points = {CPU: EntryPoint(CPU, _CPU_ORIGIN, GROUP)}
-    for point in entry_points((GROUP, SAMPLES)):
+    for point in entry_points((GROUP, ENGINES, SAMPLES)):
         points.setdefault(point.name, point)
     return points
 
@@ -69,8 +70,22 @@ def names(*, samples: bool = True) -> list[str]:
     return list(dict.fromkeys([*_registered, *known]))
 
 
+def engines() -> list[str]:
+    """Names of the drivers that are used where they are named, and are no candidates otherwise."""
+    return [name for name, point in _installed().items() if point.group == ENGINES and name not in _registered]
+
+
+def found_of(names: Sequence[str]) -> list[Found]:
+    """The drivers of these names, whichever group they are of; DeviceUnavailable for a name that nothing has."""
+    known = _installed()
+    for name in names:
+        if name not in known and name not in _registered:
+            raise unknown(name)
+    return [_one(name) for name in names]
+
+
 def found() -> list[Found]:
-    """Every driver but the samples, loaded now or before, or with the reason why it does not load; the CPU last."""
+    """Every driver that is a candidate where none is named, loaded now or before, or why it does not load; the CPU last."""
     return sorted(map(_one, names(samples=False)), key=lambda f: (f.name == CPU, f.name))
 
 
@@ -135,7 +150,7 @@ def load_one(name: str) -> Device:
 
 def unknown(name: str) -> DeviceUnavailable:
     """The error for a name that is no device's."""
-    there = ", ".join(names(samples=False))
+    there = ", ".join([*names(samples=False), *engines()])
     return DeviceUnavailable(f"device {name!r} is not known, must be one of {there}{meant(name, names())}")
 
 
