@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument
+from nnhal.base.errors import BadFile, DeviceUnavailable, InvalidArgument
 from nnhal.bench import peers
 from nnhal.bench.peers import peer
 from nnhal.runtime import discovery
@@ -101,8 +101,41 @@ def test_the_engines_greeting_is_left_to_its_driver(engine, monkeypatch):
 
 
 def test_a_peer_that_is_none_or_is_not_installed_is_named(monkeypatch):
-    with pytest.raises(InvalidArgument, match="peer is 'abacus', must be one of litert"):
+    with pytest.raises(InvalidArgument, match="peer is 'abacus', must be one of litert, openvino, onnxruntime"):
         peer("abacus", b"", 1)
     monkeypatch.setitem(sys.modules, "ai_edge_litert", None)
     with pytest.raises(DeviceUnavailable, match=r"needs ai-edge-litert: pip install 'nnhal\[litert\]'"):
         peer("litert", b"", 1)
+
+
+def test_each_engine_computes_what_the_reference_does_on_the_files_that_it_reads(path):
+    x = given(peer("litert", path, 1))
+    expected = nnhal.compile(nnhal.load(path), devices="reference")(x)
+    engine = peer("openvino", path, 1)
+    assert engine.shapes == [list(x.shape)] and engine.load_ns > 0 < engine.compile_ns
+    for again in (x, x / 2, x):
+        (y,) = engine([again])
+    assert np.allclose(y, expected, atol=1e-4) and not np.allclose(y, engine([x / 2])[0], atol=1e-6)
+
+
+def test_onnx_runtime_runs_in_memory_of_its_own_from_the_second_call_on():
+    helper = pytest.importorskip("onnx").helper
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+        "double",
+        [helper.make_tensor_value_info("x", 1, ["n"])],
+        [helper.make_tensor_value_info("y", 1, ["n"])],
+    )
+    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8).SerializeToString()
+    engine = peer("onnxruntime", content, 1)
+    assert engine.shapes == [[-1]]
+    results = [engine([np.full(3, n, np.float32)])[0] for n in range(3)]
+    assert [y.tolist() for y in results] == [[0] * 3, [2] * 3, [4] * 3]
+    engine.resize([[2]])
+    assert engine.shapes == [[2]] and engine([np.ones(2, np.float32)])[0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+def test_a_file_that_an_engine_cannot_read_is_named(name):
+    with pytest.raises(BadFile, match=f"^{name} cannot read the model: "):
+        peer(name, b"no model", 1)

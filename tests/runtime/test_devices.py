@@ -390,6 +390,33 @@ def test_names_are_those_registered_then_those_installed_then_the_samples(instal
     assert discovery.names(samples=False) == ["z", "a", "reference", "b"]
 
 
+def test_an_engine_is_used_where_it_is_named_and_no_candidate_otherwise(install):
+    loaded = []
+    install(Point("a", lambda: Named("a")), Point("e", lambda: loaded.append(1) or Named("e"), discovery.ENGINES))
+    assert discovery.engines() == ["e"] and "e" not in discovery.names(samples=False)
+    assert [d.name for d in discovery.devices()] == ["a", "reference"] and not loaded
+    assert [d.name for d in discovery.select(["e"])] == ["e"]
+    with pytest.raises(DeviceUnavailable, match=r"'f' is not known, must be one of reference, a, e$"):
+        discovery.select(["f"])
+
+
+def test_drivers_are_found_by_their_names_whichever_group_they_are_of(install):
+    install(
+        Point("a", lambda: Named("a")),
+        Point("e", lambda: Named("e"), discovery.ENGINES),
+        Point("s", failing(OSError("no such engine")), SAMPLE),
+    )
+    assert [(f.name, f.problem) for f in discovery.found_of(["s", "e"])] == [("s", "OSError: no such engine"), ("e", "")]
+    with pytest.raises(DeviceUnavailable, match="'x' is not known"):
+        discovery.found_of(["e", "x"])
+
+
+def test_an_engine_that_the_application_registered_is_a_candidate(install):
+    install(Point("e", lambda: Named("e"), discovery.ENGINES))
+    discovery.register(Named("e"))
+    assert discovery.engines() == [] and "e" in discovery.names(samples=False)
+
+
 def test_an_entry_point_of_drivers_comes_before_a_sample_of_its_name(install):
     install(Point("same", lambda: Named("of drivers")), Point("same", lambda: Named("of samples"), SAMPLE))
     assert discovery.load_one("same").name == "of drivers" and "same" in discovery.names(samples=False)
