@@ -30,6 +30,7 @@ from nnhal.bench.latency import interleaved, ratio, timed
 from nnhal.bench.peers import PEERS, peer
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import PictureOptions, read_inputs
+from nnhal.runtime import discovery
 from nnhal.zoo import maker
 
 TOLERANCE = 5e-4  # of the greatest magnitude
@@ -184,7 +185,9 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--json", action="store_true", help="nothing but the last line")
     given = parser.parse_args()
-    devices = given.devices or [d.name for d in nnhal.devices() if d.name != "reference"]
+    devices = given.devices or [
+        f.name for f in discovery.found_with_engines() if f.device is not None and f.name != "reference"
+    ]
     names = given.names or [*zoo.names(), *maker.names()]
     rows: list[EngineRow] = []
     with progress(given.json or not sys.stderr.isatty()) as bar:

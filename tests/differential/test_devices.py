@@ -10,7 +10,9 @@ from nnhal.conformance.draw import Cell, cells
 from nnhal.runtime import discovery
 from tests.differential.drawing import DRAWS, seeds
 
-DEVICES = [found.name for found in discovery.found() if found.device is not None and found.name != "reference"]
+DEVICES = [
+    found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
+]
 
 
 def smallest(found: list[Result]) -> Result:

@@ -17,7 +17,9 @@ from nnhal.ops import OPS
 from nnhal.runtime import discovery
 from tests.differential.ends import off
 
-DEVICES = [found.name for found in discovery.found() if found.device is not None and found.name != "reference"]
+DEVICES = [
+    found.name for found in discovery.found_with_engines() if found.device is not None and found.name != "reference"
+]
 CELLS = [(name, kind) for name in FAMILIES for kind in OPS[name].types if quantised(kind)]
 LEAST = 5  # calls of an operation and type that a device that claims it at all has to run
 

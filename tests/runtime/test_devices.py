@@ -406,7 +406,10 @@ def test_drivers_are_found_by_their_names_whichever_group_they_are_of(install):
         Point("e", lambda: Named("e"), discovery.ENGINES),
         Point("s", failing(OSError("no such engine")), SAMPLE),
     )
-    assert [(f.name, f.problem) for f in discovery.found_of(["s", "e"])] == [("s", "OSError: no such engine"), ("e", "")]
+    assert [(f.name, f.problem) for f in discovery.found_of(["s", "e"])] == [
+        ("s", "OSError: no such engine"),
+        ("e", ""),
+    ]
     with pytest.raises(DeviceUnavailable, match="'x' is not known"):
         discovery.found_of(["e", "x"])
 

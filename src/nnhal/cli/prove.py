@@ -47,15 +47,19 @@ def command(devices: tuple[str, ...], every: bool, timeout: float, jobs: int, as
             _print(device, found, outcomes, choices)
     if as_json:
         common.emit(documents)
-    elif not devices and not any(to_prove(each, every=every) for each in discovery.devices()):
+    elif not devices and not any(to_prove(each, every=every) for each in _every()):
         common.console.print("no device knows several forms of an operation: there is nothing to prove")
     return ANSWER_NO if lost else 0
+
+
+def _every() -> list[Device]:
+    return [entry.device for entry in discovery.found_with_engines() if entry.device is not None]
 
 
 def _subjects(names: Sequence[str], timeout: float) -> list[tuple[Device, Subject]]:
     """The devices, and how processes of their own load them."""
     if not names:
-        known = [each for each in discovery.devices() if to_prove(each)]
+        known = [each for each in _every() if to_prove(each)]
         return [(each, Subject(device=each.name, timeout=timeout)) for each in known]
     found = []
     for name in dict.fromkeys(names):

@@ -89,6 +89,12 @@ def found() -> list[Found]:
     return sorted(map(_one, names(samples=False)), key=lambda f: (f.name == CPU, f.name))
 
 
+def found_with_engines() -> list[Found]:
+    """As `found`, with the engines before the CPU."""
+    *others, cpu = found()
+    return [*others, *found_of(engines()), cpu]
+
+
 def devices() -> list[Device]:
     """The devices that loaded, the CPU last."""
     return [f.device for f in found() if f.device is not None]
