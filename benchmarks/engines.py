@@ -185,9 +185,8 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--json", action="store_true", help="nothing but the last line")
     given = parser.parse_args()
-    devices = given.devices or [
-        f.name for f in discovery.found_with_engines() if f.device is not None and f.name != "reference"
-    ]
+    there = [each.name for each in discovery.found_with_engines() if each.device is not None]
+    devices = given.devices or [name for name in there if name != "reference"]
     names = given.names or [*zoo.names(), *maker.names()]
     rows: list[EngineRow] = []
     with progress(given.json or not sys.stderr.isatty()) as bar:
