@@ -176,6 +176,49 @@ def test_an_operation_without_a_right_form_is_not_claimed(proved: Device) -> Non
         nnhal.compile(model, devices=[proved], fallback="forbid")
 
 
+def told(state: Path, *words: str, code: int = 0) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "nnhal.cli.main", *words]
+    environment = {**os.environ, "NNHAL_STATE_DIR": str(state), "COLUMNS": "300"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LIMIT)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, Any], tmp_path: Path) -> None:
+    words = "devices", "--driver", str(DRIVER), "--no-isolation"
+    lines = [line for line in told(two[0], *words).splitlines() if line.startswith("forms: ")]
+    assert "forms: run in fast, proved on this processor: SUB of QUANT8_ASYMM" in lines
+    assert "forms: hang MUL of QUANT8_ASYMM has not ended after 2 s: run in exact" in lines
+    assert sum("off by 64 steps" in line and line.endswith(": not claimed") for line in lines) == 1
+    assert len(lines) == len(WANTED) and not any("not proved yet" in line for line in lines)
+    lines = [line for line in told(tmp_path, *words).splitlines() if line.startswith("forms: ")]
+    exact = "forms: 6 operations run in their exact form, not proved yet on this processor"
+    assert lines == [f"{exact}: nnhal prove {DRIVER}"]
+
+
+def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> None:
+    printed = told(tmp_path, "prove", str(DRIVER), "--timeout", "1", code=1)
+    rows = [line.split() for line in printed.splitlines() if " TENSOR_" in line]
+    assert {(name, kind): form for name, kind, form, *_ in rows} == {
+        key: form or "none" for key, form in WANTED.items()
+    }
+    assert "device forms: 6 proved, " in printed and (tmp_path / "proofs").exists()
+
+
+def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
+    words = "prove", str(DRIVER), "--every", "--timeout", "1", "--json"
+    (document,) = json.loads(told(tmp_path, *words, code=1))
+    found = {(o["operation"], o["type"]): (o["known"], o["form"], o["proved"]) for o in document["operations"]}
+    assert found["RELU", QUANT8] == ([""], "", True) and found["RELU", "TENSOR_FLOAT32"] == ([""], "", True)
+    assert found["SUB", QUANT8] == (["fast", "exact"], "fast", True)
+
+
+def test_a_device_that_has_nothing_to_prove_is_no_error(tmp_path: Path) -> None:
+    assert json.loads(told(tmp_path, "prove", "reference", "--json"))[0]["operations"] == []
+    assert not (tmp_path / "proofs").exists()
+
+
 @pytest.mark.parametrize("value", ["quick", "", 1, None, ["fast"]])
 def test_an_option_that_is_no_way_is_refused(unproved: Device, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"option forms is .*, must be one of proved, fast, exact"):
