@@ -214,6 +214,17 @@ def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
     assert found["SUB", QUANT8] == (["fast", "exact"], "fast", True)
 
 
+def test_single_operations_are_proved_and_what_was_found_of_others_stays(tmp_path: Path) -> None:
+    for name in ("sub", "ADD"):
+        (document,) = json.loads(told(tmp_path, "prove", str(DRIVER), "--operation", name, "--json"))
+        assert [o["operation"] for o in document["operations"]] == [name.upper()]
+    (entry,) = (
+        e for e in json.loads(told(tmp_path, "devices", "--driver", str(DRIVER), "--json")) if e["name"] == "forms"
+    )
+    assert {f["operation"] for f in entry["forms"] if f["proved"]} == {"SUB", "ADD"}
+    told(tmp_path, "prove", str(DRIVER), "--operation", "NONE", code=2)
+
+
 def test_a_device_that_has_nothing_to_prove_is_no_error(tmp_path: Path) -> None:
     assert json.loads(told(tmp_path, "prove", "reference", "--json"))[0]["operations"] == []
     assert not (tmp_path / "proofs").exists()
