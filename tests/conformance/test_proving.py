@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run
 from nnhal.conformance.proving.hard import FAMILIES, hard_calls
-from nnhal.conformance.proving.run import ProofOutcome, found_by
+from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
 from nnhal.drivers.reference import Reference
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
@@ -379,14 +380,14 @@ def test_a_proof_that_is_interrupted_leaves_no_record(tmp_path: Path) -> None:
     assert not (state / "proofs").exists()
 
 
-def test_what_another_proof_found_stays(two: tuple[Path, Any], proved: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnhal.conformance.proving.run import keep
-
-    assert proved.proofs is not None
-    before = recall(proved.proofs.identity)
-    keep(proved, {("RELU", F32): Proved("")})
-    assert recall(proved.proofs.identity) == {**before, ("RELU", F32): Proved("")}
-    keep(proved, before)
+def test_what_another_proof_found_stays(two: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(two[0], tmp_path / "state")
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    device = discovery.load_driver(DRIVER)
+    assert device.proofs is not None
+    before = recall(device.proofs.identity)
+    keep(device, {("RELU", F32): Proved("")})
+    assert len(before) == len(WANTED) and recall(device.proofs.identity) == {**before, ("RELU", F32): Proved("")}
 
 
 class Failing(Reference):
