@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from nnhal import serve
 from nnhal.base import cores
 from nnhal.base.cores import share_of_time, usable_cores
+from nnhal.hal import blobcache, proofs
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -76,3 +78,11 @@ def test_usable_are_those_allowed_within_the_quota_rounded_down_and_at_least_one
 
 def test_this_machine_has_at_least_one() -> None:
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_a_driver_process_looks_at_the_quota_before_it_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobcache, "open_ahead", lambda _: None)
+    monkeypatch.setattr(proofs, "open_ahead", lambda: None)
+    cores._share.cache_clear()
+    serve.look_ahead("any")
+    assert cores._share.cache_info().currsize == 1

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidArgument, OperationFailed
 from nnhal.conformance.differential import arrays_of, judge, kernel_outputs, model_of, run
 from nnhal.conformance.proving.hard import FAMILIES, hard_calls
-from nnhal.conformance.proving.run import ProofOutcome, found_by
+from nnhal.conformance.proving.run import ProofOutcome, found_by, keep
 from nnhal.drivers.reference import Reference
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
@@ -176,6 +177,60 @@ def test_an_operation_without_a_right_form_is_not_claimed(proved: Device) -> Non
         nnhal.compile(model, devices=[proved], fallback="forbid")
 
 
+def told(state: Path, *words: str, code: int = 0) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "nnhal.cli.main", *words]
+    environment = {**os.environ, "NNHAL_STATE_DIR": str(state), "COLUMNS": "300"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LIMIT)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_devices_says_which_forms_run_and_why_no_faster_ones(two: tuple[Path, Any], tmp_path: Path) -> None:
+    words = "devices", "--driver", str(DRIVER), "--no-isolation"
+    lines = [line for line in told(two[0], *words).splitlines() if line.startswith("forms: ")]
+    assert "forms: run in fast, proved on this processor: SUB of QUANT8_ASYMM" in lines
+    assert "forms: hang MUL of QUANT8_ASYMM has not ended after 2 s: run in exact" in lines
+    assert sum("off by 64 steps" in line and line.endswith(": not claimed") for line in lines) == 1
+    assert len(lines) == len(WANTED) and not any("not proved yet" in line for line in lines)
+    lines = [line for line in told(tmp_path, *words).splitlines() if line.startswith("forms: ")]
+    exact = "forms: 6 operations run in their exact form, not proved yet on this processor"
+    assert lines == [f"{exact}: nnhal prove {DRIVER}"]
+
+
+def test_prove_prints_a_row_for_each_operation_with_a_choice(tmp_path: Path) -> None:
+    printed = told(tmp_path, "prove", str(DRIVER), "--timeout", "1", code=1)
+    rows = [line.split() for line in printed.splitlines() if " TENSOR_" in line]
+    assert {(name, kind): form for name, kind, form, *_ in rows} == {
+        key: form or "none" for key, form in WANTED.items()
+    }
+    assert "device forms: 6 proved, " in printed and (tmp_path / "proofs").exists()
+
+
+def test_every_also_looks_at_operations_of_one_form(tmp_path: Path) -> None:
+    words = "prove", str(DRIVER), "--every", "--timeout", "1", "--json"
+    (document,) = json.loads(told(tmp_path, *words, code=1))
+    found = {(o["operation"], o["type"]): (o["known"], o["form"], o["proved"]) for o in document["operations"]}
+    assert found["RELU", QUANT8] == ([""], "", True) and found["RELU", "TENSOR_FLOAT32"] == ([""], "", True)
+    assert found["SUB", QUANT8] == (["fast", "exact"], "fast", True)
+
+
+def test_single_operations_are_proved_and_what_was_found_of_others_stays(tmp_path: Path) -> None:
+    for name in ("sub", "ADD"):
+        (document,) = json.loads(told(tmp_path, "prove", str(DRIVER), "--operation", name, "--json"))
+        assert [o["operation"] for o in document["operations"]] == [name.upper()]
+    (entry,) = (
+        e for e in json.loads(told(tmp_path, "devices", "--driver", str(DRIVER), "--json")) if e["name"] == "forms"
+    )
+    assert {f["operation"] for f in entry["forms"] if f["proved"]} == {"SUB", "ADD"}
+    told(tmp_path, "prove", str(DRIVER), "--operation", "NONE", code=2)
+
+
+def test_a_device_that_has_nothing_to_prove_is_no_error(tmp_path: Path) -> None:
+    assert json.loads(told(tmp_path, "prove", "reference", "--json"))[0]["operations"] == []
+    assert not (tmp_path / "proofs").exists()
+
+
 @pytest.mark.parametrize("value", ["quick", "", 1, None, ["fast"]])
 def test_an_option_that_is_no_way_is_refused(unproved: Device, value: Any) -> None:
     with pytest.raises(InvalidArgument, match=r"option forms is .*, must be one of proved, fast, exact"):
@@ -325,14 +380,14 @@ def test_a_proof_that_is_interrupted_leaves_no_record(tmp_path: Path) -> None:
     assert not (state / "proofs").exists()
 
 
-def test_what_another_proof_found_stays(two: tuple[Path, Any], proved: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnhal.conformance.proving.run import keep
-
-    assert proved.proofs is not None
-    before = recall(proved.proofs.identity)
-    keep(proved, {("RELU", F32): Proved("")})
-    assert recall(proved.proofs.identity) == {**before, ("RELU", F32): Proved("")}
-    keep(proved, before)
+def test_what_another_proof_found_stays(two: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(two[0], tmp_path / "state")
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    device = discovery.load_driver(DRIVER)
+    assert device.proofs is not None
+    before = recall(device.proofs.identity)
+    keep(device, {("RELU", F32): Proved("")})
+    assert len(before) == len(WANTED) and recall(device.proofs.identity) == {**before, ("RELU", F32): Proved("")}
 
 
 class Failing(Reference):

@@ -134,6 +134,16 @@ def test_many_processes_at_once_leave_a_record_that_is_one_of_theirs() -> None:
     assert seen <= {who * 50 for who in "abc"} and recall(ME)
 
 
+def test_of_processes_that_prove_other_operations_at_once_all_findings_stay() -> None:
+    program = (
+        "import sys; from nnhal.hal.proofs import *; from nnhal.hal.choices import Proved\n"
+        f"for n in range(30): remember({ME!r}, {{(sys.argv[1], n): Proved('')}})"
+    )
+    started = [subprocess.Popen([sys.executable, "-c", program, who]) for who in "abc"]
+    assert [each.wait() for each in started] == [0, 0, 0]
+    assert recall(ME) == {(who, n): Proved("") for who in "abc" for n in range(30)}
+
+
 def test_a_process_that_will_be_confined_reads_ahead_and_writes_nothing() -> None:
     remember(ME, FOUND)
     program = (

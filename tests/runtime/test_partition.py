@@ -42,6 +42,15 @@ def test_every_choice_says_why_and_why_not():
     assert choice.others == {"slow": "states 1 of the CPU's time", "picky": "too small"}
 
 
+def test_a_choice_tells_what_the_chosen_device_says_of_an_operation_that_it_takes():
+    slow, fast = offer("slow", 1.0, "yy"), offer("fast", 0.1, "yy")
+    told = replace(fast, verdicts=[Verdict(True, "run in float32"), Verdict(True)])
+    other = replace(slow, verdicts=[Verdict(True, "as ever"), Verdict(True)])
+    first, second = partition(chain(2), [other, told]).choices
+    assert first.reason == "states 0.1 of the CPU's time, the best; run in float32"
+    assert second.reason == "states 0.1 of the CPU's time, the best"
+
+
 def test_what_one_device_refuses_goes_to_the_other_and_transfers_are_counted():
     found = partition(chain(3), [offer("fast", 0.1, "yny"), offer("cpu", 1.0, "yyy")])
     assert [s.device for s in found.steps] == ["fast", "cpu", "fast"]

@@ -9,7 +9,7 @@ import click
 
 from nnhal.base.codes import type_name
 from nnhal.base.cores import usable_cores
-from nnhal.base.names import is_path
+from nnhal.base.names import is_path, meant
 from nnhal.cli import common
 from nnhal.cli.judged import followed
 from nnhal.cli.main import ANSWER_NO
@@ -17,16 +17,20 @@ from nnhal.conformance.proving.run import ProofOutcome, found_by, keep, run_proo
 from nnhal.conformance.subject import TIMEOUT, Subject
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
+from nnhal.ops import OPS
 from nnhal.runtime import discovery
 
 
 @click.command("prove")
 @click.argument("devices", nargs=-1, metavar="[DEVICE]...")
 @click.option("--every", is_flag=True, help="Also operations that a device knows one form of.")
+@click.option("--operation", "operations", multiple=True, help="Only this operation; may be repeated.")
 @click.option("--timeout", default=TIMEOUT, show_default=True, help="Seconds until what the driver is asked has hung.")
 @click.option("--jobs", type=click.IntRange(1), default=usable_cores(), show_default=True)
 @common.json_option
-def command(devices: tuple[str, ...], every: bool, timeout: float, jobs: int, as_json: bool) -> int:
+def command(
+    devices: tuple[str, ...], every: bool, operations: tuple[str, ...], timeout: float, jobs: int, as_json: bool
+) -> int:
     """Run each form of each operation of DEVICEs on hard calls, and remember the fastest that is right on this processor.
 
     DEVICE: a name, or the file or package of a driver; by default all that know several forms of an operation. Until this
@@ -34,7 +38,7 @@ def command(devices: tuple[str, ...], every: bool, timeout: float, jobs: int, as
     """
     documents, lost = [], False
     for device, subject in _subjects(devices, timeout):
-        choices = to_prove(device, every=every)
+        choices = _chosen(to_prove(device, every=every), operations)
         ran = followed(run_proofs(subject, choices, jobs), "forms", "forms of", device.name, as_json)
         outcomes: list[ProofOutcome] = ran.outcomes
         found = found_by(outcomes, choices)
@@ -54,6 +58,15 @@ def command(devices: tuple[str, ...], every: bool, timeout: float, jobs: int, as
 
 def _every() -> list[Device]:
     return [entry.device for entry in discovery.found_with_engines() if entry.device is not None]
+
+
+def _chosen(choices: Sequence[FormChoice], operations: Sequence[str]) -> Sequence[FormChoice]:
+    """Those of these operations, of all where none is named; a UsageError names one that there is none of."""
+    wanted = {name.upper() for name in operations}
+    for name in wanted:
+        if name not in OPS:
+            raise click.BadParameter(f"there is no operation {name!r}{meant(name, OPS)}", param_hint="--operation")
+    return [choice for choice in choices if not wanted or choice.operation in wanted]
 
 
 def _subjects(names: Sequence[str], timeout: float) -> list[tuple[Device, Subject]]:

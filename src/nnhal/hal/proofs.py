@@ -15,7 +15,7 @@ from nnhal.base.answers import shown
 from nnhal.base.descriptors import Owner
 from nnhal.base.errors import ContractBroken, OperationFailed
 from nnhal.base.log import logger
-from nnhal.base.private import private_file, private_folder
+from nnhal.base.private import locked, private_file, private_folder
 from nnhal.hal.cache.tokens import state_folder
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
@@ -74,14 +74,16 @@ def _found_in(file: Owner, identity: bytes) -> dict[tuple[str, int], Proved]:
 
 
 def remember(identity: bytes, found: Findings) -> None:
-    """Keep what was proved, all of it in one write. OperationFailed where that cannot be."""
+    """Keep what was proved beside what was before, all of it in one write. OperationFailed where that cannot be."""
     import json
 
     from nnhal.hal.blobcache import BlobCache, opened
 
-    rows = [[operation, kind, *finding] for (operation, kind), finding in found.items()]
     try:
-        kept = BlobCache(opened(FILE), identity).put(KEY, json.dumps(rows).encode())
+        file = opened(FILE)
+        locked(file.fds[0])  # until it is closed: of two that prove other operations both stay
+        rows = [[*key, *proved] for key, proved in {**_found_in(file, identity), **found}.items()]
+        kept = BlobCache(file, identity).put(KEY, json.dumps(rows).encode())
     except OSError as error:
         where = f" {error.filename}:" if error.filename else ""
         raise OperationFailed(f"what was proved is not kept:{where} {error.strerror or error}") from None

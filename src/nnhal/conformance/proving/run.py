@@ -16,7 +16,7 @@ from nnhal.conformance.subject import Bundle, Subject
 from nnhal.conformance.suite import fate_of
 from nnhal.hal.choices import FormChoice, Proved
 from nnhal.hal.device import Device
-from nnhal.hal.proofs import choices_of, recall, remember
+from nnhal.hal.proofs import choices_of, remember
 
 VERDICTS = "passed", "failed", "crashed", "hung", "unsupported"
 
@@ -113,8 +113,8 @@ def _named(outcome: ProofOutcome) -> str:
 
 
 def keep(device: Device, found: Mapping[tuple[str, int], Proved]) -> None:
-    """Remember what was found, beside what was before. OperationFailed where that cannot be written."""
+    """Remember what was found. OperationFailed where that cannot be written."""
     proofs = device.cached_as.proofs
     if proofs is None:
         raise InvalidArgument(f"device {device.name}: has no forms to prove")
-    remember(proofs.identity, {**recall(proofs.identity), **found})
+    remember(proofs.identity, found)

@@ -9,15 +9,15 @@ import numpy as np
 
 from nnhal.base.answers import may_be_own
 from nnhal.base.codes import type_name
-from nnhal.base.errors import InvalidArgument, NnhalError, told
+from nnhal.base.errors import ContractBroken, DriverFailed, InvalidArgument, NnhalError, told
 from nnhal.base.operands import Array, quantised
-from nnhal.conformance.differential import arrays_of, judge, model_of, run
+from nnhal.conformance.differential import Outputs, arrays_of, judge, model_of, run
 from nnhal.conformance.draw import Call
 from nnhal.conformance.proving.hard import hard_calls
 from nnhal.conformance.proving.run import FormItem, ProofOutcome
 from nnhal.conformance.worker import Worker, serve_with
 from nnhal.hal.claims import considered_by
-from nnhal.hal.device import Device, Hints, prepared_by
+from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.runtime import discovery
 
 MOST = 200  # characters of what an engine said
@@ -118,14 +118,30 @@ def compared(device: Device, call: Call, worst: Wrong, at: Callable[[str], objec
         at("prepare")
         theirs = held.enter_context(closing(prepared_by(device, model, claims.hints(hints))))
         at("run")
-        actual = run(theirs, arrays_of(call))
+        actual = _run(theirs, call)
         at("reference")
         mine = held.enter_context(closing(prepared_by(discovery.cpu(), model, Hints())))
-        wanted = run(mine, arrays_of(call))
+        wanted = _run(mine, call)
+    if isinstance(actual, NnhalError):
+        if isinstance(wanted, NnhalError):
+            return ""
+        raise actual
+    if isinstance(wanted, NnhalError):
+        raise ContractBroken(f"it runs, must fail: {wanted}")
     problem = judge(call, wanted, actual, device.relaxations)
     if problem:
         worst.note(call, problem, wanted, actual)
     return ""
+
+
+def _run(prepared: Prepared, call: Call) -> Outputs | NnhalError:
+    """What comes out, or the error where a driver may fail as the definition does."""
+    try:
+        return run(prepared, arrays_of(call))
+    except (DriverFailed, ContractBroken):
+        raise
+    except NnhalError as error:
+        return error
 
 
 def main() -> None:
