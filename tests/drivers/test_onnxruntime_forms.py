@@ -81,7 +81,7 @@ def executed(built: Built, path: Path) -> list[str]:
     """The operators that the engine makes of a graph."""
     import onnx  # noqa: TID251
 
-    options = session.options(built, 1)
+    options, _ = session.options(built, 1)
     options.optimized_model_filepath = str(path)
     session.engine().InferenceSession(built.model, options, [session.CPU])
     return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]

@@ -46,29 +46,29 @@ def _imported() -> None:
     import onnxruntime  # noqa: F401, TID251
 
 
-def options(built: Built, threads: int) -> Any:
+def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
     """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
-    integer kernels saturate on some processors. Constants are read where they lie, for as long as the options live.
+    integer kernels saturate on some processors. Also the constants, which are read where they lie for as long as they live.
     """
     ort = engine()
     found = ort.SessionOptions()
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
-    found.nnhal_weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
-    if built.arrays:
-        found.add_external_initializers(list(built.arrays), found.nnhal_weights)
-    return found
+    weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
+    if weights:
+        found.add_external_initializers(list(built.arrays), weights)
+    return found, weights
 
 
 def session(built: Built, threads: int, provider: str) -> Any:
     """The engine's session."""
-    how = options(built, threads)
+    how, weights = options(built, threads)
     try:
         made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
     except Exception as error:
         raise OperationFailed(f"onnxruntime: the model cannot be prepared: {error}") from error
-    made.nnhal_options = how
+    made.nnhal_weights = weights
     return made
 
 
