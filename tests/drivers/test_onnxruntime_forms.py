@@ -87,9 +87,11 @@ def executed(built: Built, path: Path) -> list[str]:
     return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
 
 
-@pytest.mark.parametrize("how", ["conv_2d", "fully_connected"])
-def test_the_engine_makes_no_integer_kernel_of_the_exact_form(tmp_path: Path, how: str) -> None:
-    model, _ = layer("TENSOR_QUANT8_ASYMM_SIGNED", how)
+@pytest.mark.parametrize(("kind", "how", "by_channel"), CASES)
+def test_the_engine_makes_no_integer_kernel_of_the_exact_form(
+    tmp_path: Path, kind: str, how: str, by_channel: bool
+) -> None:
+    model, _ = layer(kind, how, by_channel=by_channel)
     kinds = executed(lowered(model, FORMS[1]), tmp_path / "optimised.onnx")
     assert {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul"} & set(kinds)
     assert not [kind for kind in kinds if "Integer" in kind or kind.startswith(("QLinear", "QGemm"))]
