@@ -12,9 +12,8 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers import onnxruntime as driver
 from nnhal.drivers import reference
 from nnhal.drivers.kit import Forms
+from nnhal.drivers.kit.onnx import TABLE, Built, OnnxGraph, OnnxTask
 from nnhal.drivers.onnxruntime import session
-from nnhal.drivers.onnxruntime.graph import Built, OnnxGraph, OnnxTask
-from nnhal.drivers.onnxruntime.lowering import TABLE
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
 from tests import requests

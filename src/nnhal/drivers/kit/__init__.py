@@ -6,6 +6,7 @@
 | `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `movement.py` | where elements go: orders of dimensions, places, parts, shares |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
+| `onnx/` | a model as ONNX, for engines that take that |
 | `quiet.py` | an engine's lines kept off stderr |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `sums.py` | how great sums of products become |

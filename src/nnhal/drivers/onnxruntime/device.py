@@ -9,9 +9,8 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
-from nnhal.drivers.onnxruntime.graph import OnnxGraph, OnnxTask
+from nnhal.drivers.kit.onnx import TABLE, OnnxGraph, OnnxTask
 from nnhal.drivers.onnxruntime.kept import restore
-from nnhal.drivers.onnxruntime.lowering import TABLE
 from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict

@@ -12,7 +12,7 @@ import numpy as np
 from nnhal.base.errors import OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Array
-from nnhal.drivers.onnxruntime.graph import Built
+from nnhal.drivers.kit.onnx import Built
 from nnhal.hal.cache.files import CacheContent
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
+from nnhal.drivers.kit.onnx import Built
 from nnhal.drivers.kit.quiet import without_lines
-from nnhal.drivers.onnxruntime.graph import Built
 from nnhal.drivers.onnxruntime.kept import save
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
