@@ -13,9 +13,9 @@ from nnhal.base.codes import OperandType
 from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.drivers import onnxruntime
+from nnhal.drivers.kit.onnx import TABLE, Built, OnnxGraph, OnnxTask
+from nnhal.drivers.kit.onnx.graph import EXTERNAL
 from nnhal.drivers.onnxruntime import session
-from nnhal.drivers.onnxruntime.graph import EXTERNAL, Built, OnnxGraph, OnnxTask
-from nnhal.drivers.onnxruntime.lowering import TABLE
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model

@@ -12,9 +12,8 @@ from nnhal.base.operands import ChannelQuant
 from nnhal.drivers import onnxruntime as driver
 from nnhal.drivers import reference
 from nnhal.drivers.kit import Forms
+from nnhal.drivers.kit.onnx import TABLE, Built, OnnxGraph, OnnxTask
 from nnhal.drivers.onnxruntime import session
-from nnhal.drivers.onnxruntime.graph import Built, OnnxGraph, OnnxTask
-from nnhal.drivers.onnxruntime.lowering import TABLE
 from nnhal.hal.device import Device, Hints, prepared_by
 from nnhal.model.graph import Model
 from tests import requests
@@ -81,15 +80,17 @@ def executed(built: Built, path: Path) -> list[str]:
     """The operators that the engine makes of a graph."""
     import onnx  # noqa: TID251
 
-    options = session.options(built, 1)
+    options, _ = session.options(built, 1)
     options.optimized_model_filepath = str(path)
     session.engine().InferenceSession(built.model, options, [session.CPU])
     return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
 
 
-@pytest.mark.parametrize("how", ["conv_2d", "fully_connected"])
-def test_the_engine_makes_no_integer_kernel_of_the_exact_form(tmp_path: Path, how: str) -> None:
-    model, _ = layer("TENSOR_QUANT8_ASYMM_SIGNED", how)
+@pytest.mark.parametrize(("kind", "how", "by_channel"), CASES)
+def test_the_engine_makes_no_integer_kernel_of_the_exact_form(
+    tmp_path: Path, kind: str, how: str, by_channel: bool
+) -> None:
+    model, _ = layer(kind, how, by_channel=by_channel)
     kinds = executed(lowered(model, FORMS[1]), tmp_path / "optimised.onnx")
     assert {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul"} & set(kinds)
     assert not [kind for kind in kinds if "Integer" in kind or kind.startswith(("QLinear", "QGemm"))]

@@ -7,6 +7,7 @@
 | `movement.py` | where elements go: orders of dimensions, places, parts, shares |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
 | `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
+| `onnx/` | a model as ONNX, for engines that take that |
 | `quiet.py` | an engine's lines kept off stderr |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `sums.py` | how great sums of products become |

@@ -9,9 +9,10 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
-from nnhal.drivers.onnxruntime.graph import OnnxGraph, OnnxTask
-from nnhal.drivers.onnxruntime.lowering import TABLE
+from nnhal.drivers.kit.onnx import TABLE, OnnxGraph, OnnxTask
+from nnhal.drivers.onnxruntime.kept import restore
 from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Prepared, Verdict
 from nnhal.model.graph import Model
 
@@ -45,17 +46,26 @@ class OnnxRuntime(Device):
         return TABLE.consider(model, OnnxGraph(model), OnnxTask, self.forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        provider = _provider(hints)
-        threads = hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        settings = _threads(hints), _provider(hints)
 
         def make(known: Model) -> OnnxSession:
             graph = kept_graph(hints, OnnxGraph) if known is model else None
             if graph is None:
                 graph = OnnxGraph(known)
                 TABLE.lower(known, partial(OnnxTask, graph), self.forms)
-            return OnnxSession(graph.finish(), threads, provider)
+            return OnnxSession(graph.finish(), *settings)
 
         return for_each_shape(model, make, reference.Interpreter)
+
+    def number_of_cache_files(self) -> CacheFiles:
+        return CacheFiles(model=1, data=1)
+
+    def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
+        return OnnxSession(restore(files), _threads(hints), _provider(hints))
+
+
+def _threads(hints: Hints) -> int:
+    return hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def _provider(hints: Hints) -> str:

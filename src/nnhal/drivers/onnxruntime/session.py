@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit import Member, Team
+from nnhal.drivers.kit.onnx import Built
 from nnhal.drivers.kit.quiet import without_lines
-from nnhal.drivers.onnxruntime.graph import Built
+from nnhal.drivers.onnxruntime.kept import save
+from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
@@ -25,15 +28,22 @@ _COLOUR = b"\x1b["  # with which a line of the engine's begins
 
 @cache
 def engine() -> Any:
-    """ONNX Runtime, told to be silent; DeviceUnavailable where it, or what writes its models, is not installed."""
+    """ONNX Runtime, told to be silent; DeviceUnavailable where it, or what writes its models, is not installed.
+
+    That is imported where it writes one: it takes longer than the engine.
+    """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # looked at when it is imported
     try:
         without_lines(_imported, lambda line, whole: line.startswith(_COLOUR) and (b"onnxruntime" in line or not whole))
         import onnxruntime  # noqa: TID251
-    except ImportError as error:
+
+        if find_spec("onnx") is None:
+            raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
+    except (ImportError, ValueError) as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # an extension makes this of one while it is initialised
             raise error.__cause__ from None
-        what = f"onnxruntime: {error.name or 'it'} is not there ({error})"
+        missing = getattr(error, "name", None) or "onnx"
+        what = f"onnxruntime: {missing} is not there ({error})"
         raise DeviceUnavailable(f"{what}, install it with: pip install 'nnhal[onnxruntime]'") from error
     onnxruntime.disable_telemetry_events()
     onnxruntime.set_default_logger_severity(4)  # what goes wrong is raised too
@@ -42,33 +52,32 @@ def engine() -> Any:
 
 def _imported() -> None:
     """It looks for devices where a confined process may not, and says so."""
-    import onnx  # noqa: F401, TID251
     import onnxruntime  # noqa: F401, TID251
 
 
-def options(built: Built, threads: int) -> Any:
+def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
     """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
-    integer kernels saturate on some processors. Constants are read where they lie, for as long as the options live.
+    integer kernels saturate on some processors. Also the constants, which are read where they lie for as long as they live.
     """
     ort = engine()
     found = ort.SessionOptions()
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
-    found.nnhal_weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
-    if built.arrays:
-        found.add_external_initializers(list(built.arrays), found.nnhal_weights)
-    return found
+    weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
+    if weights:
+        found.add_external_initializers(list(built.arrays), weights)
+    return found, weights
 
 
 def session(built: Built, threads: int, provider: str) -> Any:
     """The engine's session."""
-    how = options(built, threads)
+    how, weights = options(built, threads)
     try:
         made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
     except Exception as error:
         raise OperationFailed(f"onnxruntime: the model cannot be prepared: {error}") from error
-    made.nnhal_options = how
+    made.nnhal_weights = weights
     return made
 
 
@@ -109,7 +118,7 @@ class OnnxSession(Prepared):
 
     def __init__(self, built: Built, threads: int, provider: str) -> None:
         made = session(built, threads, provider)
-        self._in_place = sum(array.nbytes for array in built.arrays.values())
+        self._built = built
         self._team: Team[BoundMemory] | None = Team(partial(BoundMemory, made, built), "onnxruntime: bindings")
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -149,7 +158,11 @@ class OnnxSession(Prepared):
 
     def memory(self) -> MemoryUse:
         """How much the engine packs and how large its arenas are, it does not tell."""
-        return MemoryUse(weights_in_place=self._in_place)
+        return MemoryUse(weights_in_place=sum(array.nbytes for array in self._built.arrays.values()))
+
+    def save(self, files: CacheContent) -> bool:
+        save(self._built, files)
+        return True
 
     def close(self) -> None:
         self._team = None

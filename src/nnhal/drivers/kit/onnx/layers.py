@@ -9,8 +9,7 @@ from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
 from nnhal.drivers.kit import bounds, product_scales, stored_bounds, window
 from nnhal.drivers.kit.movement import interpolation, nearest
-from nnhal.drivers.kit.sums import greatest_sum, reach, require_32_bits, require_exact
-from nnhal.drivers.onnxruntime.graph import (
+from nnhal.drivers.kit.onnx.graph import (
     FLOATS,
     QUANTS,
     SIGN,
@@ -19,7 +18,8 @@ from nnhal.drivers.onnxruntime.graph import (
     require_known,
     zero_point,
 )
-from nnhal.drivers.onnxruntime.shapes import padded
+from nnhal.drivers.kit.onnx.shapes import padded
+from nnhal.drivers.kit.sums import greatest_sum, reach, require_32_bits, require_exact
 from nnhal.ops.common import ACTIVATION_RANGE
 from nnhal.ops.schema import F32, Q8, Q8PC, Q8S
 from nnhal.ops.transposed import cut, spread

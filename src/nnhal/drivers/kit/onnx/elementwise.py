@@ -3,7 +3,7 @@
 import numpy as np
 
 from nnhal.base.codes import Activation
-from nnhal.drivers.onnxruntime.graph import FLOATS, MOVED, QUANTS, OnnxTask, engine_dtype, entry
+from nnhal.drivers.kit.onnx.graph import FLOATS, MOVED, QUANTS, OnnxTask, engine_dtype, entry
 from nnhal.ops.common import ACTIVATION_RANGE, decode
 from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
 

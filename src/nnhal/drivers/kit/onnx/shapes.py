@@ -3,7 +3,7 @@
 import numpy as np
 
 from nnhal.drivers.kit.movement import FAR, mirrored, picked, regrouped
-from nnhal.drivers.onnxruntime.graph import FLOATS, MOVED, SIGN, OnnxTask, engine_dtype, entry, zero_point
+from nnhal.drivers.kit.onnx.graph import FLOATS, MOVED, SIGN, OnnxTask, engine_dtype, entry, zero_point
 from nnhal.ops.schema import B8, Q8S
 
 

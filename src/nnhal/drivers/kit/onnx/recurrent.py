@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
-from nnhal.drivers.onnxruntime.graph import FLOATS, OnnxTask, entry
+from nnhal.drivers.kit.onnx.graph import FLOATS, OnnxTask, entry
 from nnhal.ops.lstm import EPSILON
 
 MOST_STEPS = 64  # that are written one by one

@@ -1,0 +1,51 @@
+"""What is kept of a compilation: the ONNX model, how it meets the NNAPI model, and constants that are not the model's own.
+
+It is the graph as it was written, not as the engine's optimiser left it: that can only be had as a file by its path, which a
+confined process may not write.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.errors import OperationFailed
+from nnhal.base.memory import Memory
+from nnhal.base.operands import Array
+from nnhal.drivers.kit.onnx import Built
+from nnhal.hal.cache.files import CacheContent
+
+
+def save(built: Built, files: CacheContent) -> None:
+    """Constants in the model's pools stay where they are."""
+    (model,), (data,) = files.model, files.data
+    numbers = {id(pool): n for n, pool in enumerate(files.pools)}
+    arrays: dict[str, Any] = {}
+    for name, array in built.arrays.items():
+        home = Memory.of(array) if array.flags.c_contiguous else None
+        number = numbers.get(id(home[0])) if home else None
+        arrays[name] = array.dtype.str, array.shape, number, home[1] if home else 0
+        if number is None:
+            data[name] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    inputs = [(number, name, np.dtype(dtype).str, shape) for number, name, dtype, shape in built.inputs]
+    outputs = [(name, np.dtype(dtype).str, shape) for name, dtype, shape in built.outputs]
+    model["graph"] = built.model
+    model["facts"] = json.dumps({"inputs": inputs, "outputs": outputs, "arrays": arrays}).encode()
+
+
+def restore(files: CacheContent) -> Built:
+    """What was kept. OperationFailed where the model's pools are others than then."""
+    (model,), (data,) = files.model, files.data
+    facts: dict[str, Any] = json.loads(bytes(model["facts"]))
+    arrays: dict[str, Array] = {}
+    for name, (dtype, shape, number, offset) in facts["arrays"].items():
+        if number is None:
+            arrays[name] = np.frombuffer(bytes(data[name]), dtype).reshape(shape)
+        elif number >= len(files.pools):
+            raise OperationFailed("onnxruntime: the model's memory is another than when this was kept")
+        else:
+            size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            arrays[name] = files.pools[number].view(offset, size, dtype, tuple(shape))
+    inputs = tuple((number, name, np.dtype(dtype), tuple(shape)) for number, name, dtype, shape in facts["inputs"])
+    outputs = tuple((name, np.dtype(dtype), tuple(shape)) for name, dtype, shape in facts["outputs"])
+    return Built(bytes(model["graph"]), inputs, outputs, arrays)
