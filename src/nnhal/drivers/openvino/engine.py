@@ -132,8 +132,9 @@ class Instance(Member):
         start = time.monotonic_ns()
         try:
             if control.bounded:
-                with control.on_cancel(self._request.cancel):
-                    self._infer()
+                with control.on_cancel(self._request.cancel):  # which ends what was started, and not `infer`
+                    self._request.start_async()
+                    self._request.wait()
             else:
                 self._infer()
         except RuntimeError as error:

@@ -152,8 +152,7 @@ def numbers(t: Task, x: Node) -> Node:
 def saturated(t: Task, x: Node, low: int, high: int) -> Node:
     """Whole numbers of a small range, in float32."""
     if t.o.dtype(x) == np.float32:
-        within = t.o.clamp(numbers(t, x), float(low), float(high))
-        return t.op("select", t.op("less", within, t.f32(0)), t.op("ceiling", within), t.op("floor", within))
+        return t.truncated(t.o.clamp(numbers(t, x), float(low), float(high)))
     whole = t.op("minimum", t.graph.converted(x, np.int32), t.constant(high, np.int32))
     return t.o.convert(t.op("maximum", whole, t.constant(low, np.int32)), np.float32)
 

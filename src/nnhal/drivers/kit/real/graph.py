@@ -191,6 +191,10 @@ class Task(LoweringTask):
         """Where the elements are NaN."""
         return self.op("not_equal", x, x)
 
+    def truncated(self, x: Node) -> Node:
+        """Numbers without what is behind the point."""
+        return self.op("select", self.op("less", x, self.f32(0)), self.op("ceiling", x), self.op("floor", x))
+
     def part(self, x: Node, axis: int, start: int, end: int, step: int = 1) -> Node:
         """A part of one dimension; an end of -1 behind a negative step is before the first element."""
         return self.o.slice(x, [start], [end if end >= 0 else -(2**31)], [step], [axis])

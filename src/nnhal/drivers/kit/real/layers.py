@@ -1,11 +1,13 @@
 """Entries of layers: convolutions, matrix products, pooling, normalisations, resizing.
 
 A quantised layer sums up integers in float32, which is exact up to 2**24. Where sums may leave that, weights are taken
-apart into tens and units to the base of 16: two sums, each exact, of which the total is rounded once.
+apart into tens and units to the base of 16, and numbers too where that is not enough: some sums, each exact, of which the
+total is rounded once.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -41,15 +43,46 @@ def greatest_sum(x: Value, weights: Value, axis: int) -> float:
     return float(np.abs(factors).reshape(len(factors), -1).sum(1, dtype=np.float64).max()) * reach(x)
 
 
-def exact_sum(t: Task, x: Node, weights: Node, most: float, product: Sum) -> Node:
-    """Sums of products of integers, each exact; the total is rounded once at most."""
+def exact_sums(t: Task, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
+    """Sums of products of integers, each exact: one, or those to be multiplied by 16 or 256 before it.
+
+    most: what the whole may come to; count: how many products there are.
+    """
     if most < EXACT:
-        return guarded(t, product(x, weights))
-    t.require(most < EXACT * BASE, f"sums of products may reach {most:g}, float32 holds integers to {EXACT:g}")
-    tens = t.op("floor", t.op("divide", weights, t.f32(BASE)))
-    units = t.op("subtract", weights, t.op("multiply", tens, t.f32(BASE)))
-    high, low = guarded(t, product(x, tens)), guarded(t, product(x, units))
-    return t.op("add", t.op("multiply", high, t.f32(BASE)), low)
+        return [guarded(t, product(x, weights))]
+    tens, units = digits(t, weights)
+    if count * reach_x * BASE < EXACT:
+        return [guarded(t, product(x, tens)), guarded(t, product(x, units))]
+    t.require(2 * count * BASE**2 < EXACT, f"float32 does not hold sums of {count} products of 8 bits, however split")
+    high, low = digits(t, x)
+    middle = t.op("add", guarded(t, product(high, units)), guarded(t, product(low, tens)))
+    return [guarded(t, product(high, tens)), middle, guarded(t, product(low, units))]
+
+
+def digits(t: Task, x: Node) -> tuple[Node, Node]:
+    """Integers as tens and units to the base of 16, both with the sign of the whole."""
+    tens = t.truncated(t.op("multiply", x, t.f32(1 / BASE)))
+    return tens, t.op("subtract", x, t.op("multiply", tens, t.f32(BASE)))
+
+
+def bias_digits(t: Task, count: int) -> list[Node]:
+    """The integers of the bias, as digits for so many sums."""
+    known, found = t.a.bias.data, []
+    rest = t.o.convert(t.stored("bias"), np.float32) if known is None else np.asarray(known, np.float64)
+    for _ in range(count - 1):
+        if known is None:
+            rest, units = digits(t, rest)
+        else:
+            whole = rest
+            rest = np.trunc(whole / BASE)
+            units = t.constant(whole - rest * BASE, np.float32)
+        found.append(units)
+    return [*found, rest if known is None else t.constant(rest, np.float32)][::-1]
+
+
+def total(t: Task, sums: Sequence[Node]) -> Node:
+    """The number of these digits."""
+    return reduce(lambda high, low: t.op("add", t.op("multiply", high, t.f32(BASE)), low), sums)
 
 
 def guarded(t: Task, sums: Node) -> Node:
@@ -71,13 +104,14 @@ def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: boo
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
-    most = greatest_sum(x, weights, axis)
-    total = exact_sum(t, t.graph.steps(t.place("input")), t.graph.steps(t.place(name)), most, product)
-    total = t.op("add", total, shaped(t.o.convert(t.stored("bias"), np.float32)))
+    most, count = greatest_sum(x, weights, axis), math.prod(weights.known) // weights.known[axis]
+    steps = t.graph.steps(t.place("input")), t.graph.steps(t.place(name))
+    sums = exact_sums(t, *steps, product, most, count, reach(x))
+    biased = [t.op("add", y, shaped(bias)) for y, bias in zip(sums, bias_digits(t, len(sums)), strict=True)]
     ratios = (product_scales(x, weights) / scales_of(value)).astype(np.float32)
     t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
-    t.give_steps(finished(t.op("multiply", total, factor)), within=stored_bounds(t.a))
+    t.give_steps(finished(t.op("multiply", total(t, biased), factor)), within=stored_bounds(t.a))
 
 
 def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
@@ -129,7 +163,7 @@ def fully_connected(t: Task) -> None:
     size = t.a.weights.known[1]
 
     def product(x: Node, weights: Node) -> Node:
-        rows = x if t.a.input.shape is not None and t.a.input.rank == 2 else t.o.reshape(x, [-1, size])
+        rows = x if t.a.input.shape is not None and t.a.input.dims[1:] == (size,) else t.o.reshape(x, [-1, size])
         return t.o.matmul(rows, weights, False, True)
 
     layer(t, product, "weights", image=False)
@@ -148,9 +182,9 @@ def batch_matmul(t: Task) -> None:
         return
     ratio = float(scales_of(x)) * float(scales_of(y)) / float(scales_of(a.out))
     t.require(1 / FAR < ratio < FAR, "scales are too far from each other for float32")
-    most = float(x.known[-2 if a.adj_x else -1] * reach(x) * reach(y))
-    total = exact_sum(t, t.graph.steps(t.place("x")), t.graph.steps(t.place("y")), most, product)
-    t.give_steps(t.op("multiply", total, t.f32(ratio)))
+    count, steps = x.known[-2 if a.adj_x else -1], [t.graph.steps(t.place(name)) for name in ("x", "y")]
+    sums = exact_sums(t, steps[0], steps[1], product, float(count * reach(x) * reach(y)), count, reach(x))
+    t.give_steps(t.op("multiply", total(t, sums), t.f32(ratio)))
 
 
 # -------------------------------------------------------------------------------------------------------------- pooling
