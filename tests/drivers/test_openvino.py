@@ -13,7 +13,8 @@ pytest.importorskip("openvino")
 
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline
-from nnhal.drivers.kit.real import Graph, Task
+from nnhal.base.operands import Array
+from nnhal.drivers.kit.real import RealGraph, RealTask
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import Maths
@@ -22,7 +23,7 @@ from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 
 
-def run(model: Model, *inputs: np.ndarray) -> list[np.ndarray]:
+def run(model: Model, *inputs: Array) -> list[Array]:
     prepared = prepared_by(OpenVINO(), model, Hints())
     request = prepared.request(list(inputs))
     request.execute(prepared.run, Control())
@@ -40,7 +41,7 @@ def unary(name: str, shape: tuple[int, ...], kind: str = "TENSOR_FLOAT32", **mor
     return b.finish([x], [b.operation(name, input=x, **more)])
 
 
-def binary(name: str, x: np.ndarray, constant: np.ndarray | None = None) -> Model:
+def binary(name: str, x: Array, constant: Array | None = None) -> Model:
     b = nnhal.Builder()
     kind = {"f": "TENSOR_FLOAT32", "i": "TENSOR_INT32"}[x.dtype.kind]
     first = b.input(x.shape, kind)
@@ -56,7 +57,7 @@ def binary(name: str, x: np.ndarray, constant: np.ndarray | None = None) -> Mode
 @pytest.mark.parametrize(
     ("kind", "low", "high"), [("TENSOR_QUANT8_ASYMM", 0, 255), ("TENSOR_QUANT8_ASYMM_SIGNED", -128, 127)]
 )
-def test_sums_of_extreme_products_neither_saturate_nor_round(kind, low, high):
+def test_sums_of_extreme_products_neither_saturate_nor_round(kind: str, low: int, high: int) -> None:
     """4,500 products of 255 * 255 are 2**28 and more; an output step is 4,500 * 255 of them, less some."""
     size, zero = 4500, low
     dtype = np.uint8 if low == 0 else np.int8
@@ -74,7 +75,7 @@ def test_sums_of_extreme_products_neither_saturate_nor_round(kind, low, high):
     assert exact.max() > 2**28 and found.tolist() == wanted.tolist()
 
 
-def test_the_least_digit_of_a_sum_beyond_24_bits_is_kept():
+def test_the_least_digit_of_a_sum_beyond_24_bits_is_kept() -> None:
     """2**26 - 1 less 2**26 - 2, in one sum each."""
     size = 1040
     x = np.full((1, size), 255, np.uint8)
@@ -90,7 +91,7 @@ def test_the_least_digit_of_a_sum_beyond_24_bits_is_kept():
     assert abs(int(run(b.finish([given], [y]), x)[0][0, 0]) - round(100 / 1.5)) <= 3
 
 
-def test_integers_are_compared_as_integers():
+def test_integers_are_compared_as_integers() -> None:
     x = np.array([2**24, 2**24 + 1, -(2**31), 2**31 - 1, 5], np.int32)
     y = np.array([2**24 + 1, 2**24, 2**31 - 1, 2**31 - 2, 5], np.int32)
     for name, function in (
@@ -104,7 +105,7 @@ def test_integers_are_compared_as_integers():
         assert run(binary(name, x), x, y)[0].tolist() == function(x, y).tolist(), name
 
 
-def test_nan_is_neither_lost_nor_true():
+def test_nan_is_neither_lost_nor_true() -> None:
     x, one = np.array([np.nan, 1, 2], np.float32), np.ones(3, np.float32)
     for name in ("MAXIMUM", "MINIMUM"):
         assert np.isnan(run(binary(name, x), x, one)[0]).tolist() == [True, False, False]
@@ -115,14 +116,14 @@ def test_nan_is_neither_lost_nor_true():
     assert np.isnan(run(unary("EXP", (3,)), x)[0]).tolist() == [True, False, False]
 
 
-def test_quotients_of_very_small_and_very_large_numbers_are_finite():
+def test_quotients_of_very_small_and_very_large_numbers_are_finite() -> None:
     x, y = np.array([2e-38, 3e38, 3e38, 1e-37], np.float32), np.array([1.2e-38, 2.9e38, 1e38, 3e38], np.float32)
     wanted = x.astype(np.float64) / y
-    for model, inputs in ((binary("DIV", x), (x, y)), (binary("DIV", x, y), (x,))):
-        np.testing.assert_allclose(run(model, *inputs)[0], wanted, rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(run(binary("DIV", x), x, y)[0], wanted, rtol=1e-6, atol=1e-30)
+    assert "multiplies with the reciprocal of a constant" in verdict(binary("DIV", x, y))
 
 
-def test_a_decoded_value_is_rounded_once():
+def test_a_decoded_value_is_rounded_once() -> None:
     """A scale times the zero point alone would leave a remainder where the value is 0."""
     scale = float(np.float32(1e10 / 3))
     x = np.array([117, 118], np.uint8)
@@ -132,7 +133,7 @@ def test_a_decoded_value_is_rounded_once():
     assert run(model, x)[0].tolist() == [0.0, np.float32(scale)]
 
 
-def test_float32_is_computed_as_float32():
+def test_float32_is_computed_as_float32() -> None:
     """bfloat16, the engine's own choice on some processors, would be off by 1e-2."""
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((4, 256), np.float32), rng.standard_normal((64, 256), np.float32)
@@ -142,15 +143,15 @@ def test_float32_is_computed_as_float32():
     np.testing.assert_allclose(run(model, x)[0], x.astype(np.float64) @ w.T.astype(np.float64), atol=1e-4)
 
 
-def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back():
+def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back() -> None:
     b = nnhal.Builder()
     x = b.input((1, 8, 8, 16), "TENSOR_QUANT8_ASYMM_SIGNED", scale=0.5, zero_point=3)
     w = np.random.default_rng(0).integers(-127, 127, (8, 3, 3, 16)).astype(np.int8)
     weights = b.constant(w, "TENSOR_QUANT8_ASYMM_SIGNED", scale=0.25, zero_point=0)
     bias = b.constant(np.zeros(8, np.int32), "TENSOR_INT32", scale=0.125)
     model = b.finish([x], [b.conv_2d(x, weights, bias, padding="same", scale=64.0, zero_point=0)])
-    graph = Graph(model, Maths())
-    TABLE.lower(model, partial(Task, graph))
+    graph = RealGraph(model, Maths())
+    TABLE.lower(model, partial(RealTask, graph))
     runtime = engine.compiled(graph.inputs, graph.outputs(), 1).get_runtime_model()
     layers = [node.get_rt_info() for node in runtime.get_ops()]
     found = [i["runtimePrecision"].astype(str) for i in layers if i["layerType"].astype(str) == "Convolution"]
@@ -160,7 +161,7 @@ def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back():
 # -------------------------------------------------------------------------------------------------------------- refusals
 
 
-def test_what_the_engine_lacks_is_named():
+def test_what_the_engine_lacks_is_named() -> None:
     far = nnhal.Builder()
     x = far.input((2,), "TENSOR_QUANT8_ASYMM", scale=1e30, zero_point=0)
     assert "leave the range of float32" in verdict(far.finish([x], [far.relu(x)]))
@@ -170,13 +171,13 @@ def test_what_the_engine_lacks_is_named():
     assert "takes a subnormal constant for 0" in verdict(binary("LESS", tiny, tiny))
 
 
-def test_an_option_that_there_is_not_is_the_applications_mistake():
+def test_an_option_that_there_is_not_is_the_applications_mistake() -> None:
     model = unary("RELU", (3,))
     with pytest.raises(InvalidArgument, match="option 'fast' is unknown"):
         OpenVINO().consider(model, Hints(options={"fast": True}))
 
 
-def test_without_the_engine_the_command_that_installs_it_is_named(monkeypatch):
+def test_without_the_engine_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     engine.ov.cache_clear()
     try:
@@ -186,7 +187,7 @@ def test_without_the_engine_the_command_that_installs_it_is_named(monkeypatch):
         engine.ov.cache_clear()
 
 
-def test_its_import_tells_nobody(tmp_path):
+def test_its_import_tells_nobody(tmp_path: Path) -> None:
     program = (
         "import sys; from nnhal.drivers.openvino import device; device(); print('openvino_telemetry' in sys.modules)"
     )
@@ -199,7 +200,7 @@ def test_its_import_tells_nobody(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ executions
 
 
-def test_large_arguments_are_used_in_place_whatever_their_memory():
+def test_large_arguments_are_used_in_place_whatever_their_memory() -> None:
     x = np.arange(2 * engine.IN_PLACE, dtype=np.float32).reshape(2, -1)
     model = unary("RELU", (engine.IN_PLACE, 2))
     assert (run(model, x.T)[0] == x.T).all()
@@ -216,7 +217,7 @@ def slow() -> Model:
     return b.finish([x], [y])
 
 
-def test_a_deadline_ends_an_execution_between_layers():
+def test_a_deadline_ends_an_execution_between_layers() -> None:
     prepared = prepared_by(OpenVINO(), slow(), Hints(threads=1))
     x = np.zeros((1, 128, 128, 64), np.float32)
     whole = time.monotonic()
@@ -232,7 +233,7 @@ def test_a_deadline_ends_an_execution_between_layers():
     request.execute(prepared.run, Control())  # and the next is whole
 
 
-def test_a_plain_lstm_has_any_number_of_steps_and_one_with_peepholes_64():
+def test_a_plain_lstm_has_any_number_of_steps_and_one_with_peepholes_64() -> None:
     def model(steps: int, *, peep: bool) -> Model:
         b = nnhal.Builder()
         x = b.input((1, steps, 2))
@@ -257,7 +258,7 @@ def test_a_plain_lstm_has_any_number_of_steps_and_one_with_peepholes_64():
 
 
 @pytest.mark.cache
-def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypatch):
+def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
     b = nnhal.Builder()
     x = b.input((1, 16, 16, 8))
@@ -272,10 +273,10 @@ def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypat
     assert all((y == results[0][0]).all() for pair in results for y in pair)
 
 
-def test_a_sum_behind_a_reduction_adds_to_each_its_own():
+def test_a_sum_behind_a_reduction_adds_to_each_its_own() -> None:
     """OpenVINO fuses the two, and takes another dimension for that of the constant."""
     b = nnhal.Builder()
     x = b.input((2, 3, 4))
     model = b.finish([x], [b.add(b.mean(x, [2], keep_dims=0), b.constant(np.array([10, 20, 30], np.float32)))])
     given = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    assert run(model, given)[0].tolist() == (given.mean(2) + [10, 20, 30]).tolist()
+    assert run(model, given)[0].tolist() == (given.mean(2) + np.array([10, 20, 30])).tolist()

@@ -78,7 +78,7 @@ def settings(threads: int, *, throughput: bool = False) -> dict[str, Any]:
     }
 
 
-class Argument(NamedTuple):
+class Port(NamedTuple):
     """An input or output of a compiled model. array: memory of an instance, for what is not used in place."""
 
     number: int
@@ -86,15 +86,15 @@ class Argument(NamedTuple):
     shape: tuple[int, ...]
 
 
-def arguments(ports: Sequence[Any]) -> list[Argument]:
+def arguments(ports: Sequence[Any]) -> list[Port]:
     """Of the inputs or outputs of a compiled model."""
-    return [Argument(n, p.get_element_type().to_dtype(), tuple(p.shape)) for n, p in enumerate(ports)]
+    return [Port(n, p.get_element_type().to_dtype(), tuple(p.shape)) for n, p in enumerate(ports)]
 
 
-class Instance(Member):
+class InferRequest(Member):
     """An infer request with memory of its own for small arguments. For one thread at a time."""
 
-    def __init__(self, compiled: Any, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
+    def __init__(self, compiled: Any, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
         plain: Any = super(
             type(self._request), self._request
@@ -103,7 +103,7 @@ class Instance(Member):
         self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
         self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
 
-    def _own(self, a: Argument, tell: Any) -> Array | None:
+    def _own(self, a: Port, tell: Any) -> Array | None:
         """Memory for a small argument, which OpenVINO is told of once."""
         array = np.zeros(a.shape, a.dtype)
         if array.nbytes >= IN_PLACE:
@@ -147,13 +147,13 @@ class Instance(Member):
         return spent
 
 
-class Compiled(Prepared):
+class OpenVINOModel(Prepared):
     """A model whose input shapes are known, compiled. kept: what its constants lie in."""
 
     def __init__(self, compiled: Any, kept: Sequence[Array] = ()) -> None:
         self.compiled, self._kept = compiled, kept
         ends = arguments(compiled.inputs), arguments(compiled.outputs)
-        self._team: Team[Instance] | None = Team(partial(Instance, compiled, *ends), "openvino: infer requests")
+        self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
 
     def run(self, request: Request, control: Control) -> Timing | None:
         start = time.monotonic_ns()
@@ -191,12 +191,14 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 
 
-def restored(files: CacheContent, threads: int) -> Compiled:
+def restored(files: CacheContent, threads: int) -> OpenVINOModel:
     """What was saved; OperationFailed where OpenVINO does not take it."""
     blob = np.frombuffer(
         files.model[0]["compiled"], np.uint8
     ).copy()  # constants are read there for as long as it lives
     try:
-        return Compiled(core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob])
+        return OpenVINOModel(
+            core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob]
+        )
     except RuntimeError as error:
         raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error

@@ -15,7 +15,7 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
-from nnhal.drivers.kit.real.graph import FAR, FLOATS, Task, entry, scales_of
+from nnhal.drivers.kit.real.graph import FAR, FLOATS, RealTask, entry, scales_of
 from nnhal.ops.common import axis_of, type_range
 from nnhal.ops.resize import new_size, positions
 from nnhal.ops.schema import Q8S
@@ -43,7 +43,7 @@ def greatest_sum(x: Value, weights: Value, axis: int) -> float:
     return float(np.abs(factors).reshape(len(factors), -1).sum(1, dtype=np.float64).max()) * reach(x)
 
 
-def exact_sums(t: Task, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
+def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
     """Sums of products of integers, each exact: one, or those to be multiplied by 16 or 256 before it.
 
     most: what the whole may come to; count: how many products there are.
@@ -59,13 +59,13 @@ def exact_sums(t: Task, x: Node, weights: Node, product: Sum, most: float, count
     return [guarded(t, product(high, tens)), middle, guarded(t, product(low, units))]
 
 
-def digits(t: Task, x: Node) -> tuple[Node, Node]:
+def digits(t: RealTask, x: Node) -> tuple[Node, Node]:
     """Integers as tens and units to the base of 16, both with the sign of the whole."""
     tens = t.truncated(t.op("multiply", x, t.f32(1 / BASE)))
     return tens, t.op("subtract", x, t.op("multiply", tens, t.f32(BASE)))
 
 
-def bias_digits(t: Task, count: int) -> list[Node]:
+def bias_digits(t: RealTask, count: int) -> list[Node]:
     """The integers of the bias, as digits for so many sums."""
     known, found = t.a.bias.data, []
     rest = t.o.convert(t.stored("bias"), np.float32) if known is None else np.asarray(known, np.float64)
@@ -80,17 +80,17 @@ def bias_digits(t: Task, count: int) -> list[Node]:
     return [*found, rest if known is None else t.constant(rest, np.float32)][::-1]
 
 
-def total(t: Task, sums: Sequence[Node]) -> Node:
+def total(t: RealTask, sums: Sequence[Node]) -> Node:
     """The number of these digits."""
     return reduce(lambda high, low: t.op("add", t.op("multiply", high, t.f32(BASE)), low), sums)
 
 
-def guarded(t: Task, sums: Node) -> Node:
+def guarded(t: RealTask, sums: Node) -> Node:
     """Sums that no factor behind them is multiplied into the weights of, which would be integers no more."""
     return t.o.clamp(sums, -FAR, FAR)
 
 
-def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: bool = True) -> None:
+def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image: bool = True) -> None:
     """Give product(input, weights) + bias under the activation. axis: that of the outputs in the weights."""
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
 
@@ -114,7 +114,7 @@ def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: boo
     t.give_steps(finished(t.op("multiply", total(t, biased), factor)), within=stored_bounds(t.a))
 
 
-def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
+def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
     """How a filter, or a window of this size, moves."""
     a, strides = t.a, (t.a.stride_h, t.a.stride_w)
     dilations = (a.dilation_h, a.dilation_w) if a.form_has("dilation_h") else (1, 1)
@@ -125,7 +125,7 @@ def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
 
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D")
-def convolution(t: Task) -> None:
+def convolution(t: RealTask) -> None:
     """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
     depth = t.a.filter.known[3 if depthwise else 0]
@@ -139,7 +139,7 @@ def convolution(t: Task) -> None:
 
 
 @entry("TRANSPOSE_CONV_2D")
-def transposed_convolution(t: Task) -> None:
+def transposed_convolution(t: RealTask) -> None:
     """All products are made, and those outside are cut off."""
     a = t.a
     if a.form_has("scheme"):
@@ -158,7 +158,7 @@ def transposed_convolution(t: Task) -> None:
 
 
 @entry("FULLY_CONNECTED")
-def fully_connected(t: Task) -> None:
+def fully_connected(t: RealTask) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     size = t.a.weights.known[1]
 
@@ -170,7 +170,7 @@ def fully_connected(t: Task) -> None:
 
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})
-def batch_matmul(t: Task) -> None:
+def batch_matmul(t: RealTask) -> None:
     """Either side may be transposed."""
     a, x, y = t.a, t.a.x, t.a.y
 
@@ -191,7 +191,7 @@ def batch_matmul(t: Task) -> None:
 
 
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
-def pool(t: Task) -> None:
+def pool(t: RealTask) -> None:
     """Means are over the real elements; a quantised one is of stored values."""
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
     x = t.image(t.graph.converted(t.stored("input"), np.float32))
@@ -218,7 +218,7 @@ def pool(t: Task) -> None:
 
 @entry("LOG_SOFTMAX", types=FLOATS)
 @entry("SOFTMAX")
-def softmax(t: Task) -> None:
+def softmax(t: RealTask) -> None:
     """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima."""
     x, axis = t.x("input"), t.a.axis % t.a.input.rank
     below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
@@ -230,7 +230,7 @@ def softmax(t: Task) -> None:
 
 
 @entry("L2_NORMALIZATION")
-def l2_normalisation(t: Task) -> None:
+def l2_normalisation(t: RealTask) -> None:
     """Squared are the shares of the greatest element, which neither overflow nor all vanish."""
     x, axis = t.x("input"), [t.a.axis % t.a.input.rank]
     greatest = t.o.reduce("max", t.op("abs", x), axis, True)
@@ -240,7 +240,7 @@ def l2_normalisation(t: Task) -> None:
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
-def local_response(t: Task) -> None:
+def local_response(t: RealTask) -> None:
     """By parts. Where squares overflow, they are those of far smaller numbers."""
     a, shape = t.a, t.a.input.known
     axis = axis_of(a, "axis", len(shape))
@@ -262,7 +262,7 @@ def local_response(t: Task) -> None:
 
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
-def instance_normalisation(t: Task) -> None:
+def instance_normalisation(t: RealTask) -> None:
     """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
     a, x, axes = t.a, t.x("input"), [2, 3] if t.a.nchw else [1, 2]
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
@@ -280,7 +280,7 @@ def instance_normalisation(t: Task) -> None:
 
 
 @entry("RESIZE_BILINEAR")
-def resize(t: Task) -> None:
+def resize(t: RealTask) -> None:
     """By scale or by size."""
     a, sizes = t.a, [new_size(axis)(t.a) for axis in "hw"]
     how = "align_corners" if a.align_corners else "half_pixel" if a.half_pixel_centers else "asymmetric"
@@ -288,7 +288,7 @@ def resize(t: Task) -> None:
 
 
 @entry("RESIZE_NEAREST_NEIGHBOR")
-def resize_nearest(t: Task) -> None:
+def resize_nearest(t: RealTask) -> None:
     """Elements are picked by their number: engines' own kernels round places otherwise."""
     a, x = t.a, t.stored("input")
     for name, axis, size in (("h", 2 if a.nchw else 1, a.height), ("w", 3 if a.nchw else 2, a.width)):
