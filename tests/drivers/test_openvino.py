@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("openvino")
 
 import nnhal
-from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.real import RealGraph, RealTask
 from nnhal.drivers.openvino import engine
@@ -198,6 +198,17 @@ def test_its_import_tells_nobody(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ executions
+
+
+def test_an_index_outside_ends_the_execution() -> None:
+    b = nnhal.Builder()
+    x, indices = b.input((4, 2)), b.input((3,), "TENSOR_INT32")
+    model = b.finish([x, indices], [b.gather(x, 0, indices)])
+    given = np.arange(8, dtype=np.float32).reshape(4, 2)
+    assert run(model, given, np.array([3, 0, 3], np.int32))[0].tolist() == given[[3, 0, 3]].tolist()
+    for index in (-1, 4, 2**31 - 1, -(2**31)):
+        with pytest.raises(OperationFailed, match="an index lies outside"):
+            run(model, given, np.array([0, index, 0], np.int32))
 
 
 def test_large_arguments_are_used_in_place_whatever_their_memory() -> None:

@@ -5,6 +5,7 @@
 | `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
 | `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
+| `real/` | operations of all types, by primitives that an engine of float32 tensors has |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `team.py` | instances of an engine that runs one execution at a time |
 

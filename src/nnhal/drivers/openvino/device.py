@@ -43,7 +43,7 @@ class OpenVINO(Device):
 
     def capabilities(self) -> Capabilities:
         untyped = OperandType.OEM, OperandType.TENSOR_OEM_BYTE, OperandType.SUBGRAPH
-        types = {t: EXACT if quantised(t) else STATED for t in OperandType if t not in untyped}
+        types: dict[int, Performance] = {t: EXACT if quantised(t) else STATED for t in OperandType if t not in untyped}
         return Capabilities(types, STATED, STATED)
 
     def supports(self, model: Model) -> Sequence[Verdict]:
@@ -61,7 +61,7 @@ class OpenVINO(Device):
             if graph is None:
                 graph = RealGraph(known, Maths())
                 TABLE.lower(known, partial(RealTask, graph), self.forms)
-            return OpenVINOModel(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept)
+            return OpenVINOModel(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept, len(graph.checks))
 
         return for_each_shape(model, make, reference.Interpreter)
 

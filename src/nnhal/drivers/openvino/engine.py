@@ -92,9 +92,12 @@ def arguments(ports: Sequence[Any]) -> list[Port]:
 
 
 class InferRequest(Member):
-    """An infer request with memory of its own for small arguments. For one thread at a time."""
+    """An infer request with memory of its own for small arguments. For one thread at a time.
 
-    def __init__(self, compiled: Any, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+    checks: how many of the last outputs say whether the execution failed.
+    """
+
+    def __init__(self, compiled: Any, inputs: Sequence[Port], outputs: Sequence[Port], checks: int) -> None:
         self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
         plain: Any = super(
             type(self._request), self._request
@@ -102,6 +105,7 @@ class InferRequest(Member):
         self._infer = partial(plain.infer, {}, True, False)
         self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
         self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
+        self._checks = [self._outputs.pop()[1] for _ in range(checks)]
 
     def _own(self, a: Port, tell: Any) -> Array | None:
         """Memory for a small argument, which OpenVINO is told of once."""
@@ -141,6 +145,8 @@ class InferRequest(Member):
             control.check()
             raise OperationFailed(f"openvino: {error}") from error
         spent = time.monotonic_ns() - start
+        if any(check is not None and check.any() for check in self._checks):
+            raise OperationFailed("openvino: an index lies outside of the dimension that it picks from")
         for a, own in self._outputs:
             if own is not None:
                 request.write(a.number, own)
@@ -148,11 +154,11 @@ class InferRequest(Member):
 
 
 class OpenVINOModel(Prepared):
-    """A model whose input shapes are known, compiled. kept: what its constants lie in."""
+    """A model whose input shapes are known, compiled. kept: what its constants lie in. checks: as of `InferRequest`."""
 
-    def __init__(self, compiled: Any, kept: Sequence[Array] = ()) -> None:
-        self.compiled, self._kept = compiled, kept
-        ends = arguments(compiled.inputs), arguments(compiled.outputs)
+    def __init__(self, compiled: Any, kept: Sequence[Array], checks: int) -> None:
+        self.compiled, self._kept, self._checks = compiled, kept, checks
+        ends = arguments(compiled.inputs), arguments(compiled.outputs), checks
         self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
 
     def run(self, request: Request, control: Control) -> Timing | None:
@@ -176,6 +182,7 @@ class OpenVINOModel(Prepared):
     def save(self, files: CacheContent) -> bool:
         """OpenVINO's own blob, which has the constants in it."""
         files.model[0]["compiled"] = self.compiled.export_model().getbuffer()
+        files.model[0]["checks"] = self._checks.to_bytes(4, "little")
         return True
 
     def close(self) -> None:
@@ -196,9 +203,9 @@ def restored(files: CacheContent, threads: int) -> OpenVINOModel:
     blob = np.frombuffer(
         files.model[0]["compiled"], np.uint8
     ).copy()  # constants are read there for as long as it lives
+    checks = int.from_bytes(files.model[0]["checks"], "little")
     try:
-        return OpenVINOModel(
-            core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob]
-        )
+        made = core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads))
+        return OpenVINOModel(made, [blob], checks)
     except RuntimeError as error:
         raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error

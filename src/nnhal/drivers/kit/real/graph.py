@@ -39,18 +39,23 @@ def scales_of(value: Value) -> Array:
 
 
 class RealGraph(Generic[E]):
-    """The engine's graph, and the nodes that operands are. inputs: the model's, in order; None for those without a value."""
+    """The engine's graph, and the nodes that operands are. inputs: the model's, in order; None for those without a value.
+
+    checks: truth values, any of which fails the execution.
+    """
 
     def __init__(self, model: Model, engine: E) -> None:
         self.model, self.engine = model, engine
         self._values = list(validate(model).subgraphs[0].values)
         self._held: dict[int, Node] = {}
+        self.checks: list[Node] = []
         self._given = {index: self._parameter(index) for index in model.main.inputs}
         self.inputs = [self._given[index] for index in model.main.inputs]
 
     def outputs(self) -> list[Node]:
-        """The model's, in their own types."""
-        return [self.engine.convert(self.held(index), self.value(index).dtype) for index in self.model.main.outputs]
+        """The model's, in their own types; then the checks."""
+        main = self.model.main.outputs
+        return [*(self.engine.convert(self.held(index), self.value(index).dtype) for index in main), *self.checks]
 
     def value(self, index: int) -> Value:
         """What is known of an operand; Refused where it has no value."""

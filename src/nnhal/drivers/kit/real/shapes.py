@@ -12,6 +12,7 @@ from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, I32
 from nnhal.ops.slice import strided
 
+WHOLE = 2**24  # up to here float32 holds every integer
 REDUCTIONS = {"REDUCE_ALL": "logical_and", "REDUCE_ANY": "logical_or"}
 
 
@@ -95,12 +96,20 @@ def strided_slice(t: RealTask) -> None:
 
 @entry("GATHER", "EMBEDDING_LOOKUP", types=NUMBERS)
 def gather(t: RealTask) -> None:
-    """An index outside has to end the execution, which engines do not."""
-    source, indices, axis = ("values", "lookups", 0)
+    """An index outside ends the execution: the engine says whether there was one."""
+    source, indices, axis = "values", "lookups", 0
     if t.name == "GATHER":
         source, indices, axis = "input", "indices", axis_of(t.a, "axis", t.a.input.rank)
-    t.array(indices)
-    t.hold(t.o.gather(t.stored(source), t.stored(indices), axis))
+    found = t.stored(indices)
+    if getattr(t.a, indices).data is None:
+        value = getattr(t.a, source)
+        size, rank = value.known[axis], getattr(t.a, indices).rank
+        t.require(size < WHOLE, f"{t.o.name} compares indices in float32, {size} are too many")
+        beyond = t.op("less", t.constant(size - 1, np.int32), found)
+        outside = t.op("logical_or", t.op("less", found, t.constant(0, np.int32)), beyond)
+        t.graph.checks.append(t.o.reshape(t.o.reduce("logical_or", outside, range(rank), True), [1]))
+        found = t.op("minimum", t.op("maximum", found, t.constant(0, np.int32)), t.constant(size - 1, np.int32))
+    t.hold(t.o.gather(t.stored(source), found, axis))
 
 
 @entry("TILE", types=NUMBERS)
