@@ -113,6 +113,7 @@ def test_nan_is_neither_lost_nor_true() -> None:
     for name in ("LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "EQUAL"):
         assert not run(binary(name, x), x, one)[0][0] and not run(binary(name, x), one, x)[0][0]
     assert np.isnan(run(unary("SOFTMAX", (1, 3), beta=1.0), x[None])[0]).all()
+    assert np.isnan(run(unary("L2_NORMALIZATION", (1, 3)), x[None])[0]).all()
     assert np.isnan(run(unary("EXP", (3,)), x)[0]).tolist() == [True, False, False]
 
 

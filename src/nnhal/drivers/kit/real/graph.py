@@ -196,6 +196,12 @@ class RealTask(LoweringTask):
         """Where the elements are NaN."""
         return self.op("not_equal", x, x)
 
+    def spoilt(self, found: Node, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
+        """What was found along axes, NaN where a real number there is: engines forget it in maxima."""
+        if self.a.T not in FLOATS:
+            return found
+        return self.op("select", self.o.reduce("logical_or", self.missing(x), axes, keep), self.f32(np.nan), found)
+
     def truncated(self, x: Node) -> Node:
         """Numbers without what is behind the point."""
         return self.op("select", self.op("less", x, self.f32(0)), self.op("ceiling", x), self.op("floor", x))

@@ -223,10 +223,7 @@ def softmax(t: RealTask) -> None:
     x, axis = t.x("input"), t.a.axis % t.a.input.rank
     below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
     found = t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX")
-    if t.a.T in FLOATS:
-        spoilt = t.o.reduce("logical_or", t.missing(x), [axis], True)
-        found = t.op("select", spoilt, t.f32(np.nan), found)
-    t.give(found)
+    t.give(t.spoilt(found, x, [axis]))
 
 
 @entry("L2_NORMALIZATION")
@@ -236,7 +233,7 @@ def l2_normalisation(t: RealTask) -> None:
     greatest = t.o.reduce("max", t.op("abs", x), axis, True)
     unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
     length = t.op("sqrt", t.o.reduce("sum", t.op("multiply", unit, unit), axis, True))
-    t.give(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))))
+    t.give(t.spoilt(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))), x, axis))
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
@@ -273,7 +270,8 @@ def instance_normalisation(t: RealTask) -> None:
     variance = t.o.reduce("mean", t.op("multiply", centred, centred), axes, True)
     least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
     root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
-    t.give(t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta)))
+    found = t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta))
+    t.give(t.spoilt(found, x, axes))
 
 
 # ------------------------------------------------------------------------------------------------------------- resizing

@@ -183,8 +183,7 @@ def reduce(t: RealTask) -> None:
     x, keep, kind = t.x("input"), bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
     axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
     found = t.o.reduce(kind, x, axes, keep)
-    if kind in ("max", "min") and t.a.T in FLOATS:
-        found = t.op("select", t.o.reduce("logical_or", t.missing(x), axes, keep), t.f32(np.nan), found)
+    found = t.spoilt(found, x, axes, keep) if kind in ("max", "min") else found
     t.give(found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1]))
 
 
