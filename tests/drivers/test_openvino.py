@@ -201,6 +201,24 @@ def test_its_import_tells_nobody(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ executions
 
 
+def test_a_forked_child_ends() -> None:
+    """OpenVINO's threads are not there in it, and closing what they belong to would wait for them."""
+    program = """
+import os, sys, numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((64, 64))
+compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="openvino", cache_dir=False)
+compiled(np.ones((64, 64), np.float32))
+child = os.fork()
+if not child:
+    del compiled
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "7\n"
+
+
 def test_an_index_outside_ends_the_execution() -> None:
     b = nnhal.Builder()
     x, indices = b.input((4, 2)), b.input((3,), "TENSOR_INT32")

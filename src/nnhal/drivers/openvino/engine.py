@@ -1,8 +1,10 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
 import ctypes
+import os
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -158,6 +160,7 @@ class OpenVINOModel(Prepared):
 
     def __init__(self, compiled: Any, kept: Sequence[Array], checks: int) -> None:
         self.compiled, self._kept, self._checks = compiled, kept, checks
+        _alive.add(self)
         ends = arguments(compiled.inputs), arguments(compiled.outputs), checks
         self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
 
@@ -187,6 +190,18 @@ class OpenVINOModel(Prepared):
 
     def close(self) -> None:
         self._team = None
+
+
+_alive: "weakref.WeakSet[OpenVINOModel]" = weakref.WeakSet()
+
+
+def _keep_for_ever() -> None:
+    """In a forked child: OpenVINO waits for threads that are not there when it destroys anything."""
+    for made in [*_alive, *([core()] if core.cache_info().currsize else [])]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any:
