@@ -9,6 +9,7 @@
 | `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
 | `onnx/` | a model as ONNX, for engines that take that |
 | `quiet.py` | an engine's lines kept off stderr |
+| `real/` | operations of all types, by primitives that an engine of float32 tensors has |
 | `shapes.py` | models with open shapes for an engine that wants them known |
 | `sums.py` | how great sums of products become |
 | `team.py` | instances of an engine that runs one execution at a time |

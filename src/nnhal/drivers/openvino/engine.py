@@ -1,8 +1,10 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
 import ctypes
+import os
 import sys
 import time
+import weakref
 from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -78,7 +80,7 @@ def settings(threads: int, *, throughput: bool = False) -> dict[str, Any]:
     }
 
 
-class Argument(NamedTuple):
+class Port(NamedTuple):
     """An input or output of a compiled model. array: memory of an instance, for what is not used in place."""
 
     number: int
@@ -86,15 +88,18 @@ class Argument(NamedTuple):
     shape: tuple[int, ...]
 
 
-def arguments(ports: Sequence[Any]) -> list[Argument]:
+def arguments(ports: Sequence[Any]) -> list[Port]:
     """Of the inputs or outputs of a compiled model."""
-    return [Argument(n, p.get_element_type().to_dtype(), tuple(p.shape)) for n, p in enumerate(ports)]
+    return [Port(n, p.get_element_type().to_dtype(), tuple(p.shape)) for n, p in enumerate(ports)]
 
 
-class Instance(Member):
-    """An infer request with memory of its own for small arguments. For one thread at a time."""
+class InferRequest(Member):
+    """An infer request with memory of its own for small arguments. For one thread at a time.
 
-    def __init__(self, compiled: Any, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
+    checks: how many of the last outputs say whether the execution failed.
+    """
+
+    def __init__(self, compiled: Any, inputs: Sequence[Port], outputs: Sequence[Port], checks: int) -> None:
         self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
         plain: Any = super(
             type(self._request), self._request
@@ -102,8 +107,9 @@ class Instance(Member):
         self._infer = partial(plain.infer, {}, True, False)
         self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
         self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
+        self._checks = [self._outputs.pop()[1] for _ in range(checks)]
 
-    def _own(self, a: Argument, tell: Any) -> Array | None:
+    def _own(self, a: Port, tell: Any) -> Array | None:
         """Memory for a small argument, which OpenVINO is told of once."""
         array = np.zeros(a.shape, a.dtype)
         if array.nbytes >= IN_PLACE:
@@ -132,27 +138,31 @@ class Instance(Member):
         start = time.monotonic_ns()
         try:
             if control.bounded:
-                with control.on_cancel(self._request.cancel):
-                    self._infer()
+                with control.on_cancel(self._request.cancel):  # which ends what was started, and not `infer`
+                    self._request.start_async()
+                    self._request.wait()
             else:
                 self._infer()
         except RuntimeError as error:
             control.check()
             raise OperationFailed(f"openvino: {error}") from error
         spent = time.monotonic_ns() - start
+        if any(check is not None and check.any() for check in self._checks):
+            raise OperationFailed("openvino: an index lies outside of the dimension that it picks from")
         for a, own in self._outputs:
             if own is not None:
                 request.write(a.number, own)
         return spent
 
 
-class Compiled(Prepared):
-    """A model whose input shapes are known, compiled. kept: what its constants lie in."""
+class OpenVINOModel(Prepared):
+    """A model whose input shapes are known, compiled. kept: what its constants lie in. checks: as of `InferRequest`."""
 
-    def __init__(self, compiled: Any, kept: Sequence[Array] = ()) -> None:
-        self.compiled, self._kept = compiled, kept
-        ends = arguments(compiled.inputs), arguments(compiled.outputs)
-        self._team: Team[Instance] | None = Team(partial(Instance, compiled, *ends), "openvino: infer requests")
+    def __init__(self, compiled: Any, kept: Sequence[Array], checks: int) -> None:
+        self.compiled, self._kept, self._checks = compiled, kept, checks
+        _alive.add(self)
+        ends = arguments(compiled.inputs), arguments(compiled.outputs), checks
+        self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
 
     def run(self, request: Request, control: Control) -> Timing | None:
         start = time.monotonic_ns()
@@ -175,10 +185,23 @@ class Compiled(Prepared):
     def save(self, files: CacheContent) -> bool:
         """OpenVINO's own blob, which has the constants in it."""
         files.model[0]["compiled"] = self.compiled.export_model().getbuffer()
+        files.model[0]["checks"] = self._checks.to_bytes(4, "little")
         return True
 
     def close(self) -> None:
         self._team = None
+
+
+_alive: "weakref.WeakSet[OpenVINOModel]" = weakref.WeakSet()
+
+
+def _keep_for_ever() -> None:
+    """In a forked child: OpenVINO waits for threads that are not there when it destroys anything."""
+    for made in [*_alive, *([core()] if core.cache_info().currsize else [])]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any:
@@ -190,12 +213,14 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 
 
-def restored(files: CacheContent, threads: int) -> Compiled:
+def restored(files: CacheContent, threads: int) -> OpenVINOModel:
     """What was saved; OperationFailed where OpenVINO does not take it."""
     blob = np.frombuffer(
         files.model[0]["compiled"], np.uint8
     ).copy()  # constants are read there for as long as it lives
+    checks = int.from_bytes(files.model[0]["checks"], "little")
     try:
-        return Compiled(core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads)), [blob])
+        made = core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads))
+        return OpenVINOModel(made, [blob], checks)
     except RuntimeError as error:
         raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error

@@ -94,7 +94,8 @@ class Maths:
         return self.o.broadcast(x, self.whole(shape))
 
     def reduce(self, kind: str, x: Node, axes: Sequence[int], keep: bool) -> Node:
-        return getattr(self.o, f"reduce_{kind}")(x, self.whole(axes), keep)
+        kept = getattr(self.o, f"reduce_{kind}")(x, self.whole(axes), True)  # a sum behind one that keeps none is wrong
+        return kept if keep else self.o.squeeze(kept, self.whole(axes))
 
     def top(self, x: Node, count: int, axis: int, most: bool) -> tuple[Node, Node]:
         mode = "max" if most else "min"

@@ -1,4 +1,4 @@
-"""Operations by parts, for an engine that computes with float32 tensors: what the engine has is said by its `Engine`.
+"""Operations by parts, for an engine that computes with float32 tensors: what the engine has is said by its `Primitives`.
 
 A quantised operand is what it stands for, or an integer in float32, and is rounded to its type where an operation gives it;
 sums of products stay exact. So results are those of NNAPI's definition on every processor, whatever the engine's own
@@ -6,17 +6,17 @@ quantised kernels would make of them.
 
 | file | what it has |
 | --- | --- |
-| `engine.py` | `Engine`: the primitives that an engine's graph has |
+| `engine.py` | `Primitives`: the primitives that an engine's graph has |
 | `graph.py` | which node stands for which operand; what an entry works with; tables of all entries |
 | `elementwise.py`, `layers.py`, `shapes.py`, `recurrent.py` | the entries |
 
-    from nnhal.drivers.kit.real import Graph, Task, table_for
+    from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
 """
 
 from nnhal.drivers.kit.real import elementwise, layers, recurrent, shapes
-from nnhal.drivers.kit.real.engine import Engine, Node
-from nnhal.drivers.kit.real.graph import Graph, Task, table_for
+from nnhal.drivers.kit.real.engine import Node, Primitives
+from nnhal.drivers.kit.real.graph import RealGraph, RealTask, table_for
 
 FAMILIES = (elementwise, layers, recurrent, shapes)  # importing them lists their entries
 
-__all__ = ["Engine", "Graph", "Node", "Task", "table_for"]
+__all__ = ["Node", "Primitives", "RealGraph", "RealTask", "table_for"]

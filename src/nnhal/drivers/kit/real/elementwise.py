@@ -5,10 +5,11 @@ import numpy as np
 from nnhal.base.codes import Activation
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, Task, entry
+from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import ACTIVATION_RANGE, type_range
 from nnhal.ops.schema import B8, F32, I32, Q8PC, Q8SYMM, Q16A, Q16S
 
+STEEPEST = 2.0**125  # constant divisors
 FAR_OFF, SHIFT = 2.0**100, 2.0**32  # divisors that are scaled, and by how much
 LARGEST = 2.0**31 - 128  # the greatest float32 that is an int32
 EVERY = NUMBERS | {B8}
@@ -30,34 +31,37 @@ KINDS |= {"HARD_SWISH": "hswish"}  # the others are called what NNAPI calls them
 @entry("ABS", "NEG", types=FLOATS | {I32})
 @entry("ADD", "SUB", "MUL", types=NUMBERS)
 @entry("TANH", "LOGISTIC", "HARD_SWISH")
-def simple(t: Task) -> None:
+def simple(t: RealTask) -> None:
     """One primitive."""
     t.give(t.op(KINDS.get(t.name, t.name.lower()), *t.xs()))
 
 
 @entry("EXP", types=FLOATS)
-def exponential(t: Task) -> None:
+def exponential(t: RealTask) -> None:
     """Of a NaN engines make a number."""
     x = t.x("input")
     t.give(t.op("select", t.missing(x), x, t.op("exp", x)))
 
 
 @entry("DIV", types=FLOATS)
-def divide(t: Task) -> None:
+def divide(t: RealTask) -> None:
     """Engines multiply with the reciprocal, which leaves float32 for very small and large divisors: both are scaled."""
-    require_normal(t)
-    x, y = t.xs()
-    known = t.a.input2.data
-    if known is None or (np.abs(known) < 1 / FAR_OFF).any() or (np.abs(known) > FAR_OFF).any():
+    (x, y), known = t.xs(), t.a.input2.data
+    if known is None:
         size = t.op("abs", y)
         less = t.op("select", t.op("less", t.f32(FAR_OFF), size), t.f32(1 / SHIFT), t.f32(1))
         factor = t.op("select", t.op("less", size, t.f32(1 / FAR_OFF)), t.f32(SHIFT), less)
         x, y = t.op("multiply", x, factor), t.op("multiply", y, factor)
+    else:
+        near = (known == 0) | ((np.abs(known) > 1 / STEEPEST) & (np.abs(known) < STEEPEST))
+        t.require(
+            near.all(), f"{t.o.name} multiplies with the reciprocal of a constant, which is no normal float32 here"
+        )
     t.give(t.op("divide", x, y))
 
 
 @entry("MAXIMUM", "MINIMUM", types=NUMBERS)
-def extreme(t: Task) -> None:
+def extreme(t: RealTask) -> None:
     """Of a NaN and a number engines give either, NNAPI the NaN."""
     x, y = t.xs()
     found = t.op(t.name.lower(), x, y)
@@ -67,34 +71,34 @@ def extreme(t: Task) -> None:
 
 
 @entry("PRELU")
-def prelu(t: Task) -> None:
+def prelu(t: RealTask) -> None:
     """Broadcasting."""
     x = t.x("input")
     t.give(t.op("select", t.op("less", x, t.f32(0)), t.op("multiply", t.x("alpha"), x), x))
 
 
 @entry("RELU", "RELU1", "RELU6")
-def limited(t: Task) -> None:
+def limited(t: RealTask) -> None:
     """The fused activation of the same name."""
     t.give(t.x("input"), within=ACTIVATION_RANGE[Activation[t.name]])
 
 
 @entry("RSQRT")
-def reciprocal_root(t: Task) -> None:
+def reciprocal_root(t: RealTask) -> None:
     """No quantised value stands for NaN: what is below 0 gives the greatest value."""
     x = t.op("relu", t.x("input")) if t.a.T in QUANTS else t.x("input")
     t.give(t.op("divide", t.f32(1), t.op("sqrt", x)))
 
 
 @entry("ELU", types=FLOATS)
-def elu(t: Task) -> None:
+def elu(t: RealTask) -> None:
     """With an alpha."""
     t.require(t.a.alpha >= 0, f"alpha is {t.a.alpha:g}, must be at least 0 for {t.o.name}'s kernel")
     t.give(t.o.elu(t.x("input"), t.a.alpha))
 
 
 @entry("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", types=EVERY)
-def compare(t: Task) -> None:
+def compare(t: RealTask) -> None:
     """Truth values as numbers, quantised ones as real ones. Engines compare integers in float32: exact are the greater of
     two, and whether a difference is 0. Only "less" is false for NaN everywhere.
     """
@@ -110,7 +114,7 @@ def compare(t: Task) -> None:
         t.hold(t.op(t.name.lower(), x, y))
 
 
-def require_normal(t: Task) -> None:
+def require_normal(t: RealTask) -> None:
     """Refuse constants that engines may take for 0 beside numbers that they do not."""
     for _, value in t.a.inputs:
         known = value.data if isinstance(value, Value) and value.type == F32 else None
@@ -119,20 +123,20 @@ def require_normal(t: Task) -> None:
 
 
 @entry("POW", types=FLOATS)
-def power(t: Task) -> None:
+def power(t: RealTask) -> None:
     """Broadcasting."""
     require_normal(t)
     t.give(t.op("power", *t.xs()))
 
 
 @entry("SELECT", types=NUMBERS)
-def select(t: Task) -> None:
+def select(t: RealTask) -> None:
     """All three have one shape."""
     t.give(t.op("select", t.x("condition"), t.x("input1"), t.x("input2")))
 
 
 @entry("CAST", types=EVERY | {Q8SYMM, Q16A, Q16S})
-def cast(t: Task) -> None:
+def cast(t: RealTask) -> None:
     """Stored values are converted, whatever scale they have; what does not fit is saturated, NaN is 0."""
     x, kind, source = t.stored("input"), t.value().type, t.a.input.type
     if kind in FLOATS:
@@ -144,21 +148,20 @@ def cast(t: Task) -> None:
     t.hold(x)
 
 
-def numbers(t: Task, x: Node) -> Node:
+def numbers(t: RealTask, x: Node) -> Node:
     """float32 with 0 for NaN."""
     return t.op("select", t.missing(x), t.f32(0), x)
 
 
-def saturated(t: Task, x: Node, low: int, high: int) -> Node:
+def saturated(t: RealTask, x: Node, low: int, high: int) -> Node:
     """Whole numbers of a small range, in float32."""
     if t.o.dtype(x) == np.float32:
-        within = t.o.clamp(numbers(t, x), float(low), float(high))
-        return t.op("select", t.op("less", within, t.f32(0)), t.op("ceiling", within), t.op("floor", within))
+        return t.truncated(t.o.clamp(numbers(t, x), float(low), float(high)))
     whole = t.op("minimum", t.graph.converted(x, np.int32), t.constant(high, np.int32))
     return t.o.convert(t.op("maximum", whole, t.constant(low, np.int32)), np.float32)
 
 
-def integers(t: Task, x: Node) -> Node:
+def integers(t: RealTask, x: Node) -> Node:
     """float32 as int32; the conversion itself does not saturate."""
     x = numbers(t, x)
     near = t.o.convert(t.o.clamp(x, -(2.0**31), LARGEST), np.int32)
@@ -167,6 +170,6 @@ def integers(t: Task, x: Node) -> Node:
 
 @entry("QUANTIZE", types=FLOATS)
 @entry("DEQUANTIZE", types=QUANTS | {Q8SYMM, Q8PC})
-def convert(t: Task) -> None:
+def convert(t: RealTask) -> None:
     """From real values to stored ones, and back."""
     t.give(t.x("input"))

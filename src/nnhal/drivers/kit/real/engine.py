@@ -25,7 +25,7 @@ class Sliding(NamedTuple):
     same: bool = False
 
 
-class Engine(Protocol):
+class Primitives(Protocol):
     """A graph in the making. Pictures are NCHW, axes count from 0, sizes are numbers."""
 
     name: str

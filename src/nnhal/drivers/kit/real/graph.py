@@ -13,7 +13,7 @@ from nnhal.base.operands import Array, Value, fixed
 from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.lowering import LoweringTable, LoweringTask
 from nnhal.drivers.kit.numbers import bounds
-from nnhal.drivers.kit.real.engine import Engine, Node
+from nnhal.drivers.kit.real.engine import Node, Primitives
 from nnhal.model.graph import CONSTANTS, Model, Operation
 from nnhal.model.validate import validate
 from nnhal.ops.common import decode, type_range
@@ -23,7 +23,7 @@ FAR = 2.0**60  # scales from 1 / FAR to FAR: products of two, and what they are 
 FLOATS = frozenset((F32, F16))
 QUANTS = frozenset((Q8, Q8S))
 NUMBERS = FLOATS | QUANTS | {I32}
-E = TypeVar("E", bound=Engine)
+E = TypeVar("E", bound=Primitives)
 
 
 def scales_of(value: Value) -> Array:
@@ -38,19 +38,24 @@ def scales_of(value: Value) -> Array:
     return scales.reshape([-1 if n == value.channel.axis else 1 for n in range(value.rank)])
 
 
-class Graph(Generic[E]):
-    """The engine's graph, and the nodes that operands are. inputs: the model's, in order; None for those without a value."""
+class RealGraph(Generic[E]):
+    """The engine's graph, and the nodes that operands are. inputs: the model's, in order; None for those without a value.
+
+    checks: truth values, any of which fails the execution.
+    """
 
     def __init__(self, model: Model, engine: E) -> None:
         self.model, self.engine = model, engine
         self._values = list(validate(model).subgraphs[0].values)
         self._held: dict[int, Node] = {}
+        self.checks: list[Node] = []
         self._given = {index: self._parameter(index) for index in model.main.inputs}
         self.inputs = [self._given[index] for index in model.main.inputs]
 
     def outputs(self) -> list[Node]:
-        """The model's, in their own types."""
-        return [self.engine.convert(self.held(index), self.value(index).dtype) for index in self.model.main.outputs]
+        """The model's, in their own types; then the checks."""
+        main = self.model.main.outputs
+        return [*(self.engine.convert(self.held(index), self.value(index).dtype) for index in main), *self.checks]
 
     def value(self, index: int) -> Value:
         """What is known of an operand; Refused where it has no value."""
@@ -121,13 +126,13 @@ class Graph(Generic[E]):
         return self.engine.op("multiply", steps, self.constant(scales))
 
 
-class Task(LoweringTask):
+class RealTask(LoweringTask):
     """One operation, and the graph that it is written to."""
 
-    def __init__(self, graph: Graph[Any], a: Bound, operation: Operation) -> None:
+    def __init__(self, graph: RealGraph[Any], a: Bound, operation: Operation) -> None:
         super().__init__(a, operation)
         self.graph, self.constant = graph, graph.constant
-        self.o: Engine = graph.engine
+        self.o: Primitives = graph.engine
         self.op = graph.engine.op
 
     def x(self, name: str) -> Node:
@@ -191,12 +196,22 @@ class Task(LoweringTask):
         """Where the elements are NaN."""
         return self.op("not_equal", x, x)
 
+    def spoilt(self, found: Node, x: Node, axes: Sequence[int], keep: bool = True) -> Node:
+        """What was found along axes, NaN where a real number there is: engines forget it in maxima."""
+        if self.a.T not in FLOATS:
+            return found
+        return self.op("select", self.o.reduce("logical_or", self.missing(x), axes, keep), self.f32(np.nan), found)
+
+    def truncated(self, x: Node) -> Node:
+        """Numbers without what is behind the point."""
+        return self.op("select", self.op("less", x, self.f32(0)), self.op("ceiling", x), self.op("floor", x))
+
     def part(self, x: Node, axis: int, start: int, end: int, step: int = 1) -> Node:
         """A part of one dimension; an end of -1 behind a negative step is before the first element."""
         return self.o.slice(x, [start], [end if end >= 0 else -(2**31)], [step], [axis])
 
 
-Lower = Callable[[Task], None]
+Lower = Callable[[RealTask], None]
 _entries: list[tuple[tuple[str, ...], frozenset[int], Mapping[int, tuple[str, ...]], Lower]] = []
 
 
@@ -212,9 +227,9 @@ def entry(
     return add
 
 
-def table_for(engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = ()) -> LoweringTable[Task]:
+def table_for(engine: str, elsewhere: Mapping[str, str], without: Sequence[str] = ()) -> LoweringTable[RealTask]:
     """A table of all entries. elsewhere: reasons for operations that have none. without: operations left to the driver."""
-    table: LoweringTable[Task] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
+    table: LoweringTable[RealTask] = LoweringTable(engine, FLOATS | QUANTS, elsewhere)
     for names, types, forms, function in _entries:
         table.entry(*(name for name in names if name not in without), types=types, forms=forms)(function)
     return table

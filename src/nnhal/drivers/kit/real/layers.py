@@ -1,11 +1,13 @@
 """Entries of layers: convolutions, matrix products, pooling, normalisations, resizing.
 
 A quantised layer sums up integers in float32, which is exact up to 2**24. Where sums may leave that, weights are taken
-apart into tens and units to the base of 16: two sums, each exact, of which the total is rounded once.
+apart into tens and units to the base of 16, and numbers too where that is not enough: some sums, each exact, of which the
+total is rounded once.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from nnhal.base.codes import Padding as Scheme
 from nnhal.base.operands import Value
 from nnhal.drivers.kit.numbers import stored_bounds, window
 from nnhal.drivers.kit.real.engine import Node, Sliding
-from nnhal.drivers.kit.real.graph import FAR, FLOATS, Task, entry, scales_of
+from nnhal.drivers.kit.real.graph import FAR, FLOATS, RealTask, entry, scales_of
 from nnhal.ops.common import axis_of, type_range
 from nnhal.ops.resize import new_size, positions
 from nnhal.ops.schema import Q8S
@@ -41,23 +43,54 @@ def greatest_sum(x: Value, weights: Value, axis: int) -> float:
     return float(np.abs(factors).reshape(len(factors), -1).sum(1, dtype=np.float64).max()) * reach(x)
 
 
-def exact_sum(t: Task, x: Node, weights: Node, most: float, product: Sum) -> Node:
-    """Sums of products of integers, each exact; the total is rounded once at most."""
+def exact_sums(t: RealTask, x: Node, weights: Node, product: Sum, most: float, count: int, reach_x: int) -> list[Node]:
+    """Sums of products of integers, each exact: one, or those to be multiplied by 16 or 256 before it.
+
+    most: what the whole may come to; count: how many products there are.
+    """
     if most < EXACT:
-        return guarded(t, product(x, weights))
-    t.require(most < EXACT * BASE, f"sums of products may reach {most:g}, float32 holds integers to {EXACT:g}")
-    tens = t.op("floor", t.op("divide", weights, t.f32(BASE)))
-    units = t.op("subtract", weights, t.op("multiply", tens, t.f32(BASE)))
-    high, low = guarded(t, product(x, tens)), guarded(t, product(x, units))
-    return t.op("add", t.op("multiply", high, t.f32(BASE)), low)
+        return [guarded(t, product(x, weights))]
+    tens, units = digits(t, weights)
+    if count * reach_x * BASE < EXACT:
+        return [guarded(t, product(x, tens)), guarded(t, product(x, units))]
+    t.require(2 * count * BASE**2 < EXACT, f"float32 does not hold sums of {count} products of 8 bits, however split")
+    high, low = digits(t, x)
+    middle = t.op("add", guarded(t, product(high, units)), guarded(t, product(low, tens)))
+    return [guarded(t, product(high, tens)), middle, guarded(t, product(low, units))]
 
 
-def guarded(t: Task, sums: Node) -> Node:
+def digits(t: RealTask, x: Node) -> tuple[Node, Node]:
+    """Integers as tens and units to the base of 16, both with the sign of the whole."""
+    tens = t.truncated(t.op("multiply", x, t.f32(1 / BASE)))
+    return tens, t.op("subtract", x, t.op("multiply", tens, t.f32(BASE)))
+
+
+def bias_digits(t: RealTask, count: int) -> list[Node]:
+    """The integers of the bias, as digits for so many sums."""
+    known, found = t.a.bias.data, []
+    rest = t.o.convert(t.stored("bias"), np.float32) if known is None else np.asarray(known, np.float64)
+    for _ in range(count - 1):
+        if known is None:
+            rest, units = digits(t, rest)
+        else:
+            whole = rest
+            rest = np.trunc(whole / BASE)
+            units = t.constant(whole - rest * BASE, np.float32)
+        found.append(units)
+    return [*found, rest if known is None else t.constant(rest, np.float32)][::-1]
+
+
+def total(t: RealTask, sums: Sequence[Node]) -> Node:
+    """The number of these digits."""
+    return reduce(lambda high, low: t.op("add", t.op("multiply", high, t.f32(BASE)), low), sums)
+
+
+def guarded(t: RealTask, sums: Node) -> Node:
     """Sums that no factor behind them is multiplied into the weights of, which would be integers no more."""
     return t.o.clamp(sums, -FAR, FAR)
 
 
-def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: bool = True) -> None:
+def layer(t: RealTask, product: Sum, name: str = "filter", axis: int = 0, image: bool = True) -> None:
     """Give product(input, weights) + bias under the activation. axis: that of the outputs in the weights."""
     x, weights, value = t.a.input, getattr(t.a, name), t.value()
 
@@ -71,16 +104,17 @@ def layer(t: Task, product: Sum, name: str = "filter", axis: int = 0, image: boo
         t.give(finished(t.op("add", product(t.x("input"), t.x(name)), shaped(t.x("bias")))))
         return
     scales_of(x), scales_of(weights)
-    most = greatest_sum(x, weights, axis)
-    total = exact_sum(t, t.graph.steps(t.place("input")), t.graph.steps(t.place(name)), most, product)
-    total = t.op("add", total, shaped(t.o.convert(t.stored("bias"), np.float32)))
+    most, count = greatest_sum(x, weights, axis), math.prod(weights.known) // weights.known[axis]
+    steps = t.graph.steps(t.place("input")), t.graph.steps(t.place(name))
+    sums = exact_sums(t, *steps, product, most, count, reach(x))
+    biased = [t.op("add", y, shaped(bias)) for y, bias in zip(sums, bias_digits(t, len(sums)), strict=True)]
     ratios = (product_scales(x, weights) / scales_of(value)).astype(np.float32)
     t.require(ratios.min() > 1 / FAR and ratios.max() < FAR, "scales are too far from each other for float32")
     factor = t.constant(ratios if len(ratios) == 1 else ratios.reshape([1, -1, 1, 1] if image else [1, -1]))
-    t.give_steps(finished(t.op("multiply", total, factor)), within=stored_bounds(t.a))
+    t.give_steps(finished(t.op("multiply", total(t, biased), factor)), within=stored_bounds(t.a))
 
 
-def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
+def sliding(t: RealTask, size: tuple[int, int] | None = None) -> Sliding:
     """How a filter, or a window of this size, moves."""
     a, strides = t.a, (t.a.stride_h, t.a.stride_w)
     dilations = (a.dilation_h, a.dilation_w) if a.form_has("dilation_h") else (1, 1)
@@ -91,7 +125,7 @@ def sliding(t: Task, size: tuple[int, int] | None = None) -> Sliding:
 
 
 @entry("CONV_2D", "GROUPED_CONV_2D", "DEPTHWISE_CONV_2D")
-def convolution(t: Task) -> None:
+def convolution(t: RealTask) -> None:
     """Each group has its own filters; a group of DEPTHWISE_CONV_2D is one channel."""
     depthwise, how = t.name == "DEPTHWISE_CONV_2D", sliding(t)
     depth = t.a.filter.known[3 if depthwise else 0]
@@ -105,7 +139,7 @@ def convolution(t: Task) -> None:
 
 
 @entry("TRANSPOSE_CONV_2D")
-def transposed_convolution(t: Task) -> None:
+def transposed_convolution(t: RealTask) -> None:
     """All products are made, and those outside are cut off."""
     a = t.a
     if a.form_has("scheme"):
@@ -124,19 +158,19 @@ def transposed_convolution(t: Task) -> None:
 
 
 @entry("FULLY_CONNECTED")
-def fully_connected(t: Task) -> None:
+def fully_connected(t: RealTask) -> None:
     """The input is taken for rows of `input_size` elements, whatever its rank."""
     size = t.a.weights.known[1]
 
     def product(x: Node, weights: Node) -> Node:
-        rows = x if t.a.input.shape is not None and t.a.input.rank == 2 else t.o.reshape(x, [-1, size])
+        rows = x if t.a.input.shape is not None and t.a.input.dims[1:] == (size,) else t.o.reshape(x, [-1, size])
         return t.o.matmul(rows, weights, False, True)
 
     layer(t, product, "weights", image=False)
 
 
 @entry("BATCH_MATMUL", types=FLOATS | {Q8S})
-def batch_matmul(t: Task) -> None:
+def batch_matmul(t: RealTask) -> None:
     """Either side may be transposed."""
     a, x, y = t.a, t.a.x, t.a.y
 
@@ -148,16 +182,16 @@ def batch_matmul(t: Task) -> None:
         return
     ratio = float(scales_of(x)) * float(scales_of(y)) / float(scales_of(a.out))
     t.require(1 / FAR < ratio < FAR, "scales are too far from each other for float32")
-    most = float(x.known[-2 if a.adj_x else -1] * reach(x) * reach(y))
-    total = exact_sum(t, t.graph.steps(t.place("x")), t.graph.steps(t.place("y")), most, product)
-    t.give_steps(t.op("multiply", total, t.f32(ratio)))
+    count, steps = x.known[-2 if a.adj_x else -1], [t.graph.steps(t.place(name)) for name in ("x", "y")]
+    sums = exact_sums(t, steps[0], steps[1], product, float(count * reach(x) * reach(y)), count, reach(x))
+    t.give_steps(t.op("multiply", total(t, sums), t.f32(ratio)))
 
 
 # -------------------------------------------------------------------------------------------------------------- pooling
 
 
 @entry("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
-def pool(t: Task) -> None:
+def pool(t: RealTask) -> None:
     """Means are over the real elements; a quantised one is of stored values."""
     how = sliding(t, (t.a.filter_h, t.a.filter_w))
     x = t.image(t.graph.converted(t.stored("input"), np.float32))
@@ -184,29 +218,26 @@ def pool(t: Task) -> None:
 
 @entry("LOG_SOFTMAX", types=FLOATS)
 @entry("SOFTMAX")
-def softmax(t: Task) -> None:
+def softmax(t: RealTask) -> None:
     """Of the distances from the greatest element, so that beta overflows nowhere. Engines forget NaN, as in maxima."""
     x, axis = t.x("input"), t.a.axis % t.a.input.rank
     below = t.op("subtract", x, t.o.reduce("max", x, [axis], True))
     found = t.o.softmax(t.op("multiply", below, t.f32(t.a.beta)), axis, t.name == "LOG_SOFTMAX")
-    if t.a.T in FLOATS:
-        spoilt = t.o.reduce("logical_or", t.missing(x), [axis], True)
-        found = t.op("select", spoilt, t.f32(np.nan), found)
-    t.give(found)
+    t.give(t.spoilt(found, x, [axis]))
 
 
 @entry("L2_NORMALIZATION")
-def l2_normalisation(t: Task) -> None:
+def l2_normalisation(t: RealTask) -> None:
     """Squared are the shares of the greatest element, which neither overflow nor all vanish."""
     x, axis = t.x("input"), [t.a.axis % t.a.input.rank]
     greatest = t.o.reduce("max", t.op("abs", x), axis, True)
     unit = t.op("divide", x, t.o.clamp(greatest, LEAST, GREATEST))
     length = t.op("sqrt", t.o.reduce("sum", t.op("multiply", unit, unit), axis, True))
-    t.give(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))))
+    t.give(t.spoilt(t.op("divide", unit, t.op("maximum", length, t.f32(LEAST))), x, axis))
 
 
 @entry("LOCAL_RESPONSE_NORMALIZATION", types=FLOATS)
-def local_response(t: Task) -> None:
+def local_response(t: RealTask) -> None:
     """By parts. Where squares overflow, they are those of far smaller numbers."""
     a, shape = t.a, t.a.input.known
     axis = axis_of(a, "axis", len(shape))
@@ -228,7 +259,7 @@ def local_response(t: Task) -> None:
 
 
 @entry("INSTANCE_NORMALIZATION", types=FLOATS)
-def instance_normalisation(t: Task) -> None:
+def instance_normalisation(t: RealTask) -> None:
     """By parts: (x - mean) * gamma / sqrt(variance + epsilon) + beta; of numbers whose squares overflow, of smaller ones."""
     a, x, axes = t.a, t.x("input"), [2, 3] if t.a.nchw else [1, 2]
     t.require(a.epsilon >= LEAST_EPSILON, f"epsilon is {a.epsilon:g}, must be at least {LEAST_EPSILON:g} for float32")
@@ -239,14 +270,15 @@ def instance_normalisation(t: Task) -> None:
     variance = t.o.reduce("mean", t.op("multiply", centred, centred), axes, True)
     least = t.op("divide", t.op("divide", t.f32(a.epsilon), scale), scale)
     root = t.op("sqrt", t.op("maximum", t.op("add", variance, least), t.f32(LEAST)))
-    t.give(t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta)))
+    found = t.op("add", t.op("multiply", t.op("divide", centred, root), t.f32(a.gamma)), t.f32(a.beta))
+    t.give(t.spoilt(found, x, axes))
 
 
 # ------------------------------------------------------------------------------------------------------------- resizing
 
 
 @entry("RESIZE_BILINEAR")
-def resize(t: Task) -> None:
+def resize(t: RealTask) -> None:
     """By scale or by size."""
     a, sizes = t.a, [new_size(axis)(t.a) for axis in "hw"]
     how = "align_corners" if a.align_corners else "half_pixel" if a.half_pixel_centers else "asymmetric"
@@ -254,7 +286,7 @@ def resize(t: Task) -> None:
 
 
 @entry("RESIZE_NEAREST_NEIGHBOR")
-def resize_nearest(t: Task) -> None:
+def resize_nearest(t: RealTask) -> None:
     """Elements are picked by their number: engines' own kernels round places otherwise."""
     a, x = t.a, t.stored("input")
     for name, axis, size in (("h", 2 if a.nchw else 1, a.height), ("w", 3 if a.nchw else 2, a.width)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from nnhal.base.codes import RecurrentActivation as Kind
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, Task, entry
+from nnhal.drivers.kit.real.graph import FLOATS, RealTask, entry
 from nnhal.ops.lstm import EPSILON, room
 from nnhal.ops.recurrent import size
 
@@ -18,10 +18,10 @@ GATES = ("forget", "input", "cell", "output")
 BOUNDS = {Kind.RELU1: (-1.0, 1.0), Kind.RELU6: (0.0, 6.0)}
 States = tuple[Node, ...]  # the output of the step before first
 Step = Callable[[States, Node], States]
-Cell = Callable[[Task, str, bool], tuple[Step, States]]
+Cell = Callable[[RealTask, str, bool], tuple[Step, States]]
 
 
-def bent(t: Task, x: Node) -> Node:
+def bent(t: RealTask, x: Node) -> Node:
     """A node under the operation's activation."""
     kind = t.a.activation_kind
     if kind in BOUNDS:
@@ -29,17 +29,17 @@ def bent(t: Task, x: Node) -> Node:
     return x if kind == Kind.NONE else t.op(kind.name.lower(), x)
 
 
-def times(t: Task, x: Node, weights: Node) -> Node:
+def times(t: RealTask, x: Node, weights: Node) -> Node:
     """Rows times transposed weights."""
     return t.o.matmul(x, weights, False, True)
 
 
-def linked(t: Task, name: str, aux: str, crossed: bool) -> Node:
+def linked(t: RealTask, name: str, aux: str, crossed: bool) -> Node:
     """Weights, with those of the auxiliary input behind them where it is read too."""
     return t.o.concat([t.x(name), t.x(aux)], 1) if crossed else t.x(name)
 
 
-def rnn_cell(t: Task, way: str = "", crossed: bool = False) -> tuple[Step, States]:
+def rnn_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
     """One step of a fully connected cell, and its state."""
     own = linked(t, f"{way}weights", f"{way}aux_weights", crossed)
     again, bias = t.x(f"{way}recurrent_weights"), t.x(f"{way}bias")
@@ -51,7 +51,7 @@ def rnn_cell(t: Task, way: str = "", crossed: bool = False) -> tuple[Step, State
     return step, (t.x(f"{way}hidden_state"),)
 
 
-def lstm_cell(t: Task, way: str = "", crossed: bool = False) -> tuple[Step, States]:
+def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, States]:
     """One step of an LSTM cell with all its optional parts, and its states."""
     own = [gate for gate in GATES if t.places(f"{way}input_to_{gate}")]
     ahead = {g: linked(t, f"{way}input_to_{g}", f"{way}aux_to_{g}", crossed) for g in own}
@@ -91,7 +91,7 @@ def lstm_cell(t: Task, way: str = "", crossed: bool = False) -> tuple[Step, Stat
     return step, (t.x(f"{way}state"), t.x(f"{way}cell_state"))
 
 
-def over_time(t: Task, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
+def over_time(t: RealTask, x: Node, cell: Cell, way: str = "", crossed: bool = False) -> tuple[Node, States]:
     """The outputs of a cell over sequence `x`, in its layout, and the last states."""
     axis, back = (0 if t.a.time_major else 1), way == "bw_"
     count = t.a.input.known[axis]
@@ -108,14 +108,14 @@ def over_time(t: Task, x: Node, cell: Cell, way: str = "", crossed: bool = False
     return t.o.concat(outputs, axis), states
 
 
-def plain(t: Task, way: str) -> bool:
+def plain(t: RealTask, way: str) -> bool:
     """Whether an LSTM cell has none of the optional parts."""
     parts = [f"{way}{part}_{gate}" for part in ("peep", "norm") for gate in GATES] + [f"{way}projection"]
     simple = not any(t.places(part) for part in parts) and t.places(f"{way}input_to_input")
     return bool(simple and t.a.activation_kind == Kind.TANH and not t.a.cell_clip)
 
 
-def fused(t: Task, x: Node, way: str, count: int) -> tuple[Node, States] | None:
+def fused(t: RealTask, x: Node, way: str, count: int) -> tuple[Node, States] | None:
     """A plain LSTM over a sequence by the engine's own kernel; None where it has none."""
     weights = [t.o.concat([t.x(f"{way}{part}_{g}") for g in GATES], 0) for part in ("input_to", "state_to", "bias")]
     x = t.o.transpose(x, [1, 0, 2]) if t.a.time_major else x
@@ -127,7 +127,7 @@ def fused(t: Task, x: Node, way: str, count: int) -> tuple[Node, States] | None:
 
 
 @entry("RNN", types=FLOATS)
-def rnn(t: Task) -> None:
+def rnn(t: RealTask) -> None:
     """One step."""
     step, states = rnn_cell(t)
     (state,) = step(states, t.x("input"))
@@ -136,7 +136,7 @@ def rnn(t: Task) -> None:
 
 
 @entry("LSTM", types=FLOATS)
-def lstm(t: Task) -> None:
+def lstm(t: RealTask) -> None:
     """One step; the scratch output's contents are undefined."""
     step, states = lstm_cell(t)
     state, memory = step(states, t.x("input"))
@@ -148,20 +148,20 @@ def lstm(t: Task) -> None:
 
 
 @entry("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
-def sequence(t: Task) -> None:
+def sequence(t: RealTask) -> None:
     """Forwards."""
     y, states = over_time(t, t.x("input"), lstm_cell if t.name.endswith("LSTM") else rnn_cell)
     give(t, y, *states)
 
 
-def give(t: Task, *nodes: Node) -> None:
+def give(t: RealTask, *nodes: Node) -> None:
     """Give as many outputs as the operation has."""
     for number, node in enumerate(nodes[: len(t.operation.outputs)]):
         t.hold(node, number)
 
 
 @entry("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN", types=FLOATS)
-def two_ways(t: Task) -> None:
+def two_ways(t: RealTask) -> None:
     """Forwards and backwards. Linked crosswise both read the auxiliary input too, in parallel the backward cell it alone."""
     cell, aux_weights = (lstm_cell, "fw_aux_to_forget") if t.name.endswith("LSTM") else (rnn_cell, "fw_aux_weights")
     crossed, ahead, aux = bool(t.places(aux_weights)), t.x("input"), t.maybe("aux_input")
@@ -174,7 +174,7 @@ def two_ways(t: Task) -> None:
 
 
 @entry("SVDF", types=FLOATS)
-def svdf(t: Task) -> None:
+def svdf(t: RealTask) -> None:
     """Features are filtered, pushed into a memory, and that is filtered over time."""
     a = t.a
     batch, filters, memory = a.batch, a.filters, a.memory_size

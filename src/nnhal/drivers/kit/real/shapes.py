@@ -7,16 +7,17 @@ import numpy as np
 
 from nnhal.base.codes import MirrorPad
 from nnhal.drivers.kit.real.engine import Node
-from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, Task, entry
+from nnhal.drivers.kit.real.graph import FLOATS, NUMBERS, QUANTS, RealTask, entry
 from nnhal.ops.common import axis_of
 from nnhal.ops.schema import B8, I32
 from nnhal.ops.slice import strided
 
+WHOLE = 2**24  # up to here float32 holds every integer
 REDUCTIONS = {"REDUCE_ALL": "logical_and", "REDUCE_ANY": "logical_or"}
 
 
 @entry("RESHAPE", "SQUEEZE", "EXPAND_DIMS", types=NUMBERS)
-def reshape(t: Task) -> None:
+def reshape(t: RealTask) -> None:
     """The output's shape says it all; one dimension of it may be open."""
     if t.name == "RESHAPE":
         t.array("shape")
@@ -26,14 +27,14 @@ def reshape(t: Task) -> None:
 
 
 @entry("TRANSPOSE")
-def transpose(t: Task) -> None:
+def transpose(t: RealTask) -> None:
     """Without an order the dimensions are reversed."""
     order = range(t.a.input.rank)[::-1] if t.a.permutation is None else t.array("permutation").tolist()
     t.hold(t.o.transpose(t.stored("input"), order))
 
 
 @entry("CONCATENATION", "PACK", types=NUMBERS)
-def join(t: Task) -> None:
+def join(t: RealTask) -> None:
     """Along an axis, or a new one."""
     places, value = t.places("parts"), t.value()
     axis = axis_of(t.a, "axis", value.rank)
@@ -47,7 +48,7 @@ def join(t: Task) -> None:
 
 
 @entry("SPLIT", types=NUMBERS)
-def split(t: Task) -> None:
+def split(t: RealTask) -> None:
     """In equal parts."""
     axis, count = axis_of(t.a, "axis", t.a.input.rank), len(t.operation.outputs)
     size = t.a.input.known[axis] // count
@@ -56,7 +57,7 @@ def split(t: Task) -> None:
 
 
 @entry("PAD", "PAD_V2", "MIRROR_PAD", types=NUMBERS)
-def pad(t: Task) -> None:
+def pad(t: RealTask) -> None:
     """With real zeros, with a value, or with what lies on the other side of the border."""
     x, (before, after) = t.stored("input"), t.array("paddings").T.tolist()
     if t.name == "MIRROR_PAD":
@@ -65,13 +66,13 @@ def pad(t: Task) -> None:
         t.hold(padded(t, x, before, after, t.a.input.zero_point if t.name == "PAD" else t.a.value))
 
 
-def padded(t: Task, x: Node, before: Sequence[int], after: Sequence[int], stored: float) -> Node:
+def padded(t: RealTask, x: Node, before: Sequence[int], after: Sequence[int], stored: float) -> Node:
     """A tensor with a stored value around it."""
     return t.o.pad(x, before, after, "constant", t.constant(stored, t.o.dtype(x)))
 
 
 @entry("SLICE", types=NUMBERS)
-def slice_(t: Task) -> None:
+def slice_(t: RealTask) -> None:
     """A part in one piece."""
     begin, sizes = t.array("begin"), t.array("size")
     end, axes = np.where(sizes < 0, 2**31 - 1, begin + sizes), range(len(begin))
@@ -79,7 +80,7 @@ def slice_(t: Task) -> None:
 
 
 @entry("STRIDED_SLICE")
-def strided_slice(t: Task) -> None:
+def strided_slice(t: RealTask) -> None:
     """A part in steps; dimensions that are left out are of 1 element."""
     for name in ("begin", "end", "strides"):
         t.array(name)
@@ -94,30 +95,38 @@ def strided_slice(t: Task) -> None:
 
 
 @entry("GATHER", "EMBEDDING_LOOKUP", types=NUMBERS)
-def gather(t: Task) -> None:
-    """An index outside has to end the execution, which engines do not."""
-    source, indices, axis = ("values", "lookups", 0)
+def gather(t: RealTask) -> None:
+    """An index outside ends the execution: the engine says whether there was one."""
+    source, indices, axis = "values", "lookups", 0
     if t.name == "GATHER":
         source, indices, axis = "input", "indices", axis_of(t.a, "axis", t.a.input.rank)
-    t.array(indices)
-    t.hold(t.o.gather(t.stored(source), t.stored(indices), axis))
+    found = t.stored(indices)
+    if getattr(t.a, indices).data is None:
+        value = getattr(t.a, source)
+        size, rank = value.known[axis], getattr(t.a, indices).rank
+        t.require(size < WHOLE, f"{t.o.name} compares indices in float32, {size} are too many")
+        beyond = t.op("less", t.constant(size - 1, np.int32), found)
+        outside = t.op("logical_or", t.op("less", found, t.constant(0, np.int32)), beyond)
+        t.graph.checks.append(t.o.reshape(t.o.reduce("logical_or", outside, range(rank), True), [1]))
+        found = t.op("minimum", t.op("maximum", found, t.constant(0, np.int32)), t.constant(size - 1, np.int32))
+    t.hold(t.o.gather(t.stored(source), found, axis))
 
 
 @entry("TILE", types=NUMBERS)
-def tile(t: Task) -> None:
+def tile(t: RealTask) -> None:
     """Repeated along each dimension."""
     t.hold(t.o.tile(t.stored("input"), t.array("multiples").tolist()))
 
 
 @entry("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")
-def depth_and_space(t: Task) -> None:
+def depth_and_space(t: RealTask) -> None:
     """Blocks of pictures."""
     kind = "depth_to_space" if t.name == "DEPTH_TO_SPACE" else "space_to_depth"
     t.hold(t.layout(t.o.blocks(kind, t.image(t.stored("input")), t.a.block)))
 
 
 @entry("SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND")
-def batch_and_space(t: Task) -> None:
+def batch_and_space(t: RealTask) -> None:
     """By moving dimensions."""
     (h, w), x = t.array("blocks").tolist(), t.image(t.stored("input"))
     if t.name == "SPACE_TO_BATCH_ND":
@@ -135,14 +144,14 @@ def batch_and_space(t: Task) -> None:
 
 
 @entry("REVERSE", types=NUMBERS)
-def reverse(t: Task) -> None:
+def reverse(t: RealTask) -> None:
     """Along one dimension."""
     axis = int(t.array("axis").item()) % t.a.input.rank
     t.hold(t.part(t.stored("input"), axis, -1, -1, -1))
 
 
 @entry("CHANNEL_SHUFFLE")
-def channel_shuffle(t: Task) -> None:
+def channel_shuffle(t: RealTask) -> None:
     """The transpose of groups and members."""
     shape, groups = t.a.input.known, t.a.groups
     axis = axis_of(t.a, "axis", len(shape))
@@ -151,14 +160,14 @@ def channel_shuffle(t: Task) -> None:
 
 
 @entry("FILL")
-def fill(t: Task) -> None:
+def fill(t: RealTask) -> None:
     """From a value that is known."""
     kind = np.int32 if t.value().type == I32 else np.float32
     t.hold(t.o.broadcast(t.constant(t.a.value, kind), t.array("shape").tolist()))
 
 
 @entry("RANK", types=NUMBERS | {B8})
-def rank(t: Task) -> None:
+def rank(t: RealTask) -> None:
     """Known when the model is prepared."""
     t.hold(t.constant(t.a.input.rank, np.int32))
 
@@ -169,24 +178,23 @@ def rank(t: Task) -> None:
 @entry("MEAN", "REDUCE_MAX", "REDUCE_MIN")
 @entry("REDUCE_PROD", "REDUCE_SUM", types=FLOATS)
 @entry("REDUCE_ALL", "REDUCE_ANY", types=frozenset((B8,)))
-def reduce(t: Task) -> None:
+def reduce(t: RealTask) -> None:
     """An axis named twice counts once. Engines' maxima forget NaN: it is put in afterwards."""
     x, keep, kind = t.x("input"), bool(t.a.keep_dims), REDUCTIONS.get(t.name, t.name.removeprefix("REDUCE_").lower())
     axes = sorted({int(axis) % t.a.input.rank for axis in t.array("axes")})
     found = t.o.reduce(kind, x, axes, keep)
-    if kind in ("max", "min") and t.a.T in FLOATS:
-        found = t.op("select", t.o.reduce("logical_or", t.missing(x), axes, keep), t.f32(np.nan), found)
+    found = t.spoilt(found, x, axes, keep) if kind in ("max", "min") else found
     t.give(found if keep or len(axes) < t.a.input.rank else t.o.reshape(found, [1]))
 
 
-def comparable(t: Task, x: Node, instead: float) -> Node:
+def comparable(t: RealTask, x: Node, instead: float) -> Node:
     """Numbers that have an order, with another for NaN."""
     x = t.graph.converted(x, np.int32 if t.a.T == I32 else np.float32)
     return t.op("select", t.missing(x), t.f32(instead), x) if t.a.T in FLOATS else x
 
 
 @entry("ARGMAX", "ARGMIN", types=FLOATS | QUANTS | {I32})
-def arg_extreme(t: Task) -> None:
+def arg_extreme(t: RealTask) -> None:
     """The first among equals; NaN counts as the least, or the greatest."""
     most, axis = t.name == "ARGMAX", axis_of(t.a, "axis", t.a.input.rank)
     _, found = t.o.top(comparable(t, t.stored("input"), -np.inf if most else np.inf), 1, axis, most)
@@ -194,7 +202,7 @@ def arg_extreme(t: Task) -> None:
 
 
 @entry("TOPK_V2", types=NUMBERS)
-def top(t: Task) -> None:
+def top(t: RealTask) -> None:
     """Among equals NNAPI takes the last first: the engine is given the elements in reverse. NaN counts as the least."""
     x, last, size = t.stored("input"), t.a.input.rank - 1, t.a.input.known[-1]
     _, found = t.o.top(comparable(t, t.part(x, last, -1, -1, -1), -np.inf), t.a.k, last, True)

@@ -1,0 +1,312 @@
+"""The `openvino` device: what it computes where the engine by itself would be wrong, what it refuses, what it keeps."""
+
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("openvino")
+
+import nnhal
+from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
+from nnhal.base.operands import Array
+from nnhal.drivers.kit.real import RealGraph, RealTask
+from nnhal.drivers.openvino import engine
+from nnhal.drivers.openvino.device import TABLE, OpenVINO
+from nnhal.drivers.openvino.maths import Maths
+from nnhal.hal.device import Hints, prepared_by
+from nnhal.hal.request import Control
+from nnhal.model.graph import Model
+
+
+def run(model: Model, *inputs: Array) -> list[Array]:
+    prepared = prepared_by(OpenVINO(), model, Hints())
+    request = prepared.request(list(inputs))
+    request.execute(prepared.run, Control())
+    return list(request.results)
+
+
+def verdict(model: Model) -> str:
+    (found,) = OpenVINO().consider(model, Hints()).verdicts
+    return "" if found.ok else found.reason
+
+
+def unary(name: str, shape: tuple[int, ...], kind: str = "TENSOR_FLOAT32", **more: object) -> Model:
+    b = nnhal.Builder()
+    x = b.input(shape, kind)
+    return b.finish([x], [b.operation(name, input=x, **more)])
+
+
+def binary(name: str, x: Array, constant: Array | None = None) -> Model:
+    b = nnhal.Builder()
+    kind = {"f": "TENSOR_FLOAT32", "i": "TENSOR_INT32"}[x.dtype.kind]
+    first = b.input(x.shape, kind)
+    second = b.input(x.shape, kind) if constant is None else b.constant(constant)
+    more = {"activation": "none"} if name in ("DIV", "ADD") else {}
+    y = b.operation(name, input1=first, input2=second, **more)
+    return b.finish([first] if constant is not None else [first, second], [y])
+
+
+# ---------------------------------------------------------------------------------------------------------- exact numbers
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("TENSOR_QUANT8_ASYMM", 0, 255), ("TENSOR_QUANT8_ASYMM_SIGNED", -128, 127)]
+)
+def test_sums_of_extreme_products_neither_saturate_nor_round(kind: str, low: int, high: int) -> None:
+    """4,500 products of 255 * 255 are 2**28 and more; an output step is 4,500 * 255 of them, less some."""
+    size, zero = 4500, low
+    dtype = np.uint8 if low == 0 else np.int8
+    x, w = np.full((1, size), high, dtype), np.full((2, size), high, dtype)
+    w[1, ::3] = low
+    b = nnhal.Builder()
+    given = b.input(x.shape, kind, scale=1.0, zero_point=zero)
+    weights = b.constant(w, kind, scale=1.0, zero_point=zero)
+    bias = b.constant(np.array([-300, 7], np.int32), "TENSOR_INT32", scale=1.0)
+    step = 2.0**21
+    y = b.fully_connected(given, weights, bias, scale=step, zero_point=zero)
+    found = run(b.finish([given], [y]), x)[0]
+    exact = (x.astype(int) - zero) @ (w.astype(int) - zero).T + [-300, 7]
+    wanted = np.clip(np.floor(exact / step + 0.5) + zero, low, high)
+    assert exact.max() > 2**28 and found.tolist() == wanted.tolist()
+
+
+def test_the_least_digit_of_a_sum_beyond_24_bits_is_kept() -> None:
+    """2**26 - 1 less 2**26 - 2, in one sum each."""
+    size = 1040
+    x = np.full((1, size), 255, np.uint8)
+    w = np.full((1, size), 255, np.uint8)
+    total = size * 255 * 255
+    b = nnhal.Builder()
+    given = b.input(x.shape, "TENSOR_QUANT8_ASYMM", scale=1.0, zero_point=0)
+    bias = b.constant(np.array([100 - total], np.int32), "TENSOR_INT32", scale=1.0)
+    y = b.fully_connected(
+        given, b.constant(w, "TENSOR_QUANT8_ASYMM", scale=1.0, zero_point=0), bias, scale=1.5, zero_point=0
+    )
+    assert total > 2**26
+    assert abs(int(run(b.finish([given], [y]), x)[0][0, 0]) - round(100 / 1.5)) <= 3
+
+
+def test_integers_are_compared_as_integers() -> None:
+    x = np.array([2**24, 2**24 + 1, -(2**31), 2**31 - 1, 5], np.int32)
+    y = np.array([2**24 + 1, 2**24, 2**31 - 1, 2**31 - 2, 5], np.int32)
+    for name, function in (
+        ("LESS", np.less),
+        ("LESS_EQUAL", np.less_equal),
+        ("GREATER", np.greater),
+        ("GREATER_EQUAL", np.greater_equal),
+        ("EQUAL", np.equal),
+        ("NOT_EQUAL", np.not_equal),
+    ):
+        assert run(binary(name, x), x, y)[0].tolist() == function(x, y).tolist(), name
+
+
+def test_nan_is_neither_lost_nor_true() -> None:
+    x, one = np.array([np.nan, 1, 2], np.float32), np.ones(3, np.float32)
+    for name in ("MAXIMUM", "MINIMUM"):
+        assert np.isnan(run(binary(name, x), x, one)[0]).tolist() == [True, False, False]
+        assert np.isnan(run(binary(name, x), one, x)[0]).tolist() == [True, False, False]
+    for name in ("LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL", "EQUAL"):
+        assert not run(binary(name, x), x, one)[0][0] and not run(binary(name, x), one, x)[0][0]
+    assert np.isnan(run(unary("SOFTMAX", (1, 3), beta=1.0), x[None])[0]).all()
+    assert np.isnan(run(unary("L2_NORMALIZATION", (1, 3)), x[None])[0]).all()
+    assert np.isnan(run(unary("EXP", (3,)), x)[0]).tolist() == [True, False, False]
+
+
+def test_quotients_of_very_small_and_very_large_numbers_are_finite() -> None:
+    x, y = np.array([2e-38, 3e38, 3e38, 1e-37], np.float32), np.array([1.2e-38, 2.9e38, 1e38, 3e38], np.float32)
+    wanted = x.astype(np.float64) / y
+    np.testing.assert_allclose(run(binary("DIV", x), x, y)[0], wanted, rtol=1e-6, atol=1e-30)
+    assert "multiplies with the reciprocal of a constant" in verdict(binary("DIV", x, y))
+
+
+def test_a_decoded_value_is_rounded_once() -> None:
+    """A scale times the zero point alone would leave a remainder where the value is 0."""
+    scale = float(np.float32(1e10 / 3))
+    x = np.array([117, 118], np.uint8)
+    b = nnhal.Builder()
+    given = b.input((2,), "TENSOR_QUANT8_ASYMM", scale=scale, zero_point=117)
+    model = b.finish([given], [b.dequantize(given)])
+    assert run(model, x)[0].tolist() == [0.0, np.float32(scale)]
+
+
+def test_float32_is_computed_as_float32() -> None:
+    """bfloat16, the engine's own choice on some processors, would be off by 1e-2."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((4, 256), np.float32), rng.standard_normal((64, 256), np.float32)
+    b = nnhal.Builder()
+    given = b.input(x.shape)
+    model = b.finish([given], [b.fully_connected(given, b.constant(w), b.constant(np.zeros(64, np.float32)))])
+    np.testing.assert_allclose(run(model, x)[0], x.astype(np.float64) @ w.T.astype(np.float64), atol=1e-4)
+
+
+def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back() -> None:
+    b = nnhal.Builder()
+    x = b.input((1, 8, 8, 16), "TENSOR_QUANT8_ASYMM_SIGNED", scale=0.5, zero_point=3)
+    w = np.random.default_rng(0).integers(-127, 127, (8, 3, 3, 16)).astype(np.int8)
+    weights = b.constant(w, "TENSOR_QUANT8_ASYMM_SIGNED", scale=0.25, zero_point=0)
+    bias = b.constant(np.zeros(8, np.int32), "TENSOR_INT32", scale=0.125)
+    model = b.finish([x], [b.conv_2d(x, weights, bias, padding="same", scale=64.0, zero_point=0)])
+    graph = RealGraph(model, Maths())
+    TABLE.lower(model, partial(RealTask, graph))
+    runtime = engine.compiled(graph.inputs, graph.outputs(), 1).get_runtime_model()
+    layers = [node.get_rt_info() for node in runtime.get_ops()]
+    found = [i["runtimePrecision"].astype(str) for i in layers if i["layerType"].astype(str) == "Convolution"]
+    assert found == ["f32"]
+
+
+# -------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_the_engine_lacks_is_named() -> None:
+    far = nnhal.Builder()
+    x = far.input((2,), "TENSOR_QUANT8_ASYMM", scale=1e30, zero_point=0)
+    assert "leave the range of float32" in verdict(far.finish([x], [far.relu(x)]))
+    y = np.ones(3, np.int32)
+    assert verdict(binary("DIV", y)) == "OpenVINO's DIV does not take TENSOR_INT32"
+    tiny = np.array([1e-40, 1, 1], np.float32)
+    assert "takes a subnormal constant for 0" in verdict(binary("LESS", tiny, tiny))
+
+
+def test_an_option_that_there_is_not_is_the_applications_mistake() -> None:
+    model = unary("RELU", (3,))
+    with pytest.raises(InvalidArgument, match="option 'fast' is unknown"):
+        OpenVINO().consider(model, Hints(options={"fast": True}))
+
+
+def test_without_the_engine_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    engine.ov.cache_clear()
+    try:
+        with pytest.raises(DeviceUnavailable, match=r"pip install 'nnhal\[openvino\]'"):
+            OpenVINO()
+    finally:
+        engine.ov.cache_clear()
+
+
+def test_its_import_tells_nobody(tmp_path: Path) -> None:
+    program = (
+        "import sys; from nnhal.drivers.openvino import device; device(); print('openvino_telemetry' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={"HOME": str(tmp_path)}
+    )
+    assert (done.stdout, done.stderr, list(tmp_path.iterdir())) == ("False\n", "", [])
+
+
+# ------------------------------------------------------------------------------------------------------------ executions
+
+
+def test_a_forked_child_ends() -> None:
+    """OpenVINO's threads are not there in it, and closing what they belong to would wait for them."""
+    program = """
+import os, sys, numpy as np, nnhal
+b = nnhal.Builder()
+x = b.input((64, 64))
+compiled = nnhal.compile(b.finish([x], [b.add(x, x)]), devices="openvino", cache_dir=False)
+compiled(np.ones((64, 64), np.float32))
+child = os.fork()
+if not child:
+    del compiled
+    sys.exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "7\n"
+
+
+def test_an_index_outside_ends_the_execution() -> None:
+    b = nnhal.Builder()
+    x, indices = b.input((4, 2)), b.input((3,), "TENSOR_INT32")
+    model = b.finish([x, indices], [b.gather(x, 0, indices)])
+    given = np.arange(8, dtype=np.float32).reshape(4, 2)
+    assert run(model, given, np.array([3, 0, 3], np.int32))[0].tolist() == given[[3, 0, 3]].tolist()
+    for index in (-1, 4, 2**31 - 1, -(2**31)):
+        with pytest.raises(OperationFailed, match="an index lies outside"):
+            run(model, given, np.array([0, index, 0], np.int32))
+
+
+def test_large_arguments_are_used_in_place_whatever_their_memory() -> None:
+    x = np.arange(2 * engine.IN_PLACE, dtype=np.float32).reshape(2, -1)
+    model = unary("RELU", (engine.IN_PLACE, 2))
+    assert (run(model, x.T)[0] == x.T).all()
+    assert (run(model, np.ascontiguousarray(x.T))[0] == x.T).all()
+
+
+def slow() -> Model:
+    b = nnhal.Builder()
+    x = y = b.input((1, 128, 128, 64))
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        w = b.constant(rng.standard_normal((64, 3, 3, 64), np.float32))
+        y = b.conv_2d(y, w, b.constant(np.zeros(64, np.float32)), padding="same")
+    return b.finish([x], [y])
+
+
+def test_a_deadline_ends_an_execution_between_layers() -> None:
+    prepared = prepared_by(OpenVINO(), slow(), Hints(threads=1))
+    x = np.zeros((1, 128, 128, 64), np.float32)
+    whole = time.monotonic()
+    request = prepared.request([x])
+    request.execute(prepared.run, Control())
+    whole = time.monotonic() - whole
+    begin = time.monotonic()
+    request = prepared.request([x])
+    with pytest.raises(MissedDeadline):
+        request.execute(prepared.run, Control(deadline=time.monotonic_ns() + int(whole * 0.1e9)))
+    assert time.monotonic() - begin < whole * 0.7
+    request = prepared.request([x])
+    request.execute(prepared.run, Control())  # and the next is whole
+
+
+def test_a_plain_lstm_has_any_number_of_steps_and_one_with_peepholes_64() -> None:
+    def model(steps: int, *, peep: bool) -> Model:
+        b = nnhal.Builder()
+        x = b.input((1, steps, 2))
+        w = {
+            f"{p}_to_{g}": b.constant(np.full((3, n), 0.1, np.float32))
+            for g in ("input", "forget", "cell", "output")
+            for p, n in (("input", 2), ("state", 3))
+        }
+        w |= {f"bias_{g}": b.constant(np.zeros(3, np.float32)) for g in ("input", "forget", "cell", "output")}
+        w |= {f"peep_{g}": b.constant(np.ones(3, np.float32)) for g in ("input", "forget", "output")} if peep else {}
+        zeros = {n: b.constant(np.zeros((1, 3), np.float32)) for n in ("state", "cell_state")}
+        settings = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0, "time_major": False}
+        return b.finish(
+            [x], [b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", input=x, **w, **zeros, **settings, outputs=1)]
+        )
+
+    assert verdict(model(100, peep=False)) == "" and verdict(model(64, peep=True)) == ""
+    assert verdict(model(65, peep=True)) == "a sequence of 65 steps would be unrolled, at most 64 are"
+
+
+# ----------------------------------------------------------------------------------------------------------------- cache
+
+
+@pytest.mark.cache
+def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "state"))
+    b = nnhal.Builder()
+    x = b.input((1, 16, 16, 8))
+    rng = np.random.default_rng(1)
+    w = b.constant(rng.standard_normal((32, 3, 3, 8), np.float32))
+    model = b.finish([x], [b.conv_2d(x, w, b.constant(np.ones(32, np.float32)), padding="same", activation="relu")])
+    given, results = rng.standard_normal((1, 16, 16, 8), np.float32), []
+    for wanted in ("miss: there is no entry", "hit"):
+        with nnhal.compile(model, devices="openvino", cache_dir=tmp_path / "cache") as compiled:
+            assert str(compiled.cache[0]) == wanted
+            results.append([compiled(given) for _ in range(2)])
+    assert all((y == results[0][0]).all() for pair in results for y in pair)
+
+
+def test_a_sum_behind_a_reduction_adds_to_each_its_own() -> None:
+    """OpenVINO fuses the two, and takes another dimension for that of the constant."""
+    b = nnhal.Builder()
+    x = b.input((2, 3, 4))
+    model = b.finish([x], [b.add(b.mean(x, [2], keep_dims=0), b.constant(np.array([10, 20, 30], np.float32)))])
+    given = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    assert run(model, given)[0].tolist() == (given.mean(2) + np.array([10, 20, 30])).tolist()
