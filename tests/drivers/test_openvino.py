@@ -78,19 +78,17 @@ def test_sums_of_extreme_products_neither_saturate_nor_round(kind: str, low: int
 
 
 def test_the_least_digit_of_a_sum_beyond_24_bits_is_kept() -> None:
-    """2**26 - 1 less 2**26 - 2, in one sum each."""
-    size = 1040
-    x = np.full((1, size), 255, np.uint8)
-    w = np.full((1, size), 255, np.uint8)
-    total = size * 255 * 255
+    """Sums of some 2**26, of which a bias leaves 100; float32 by itself has steps of 4 and more there."""
+    size, units, rng = 2000, 16, np.random.default_rng(0)
+    x = rng.integers(129, 256, (1, size)).astype(np.uint8)
+    w = rng.integers(129, 256, (units, size)).astype(np.uint8)
+    sums = w.astype(np.int64) @ x[0].astype(np.int64)
     b = nnhal.Builder()
     given = b.input(x.shape, "TENSOR_QUANT8_ASYMM", scale=1.0, zero_point=0)
-    bias = b.constant(np.array([100 - total], np.int32), "TENSOR_INT32", scale=1.0)
-    y = b.fully_connected(
-        given, b.constant(w, "TENSOR_QUANT8_ASYMM", scale=1.0, zero_point=0), bias, scale=1.5, zero_point=0
-    )
-    assert total > 2**26
-    assert abs(int(run(b.finish([given], [y]), x)[0][0, 0]) - round(100 / 1.5)) <= 3
+    bias = b.constant((100 - sums).astype(np.int32), "TENSOR_INT32", scale=1.0)
+    weights = b.constant(w, "TENSOR_QUANT8_ASYMM", scale=1.0, zero_point=0)
+    y = b.fully_connected(given, weights, bias, scale=1.0, zero_point=0)
+    assert sums.min() > 2**26 and run(b.finish([given], [y]), x)[0].tolist() == [[100] * units]
 
 
 def test_integers_are_compared_as_integers() -> None:
