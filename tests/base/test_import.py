@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("ai_edge_litert", "click", "rich", "tflite", "flatbuffers", "PIL", "scipy")
+HEAVY = ("ai_edge_litert", "openvino", "click", "rich", "tflite", "flatbuffers", "PIL", "scipy")
 
 
 def loaded(statement: str) -> str:

@@ -105,7 +105,23 @@ class Maths:
     def blocks(self, kind: str, x: Node, block: int) -> Node:
         return getattr(self.o, kind)(x, "blocks_first", block)
 
+    def one_column(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
+        """The same with a stride of 1 where the output is one column wide: a kernel for AVX-512 is wrong with others."""
+        shape, kernel = self.shape(x), self.shape(weights)
+        if how.strides[1] == 1 or not shape or not kernel or None in (*shape, *kernel):
+            return x, how
+        pads = [around(n, k, how, axis) for axis, (n, k) in enumerate(zip(shape[2:], kernel[-2:], strict=True))]
+        width, reach = shape[3] or 0, ((kernel[-1] or 0) - 1) * how.dilations[1] + 1
+        (top, bottom), (left, right) = pads
+        if (width + left + right - reach) // how.strides[1] > 0:
+            return x, how
+        used = min(width, reach - left)
+        x = x if used == width else self.slice(x, [0], [used], [1], [3])
+        strides, after = (how.strides[0], 1), (bottom, reach - left - used)
+        return x, how._replace(strides=strides, before=(top, left), after=after, same=False)
+
     def convolution(self, x: Node, weights: Node, groups: int, how: Sliding) -> Node:
+        x, how = self.one_column(x, weights, how)
         told = list(how.strides), list(how.before), list(how.after), list(how.dilations), padding(how)
         if groups == 1:
             return self.o.convolution(x, weights, *told)
@@ -149,3 +165,12 @@ class Maths:
 def padding(how: Sliding) -> str:
     """OpenVINO's own words."""
     return "same_upper" if how.same else "explicit"
+
+
+def around(size: Any, kernel: Any, how: Sliding, axis: int) -> tuple[int, int]:
+    """Padding before and after an axis whose size is known."""
+    if not how.same:
+        return how.before[axis], how.after[axis]
+    stride, reach = how.strides[axis], (kernel - 1) * how.dilations[axis] + 1
+    total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+    return total // 2, total - total // 2
