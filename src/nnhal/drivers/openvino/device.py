@@ -1,15 +1,15 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
 from nnhal.base.codes import DeviceType, OperandType
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import quantised
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
-from nnhal.drivers.kit.forms import UNPROVED, Forms
+from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
 from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, ov, restored
 from nnhal.drivers.openvino.maths import Maths
@@ -24,8 +24,8 @@ STATED = Performance(exec_time=0.06, power_usage=0.06)  # LiteRT's is 0.05; whic
 EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, which are computed in float32
 
 
-class OpenVINO(Device):
-    """The CPU by way of OpenVINO. It has no options.
+class OpenVINO(ProvedDevice):
+    """The CPU by way of OpenVINO. Options: `forms`, as of `ProvedDevice`.
 
     Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
     """
@@ -35,10 +35,10 @@ class OpenVINO(Device):
     preferred_layout = "nchw"
     relaxations = ("float16", "infinities", "subnormals")
     processor_matters = True
-    forms: Forms = UNPROVED
+    table = TABLE
 
     def __init__(self) -> None:
-        self.version = str(ov().__version__)  # DeviceUnavailable where OpenVINO is not installed
+        super().__init__(str(ov().__version__))  # DeviceUnavailable where OpenVINO is not installed
         core()
 
     def capabilities(self) -> Capabilities:
@@ -50,17 +50,19 @@ class OpenVINO(Device):
         return self.consider(model, Hints()).verdicts
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        threads_of(hints)
-        return TABLE.consider(model, RealGraph(model, Maths()), RealTask, self.forms)
+        forms, own = self.asked(hints)
+        threads_of(own)
+        return TABLE.consider(model, RealGraph(model, Maths()), RealTask, forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        threads = threads_of(hints)
+        forms, own = self.asked(hints)
+        threads = threads_of(own)
 
         def make(known: Model) -> Prepared:
             graph = kept_graph(hints, RealGraph) if known is model else None
             if graph is None:
                 graph = RealGraph(known, Maths())
-                TABLE.lower(known, partial(RealTask, graph), self.forms)
+                TABLE.lower(known, partial(RealTask, graph), forms)
             return OpenVINOModel(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept, len(graph.checks))
 
         return for_each_shape(model, make, reference.Interpreter)
@@ -69,14 +71,14 @@ class OpenVINO(Device):
         return CacheFiles(model=1)
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
-        return restored(files, threads_of(hints))
+        return restored(files, threads_of(self.asked(hints)[1]))
 
 
 def threads_of(hints: Hints) -> int:
     """How many threads; InvalidArgument for options."""
     if hints.options:
         raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
-    return hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    return hints.threads or min(MOST_THREADS, usable_cores())
 
 
 def device() -> Device:
