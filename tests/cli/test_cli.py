@@ -359,7 +359,7 @@ def test_without_an_engine_run_says_that_it_is_the_slow_reference_and_what_chang
         "import sys; from importlib.abc import MetaPathFinder\n"
         "class Hidden(MetaPathFinder):\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name.startswith('ai_edge_litert'): raise ImportError(name)\n"
+        "        if name.startswith(('ai_edge_litert', 'onnxruntime')): raise ImportError(name)\n"
         "sys.meta_path.insert(0, Hidden()); from nnhal.cli import start; start()\n"
     )
     words = [sys.executable, "-c", hidden, "run", "add4"]

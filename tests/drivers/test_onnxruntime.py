@@ -120,6 +120,12 @@ def test_the_session_has_the_threads_of_the_hints(monkeypatch: pytest.MonkeyPatc
     assert asked == [threads]
 
 
+def test_threads_stop_spinning_after_a_run_and_the_optimiser_makes_no_integer_kernels() -> None:
+    options, _ = session.options(lowered(doubled()), 2)
+    for name in ("session.force_spinning_stop", "session.disable_quant_qdq"):
+        assert options.get_session_config_entry(name) == "1"
+
+
 # ------------------------------------------------------------------------------------------------------------- refusals
 
 

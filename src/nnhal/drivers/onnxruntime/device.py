@@ -1,15 +1,16 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
 from nnhal.base.codes import DeviceType
+from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.forms import UNPROVED, Forms
 from nnhal.drivers.kit.onnx import TABLE, OnnxGraph, OnnxTask
+from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.onnxruntime.kept import restore
 from nnhal.drivers.onnxruntime.session import CPU, OnnxSession, engine
 from nnhal.hal.cache.files import CacheContent, CacheFiles
@@ -19,7 +20,7 @@ from nnhal.model.graph import Model
 MOST_THREADS = 4  # where the application states no number
 
 
-class OnnxRuntime(Device):
+class OnnxRuntime(ProvedDevice):
     """ONNX Runtime.
 
     Options: `provider` (text, "CPUExecutionProvider"): which of its execution providers is asked first.
@@ -28,12 +29,12 @@ class OnnxRuntime(Device):
 
     name = "onnxruntime"
     type = DeviceType.CPU
-    relaxations = ("float16", "infinities", "subnormals")
+    relaxations = ("float16", "infinities")  # by `kit.onnx`; as MaxPool begins at the least finite number
     preferred_layout = "nchw"
+    table = TABLE
 
     def __init__(self) -> None:
-        self.version = str(engine().__version__)
-        self.forms: Forms = UNPROVED
+        super().__init__(str(engine().__version__))
 
     def capabilities(self) -> Capabilities:
         return Capabilities.uniform(0.06)
@@ -42,17 +43,18 @@ class OnnxRuntime(Device):
         return TABLE.verdicts(model, partial(OnnxTask, OnnxGraph(model)), self.forms)
 
     def consider(self, model: Model, hints: Hints) -> Considered:
-        _provider(hints)
-        return TABLE.consider(model, OnnxGraph(model), OnnxTask, self.forms)
+        forms, hints = self.chosen(hints)
+        return TABLE.consider(model, OnnxGraph(model), OnnxTask, forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
-        settings = _threads(hints), _provider(hints)
+        forms, own = self.chosen(hints)
+        settings = _threads(own), _provider(own)
 
         def make(known: Model) -> OnnxSession:
             graph = kept_graph(hints, OnnxGraph) if known is model else None
             if graph is None:
                 graph = OnnxGraph(known)
-                TABLE.lower(known, partial(OnnxTask, graph), self.forms)
+                TABLE.lower(known, partial(OnnxTask, graph), forms)
             return OnnxSession(graph.finish(), *settings)
 
         return for_each_shape(model, make, reference.Interpreter)
@@ -61,11 +63,16 @@ class OnnxRuntime(Device):
         return CacheFiles(model=1, data=1)
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
-        return OnnxSession(restore(files), _threads(hints), _provider(hints))
+        return OnnxSession(restore(files), _threads(hints), _provider(self.asked(hints)[1]))
+
+    def chosen(self, hints: Hints) -> tuple[Forms, Hints]:
+        """The forms, those proved for the CPU alone, and the hints with the driver's own options."""
+        forms, own = self.asked(hints)
+        return (forms if _provider(own) == CPU else UNPROVED), own
 
 
 def _threads(hints: Hints) -> int:
-    return hints.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    return hints.threads or min(MOST_THREADS, usable_cores())
 
 
 def _provider(hints: Hints) -> str:

@@ -64,6 +64,7 @@ def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
+    found.add_session_config_entry("session.force_spinning_stop", "1")  # after a run: other engines have the cores then
     weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
     if weights:
         found.add_external_initializers(list(built.arrays), weights)
