@@ -40,8 +40,11 @@ def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path, umask):
 def test_a_folder_that_others_may_use_is_refused(tmp_path, bits):
     (tmp_path / "cache").mkdir()
     os.chmod(tmp_path / "cache", bits)
-    with pytest.raises(NotPrivate, match=f"has mode {bits & 0o777:04o}, must be this user's alone"):
-        private_folder(tmp_path / "cache")
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(NotPrivate, match=f"has mode {bits & 0o777:04o}, must be this user's alone"):
+            private_folder(tmp_path / "cache")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_link_to_a_folder_and_a_file_are_refused(tmp_path):
