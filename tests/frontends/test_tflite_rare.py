@@ -8,7 +8,7 @@ from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.budget import Budget, Cost
 from nnhal.frontends.tflite.reader import read
-from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, channels, check, f, file_of, out, q, run
+from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, channels, check, f, file_of, i, out, q, run
 from tests.frontends.flat import Writer
 
 WIDE = np.linspace(-4, 9, 300, dtype="f4")
@@ -35,6 +35,8 @@ CASES: list[Case] = [
     ("DEPTHWISE_CONV_2D", [q(1, 4, 5, 3), q(1, 2, 2, 3, scale=0.01, zero=0, constant=True), bias(3, 0.0005)],
      [out(1, 4, 5, 3, kind="i1", scale=0.1)], "DepthwiseConv2D",
      {"strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1, "depthMultiplier": 1}),
+    ("SQUEEZE", [i(1, 1)], [out(kind="i4")], "Squeeze"),
+    ("SCATTER_ND", [c([[[0], [2]], [[4], [1]]]), f(2, 2, 3), c([5, 3])], [out(5, 3)]),
     ("PACK", [f(2, 3), f(2, 3)], [out(2, 3, 2)], "Pack", {"axis": -1, "valuesCount": 2}),
     ("PACK", [f(2, 3), f(2, 3)], [out(2, 2, 3)], "Pack", {"axis": -2, "valuesCount": 2}),
     ("GATHER", [b(5, 3), X(np.array([4, 0, 2], "i4"), "i4")], [out(3, 3, kind="b1")], "Gather"),
