@@ -40,6 +40,7 @@ NEWER: list[Case] = [
         ("REDUCE_WINDOW", [f(3, 4, 6), c(0.25, "f4"), *WINDOW], [out(2, 2, 2)], "ReduceWindow", {"reduceFunction": n})
         for n in (1, 2, 3, 4)
     ],
+    ("REDUCE_WINDOW", [f(3, 4, 6), f(), *WINDOW], [out(2, 2, 2)], "ReduceWindow", {"reduceFunction": 1}),
     ("REDUCE_WINDOW", [i(3, 4, 6), c(2), *WINDOW], [out(2, 2, 2, kind="i4")], "ReduceWindow", {"reduceFunction": 1}),
     *[
         (

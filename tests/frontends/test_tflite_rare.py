@@ -350,6 +350,13 @@ def test_bytes_without_a_scale_are_made_real_in_one_step():
     assert [OperationType(o.type).name for o in load(content).main.operations] == ["DEQUANTIZE"]
 
 
+def test_integers_are_squeezed_by_giving_them_the_shape():
+    """NNAPI's SQUEEZE takes none."""
+    for shape, left in (((1, 1), ()), ((2, 1, 3), (2, 3))):
+        model = load(file_of("SQUEEZE", [i(*shape)], [out(*left, kind="i4")], "Squeeze")[0])
+        assert [OperationType(o.type).name for o in model.main.operations] == ["RESHAPE"]
+
+
 def test_zero_points_that_are_not_there_are_0():
     w = Writer()
     x, y = w.tensor([3], "u1", scale=0.5, zero=9), w.tensor([3])
