@@ -161,6 +161,45 @@ def test_windows_of_stablehlo_are_reduced_with_what_their_subgraph_does(windows)
     agrees(windows_of(windows), [f(2, 5).data])
 
 
+def summed(padding: list[int] | None, **how: list[int]) -> bytes:
+    w = Writer()
+    x, first, y = w.tensor([2, 5]), w.tensor([], "f4", 0), w.tensor([2, 3])
+    fields = {"windowDimensions": [1, 3], "padding": padding, "bodySubgraphIndex": 1} | how
+    w.operator("STABLEHLO_REDUCE_WINDOW", [x, first], [y], "StablehloReduceWindow", **fields)
+    w.ends([x], [y])
+    w.subgraph()
+    a, z, both = w.tensor([]), w.tensor([]), w.tensor([])
+    w.operator("STABLEHLO_ADD", [a, z], [both])
+    w.ends([a, z], [both])
+    return w.bytes()
+
+
+def test_what_is_not_said_of_windows_of_stablehlo_is_1_and_padding_none():
+    x = f(2, 5).data
+    wanted = np.lib.stride_tricks.sliding_window_view(x, 3, 1).sum(-1)
+    (found,) = run(summed(None), [x])
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_windows_that_are_reduced_with_a_subgraph_that_is_not_there_are_refused(number):
+    with pytest.raises(nnhal.UnsupportedModel, match=f"refers to subgraph {number}, must be 0 to 1"):
+        load(summed(None, bodySubgraphIndex=number))
+
+
+@pytest.mark.parametrize("how", [{"padding": [0, 0, 1]}, {"baseDilations": [1]}, {"baseDilations": [1, 0]}])
+def test_windows_have_two_paddings_and_a_dilation_for_each_dimension(how):
+    with pytest.raises(nnhal.UnsupportedModel, match="must have two paddings and a dilation for each dimension"):
+        load(summed(**{"padding": [0, 0, 0, 0]} | how))
+
+
+def test_integers_of_stablehlo_are_divided_towards_0():
+    """LiteRT has no kernel for it."""
+    x, y = np.array([7, -7, 7, -7, 0, 2**31 - 1], "i4"), np.array([2, 2, -2, -2, -5, -1], "i4")
+    (found,) = run(*file_of("STABLEHLO_DIVIDE", [X(x, "i4"), X(y, "i4")], [out(6, kind="i4")]))
+    assert found.tolist() == [3, -3, -3, 3, 0, -(2**31 - 1)]
+
+
 def composite() -> bytes:
     w = Writer()
     x, shape, y = w.tensor([2, 3]), w.tensor([2], "i4", [3, 2]), w.tensor([3, 2])
