@@ -161,10 +161,12 @@ def test_windows_of_stablehlo_are_reduced_with_what_their_subgraph_does(windows)
     agrees(windows_of(windows), [f(2, 5).data])
 
 
-def summed(padding: list[int] | None, **how: list[int]) -> bytes:
+def summed(padding: list[int] | None, shape: tuple[int, ...] = (2, 5), **how: Any) -> bytes:
+    """Sums of 3 along the last dimension."""
     w = Writer()
-    x, first, y = w.tensor([2, 5]), w.tensor([], "f4", 0), w.tensor([2, 3])
-    fields = {"windowDimensions": [1, 3], "padding": padding, "bodySubgraphIndex": 1} | how
+    x, first, y = w.tensor(shape), w.tensor([], "f4", 0), w.tensor([*shape[:-1], shape[-1] - 2])
+    window = [*[1] * (len(shape) - 1), 3]
+    fields = {"windowDimensions": window, "padding": padding, "bodySubgraphIndex": 1} | how
     w.operator("STABLEHLO_REDUCE_WINDOW", [x, first], [y], "StablehloReduceWindow", **fields)
     w.ends([x], [y])
     w.subgraph()
@@ -174,11 +176,13 @@ def summed(padding: list[int] | None, **how: list[int]) -> bytes:
     return w.bytes()
 
 
-def test_what_is_not_said_of_windows_of_stablehlo_is_1_and_padding_none():
-    x = f(2, 5).data
-    wanted = np.lib.stride_tricks.sliding_window_view(x, 3, 1).sum(-1)
-    (found,) = run(summed(None), [x])
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 4)])
+def test_what_is_not_said_of_windows_of_stablehlo_is_1_and_padding_none(shape):
+    x = f(*shape).data
+    wanted = np.lib.stride_tricks.sliding_window_view(x, 3, -1).sum(-1)
+    for padding in (None, [0] * (2 * len(shape))):
+        (found,) = run(summed(padding, shape), [x])
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [-1, 2])
