@@ -164,3 +164,12 @@ def test_only_what_may_be_more_than_a_byte_is_divided_to_become_one(added, divid
     assert (OperationType.DIV in [o.type for o in model.main.operations]) == divided
     given = np.uint8([0, 1, 254, 255])
     assert (nnhal.compile(model, devices="reference")(given) == (given.astype(int) + added) % 256).all()
+
+
+def test_64_bits_of_an_operator_of_which_no_range_is_known_are_refused():
+    w = Writer()
+    x, y = w.tensor([3]), w.tensor([3], "i8")
+    w.operator("BUCKETIZE", [x], [y], "Bucketize", boundaries=[0.0])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match="BUCKETIZE #0: is of INT64 and may need more than the 32 bits"):
+        load(w.bytes())
