@@ -183,6 +183,11 @@ def test_an_array_of_ones_own_is_wrapped_where_it_lies_and_only_without_gaps() -
             Memory.wrap(other)  # type: ignore[arg-type]
 
 
+def test_a_memory_is_shown_by_its_kind_and_size() -> None:
+    shown = [repr(Memory.allocate(64)), repr(Memory.hardware_buffer(48, Layout(4, 3, 1, RGBA)))]
+    assert shown == ["Memory(ashmem, 64 bytes)", "Memory(hardware_buffer, 48 bytes)"]
+
+
 @pytest.mark.parametrize("size", [0, -1])
 def test_there_is_no_memory_of_no_bytes(size: int) -> None:
     for make in (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nnhal.base.private import NotPrivate, absolute, private_file, private_folder
+from nnhal.base.private import NotPrivate, absolute, made_anew, private_file, private_folder
 
 pytestmark = pytest.mark.cache
 
@@ -40,8 +40,11 @@ def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path, umask):
 def test_a_folder_that_others_may_use_is_refused(tmp_path, bits):
     (tmp_path / "cache").mkdir()
     os.chmod(tmp_path / "cache", bits)
-    with pytest.raises(NotPrivate, match=f"has mode {bits & 0o777:04o}, must be this user's alone"):
-        private_folder(tmp_path / "cache")
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(NotPrivate, match=f"has mode {bits & 0o777:04o}, must be this user's alone"):
+            private_folder(tmp_path / "cache")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_link_to_a_folder_and_a_file_are_refused(tmp_path):
@@ -97,6 +100,21 @@ def test_a_file_that_is_refused_is_closed(tmp_path):
         with pytest.raises(NotPrivate):
             private_file(folder, "open", os.O_RDWR)
     assert os.listdir("/proc/self/fd") == before
+    os.close(folder)
+
+
+@pytest.mark.parametrize("there", ["nothing", "a file", "what was left of another time"])
+def test_a_file_is_made_anew_in_the_place_of_what_has_its_name(tmp_path, there):
+    folder, file = private_folder(tmp_path / "cache"), tmp_path / "cache" / "file"
+    if there != "nothing":
+        (file if there == "a file" else file.with_name("file.new")).write_bytes(b"before")
+    fd = made_anew(folder, "file", b"head")
+    os.write(fd, b", tail")
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, b"; end")
+    assert [each.name for each in file.parent.iterdir()] == ["file"]
+    assert file.read_bytes() == b"head, tail; end" and file.stat().st_mode & 0o777 == 0o600
+    os.close(fd)
     os.close(folder)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
+from rich.color import ColorSystem
 
 from nnhal.base.errors import InvalidArgument
 from nnhal.cli import common
@@ -167,6 +168,21 @@ def test_what_was_written_is_said_and_what_cannot_be_is_an_error(tmp_path, capsy
     assert (tmp_path / "x").read_bytes() == b"abc" and "wrote" in capsys.readouterr().err
     with pytest.raises(InvalidArgument, match="Is a directory"):
         common.write(tmp_path, b"")
+
+
+@pytest.mark.parametrize("which", ["console", "status"])
+def test_what_is_printed_is_no_markup_and_no_emoji_and_has_no_colours(which, capsys, monkeypatch):
+    console = getattr(common, which)
+    monkeypatch.setattr(console, "_force_terminal", True)
+    monkeypatch.setattr(console, "_color_system", ColorSystem.STANDARD)
+    console.print("[bold]:smile: 12 'x'[/bold]", soft_wrap=True)
+    said = capsys.readouterr()
+    assert (said.out if which == "console" else said.err) == "[bold]:smile: 12 'x'[/bold]\n"
+
+
+def test_a_long_line_is_one_line(capsys):
+    common.console.print("word " * 100)
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_a_progress_bar_is_quiet_where_it_is_asked_to_be():

@@ -9,6 +9,7 @@ from PIL import Image
 
 from nnhal.zoo import maker
 from tests.cli.test_cli import nnhal
+from tests.cli.test_run import called
 from tests.frontends.flat import Writer, litert
 from tests.frontends.test_tflite_edge import looked_up
 from tests.frontends.test_tflite_metadata import LABELS, VALUE, opened, pictured, said
@@ -202,3 +203,8 @@ def test_a_model_of_which_shapes_must_be_given_is_shown_as_its_file_has_it(tmp_p
     assert "level    none: a shape that the file leaves open must be given (--shape)" in shown
     assert "FLOAT32 1x?x3" in shown and "RESHAPE" in shown
     assert json.loads(nnhal("show", path, "--json"))["level"] is None
+
+
+def test_what_has_to_be_given_is_noted_in_one_line(tmp_path, capsys):
+    line = called(capsys, "show", saved(tmp_path, opened([1, 5, 3])))[1].splitlines()[0]
+    assert line.startswith("note: ") and line.endswith("; --shape t0=1,N,3, or shapes={'t0': (1, N, 3)}, says it")

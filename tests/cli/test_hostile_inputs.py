@@ -12,6 +12,7 @@ import pytest
 
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import InvalidRequest
+from nnhal.cli.arrays import ArrayFile
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.runtime.arguments import Spec
 
@@ -94,6 +95,13 @@ ARCHIVES = {
     "a wrong check sum": with_flag(GOOD, 14, 16, GOOD[14] ^ 1),
     "spoilt data": GOOD[:60] + bytes(20) + GOOD[80:],
 }
+
+
+def test_a_file_that_becomes_another_after_its_header_was_read_is_not_unpickled():
+    contents = iter([npy(np.zeros(3, "f4")), npy(np.array([None]), allow_pickle=True)])
+    file = ArrayFile(lambda: io.BytesIO(next(contents)), len(npy(np.zeros(3, "f4"))), "x.npy")
+    with pytest.raises(InvalidRequest, match=r"input x\.npy: cannot be read: .*allow_pickle=False"):
+        file.read()
 
 
 @pytest.mark.parametrize("name", ARRAYS)

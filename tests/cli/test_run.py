@@ -229,6 +229,13 @@ def test_the_models_own_labels_are_used_where_they_fit(capsys):
     assert run._labels(None, [F32], [X], None) == [Labels()] and capsys.readouterr().err == ""
 
 
+def test_why_labels_are_not_used_is_no_markup(capsys, monkeypatch):
+    monkeypatch.setattr(Labels, "misfit", lambda *_: f"has [bold] {'names ' * 30}")
+    run._labels(None, [F32], [X], labelled("a", "axis labels"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("note: the model's own labels are not used: has [bold] names")
+
+
 def test_labels_of_a_file_are_for_outputs_with_as_many_classes_or_labelled_values(tmp_path):
     (tmp_path / "l").write_text("a\nb\nc\nd\n\n")
     names, other = ["a", "b", "c", "d"], X[:3]

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnhal.base.codes import OperationType
-from nnhal.base.errors import OutOfMemory
+from nnhal.base.codes import OperandType, OperationType
+from nnhal.base.errors import OutOfMemory, UnsupportedModel
+from nnhal.bench.compare import Difference
 from nnhal.bench.each import TimeSpent
 from nnhal.bench.latency import Latency, Ratio
-from nnhal.cli import bench, devices, diff, doctor, models, show
+from nnhal.cli import bench, common, devices, diff, doctor, models, show
 from nnhal.cli.show import summary
+from nnhal.frontends.python import Builder
 from nnhal.hal.device import YES, Capabilities, Device, Prepared, Verdict
 from nnhal.model.outline import Node, Outline, ShownTensor
 from nnhal.runtime.discovery import Found
@@ -81,6 +83,14 @@ def test_the_summary_begins_with_the_model_and_names_what_goes_in_and_out():
 def test_what_is_refused_is_told_with_its_places():
     nodes = [Node(name, "", (0,), (1,), refused=why) for name, why in (("A", "x"), ("B", ""), ("A", "x"), ("A", "y"))]
     assert show._refused(outlined(nodes=nodes)) == [["A", "#0, #2", "x"], ["A", "#3", "y"]]
+
+
+def test_a_model_that_is_refused_with_no_operation_named_is_an_error(monkeypatch, capsys, tmp_path):
+    def opened(*_: Any) -> Any:
+        raise UnsupportedModel("nothing of it")
+
+    monkeypatch.setattr(common, "open_model", opened)
+    assert "nothing of it" in called(capsys, "show", chained(tmp_path, "ABS"), code=3)[1]
 
 
 def test_a_model_is_shown_whole_in_json(capsys):
@@ -365,6 +375,39 @@ def test_differences_are_within_the_tolerance_that_is_asked_for(off, capsys, tmp
     assert rows == ["ABS", "FLOOR"], "the worst comes first"
 
 
+def test_where_differences_begin_to_add_up_is_told(capsys):
+    def difference(n: int, worst: float) -> Difference:
+        return Difference(n, f"ABS #{n}", n + 1, f"t{n + 1}", OperandType.TENSOR_FLOAT32, worst, 4, 4, 4)
+
+    found = [diff.Pair(difference(n, 0.0), difference(n, n / 10)) for n in range(3)]
+    b = Builder()
+    x = b.input((4,))
+    diff._print(b.finish([x], [b.abs(x)]), diff.Findings(found, [], [p.whole for p in found[1:]], {}), "one", "other")
+    lines = capsys.readouterr().out.splitlines()
+    assert "one agrees with other on each of 3 intermediates, its operation alone" in lines
+    assert lines[-1] == "differences add up beyond the tolerance from ABS #1 on (%2 t2)"
+    assert [line.split()[1] for line in lines[1:4]] == ["#2", "#1", "#0"], (
+        "of those that agree alone, the farthest first"
+    )
+
+
+def test_the_bar_moves_from_operation_to_operation(off, capsys, tmp_path, monkeypatch):
+    moved: list[Any] = []
+    real = common.progress
+
+    def followed(quiet: bool) -> Any:
+        bar = real(True)
+        update = bar.update
+        monkeypatch.setattr(
+            bar, "update", lambda task, **how: moved.append(how.get("completed")) or update(task, **how)
+        )
+        return bar
+
+    monkeypatch.setattr(common, "progress", followed)
+    called(capsys, "diff", chained(tmp_path, "ABS", "FLOOR"), "-d", "off")
+    assert moved == [None, 2, 3, 4], "the other device, then this one, whole; then each of two operations"
+
+
 def test_what_the_device_refuses_is_left_out_and_what_the_other_refuses_ends_it(off, capsys, tmp_path):
     model = chained(tmp_path, "ABS", "NEG", "FLOOR")
     out = called(capsys, "diff", model, "-d", "off")[0]
@@ -438,10 +481,18 @@ def test_each_device_is_a_row_and_each_that_does_not_load_a_line(monkeypatch, ca
     assert document[0]["isolation"] == {"seccomp": "applied"} and document[0]["preferred_layout"] == "nchw"
     assert document[0]["performance"]["TENSOR_FLOAT32"] == {"exec_time": 1.0, "power_usage": 1.0}
     assert document[0]["loads"] is True and document[0]["relaxations"] == ["subnormals"]
-    report = Confined({}, "does not start")
-    assert json.loads(called(capsys, "devices", "--json")[0])[0]["isolation"] == "does not start"
+    report = Confined({}, "does not [start]")
+    assert json.loads(called(capsys, "devices", "--json")[0])[0]["isolation"] == "does not [start]"
     assert json.loads(called(capsys, "devices", "--json", "--no-isolation")[0])[0]["isolation"] is None
-    assert "for off:\ndoes not start" in called(capsys, "devices")[0]
+    assert "for off:\ndoes not [start]" in called(capsys, "devices")[0]
+
+
+def test_a_driver_under_development_is_listed_too(capsys):
+    driver = Path(__file__).parents[2] / "examples" / "my_driver.py"
+    before = {each["name"] for each in json.loads(called(capsys, "devices", "--json", "--no-isolation")[0])}
+    listed = json.loads(called(capsys, "devices", "--json", "--no-isolation", "--driver", driver)[0])
+    (found,) = [each for each in listed if each["name"] not in before]
+    assert found["loads"] and str(driver) in found["origin"]
 
 
 # --------------------------------------------------------------------------------------------------------------- doctor
@@ -458,6 +509,7 @@ ARM = "processor : 0\nFeatures : fp asimd i8mm\n"
     [
         (INTEL, "Fast One", (True, "avx avx2 avx512_vnni"), (True, "avx512_vnni")),
         (ARM, None, (True, "asimd i8mm"), (True, "i8mm")),
+        ("model name : Fast: Two: 2\nflags : avx2\n", "Fast: Two: 2", (True, "avx2"), (False, "none")),
         ("flags : sse4_1 avx\n", None, (False, "sse4_1 avx"), (False, "none")),
         ("flags : avx_vnni\n", None, (False, "avx_vnni"), (True, "avx_vnni")),
         ("", None, (False, "none known"), (False, "none")),

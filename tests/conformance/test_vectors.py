@@ -46,7 +46,11 @@ def test_all_vectors_and_reruns_pass_on_the_reference_device(vectors):
 OTHERS = [
     entry.name for entry in discovery.found_with_engines() if entry.device is not None and entry.name != "reference"
 ]
-LEAST = {"litert": 11_500, "onnxruntime": 11_700, "openvino": 11_500}  # of the vectors and their re-runs that a device takes
+LEAST = {
+    "litert": 11_500,
+    "onnxruntime": 11_700,
+    "openvino": 11_500,
+}  # of the vectors and their re-runs that a device takes
 
 
 @pytest.mark.timeout(900)

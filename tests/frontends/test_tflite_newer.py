@@ -40,6 +40,7 @@ NEWER: list[Case] = [
         ("REDUCE_WINDOW", [f(3, 4, 6), c(0.25, "f4"), *WINDOW], [out(2, 2, 2)], "ReduceWindow", {"reduceFunction": n})
         for n in (1, 2, 3, 4)
     ],
+    ("REDUCE_WINDOW", [f(3, 4, 6), f(), *WINDOW], [out(2, 2, 2)], "ReduceWindow", {"reduceFunction": 1}),
     ("REDUCE_WINDOW", [i(3, 4, 6), c(2), *WINDOW], [out(2, 2, 2, kind="i4")], "ReduceWindow", {"reduceFunction": 1}),
     *[
         (
@@ -158,6 +159,49 @@ def windows_of(windows: str) -> bytes:
 @pytest.mark.parametrize("windows", ["STABLEHLO_ADD", "STABLEHLO_MAXIMUM"])
 def test_windows_of_stablehlo_are_reduced_with_what_their_subgraph_does(windows):
     agrees(windows_of(windows), [f(2, 5).data])
+
+
+def summed(padding: list[int] | None, shape: tuple[int, ...] = (2, 5), **how: Any) -> bytes:
+    """Sums of 3 along the last dimension."""
+    w = Writer()
+    x, first, y = w.tensor(shape), w.tensor([], "f4", 0), w.tensor([*shape[:-1], shape[-1] - 2])
+    window = [*[1] * (len(shape) - 1), 3]
+    fields = {"windowDimensions": window, "padding": padding, "bodySubgraphIndex": 1} | how
+    w.operator("STABLEHLO_REDUCE_WINDOW", [x, first], [y], "StablehloReduceWindow", **fields)
+    w.ends([x], [y])
+    w.subgraph()
+    a, z, both = w.tensor([]), w.tensor([]), w.tensor([])
+    w.operator("STABLEHLO_ADD", [a, z], [both])
+    w.ends([a, z], [both])
+    return w.bytes()
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 4)])
+def test_what_is_not_said_of_windows_of_stablehlo_is_1_and_padding_none(shape):
+    x = f(*shape).data
+    wanted = np.lib.stride_tricks.sliding_window_view(x, 3, -1).sum(-1)
+    for padding in (None, [0] * (2 * len(shape))):
+        (found,) = run(summed(padding, shape), [x])
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("number", [-1, 2])
+def test_windows_that_are_reduced_with_a_subgraph_that_is_not_there_are_refused(number):
+    with pytest.raises(nnhal.UnsupportedModel, match=f"refers to subgraph {number}, must be 0 to 1"):
+        load(summed(None, bodySubgraphIndex=number))
+
+
+@pytest.mark.parametrize("how", [{"padding": [0, 0, 1]}, {"baseDilations": [1]}, {"baseDilations": [1, 0]}])
+def test_windows_have_two_paddings_and_a_dilation_for_each_dimension(how):
+    with pytest.raises(nnhal.UnsupportedModel, match="must have two paddings and a dilation for each dimension"):
+        load(summed(**{"padding": [0, 0, 0, 0]} | how))
+
+
+def test_integers_of_stablehlo_are_divided_towards_0():
+    """LiteRT has no kernel for it."""
+    x, y = np.array([7, -7, 7, -7, 0, 2**31 - 1], "i4"), np.array([2, 2, -2, -2, -5, -1], "i4")
+    (found,) = run(*file_of("STABLEHLO_DIVIDE", [X(x, "i4"), X(y, "i4")], [out(6, kind="i4")]))
+    assert found.tolist() == [3, -3, -3, 3, 0, -(2**31 - 1)]
 
 
 def composite() -> bytes:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperationType
 from nnhal.frontends.common.budget import Budget, Cost
 from nnhal.frontends.tflite import load
 from nnhal.frontends.tflite.reader import read
-from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, channels, check, f, file_of, out, q, run
+from tests.frontends.cases import RANDOM, Case, X, agrees, b, bias, c, channels, check, f, file_of, i, out, q, run
 from tests.frontends.flat import Writer
 
 WIDE = np.linspace(-4, 9, 300, dtype="f4")
@@ -34,6 +35,10 @@ CASES: list[Case] = [
     ("DEPTHWISE_CONV_2D", [q(1, 4, 5, 3), q(1, 2, 2, 3, scale=0.01, zero=0, constant=True), bias(3, 0.0005)],
      [out(1, 4, 5, 3, kind="i1", scale=0.1)], "DepthwiseConv2D",
      {"strideW": 1, "strideH": 1, "dilationWFactor": 1, "dilationHFactor": 1, "depthMultiplier": 1}),
+    ("SQUEEZE", [i(1, 1)], [out(kind="i4")], "Squeeze"),
+    ("SCATTER_ND", [c([[[0], [2]], [[4], [1]]]), f(2, 2, 3), c([5, 3])], [out(5, 3)]),
+    ("PACK", [f(2, 3), f(2, 3)], [out(2, 3, 2)], "Pack", {"axis": -1, "valuesCount": 2}),
+    ("PACK", [f(2, 3), f(2, 3)], [out(2, 2, 3)], "Pack", {"axis": -2, "valuesCount": 2}),
     ("GATHER", [b(5, 3), X(np.array([4, 0, 2], "i4"), "i4")], [out(3, 3, kind="b1")], "Gather"),
     ("SLICE", [b(3, 4), X(np.array([1, 0], "i4"), "i4"), X(np.array([2, 3], "i4"), "i4")], [out(2, 3, kind="b1")]),
     ("FULLY_CONNECTED", [q(4, 1), channels((3, 1), 0), bias(3, [0.001, 0.002, 0.003])], [out(4, 3, kind="i1", scale=0.05)],
@@ -332,3 +337,44 @@ def test_bits_that_are_moved_by_more_than_there_are_leave_the_sign_or_nothing(na
     left = [(n << min(k, 32)) & 0xFFFFFFFF for n, k in zip(numbers.tolist(), steps.tolist(), strict=True)]
     right = [-1, 0] * 3
     assert found.tolist() == (right if name == "RIGHT_SHIFT" else [n - (n >> 31 << 32) for n in left])
+
+
+def test_an_update_of_a_scalar_takes_its_place():
+    """LiteRT's kernel wants dimensions."""
+    (found,) = run(*file_of("DYNAMIC_UPDATE_SLICE", [f(), X(np.float32(7)), c([])], [out()], "DynamicUpdateSlice"))
+    assert found.shape == () and found == 7
+
+
+def test_bytes_without_a_scale_are_made_real_in_one_step():
+    content, _ = file_of("CAST", [X(np.zeros(3, "i1"), "i1")], [out(3)], "Cast")
+    assert [OperationType(o.type).name for o in load(content).main.operations] == ["DEQUANTIZE"]
+
+
+def test_integers_are_squeezed_by_giving_them_the_shape():
+    """NNAPI's SQUEEZE takes none."""
+    for shape, left in (((1, 1), ()), ((2, 1, 3), (2, 3))):
+        model = load(file_of("SQUEEZE", [i(*shape)], [out(*left, kind="i4")], "Squeeze")[0])
+        assert [OperationType(o.type).name for o in model.main.operations] == ["RESHAPE"]
+
+
+def test_zero_points_that_are_not_there_are_0():
+    w = Writer()
+    x, y = w.tensor([3], "u1", scale=0.5, zero=9), w.tensor([3])
+    w.graph.tensors[x].quantization.zeroPoint = None
+    w.operator("DEQUANTIZE", [x], [y])
+    w.ends([x], [y])
+    (found,) = run(w.bytes(), [np.uint8([0, 1, 200])])
+    assert found.tolist() == [0, 0.5, 100]
+
+
+@pytest.mark.parametrize(("shape", "taken"), [((2, -1, 4), True), ((-1, -1, 4), False)])
+def test_a_result_may_have_one_dimension_that_is_known_only_at_execution(shape, taken):
+    w = Writer()
+    x, weights, y = w.tensor([2, 3, 4]), w.tensor([5, 4], "f4", np.ones((5, 4))), w.tensor([2, 3, 5])
+    w.operator("FULLY_CONNECTED", [x, weights, -1], [y], "FullyConnected", keepNumDims=True)
+    w.ends([x], [y])
+    if taken:
+        assert load(w.bytes(), shapes=[shape]).main.operations
+    else:
+        with pytest.raises(nnhal.UnsupportedModel, match="more than one dimension is known only at execution"):
+            load(w.bytes(), shapes=[shape])

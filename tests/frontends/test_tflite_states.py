@@ -104,6 +104,16 @@ def test_an_rnn(name):
     streams_agree(w.bytes(), (2, 3, 4) if sequence else (2, 4))
 
 
+@pytest.mark.parametrize("code", range(5))
+def test_an_rnn_has_any_activation_of_tflite(code):
+    w = Writer()
+    x, y = w.tensor([2, 4]), w.tensor([2, 5])
+    inputs = [x, weights(w, 5, 4), weights(w, 5, 5), weights(w, 5), w.tensor([2, 5], isVariable=True)]
+    w.operator("RNN", inputs, [y], "RNN", fusedActivationFunction=code)
+    w.ends([x], [y])
+    streams_agree(w.bytes(), (2, 4))
+
+
 def test_an_rnn_in_both_directions():
     w = Writer()
     x, outputs, inputs = w.tensor([2, 3, 4]), [w.tensor([2, 3, 5]), w.tensor([2, 3, 5])], []

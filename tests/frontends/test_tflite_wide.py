@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import nnhal
+from nnhal.base.codes import OperationType
 from nnhal.frontends.tflite import load
 from tests.frontends.flat import Writer
 
@@ -146,3 +147,29 @@ def test_numbers_of_64_bits_keep_their_values():
     expected = np.abs(given.astype("i8") * -3 + 7) % 5
     found = nnhal.compile(load(chained("u1", steps)), devices="reference")(given)
     assert found.dtype == np.int64 and found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("added", "divided"), [(0, False), (1, True), (-1, True)])
+def test_only_what_may_be_more_than_a_byte_is_divided_to_become_one(added, divided):
+    w = Writer()
+    x, wide, y = w.tensor([4], "u1"), w.tensor([4], "i8"), w.tensor([4], "u1")
+    w.operator("CAST", [x], [wide], "Cast")
+    if added:
+        other = w.tensor([4], "i8")
+        w.operator("ADD", [wide, w.tensor([1], "i8", [added])], [other], "Add")
+        wide = other
+    w.operator("CAST", [wide], [y], "Cast")
+    w.ends([x], [y])
+    model = load(w.bytes())
+    assert (OperationType.DIV in [o.type for o in model.main.operations]) == divided
+    given = np.uint8([0, 1, 254, 255])
+    assert (nnhal.compile(model, devices="reference")(given) == (given.astype(int) + added) % 256).all()
+
+
+def test_64_bits_of_an_operator_of_which_no_range_is_known_are_refused():
+    w = Writer()
+    x, y = w.tensor([3]), w.tensor([3], "i8")
+    w.operator("BUCKETIZE", [x], [y], "Bucketize", boundaries=[0.0])
+    w.ends([x], [y])
+    with pytest.raises(nnhal.UnsupportedModel, match="BUCKETIZE #0: is of INT64 and may need more than the 32 bits"):
+        load(w.bytes())

@@ -1,12 +1,14 @@
 """Operations on boxes: transform, suppression, proposals, detections, keypoints, regions of interest."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from nnhal.base.errors import InvalidModel, OperationFailed
 from nnhal.base.levels import V1_2, V1_3
+from nnhal.ops.heatmap import peak
 from tests.ops.run import F16, F32, I32, Q8, Q8S, Q16A, Q16S, Type, bound, result, run, value
 
 TRANSFORM, NMS, PROPOSALS = "AXIS_ALIGNED_BBOX_TRANSFORM", "BOX_WITH_NMS_LIMIT", "GENERATE_PROPOSALS"
@@ -406,6 +408,15 @@ def test_peak_of_a_paraboloid_is_found_between_its_elements(x, y):
     score, place = run(KEYPOINT, [paraboloid(x, y), [[10.0, 20.0, 20.0, 70.0]], False], result(), result())
     close(score, [[3]])
     close(place, [[[10 + (x + 0.5) / 5 * 10, 20 + (y + 0.5) / 5 * 50]]])
+
+
+@pytest.mark.parametrize(("curvature", "type", "found"), [(0.6, F16, True), (0.02, F16, False), (0.02, F32, True)])
+def test_a_surface_has_a_peak_where_its_curvature_counts_in_its_type(curvature, type, found):
+    """1 - curvature * ((x - 0.25)^2 + (y + 0.125)^2) / 2, of which the curvature along both axes is known."""
+    y, x = np.mgrid[-1:2, -1:2]
+    around = 1 - curvature * ((x - 0.25) ** 2 + (y + 0.125) ** 2) / 2
+    place, value = peak(SimpleNamespace(T=type), around[None])
+    assert np.allclose(place, [[0.25, -0.125]] if found else 0) and np.allclose(value, 1 if found else around[1, 1])
 
 
 def test_a_flat_heatmap_has_its_peak_at_its_first_element():

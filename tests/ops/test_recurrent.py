@@ -282,6 +282,10 @@ def lstm(cell, **changes):
         (lstm(Cell(norm=True), _26=None), "is given, so norm_output must be given too"),
         (lstm(Cell(), _17=some(4)), "projection_bias is given, so projection must be given too"),
         (
+            lstm(Cell(), **{f"_{n}": some(4, 3) for n in range(5, 9)}, _18=some(2, 3)),
+            "output_size = 3, must be units = 4 without projection",
+        ),
+        (
             lstm(Cell(), _20=RELU1),
             r"activation_kind is 2 \(RELU1\), must be one of 0 \(NONE\), 1 \(RELU\), 3 \(RELU6\)",
         ),

@@ -410,3 +410,8 @@ def test_a_record_infers_a_shape_for_every_output():
     wrong = replace(OPS["TOPK_V2"], infer=lambda a: [(1,)])
     with pytest.raises(ValueError, match="shorter"):
         bind(wrong, [Value(F32, (2,)), number(1)], [RESULT, Value(Type.TENSOR_INT32, None)])
+
+
+@pytest.mark.parametrize(("shape", "deferred"), [((2, 3), False), ((None, 3), True), (None, True)])
+def test_a_rule_is_looked_at_again_where_a_shape_is_open(shape, deferred):
+    assert bind(OPS["ABS"], [Value(F32, shape)], [RESULT], "ABS").deferred == deferred

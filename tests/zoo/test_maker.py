@@ -281,6 +281,39 @@ def test_a_made_model_is_kept_under_the_makers_version(tmp_path: Path, monkeypat
     assert said == [f"making add4 in {kept.parent}"]
 
 
+def test_a_made_file_that_goes_while_it_is_opened_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def gone(*_: Any) -> Any:
+        raise FileNotFoundError("gone")
+
+    monkeypatch.setenv("NNHAL_MODELS", str(tmp_path))
+    monkeypatch.setattr(maker.cache, "opened", gone)
+    with pytest.raises(ZooError, match=r"maker: add4 was changed meanwhile: gone; must be left alone"):
+        maker.opened("add4")
+
+
+def test_every_model_has_a_line_about_it():
+    lines = [maker.description(name) for name in maker.names()]
+    assert len(set(lines)) == len(lines) and all(isinstance(line, str) and line.isprintable() for line in lines)
+
+
+def test_shares_of_a_softmax_are_of_each_row():
+    x = np.log([[1.0, 3.0], [2.0, 2.0], [9.0, 1.0]])
+    assert np.allclose(nets._plain(nets.Layer("softmax", (0,)), [x]), [[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]])
+
+
+def test_pictures_are_noise_of_four_grains_each_in_two_contrasts():
+    """Of half the contrast it lies about a level of each channel: with it between -1 and 1, and half as wide."""
+    found = nets.pictures(np.random.default_rng(3), (8, 16, 3))
+    assert found.shape == (8, 8, 16, 3) and np.abs(found).max() <= 1
+    for n, picture in enumerate(found):
+        grain = (1, 1, 2, 4)[n // 2]
+        assert (picture.reshape(8 // grain, grain, 16 // grain, grain, 3).std((1, 3)) < 1e-12).all()
+        assert np.ptp(picture, (0, 1)).max() <= (1 if n % 2 else 2)
+    drawn = np.random.default_rng(3)
+    _, _, noise, level = (drawn.random(shape) * 2 - 1 for shape in ((8, 16, 3), 3) * 2)
+    assert np.allclose(found[1], (noise + level) / 2), "each level is drawn behind its noise"
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NNHAL_MODELS", str(tmp_path / "file"))

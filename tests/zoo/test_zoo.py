@@ -197,6 +197,30 @@ def test_a_pip_that_cannot_run_or_does_not_end_is_an_error(
         zoo.path("palm_detection_full")
 
 
+@pytest.mark.parametrize(
+    ("status", "wheels", "stderr", "told"),
+    [
+        (0, 1, "WARNING: old", None),
+        (1, 1, "WARNING: old", "WARNING: old"),
+        (0, 0, "", "exit status 0"),
+        (0, 2, "one\ntwo", "two"),
+        (1, 0, "one\nERROR: first\ntwo\nERROR: second\nlast", "ERROR: first; ERROR: second"),
+    ],
+)
+def test_a_download_is_one_wheel_and_no_failure_and_else_told_by_its_errors_or_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, wheels: int, stderr: str, told: str | None
+):
+    for n in range(wheels):
+        (tmp_path / f"{n}.whl").touch()
+    done = subprocess.CompletedProcess([], status, "", stderr)
+    monkeypatch.setattr(zoo.subprocess, "run", lambda *_, **__: done)
+    if told is None:
+        assert zoo._download(listed("one", b""), tmp_path) == tmp_path / "0.whl"
+    else:
+        with pytest.raises(ZooError, match=f"shop==1.0 cannot be downloaded: {told}; `"):
+            zoo._download(listed("one", b""), tmp_path)
+
+
 def test_the_download_asks_for_a_fixed_python_and_platform(
     tmp_path: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -1,0 +1,24 @@
+"""Polynomials for functions that NNAPI has no operation for, by the functions themselves in double precision."""
+
+import numpy as np
+import pytest
+from numpy.polynomial.polynomial import polyval
+from scipy.special import erfcx
+
+from nnhal.frontends.tflite import functions
+
+
+def test_the_scaled_complement_of_the_error_function_is_t_times_a_polynomial():
+    z = np.concatenate([np.linspace(0, 20, 4001), np.geomspace(20, 1e6, 1000)])
+    t = 1 / (1 + z / 2)
+    np.testing.assert_allclose(t * polyval(t, functions.ERFC), erfcx(z), rtol=1.8e-7)
+
+
+def test_the_angle_of_a_tangent_up_to_1_is_it_times_a_polynomial_of_its_square():
+    s = np.linspace(0, 1, 4001)
+    np.testing.assert_allclose(s * polyval(s * s, functions.ATAN), np.arctan(s), rtol=1.2e-7)
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("TINY", 2.0**-126), ("MOST_BITS", 16)])
+def test_limits_are_those_of_float32_and_of_tensorflow(name, wanted):
+    assert getattr(functions, name) == wanted
