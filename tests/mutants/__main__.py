@@ -54,7 +54,7 @@ ROOMS = {
 BUDGET = 60.0  # seconds that the tests of one change took together when nothing was changed
 PATIENCE = 4.0  # times that, and a little: then it counts as hanging
 START = 30.0
-TEST = 10.0  # the same for a single test
+TEST = 30.0  # the same for a single test
 FIRST = 12  # tests of a change that run by themselves
 CONTROL = 10  # beside how many changes the tests run once with nothing changed
 PYTEST = ["-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-q", "-m", "not slow"]
