@@ -140,7 +140,7 @@ def measured(room: str, tests: Sequence[str], tree: Path) -> Coverage:
     """Run a room's tests once, unchanged."""
     (tree / ".coveragerc").write_text("[run]\nsource = src\ndynamic_context = none\n[paths]\n")
     options = [f"--cov={tree / 'src' / 'nnhal' / room}", "--cov-context=test", "--cov-report=", "--junitxml=times.xml"]
-    status = pytest(tree, [*options, *tests], None)
+    status = pytest(tree, ["-p", "tests.mutants.uninterrupted", *options, *tests], None)
     if status:
         raise SystemExit(f"{room}: its tests end with {status} when nothing is changed, must pass")
     seconds = {}
