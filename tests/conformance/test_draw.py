@@ -9,7 +9,7 @@ import pytest
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import quantised
 from nnhal.conformance.differential import model_of
-from nnhal.conformance.draw import FLOATS, STEPS, Cell, cells, classes, contents, draw
+from nnhal.conformance.draw import FLOATS, STEPS, Cell, Drawn, cells, classes, contents, draw
 from nnhal.model.validate import validate
 from nnhal.ops import OPS
 from nnhal.ops.schema import REQUIRED
@@ -227,3 +227,19 @@ def numbers(name, argument, kind=F32):
 def test_numbers_are_drawn_from_one_end_to_the_other(name, argument, low, high):
     found = numbers(name, argument)
     assert min(found) <= low and max(found) >= high, (min(found), max(found))
+
+
+def test_a_range_is_told_shapes_in_the_order_of_the_layout():
+    orders = {False: ("batch", "height", "width", "depth_in"), True: ("batch", "depth_in", "height", "width")}
+    seen = set()
+    for seed in range(40):
+        made = Drawn(Cell(OPS["CONV_2D"], 0, F32, "ordinary"), np.random.default_rng(seed))
+        nchw = bool(made["nchw"])
+        assert made.shape_of("input") == tuple(made.size(name) for name in orders[nchw])
+        seen.add((nchw, len({made.size(name) for name in orders[nchw]}) == 4))
+    assert {(True, True), (False, True)} <= seen  # of unlike sizes in both
+
+
+def test_a_dimension_without_a_name_is_of_1_to_5_each_time():
+    made = Drawn(Cell(OPS["FILL"], 0, F32, "ordinary"), np.random.default_rng(1))
+    assert {made.shape_of("shape") for _ in range(200)} == {(size,) for size in (1, 2, 3, 4, 5)}

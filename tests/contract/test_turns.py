@@ -318,3 +318,18 @@ def test_clients_of_one_service_stand_in_one_queue(tmp_path, monkeypatch):
                 client.close()
         finally:
             service.terminate()
+
+
+def test_who_leaves_takes_nobody_else_out_of_the_queue() -> None:
+    turns, tickets = Turns(), [Ticket(alone=True) for _ in range(4)]
+    first, second, third, last = tickets
+    for ticket in tickets:
+        turns.queue(ticket)
+    turns.leave(second)
+    assert [ticket.called.is_set() for ticket in tickets] == [True, False, False, False]
+    turns.leave(first)
+    assert third.called.is_set() and not last.called.is_set()
+    turns.leave(second)  # which is in none
+    assert not last.called.is_set()
+    turns.leave(third)
+    assert last.called.is_set()

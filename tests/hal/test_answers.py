@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnhal
-from nnhal.base.codes import ErrorStatus, OperandType, Preference, Priority
+from nnhal.base.codes import DeviceStatus, ErrorStatus, OperandType, Preference, Priority
 from nnhal.base.errors import ContractBroken, InvalidArgument, InvalidRequest, NnhalError, OperationFailed
 from nnhal.base.levels import V1_1, V1_2
 from nnhal.drivers.reference import Reference
@@ -189,6 +189,8 @@ def test_operations_are_judged_one_by_one(judge, verdict):
 def test_a_status_is_a_member():
     with pytest.raises(ContractBroken, match=r"status.. gave 1, must be a DeviceStatus"):
         status_by(saying(status=lambda self: 1))
+    for status in DeviceStatus:
+        assert status_by(saying(status=lambda self, status=status: status)) is status
 
 
 # --------------------------------------------------------------------------------------------- what it has prepared

@@ -12,6 +12,7 @@ from nnhal.base.errors import InvalidArgument
 from nnhal.drivers.reference import Reference
 from nnhal.hal import blobcache
 from nnhal.hal.blobcache import BlobCache, blobs_of
+from nnhal.hal.cache import tokens
 
 pytestmark = pytest.mark.cache
 
@@ -205,3 +206,18 @@ def test_a_store_that_is_dropped_closes_its_file() -> None:
 def test_a_store_without_a_file_is_one_too() -> None:
     blobs = BlobCache(None, bytes(32))
     assert blobs.get(b"k") is None and not blobs.put(b"k", b"v")
+
+
+def test_a_process_that_opened_its_file_ahead_uses_that_one_when_it_can_open_none_any_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module in (blobcache, tokens):
+        monkeypatch.setattr(module, "_only", [])
+    blobcache.open_ahead("mine")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NNHAL_STATE_DIR", str(tmp_path / "file"))
+    blobs = blobs_of(Mine())
+    assert blobs.put(b"k", b"v") and blobs_of(Mine()).get(b"k") == b"v"
+    monkeypatch.setattr(blobcache, "_only", [])
+    blobcache.open_ahead("mine")  # now there is none to be had
+    assert not blobs_of(Mine()).keeps

@@ -1,5 +1,6 @@
 """Cache files: what was written is known again byte by byte, and anything else is a miss that says why."""
 
+import hashlib
 import os
 import tempfile
 
@@ -100,6 +101,12 @@ def test_files_of_two_savings_together_have_a_hash_of_their_own():
     one, first = made(CacheContent([{"a": b"1"}], [{"b": b"1"}]))
     two, second = made(CacheContent([{"a": b"2"}], [{"b": b"2"}]))
     assert len({first, second, read([one[0], two[1]])[1], read([two[0], one[1]])[1]}) == 4
+
+
+def test_the_hash_of_all_files_is_made_of_those_that_they_end_with_and_of_nothing_before():
+    files, digest = made()
+    ends = b"".join(file[-32:] for file in files)
+    assert digest == hashlib.blake2b(ends, digest_size=32, key=KEY, person=b"nnhal entry").digest()
 
 
 def test_a_later_format_is_a_miss(monkeypatch):

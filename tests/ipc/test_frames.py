@@ -200,8 +200,8 @@ def test_an_output_that_the_driver_writes_in_its_place_has_the_shape_of_the_sign
 
 
 def test_requests_share_a_frame_only_where_their_arguments_lie_alike() -> None:
-    def of(x: Array, y: Array | None, shape: Any = (4,), apart: bool = False) -> Any:
-        return key_of(request_of([x], [(shape, F32)], [y]), apart)
+    def of(x: Array, y: Array | None, shape: Any = (4,), **apart: bool) -> Any:
+        return key_of(request_of([x], [(shape, F32)], [y]), **apart)
 
     a, b = np.zeros(4, np.float32), np.zeros((2, 2), np.float32)
     assert of(a, a) == of(a.copy(), a.copy()) == of(a, None) == of(a, a.view(np.uint8))  # room of the frame's own
@@ -211,6 +211,7 @@ def test_requests_share_a_frame_only_where_their_arguments_lie_alike() -> None:
     views = [m.view(offset, 16, np.float32, (4,)) for m in (one, two) for offset in (0, 16)]
     assert len({of(v, a) for v in views} | {of(a, a)}) == 5
     assert len({of(a, v) for v in views} | {of(a, a)}) == 5
+    assert len({of(a, v, apart=False) for v in views} | {of(a, a)}) == 5
     assert {of(a, v, apart=True) for v in views} == {of(a, a)}
     assert of(views[0], a) == of(one.view(0, 16, np.float32, (4,)), a)
 

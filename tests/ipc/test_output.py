@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import re
+import select
 import subprocess
 import sys
 import threading
@@ -197,6 +198,22 @@ def test_what_is_said_last_is_logged_though_its_line_has_no_end(pipes: Pipes) ->
     wait_until(lambda: pipes.lines == [b"the end"], "the last line")
     pipes.err = os.dup(pipes.out)
     assert pipes.last_words() == "the end"
+
+
+def test_what_is_said_after_a_look_and_before_the_end_is_logged(pipes: Pipes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes._watch = os.eventfd(1)
+
+    class Poll:
+        def register(self, fd: int, events: int) -> None:
+            pass
+
+        def poll(self) -> list[tuple[int, int]]:  # the pipes had nothing when they were looked at, before the end was
+            os.write(pipes.err, b"last words\n")
+            return [(pipes._watch, select.POLLIN)]
+
+    monkeypatch.setattr(subject, "select", SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+    pipes._read()
+    assert pipes.lines == [b"last words"]
 
 
 def test_so_many_lines_are_logged_in_a_second_and_the_others_counted(

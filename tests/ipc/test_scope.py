@@ -109,6 +109,18 @@ def test_what_is_released_while_it_is_filled_in_is_not_held_afterwards(share):
     assert done == ["ended"] and not exports.holds(1)
 
 
+def test_what_is_refused_when_it_is_added_ends_once_and_counts_no_more(share):
+    done: list[str] = []
+    exports = Exports(lambda end: end(), share)
+    exports.add(1, "first", lambda: done.append("first"))
+    before = used(share)
+    with pytest.raises(InvalidArgument):
+        exports.add(1, "second", lambda: done.append("second"), room(share))
+    assert done == ["second"] and used(share) == before
+    exports.release(1)
+    assert done == ["second", "first"]
+
+
 def no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 

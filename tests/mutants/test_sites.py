@@ -1,6 +1,8 @@
 """The mutation runner's own judgement: what it changes, what it leaves alone, what it calls equivalent."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.mutants.__main__ import ROOT, Coverage, equivalent, is_equivalent
@@ -79,3 +81,14 @@ def test_what_is_called_equivalent_is_still_there():
         found = [site for site in sites(path, source) if is_equivalent(site, lines[site.line - 1], [entry])]
         assert found, entry
         assert entry["why"]
+
+
+def test_coverage_takes_its_lock_where_no_interrupt_gets_in():
+    program = (
+        "import tests.mutants.uninterrupted, coverage\n"
+        "c = coverage.Coverage(data_file=None); c.start(); c.stop()\n"
+        "tracer = c._collector.tracers[0] if c._collector.tracers else c._collector\n"
+        "print(type(tracer.lock_data).__name__, type(tracer.unlock_data).__name__)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    assert said.split() == ["builtin_function_or_method"] * 2

@@ -4,6 +4,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -558,3 +559,26 @@ def test_the_steps_of_a_closed_model_are_closed_in_whatever_it_was_prepared(monk
     assert len(prepared) == 4 and not any(each.closed for each in prepared)
     compiled.close()
     assert all(each.closed for each in prepared)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "heard"),
+    [
+        (None, MissedDeadline("slow"), False),
+        (LIMIT, MissedDeadline("slow"), True),
+        (LIMIT, OperationFailed("no"), False),
+    ],
+)
+def test_a_device_that_fails_to_say_takes_nothing_and_its_lateness_is_the_callers_to_hear(seconds, error, heard):
+    def supports(model):
+        raise error
+
+    device, model = saying("silent", supports=supports), sums(2)
+    deadline = None if seconds is None else time.monotonic_ns() + int(seconds * 1e9)
+    wishes = SimpleNamespace(deadline=deadline, hints=lambda device: Hints(deadline=deadline))
+    if heard:
+        with pytest.raises(MissedDeadline):
+            compilation._asked_again(device, "silent", SimpleNamespace(model=model), wishes)
+    else:
+        found = compilation._asked_again(device, "silent", SimpleNamespace(model=model), wishes)
+        assert list(found) == [0, 1] and all("failed to say" in why for why in found.values())
