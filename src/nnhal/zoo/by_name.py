@@ -30,7 +30,7 @@ def _made(name: str) -> bool:
         return True
     if name in (*zoo.names(), *zoo.pictures()):
         return False
-    must = "must be a .tflite file or one that `nnhal models` lists"
+    must = "must be a .tflite or .onnx file or one that `nnhal models` lists"
     like = meant(name, (*maker.names(), *zoo.names(), *zoo.pictures(), *_beside(name)))
     raise BadFile(f"{short(name)}: is no file and no model of the zoo, {must}{like}")
 
