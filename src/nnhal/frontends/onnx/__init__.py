@@ -121,10 +121,10 @@ def settled(file: OnnxFile, shapes: Shapes | None) -> tuple[list[tuple[int | Non
         found: list[int | None] = []
         open_dims = False
         for dim in edge.shape:
-            size = dim if isinstance(dim, int) else sizes.get(dim) if isinstance(dim, str) else None
-            if size is None or (size == 0 and isinstance(dim, int)):
-                open_dims, size = True, 1
-            found.append(None if size in OPEN else size)
+            taken: int | None = dim if isinstance(dim, int) else sizes.get(dim) if isinstance(dim, str) else None
+            if taken is None or (taken == 0 and isinstance(dim, int)):
+                open_dims, taken = True, 1
+            found.append(None if taken in OPEN else taken)
         if open_dims:
             dims = ", ".join("?" if d is None or d == 0 else str(d) for d in edge.shape)
             left.append((edge.name, tuple(d or 1 for d in found), f"input {edge.name!r} [{dims}]"))

@@ -140,15 +140,15 @@ def unrolled(t: NodeTask, body: OnnxGraph, steps: int, carried: int, scanned: in
         condition, values = goes_on.data, made[:carried]
         for list_, term in zip(lists, made[carried:], strict=True):
             list_.append(term)
-    for number, term in enumerate(values):
-        t.same(term, number)
-    for number, parts in enumerate(lists):
-        if not t.wants(carried + number):
+    for place, term in enumerate(values):
+        t.same(term, place)
+    for place, parts in enumerate(lists):
+        if not t.wants(carried + place):
             continue
         t.require(parts, "gives a list of no steps, which NNAPI has no tensor for")
         rows = [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts]
         whole = rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0])
-        t.result(carried + number, whole, parts[0].kind)
+        t.result(carried + place, whole, parts[0].kind)
     return True
 
 
@@ -193,8 +193,7 @@ def looped(t: NodeTask, body: OnnxGraph, carried: int) -> None:
     graph.operations += advance.emitted
     graph.outputs = [after, *graph.outputs]
     given = shared_captures([condition, graph])
-    for outer in zip(graph.inputs[len(values) :], given, strict=True):
-        graph.outputs.append(graph.emit_copy(outer[0]))
+    graph.outputs += [graph.emit_copy(each) for each in graph.inputs[len(values) :]]
     outs = [bare(term.value) for term in [*operands, *given]]
     results = t.run("WHILE", reference(condition), reference(graph), *operands, *given, outs=outs)
     for n in range(carried):

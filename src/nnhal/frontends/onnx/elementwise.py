@@ -29,7 +29,8 @@ OPERATIONS = {Activation.RELU: "RELU", Activation.RELU6: "RELU6", Activation.REL
 def floats(t: NodeTask, place: int = 0) -> Term:
     """An input of floats."""
     x = t.x(place)
-    t.require(x.value.type in FLOATS, f"of {x.kind} has no operation in NNAPI, must be FLOAT")
+    stored = t.eight and x.value.type in (Q8, Q8S)
+    t.require(x.value.type in FLOATS or stored, f"of {x.kind} has no operation in NNAPI, must be FLOAT")
     return x
 
 
@@ -310,6 +311,9 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
         parts = [t.filled(t.known(x), n, OperandType(wanted)) for n in (1, 0)]
         t.result(0, t.make("SELECT", x, *parts, like=parts[0]), to, scalar=scalar)
     elif kind in (Q8, Q8S):
+        t.require(
+            (x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI"
+        )
         real = t.make("DEQUANTIZE", x, like=Value(F32))
         t.result(0, real if wanted == F32 else t.make("CAST", real, like=Value(wanted)), to, scalar=scalar)
     elif wanted in (Q8, Q8S):
@@ -326,7 +330,10 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
 
 def numbers(t: NodeTask, x: Term) -> Term:
     """A term that is no 8-bit one."""
-    return t.make("DEQUANTIZE", x, like=Value(F32)) if x.value.type in (Q8, Q8S) else x
+    if x.value.type not in (Q8, Q8S):
+        return x
+    t.require((x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI")
+    return t.make("DEQUANTIZE", x, like=Value(F32))
 
 
 @node("Identity", "Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
@@ -354,7 +361,7 @@ def one_hot(t: NodeTask) -> None:
     hit = broadcast(t, t.make("LOGICAL_OR", *hits), whole)
     off, on = values.reshape(-1).tolist()
     kind = t.raw(2).kind
-    wanted = TYPES.get(kind)
-    t.require(wanted in (*FLOATS, I32), f"of {kind} has no operation in NNAPI")
-    parts = [t.make("FILL", t.integers(whole), number(n, OperandType(wanted)), like=Value(wanted)) for n in (on, off)]
+    t.require(TYPES.get(kind) in (*FLOATS, I32), f"of {kind} has no operation in NNAPI")
+    wanted = OperandType(TYPES[kind])
+    parts = [t.make("FILL", t.integers(whole), number(n, wanted), like=Value(wanted)) for n in (on, off)]
     t.result(0, t.make("SELECT", hit, *parts, like=parts[0]), kind)

@@ -354,15 +354,6 @@ def _one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
     return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis)
 
 
-def _dequantised(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
-    must(x.dtype.kind in "iu" and scale.dtype == np.float32 and not t.attr("block_size", 0))
-    sizes = [1] * x.ndim
-    if scale.size > 1:
-        sizes[t.attr("axis", 1)] = -1
-    origin = zero[0].astype(np.int32).reshape(sizes) if zero else 0
-    return (x.astype(np.int32) - origin).astype(np.float32) * scale.reshape(sizes), "FLOAT"
-
-
 def _arg(function: Callable[..., Any]) -> Fold:
     def computed(t: NodeTask, x: Array) -> Any:
         must(not t.attr("select_last_index", 0))
@@ -388,7 +379,6 @@ SUMS: dict[str, Fold] = {
     "ConstantOfShape": _filled,
     "Cos": plain(np.cos),
     "CumSum": _cumulative,
-    "DequantizeLinear": _dequantised,
     "Div": plain(_quotient),
     "Equal": plain(np.equal),
     "Exp": plain(np.exp),

@@ -20,7 +20,7 @@ from nnhal.frontends.common.terms import (
     fits,
 )
 from nnhal.frontends.common.writing import INT32_RANGE
-from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxGraph, OnnxTensor
+from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.order import reads
 from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
@@ -71,6 +71,7 @@ class NodeGraph:
         self.forms: list[EdgeForm] = []  # of the outputs
         self.captures: dict[str, tuple[Term, Term]] = {}  # by name: what the outer graph has, and the input it comes by
         self.failed = False
+        self._readers: dict[str, OnnxNode] | None = None
         self.open_to_outer = False  # its operations stand in the graph around it
         self.depth: int = outer.depth + 1 if outer else 0
         self.uses = Counter(name for node in source.nodes for name in reads(node))
@@ -195,6 +196,14 @@ class NodeGraph:
             taken.add(id(term))
             self.forms.append(EdgeForm(term.scalar, term.kind == "INT64"))
             self.outputs.append(term)
+
+    def only_reader(self, name: str) -> OnnxNode | None:
+        """The one node that reads a value, None where there are several, or it is an output."""
+        if self.uses[name] != 1:
+            return None
+        if self._readers is None:
+            self._readers = {name: node for node in self.source.nodes for name in node.inputs}
+        return self._readers.get(name)
 
     def has(self, term: Term) -> bool:
         """Whether an operation of this graph gives a term."""

@@ -177,6 +177,11 @@ def _ways(
 ) -> Iterator[tuple[Task, Callable[[NodeTask], None]]]:
     """How a node may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
     plain = partial(NodeTask, graph, node, version)
+    if not node.domain and any(id(graph.terms.get(name)) in graph.context.stored for name in node.inputs):
+        if node.op in quantised.QUANTISED:
+            yield plain, quantised.lower_stored
+        if node.op in quantised.MOVED:
+            yield partial(quantised.StoredNode, graph, node, version), entry.lower
     if entry.single and any(id(graph.terms.get(name)) in graph.context.pictures for name in node.inputs):
         yield partial(RowNode, graph, node, version), entry.lower
     if not (entry.single and _deep(graph, node)):

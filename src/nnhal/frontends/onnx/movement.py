@@ -159,6 +159,8 @@ def concat(t: NodeTask) -> None:
     terms = t.xs()
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
     kind = terms[0].kind
+    even = all((x.value.scale, x.value.zero_point) == (terms[0].value.scale, terms[0].value.zero_point) for x in terms)
+    t.require(even, "has parts that are stored in steps of their own")
     terms = [x for x in terms if 0 not in t.shape(x)] or terms[:1]
     if len(terms) == 1:
         t.result(0, t.copied(terms[0]) if terms[0].value.data is None else terms[0], kind)
@@ -235,15 +237,15 @@ def slice_(t: NodeTask) -> None:
     even = len(starts) == len(ends) == len(axes) == len(steps)
     t.require(even, "starts, ends, axes and steps must be as many")
     index = [slice(None)] * len(shape)
-    for start, end, n, step in zip(starts, ends, axes, steps, strict=True):
+    for low, high, n, step in zip(starts, ends, axes, steps, strict=True):
         axis = t.axis(n, len(shape))
         size = shape[axis]
         t.require(step, "has a step of 0")
         if size is None:
-            t.require(start == 0 and end >= INT32_RANGE.max and step == 1, "of a size known only at execution")
+            t.require(low == 0 and high >= INT32_RANGE.max and step == 1, "of a size known only at execution")
             continue
         try:
-            index[axis] = sliced(start, end, step, size)
+            index[axis] = sliced(low, high, step, size)
         except Unfolded:
             t.refuse("has a step of 0")
     ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
@@ -253,7 +255,7 @@ def slice_(t: NodeTask) -> None:
         t.result(0, t.copied(x) if x.value.data is None else x, x.kind)
         return
     if x.value.type == B8 or len(shape) > MOST_DIMENSIONS:
-        cut = [i for i, d in enumerate(left) if d != shape[i]]
+        cut = [i for i, r in enumerate(ranges) if r is not None and r != range(shape[i] or 0)]
         first = ranges[cut[0]] if cut else None
         if x.value.type != B8 and len(cut) == 1 and first is not None and first.step == 1:
             t.result(0, part_of(t, x, cut[0], first.start, len(first)), x.kind)

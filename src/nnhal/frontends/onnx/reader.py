@@ -34,7 +34,7 @@ from nnhal.frontends.onnx.wire import BYTES, FIXED32, VARINT, fields, float_at, 
 from nnhal.model.validate import MAX_DEPTH
 
 MOST_DIM = 1 << 31
-LEAST_OPSET = 11
+LEAST_OPSET = 9
 TYPED = {4: ("<f4", "FLOAT"), 10: ("<f8", "DOUBLE")}  # fields of values that are bytes as they stand
 PACKED = {5: ("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16"), 7: ("INT64",), 11: ("UINT64", "UINT32")}
 

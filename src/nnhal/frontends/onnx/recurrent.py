@@ -125,7 +125,9 @@ def lstm(t: NodeTask) -> None:
     """The gates' weights stay where they lie in the file."""
     s = Sequences(t, 4)
     t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which has no form here")
-    outputs, lasts, cells = [], [], []
+    outputs: list[Term] = []
+    lasts: list[Term] = []
+    cells: list[Term] = []
     for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
         t.require(names[0] == "Sigmoid", f"has {names[0]} for its gates, must be Sigmoid for NNAPI")
         t.require(
@@ -139,7 +141,7 @@ def lstm(t: NodeTask) -> None:
                 by = {name: whole[n, k * s.units :][: s.units] for k, name in enumerate(("input", "output", "forget"))}
                 peep = [constant(Value(F32), by[name].copy()) for name in ("input", "forget", "output")]
         gates = [IOFC.index(name) for name in NNAPI]
-        given = [
+        given: list[Term | None] = [
             s.over(n),
             *(s.rows(1, s.weights, n, g) for g in gates),
             *(s.rows(2, s.recurrent, n, g) for g in gates),

@@ -1,7 +1,7 @@
 """Entries of reductions over axes, and of what is summed up along one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -34,19 +34,19 @@ def reduce_(t: NodeTask) -> None:
 @node("ReduceL1", inputs=(1, 2), becomes="ABS, REDUCE_SUM")
 def sum_of_sizes(t: NodeTask) -> None:
     """Sum of magnitudes."""
-    finish(t, t.make("ABS", floats(t)), "REDUCE_SUM")
+    finish(t, flat(t, lambda x: t.make("ABS", x)), "REDUCE_SUM")
 
 
 @node("ReduceSumSquare", inputs=(1, 2), becomes="MUL, REDUCE_SUM")
 def sum_of_squares(t: NodeTask) -> None:
     """Sum of squares."""
-    finish(t, Reals(t)("MUL", floats(t), floats(t)), "REDUCE_SUM")
+    finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM")
 
 
 @node("ReduceL2", inputs=(1, 2), becomes="MUL, REDUCE_SUM, SQRT")
 def length(t: NodeTask) -> None:
     """Root of the sum of squares."""
-    finish(t, Reals(t)("MUL", floats(t), floats(t)), "REDUCE_SUM", "SQRT")
+    finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM", "SQRT")
 
 
 @node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
@@ -63,6 +63,15 @@ def log_sum_exp(t: NodeTask) -> None:
     most = reduced(t, x, "REDUCE_MAX", axes)
     total = reduced(t, t.make("EXP", r("SUB", x, most)), "REDUCE_SUM", axes)
     left(t, r("ADD", t.make("LOG", total), most), x, axes, keep=keep)
+
+
+def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
+    """A function of each element of the input, whose dimensions may be more than NNAPI takes."""
+    x = floats(t)
+    if len(t.shape(x)) <= MOST_DIMENSIONS:
+        return function(x)
+    shape = t.known(x)
+    return t.reshaped(function(t.reshaped(x, (math.prod(shape),))), shape)
 
 
 def over(t: NodeTask, x: Term) -> list[int]:

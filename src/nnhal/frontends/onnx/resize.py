@@ -1,6 +1,6 @@
 """Entries that resize: by NNAPI's own operation where that takes the same elements, else by GATHER along each axis."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,24 +108,26 @@ def same(t: NodeTask, grid: Grid) -> bool:
 
 
 def positions(t: NodeTask, grid: Grid) -> Array:
-    """Where the elements of an axis lie in the input."""
-    mode, at = coordinates(t), np.arange(grid.new, dtype=np.float64)
+    """Where the elements of an axis lie in the input, in float32, as ONNX Runtime computes it."""
+    single = np.float32
+    mode, at, half, scale = coordinates(t), np.arange(grid.new, dtype=single), single(0.5), single(grid.scale)
+    last = single(grid.size - 1)
     if mode in ("half_pixel", "pytorch_half_pixel"):
         if mode == "pytorch_half_pixel" and grid.new == 1:
-            return np.zeros(1)
-        return (at + 0.5) / grid.scale - 0.5
+            return np.zeros(1, single)
+        return (at + half) / scale - half
     if mode == "half_pixel_symmetric":
-        adjusted = grid.new / (grid.scale * grid.size)
-        return grid.size / 2 * (1 - adjusted) + (at + 0.5) / grid.scale - 0.5
+        adjusted = single(grid.new) / (scale * single(grid.size))
+        return single(grid.size / 2) * (1 - adjusted) + (at + half) / scale - half
     if mode == "align_corners":
-        return at * (grid.size - 1) / (grid.new - 1) if grid.new > 1 else np.zeros(1)
+        return at * last / single(grid.new - 1) if grid.new > 1 else np.zeros(1, single)
     if mode == "asymmetric":
-        return at / grid.scale
+        return at / scale
     t.require(mode == "tf_crop_and_resize", f"coordinate_transformation_mode is {mode}, which is not known")
-    last = grid.size - 1
+    start, end = single(grid.start), single(grid.end)
     if grid.new > 1:
-        return grid.start * last + at * (grid.end - grid.start) * last / (grid.new - 1)
-    return np.array([0.5 * (grid.start + grid.end) * last])
+        return start * last + at * (end - start) * last / single(grid.new - 1)
+    return np.array([half * (start + end) * last])
 
 
 def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
@@ -133,8 +135,8 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
     at, last = positions(t, grid), grid.size - 1
     if mode == "nearest":
         how = t.attr("nearest_mode", "floor" if t.opset < 11 or t.name == "Upsample" else "round_prefer_floor")
-        single = at.astype(np.float32).astype(np.float64)  # as ONNX Runtime computes it
-        rounds = {
+        single = at.astype(np.float64)
+        rounds: dict[str, Callable[[Array], Array]] = {
             "round_prefer_floor": lambda x: np.ceil(x - 0.5),
             "round_prefer_ceil": lambda x: np.floor(x + 0.5),
             "floor": np.floor,

@@ -56,7 +56,9 @@ def node(
 
 
 class NodeTask(OperationWriter):
-    """One node to lower. Nothing is written to the graph before `commit`."""
+    """One node to lower. Nothing is written to the graph before `commit`. eight: it works on stored values of 8 bits."""
+
+    eight = False
 
     def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
         super().__init__(graph.file.budget, node.label)
@@ -237,11 +239,12 @@ class NodeTask(OperationWriter):
     def known_result(self, data: Array, number: int = 0, kind: str = "INT64") -> None:
         """Output `number` is known at import."""
         value = Value(TYPES.get(kind, UNTYPED), None, 1.0 if kind in ("INT8", "UINT8") else 0.0)
-        if value.type == UNTYPED:
+        if value.type == UNTYPED or 0 in data.shape:
             term = Term(Value(UNTYPED, data.shape or (1,)), kind, data, scalar=data.ndim == 0, made=True)
         else:
             term = constant(value, data, kind)
             term.kind = kind
+        term.doubtful = any(self.raw(n).doubtful for n in range(len(self.node.inputs)) if self.given(n))
         self.results[number] = term
 
     def give(
