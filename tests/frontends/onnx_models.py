@@ -1,6 +1,7 @@
 """Small `.onnx` files made with the onnx package, and what ONNX Runtime computes of them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,9 @@ def model(
     *,
     shapes: Mapping[str, Sequence[Any]] | None = None,
     functions: Sequence[Any] = (),
+    otherwise: int = TensorProto.FLOAT,
 ) -> Any:
-    """A model of nodes. The types of outputs are inferred; those that cannot be are FLOAT."""
+    """A model of nodes. The types of outputs are inferred; otherwise: of those that cannot be."""
     graph = helper.make_graph(
         list(nodes),
         "graph",
@@ -56,11 +58,12 @@ def model(
     sets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     sets += [helper.make_opsetid(f.domain, 1) for f in functions]
     made = helper.make_model(graph, opset_imports=sets, ir_version=9, functions=list(functions))
-    inferred = onnx.shape_inference.infer_shapes(made, strict_mode=False)
-    for output in inferred.graph.output:
+    with suppress(Exception):  # of operators that onnx does not know
+        made = onnx.shape_inference.infer_shapes(made)
+    for output in made.graph.output:
         if not output.type.tensor_type.elem_type:
-            output.type.tensor_type.elem_type = TensorProto.FLOAT
-    return inferred
+            output.type.tensor_type.elem_type = otherwise
+    return made
 
 
 def by_onnxruntime(made: Any, inputs: Mapping[str, Array]) -> list[Array]:

@@ -46,6 +46,7 @@ class FileContext:
         default_factory=dict
     )  # of a term of rows [n, c, w] the one [n, c, 1, w] it was made of
 
+    rectified: set[int] = field(default_factory=set)  # real terms whose stored ones are under the RELU behind them
     aliased: set[int] = field(default_factory=set)  # terms that have several names
 
     def seen_as(self, rows: Term, pictures: Term) -> None:

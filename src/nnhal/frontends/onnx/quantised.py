@@ -92,8 +92,11 @@ def dequantise(t: NodeTask) -> None:
     steps = steps_at(t, 1, 2, raw.kind if raw.kind in KINDS else "")
     found = seen_as(t, raw, steps)
     if found is None:
+        own = steps_of(raw.value)
         plain = t.make("DEQUANTIZE", t.x(0), like=Value(F32))
-        centred = t.make("SUB", plain, t.scalar(steps.zero_point, plain), activation=0)
+        if own.scale != PLAIN_SCALE:
+            plain = t.make("DIV", plain, t.scalar(own.scale, plain), activation=0)
+        centred = t.make("SUB", plain, t.scalar(steps.zero_point - own.zero_point, plain), activation=0)
         t.result(0, t.make("MUL", centred, t.scalar(steps.scale, plain), activation=0), "FLOAT", scalar=raw.scalar)
         return
     t.result(0, t.make("DEQUANTIZE", found, like=Value(F32)), "FLOAT", scalar=raw.scalar)
@@ -110,8 +113,7 @@ def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
     if steps_of(raw.value) == steps:
         return raw
     plain = (raw.value.scale, raw.value.zero_point) == (PLAIN_SCALE, 0)
-    unread = not any(raw is each for made in t.graph.operations for each in made.inputs)
-    if plain and unread and any(raw is each for each in t.graph.inputs) and not t.graph.outer:
+    if plain and t.graph.uses[raw.value.name] == 1 and any(raw is each for each in t.graph.inputs) and not t.graph.outer:
         raw.value = replace(raw.value, scale=steps.scale, zero_point=steps.zero_point)
         return raw
     return None
@@ -168,7 +170,8 @@ class StoredNode(NodeTask):
         for place in range(len(node.inputs) if node.op == "Concat" else 1):
             term = super().raw(place)
             stored = graph.context.stored.get(id(term))
-            if stored is None or stored.value.type not in ASYMMETRIC or stored.value.data is not None:
+            usual = stored is not None and stored.value.type in ASYMMETRIC and stored.value.data is None
+            if stored is None or not usual or id(term) in graph.context.rectified:
                 raise Inexpressible
             self._stored[place] = stored
         if len({steps_of(term.value) for term in self._stored.values()}) > 1:
@@ -220,10 +223,12 @@ def wanted(t: NodeTask) -> Wanted | None:
     return None
 
 
-def give(t: NodeTask, made: Term, kind: str) -> None:
+def give(t: NodeTask, made: Term, out: Wanted) -> None:
     """The node's output: the real values of a stored term."""
-    made.kind = kind
+    made.kind = kind_of(out.steps)
     t.result(0, t.make("DEQUANTIZE", made, like=Value(F32)), "FLOAT")
+    if out.activation:
+        t.graph.context.rectified.add(id(t.results[0]))
     t.later.append(lambda: t.graph.context.stands_for(t.results[0], made))
 
 
@@ -275,7 +280,7 @@ def arithmetic(t: NodeTask, out: Wanted) -> None:
     alike(x, out.steps)
     alike(y, out.steps)
     (made,) = t.run(t.name.upper(), x, y, activation=int(out.activation), outs=[out.steps.value()])
-    give(t, made, kind_of(out.steps))
+    give(t, made, out)
 
 
 @on_stored("Sigmoid", "Tanh", "Softmax")
@@ -293,7 +298,7 @@ def fixed(t: NodeTask, out: Wanted) -> None:
         (made,) = t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])
     else:
         (made,) = t.run({"Sigmoid": "LOGISTIC", "Tanh": "TANH"}[t.name], x, outs=[out.steps.value()])
-    give(t, made, kind_of(out.steps))
+    give(t, made, out)
 
 
 @on_stored("Concat")
@@ -306,7 +311,7 @@ def concatenated(t: NodeTask, out: Wanted) -> None:
         raise Inexpressible
     axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
     (made,) = t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])
-    give(t, made, kind_of(out.steps))
+    give(t, made, out)
 
 
 @on_stored("GlobalAveragePool", "AveragePool")
@@ -327,7 +332,7 @@ def averaged(t: NodeTask, out: Wanted) -> None:
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     how = {**w.padding(), **w.strides(), **size}
     (made,) = t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])
-    give(t, made, kind_of(out.steps))
+    give(t, made, out)
 
 
 # ----------------------------------------------------------------------------------------------------------------- layers
@@ -445,7 +450,7 @@ def convolution(t: NodeTask, out: Wanted) -> None:
     """Between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
     layer = usable(Layer(x, w, real_bias(t, 2), True, out.steps, out.activation))
-    give(t, convolved(t, layer), kind_of(out.steps))
+    give(t, convolved(t, layer), out)
 
 
 @on_stored("MatMul", "Gemm")
@@ -456,7 +461,7 @@ def product(t: NodeTask, out: Wanted) -> None:
     if not plain:
         raise Inexpressible
     layer = usable(Layer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation))
-    give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), kind_of(out.steps))
+    give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
 
 
 # ---------------------------------------------------------------------------------------- nodes with scales among their inputs
