@@ -46,6 +46,7 @@ def model(
     shapes: Mapping[str, Sequence[Any]] | None = None,
     functions: Sequence[Any] = (),
     otherwise: int = TensorProto.FLOAT,
+    infer: bool = True,
 ) -> Any:
     """A model of nodes. The types of outputs are inferred; otherwise: of those that cannot be."""
     graph = helper.make_graph(
@@ -59,7 +60,7 @@ def model(
     sets += [helper.make_opsetid(f.domain, 1) for f in functions]
     made = helper.make_model(graph, opset_imports=sets, ir_version=9, functions=list(functions))
     with suppress(Exception):  # of operators that onnx does not know
-        made = onnx.shape_inference.infer_shapes(made)
+        made = made if not infer else onnx.shape_inference.infer_shapes(made)
     for output in made.graph.output:
         if not output.type.tensor_type.elem_type:
             output.type.tensor_type.elem_type = otherwise

@@ -34,6 +34,7 @@ from nnhal.frontends.onnx.wire import BYTES, FIXED32, VARINT, fields, float_at, 
 from nnhal.model.validate import MAX_DEPTH
 
 MOST_DIM = 1 << 31
+LONGEST = 300  # characters of a place in messages
 LEAST_OPSET = 9
 TYPED = {4: ("<f4", "FLOAT"), 10: ("<f8", "DOUBLE")}  # fields of values that are bytes as they stand
 PACKED = {5: ("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16"), 7: ("INT64",), 11: ("UINT64", "UINT32")}
@@ -54,6 +55,7 @@ class _Reader:
 
     def lies(self, place: str, what: str) -> NoReturn:
         """The error for something in the file."""
+        place = place if len(place) <= LONGEST else f"{place[: LONGEST // 2]} .. {place[-LONGEST // 2 :]}"
         raise BadFile(": ".join(filter(None, (self.label, place, what))))
 
     # ------------------------------------------------------------------------------------------------------ messages
@@ -75,6 +77,8 @@ class _Reader:
                     take(float_at(self.data, value))
                 else:
                     take((value, size))
+        except BadFile:
+            raise
         except ValueError as error:
             self.lies(place, str(error))
         except TypeError as error:
