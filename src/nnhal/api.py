@@ -82,7 +82,7 @@ def _read(
         return read(), None
     from nnhal.runtime.cache.steps import imported_in
 
-    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read)
+    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read, folder)
 
 
 def compile(

@@ -1,4 +1,4 @@
-"""Hostile `.tflite` files through load, show, compile and run on both devices: `python -m tests.faults.fuzz_files`.
+"""Hostile `.tflite` and `.onnx` files through load, show, compile and run on both devices: `python -m tests.faults.fuzz_files`.
 
 File N of seed S is always the same (`file_mutations`). Workers live long and are forked from one process that has
 everything imported; each file may take 2 seconds of processor time and 1 GB. What ends in anything but a result or an
@@ -29,7 +29,7 @@ import numpy as np
 from ai_edge_litert import interpreter  # noqa: F401, TID251 (workers find it imported)
 
 import nnhal
-from nnhal.frontends.tflite.outline import refused_outline
+from nnhal.frontends.formats import refused_outline
 from nnhal.model.draw import svg
 from nnhal.model.outline import Outline, outline
 from nnhal.model.text import dot, listing, text

@@ -82,7 +82,9 @@ def test_a_loop_runs_as_often_as_it_says(known, count):
 
 def test_a_loop_ends_when_its_condition_does():
     inputs = {"x": np.full(3, 100, np.float32), "k": np.full(3, 10, np.float32)}
-    made = model([node("Loop", "n go x", body=loop_body())], inputs, {"n": np.array(50, np.int64), "go": np.array(True)})
+    made = model(
+        [node("Loop", "n go x", body=loop_body())], inputs, {"n": np.array(50, np.int64), "go": np.array(True)}
+    )
     (found,) = check(made, inputs)
     assert found[0] == 1e6
 
@@ -177,7 +179,9 @@ def test_a_dimension_that_the_file_says_cannot_be_another():
 
 
 def test_a_size_that_no_guess_can_be_right_for_is_asked_for():
-    made = model([node("Conv", "x w")], {"x": real(1, 3, 8, 8)}, {"w": real(4, 3, 5, 5)}, shapes={"x": [1, 3, "h", "w"]})
+    made = model(
+        [node("Conv", "x w")], {"x": real(1, 3, 8, 8)}, {"w": real(4, 3, 5, 5)}, shapes={"x": [1, 3, "h", "w"]}
+    )
     with pytest.raises(ShapeNeeded, match=r"input 'x' \[1, 3, h, w\] is open in the file, must be given"):
         nnhal.load(made.SerializeToString())
 
@@ -218,7 +222,12 @@ def test_double_that_is_computed_is_refused_by_name():
 
 
 def test_all_nodes_that_cannot_be_expressed_are_listed_at_once():
-    nodes = [node("NonZero", "x", "a"), node("Det", "z", "b"), node("Unknown", "x", "c", "elsewhere"), node("Relu", "x")]
+    nodes = [
+        node("NonZero", "x", "a"),
+        node("Det", "z", "b"),
+        node("Unknown", "x", "c", "elsewhere"),
+        node("Relu", "x"),
+    ]
     made = model(nodes, {"x": real(2, 2), "z": real(2, 2)}, outputs="a b c y")
     with pytest.raises(nnhal.UnsupportedModel) as caught:
         nnhal.load(made.SerializeToString())

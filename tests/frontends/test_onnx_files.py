@@ -227,7 +227,14 @@ def test_an_axis_out_of_range_is_refused(axis):
 
 @pytest.mark.parametrize(
     "attributes",
-    [{"strides": [0, 1]}, {"dilations": [-1, 1]}, {"pads": [-1, 0, 0, 0]}, {"pads": [1]}, {"group": 0}, {"group": "many"}],
+    [
+        {"strides": [0, 1]},
+        {"dilations": [-1, 1]},
+        {"pads": [-1, 0, 0, 0]},
+        {"pads": [1]},
+        {"group": 0},
+        {"group": "many"},
+    ],
 )
 def test_attributes_of_a_layer_that_lie_are_refused(attributes):
     made = model([node("Conv", "x w", **attributes)], {"x": real(1, 2, 4, 4)}, {"w": real(3, 2, 3, 3)})

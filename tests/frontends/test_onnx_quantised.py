@@ -189,7 +189,9 @@ def test_linear_arithmetic_is_quantised(op):
 @pytest.mark.parametrize("op", ["QLinearSigmoid", "QLinearLeakyRelu"])
 def test_linear_functions_round_once(op):
     inputs = {"x": bytes_of(np.uint8, 3, 40)}
-    constants = dict(zip(("sx", "zx", "sy", "zy"), (*steps(X, 100, np.uint8), *steps(1 / 256, 0, np.uint8)), strict=True))
+    constants = dict(
+        zip(("sx", "zx", "sy", "zy"), (*steps(X, 100, np.uint8), *steps(1 / 256, 0, np.uint8)), strict=True)
+    )
     check(*linear(op, inputs, constants, "x sx zx sy zy", domain="com.microsoft"), steps=1)
 
 

@@ -19,6 +19,7 @@ from nnhal.base.memory import Memory
 from nnhal.base.names import short
 from nnhal.base.operands import Value
 from nnhal.base.values import dimensions
+from nnhal.frontends.beside import BESIDE
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.onnx.file import OnnxEdge, OnnxFile
 from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
@@ -30,7 +31,6 @@ from nnhal.model.validate import validate
 
 Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
 OPEN = (0, -1)  # how a dimension is said to be unknown until execution
-BESIDE = "beside"  # memo of a model: the files beside its own, by name
 
 
 def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes: Shapes | None = None) -> Model:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
+from nnhal.base.errors import BadFile, InvalidModel, NnhalError, UnsupportedModel, clipped
 from nnhal.base.names import short
 from nnhal.base.operands import Value
 from nnhal.frontends.common.budget import Cost
@@ -31,6 +31,9 @@ from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.refusals import why_refused
 from nnhal.frontends.onnx.task import NODES, FlatNode, NodeEntry, NodeTask, RowNode
 from nnhal.model.validate import MAX_DEPTH
+
+
+UNFIT = (ValueError, IndexError, OverflowError, ZeroDivisionError)
 
 
 def lower(graph: NodeGraph) -> None:
@@ -198,10 +201,12 @@ def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
         made = task()
         lowered(made)
         made.commit()
-    except Inexpressible as error:
+    except (Inexpressible, InvalidModel) as error:
         return str(error)
-    except InvalidModel as error:
-        return str(error)
+    except NnhalError:
+        raise
+    except UNFIT as error:  # of numpy, about arrays of a file that lies
+        return f"its arguments do not fit one another: {clipped(str(error), 200)}"
     return None
 
 

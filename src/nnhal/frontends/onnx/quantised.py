@@ -113,7 +113,12 @@ def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
     if steps_of(raw.value) == steps:
         return raw
     plain = (raw.value.scale, raw.value.zero_point) == (PLAIN_SCALE, 0)
-    if plain and t.graph.uses[raw.value.name] == 1 and any(raw is each for each in t.graph.inputs) and not t.graph.outer:
+    if (
+        plain
+        and t.graph.uses[raw.value.name] == 1
+        and any(raw is each for each in t.graph.inputs)
+        and not t.graph.outer
+    ):
         raw.value = replace(raw.value, scale=steps.scale, zero_point=steps.zero_point)
         return raw
     return None

@@ -397,6 +397,7 @@ class FlatNode(NodeTask):
         super().__init__(graph, node, opset)
         places = [place for place in range(len(node.inputs)) if self.given(place)]
         terms = [self.usable(super(FlatNode, self).raw(place), f"input {place}") for place in places]
+        self.require(terms, "has no inputs")
         self.whole = self.together(*map(self.known, terms))
         shapes = merged([self.known(x) for x in terms], self.whole)
         if max(map(len, shapes)) > MOST_DIMENSIONS:
