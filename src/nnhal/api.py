@@ -66,7 +66,9 @@ def _read(
     folder = None
     if isinstance(source, str) and not there(source):
         from nnhal.zoo.by_name import opened as fetched
+        from nnhal.zoo.by_name import usual_shapes
 
+        shapes = usual_shapes(source) if shapes is None else shapes
         with fetched(source, progress) as file:
             label, memory = opened(file)
     else:

@@ -1,4 +1,6 @@
-"""Hostile `.tflite` and `.onnx` files through load, show, compile and run on both devices: `python -m tests.faults.fuzz_files`.
+"""Hostile `.tflite` files (and `.onnx`: `onnx_mutations`) through load, show, compile and run on both devices.
+
+    python -m tests.faults.fuzz_files
 
 File N of seed S is always the same (`file_mutations`). Workers live long and are forked from one process that has
 everything imported; each file may take 2 seconds of processor time and 1 GB. What ends in anything but a result or an

@@ -64,7 +64,7 @@ def _one(rng: np.random.Generator, choices: Any) -> Any:
     return choices[rng.integers(len(choices))]
 
 
-def _lie(graph: Any, rng: np.random.Generator) -> None:
+def _lie(graph: Any, rng: np.random.Generator) -> None:  # noqa: PLR0912 (one branch a lie)
     """One lie in a graph, or in one within it."""
     node = _one(rng, graph.node)
     inner = [a.g for a in node.attribute if a.HasField("g")]

@@ -191,9 +191,12 @@ def test_a_size_that_no_guess_can_be_right_for_is_asked_for():
 
 def test_shapes_that_are_computed_become_constants():
     nodes = [
-        node("Shape", "x", "s"), node("Gather", "s one", "d"), node("Mul", "d two", "m"), node("Concat", "m rest", "w", axis=0),
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "d"),
+        node("Mul", "d two", "m"),
+        node("Concat", "m rest", "w", axis=0),
         node("Reshape", "x w"),
-    ]  # fmt: skip
+    ]
     constants = {"one": np.array([1], np.int64), "two": np.array([2], np.int64), "rest": np.array([-1], np.int64)}
     inputs = {"x": real(4, 3)}
     made = model(nodes, inputs, constants)

@@ -91,10 +91,14 @@ def test_a_product_between_quantisers_is_one_quantised_layer(of_weights):
     check(made, inputs, steps=1)
 
 
+def three_steps():
+    found = *steps(X, 3, np.uint8), *steps(W, 120, np.uint8), *steps(Y, 7, np.uint8)
+    return dict(zip(("sa", "za", "sb", "zb", "sy", "zy"), found, strict=True))
+
+
 @pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
 def test_arithmetic_between_quantisers_is_quantised(op):
-    constants = dict(zip(("sa", "za", "sb", "zb", "sy", "zy"),
-                         (*steps(X, 3, np.uint8), *steps(W, 120, np.uint8), *steps(Y, 7, np.uint8)), strict=True))  # fmt: skip
+    constants = three_steps()
     nodes = [
         node("DequantizeLinear", "a sa za", "ar"),
         node("DequantizeLinear", "b sb zb", "br"),
@@ -179,8 +183,7 @@ def test_a_linear_product_is_one_quantised_layer():
 @pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
 def test_linear_arithmetic_is_quantised(op):
     inputs = {"a": bytes_of(np.uint8, 3, 4), "b": bytes_of(np.uint8, 3, 4)}
-    constants = dict(zip(("sa", "za", "sb", "zb", "sy", "zy"),
-                         (*steps(X, 3, np.uint8), *steps(W, 120, np.uint8), *steps(Y, 7, np.uint8)), strict=True))  # fmt: skip
+    constants = three_steps()
     made, inputs = linear(op, inputs, constants, "a sa za b sb zb sy zy", domain="com.microsoft")
     assert operations(made) == [op.removeprefix("QLinear").upper()]
     check(made, inputs, steps=1)

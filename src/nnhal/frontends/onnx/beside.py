@@ -1,14 +1,10 @@
-"""Files beside an `.onnx` file that tensors lie in. A file may name only what is in its own folder or below, and no links."""
+"""Files beside an `.onnx` file that tensors lie in. A file may name only what is in its folder or below, and no links."""
 
-import os
-import stat
 from collections.abc import Mapping
 
-from nnhal.base.descriptors import Owner
 from nnhal.base.errors import BadFile
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
-from nnhal.base.sealed import Store
 from nnhal.frontends.beside import read_beside
 from nnhal.frontends.common.budget import Budget
 from nnhal.frontends.common.terms import Blob

@@ -95,7 +95,7 @@ class OnnxFunction:
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """The whole file. memories: its own bytes, then those of the files beside it that tensors lie in, by name in `beside`."""
+    """The whole file. memories: its own bytes, then those of the files that lie beside it, whose names are in `beside`."""
 
     label: str
     graph: OnnxGraph

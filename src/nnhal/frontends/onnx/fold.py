@@ -349,7 +349,7 @@ def _where(_: NodeTask, condition: Array, x: Array, y: Array) -> Any:
 
 def _one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
     axis, count = t.attr("axis", -1), int(depth.reshape(()))
-    must(0 < count and indices.size * count <= MOST)
+    must(count > 0 and indices.size * count <= MOST)
     hits = np.mod(indices, count)[..., None] == np.arange(count)
     return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis)
 

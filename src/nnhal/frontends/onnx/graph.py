@@ -1,4 +1,4 @@
-"""A graph of an `.onnx` file on its way into a model: what is known of each of its values, and the operations made so far."""
+"""A graph of an `.onnx` file on its way into a model: what is known of its values, and the operations made so far."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

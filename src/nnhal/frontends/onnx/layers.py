@@ -190,7 +190,7 @@ def transposed_convolution(t: NodeTask) -> None:
     if t.given(2):
         bias = np.asarray(t.data(2, "the bias"))
     depth = shape[0] // groups
-    if 1 < groups and groups > MOST_PARTS:
+    if groups > 1 and groups > MOST_PARTS:
         t.refuse(f"has {groups} groups, must have {MOST_PARTS} at most: NNAPI's has none")
     parts = []
     for n in range(groups):

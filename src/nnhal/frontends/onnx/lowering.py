@@ -32,7 +32,6 @@ from nnhal.frontends.onnx.refusals import why_refused
 from nnhal.frontends.onnx.task import NODES, FlatNode, NodeEntry, NodeTask, RowNode
 from nnhal.model.validate import MAX_DEPTH
 
-
 UNFIT = (ValueError, IndexError, OverflowError, ZeroDivisionError)
 
 
@@ -82,7 +81,7 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
         return
     graph.file.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
     names = dict(zip(function.inputs, node.inputs, strict=False))
-    names |= {name: "" for name in function.inputs[len(node.inputs) :]}
+    names |= dict.fromkeys(function.inputs[len(node.inputs):], "")
     names |= dict(zip(function.outputs, node.outputs, strict=False))
 
     def renamed(name: str) -> str:
@@ -91,9 +90,10 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
     made = []
     for each in function.nodes:
         found: dict[str, Any] = {}
-        for key, value in each.attributes.items():
-            if isinstance(value, Reference):
-                value = node.attributes.get(value.name, function.defaults.get(value.name))
+        for key, given in each.attributes.items():
+            value = given
+            if isinstance(given, Reference):
+                value = node.attributes.get(given.name, function.defaults.get(given.name))
             if value is not None:
                 found[key] = value
         inputs, outputs = tuple(map(renamed, each.inputs)), tuple(map(renamed, each.outputs))

@@ -161,7 +161,7 @@ def kept_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> T
     return None
 
 
-# ---------------------------------------------------------------------------------------------- plain nodes, on stored values
+# --------------------------------------------------------------------------------------- plain nodes, on stored values
 
 
 class StoredNode(NodeTask):
@@ -199,8 +199,8 @@ class StoredNode(NodeTask):
         raise Inexpressible
 
 
-MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPool", "Relu", "Reshape", "Slice", "SpaceToDepth",
-                   "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
+MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPool", "Relu", "Reshape", "Slice",
+                   "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
 
 
 class Wanted(NamedTuple):
@@ -345,7 +345,7 @@ def averaged(t: NodeTask, out: Wanted) -> None:
 
 def filter_for(x: Term, w: Term) -> Term:
     """Stored weights in the type that goes with an input: the other 8-bit type moved by 128, which changes no real value."""
-    if w.value.type == Q8PC or w.value.type == x.value.type:
+    if w.value.type in (Q8PC, x.value.type):
         return w
     data = np.asarray(w.value.data).astype(np.int16) + (SHIFT if x.value.type == Q8 else -SHIFT)
     zero = w.value.zero_point + (SHIFT if x.value.type == Q8 else -SHIFT)
@@ -469,7 +469,7 @@ def product(t: NodeTask, out: Wanted) -> None:
     give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
 
 
-# ---------------------------------------------------------------------------------------- nodes with scales among their inputs
+# -------------------------------------------------------------------------------- nodes with scales among their inputs
 
 
 def stored_input(t: NodeTask, place: int, scale: int, zero: int) -> Term:

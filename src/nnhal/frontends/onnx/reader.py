@@ -453,19 +453,7 @@ class _Reader:
         count, dtype = math.prod(shape), np.dtype(DTYPES[kind])
         for number, (stored, of) in TYPED.items():
             if kind == of:
-                parts = typed[number]
-                if len(parts) == 1 and isinstance(parts[0], tuple):
-                    self.counted(parts[0][1] // dtype.itemsize, count, place)
-                    return OnnxTensor(name, kind, shape, Blob(parts[0][0], count * dtype.itemsize))
-                single: list[float] = []
-                for part in parts:
-                    self.budget.spend(Cost.ELEMENTS, 8, place)
-                    if isinstance(part, tuple):
-                        single += np.frombuffer(self.data[part[0] : sum(part)], stored).tolist()
-                    else:
-                        single.append(part)
-                self.counted(len(single), count, place)
-                return OnnxTensor(name, kind, shape, values=np.array(single, dtype).reshape(shape))
+                return self.of_floats(OnnxTensor(name, kind, shape), typed[number], np.dtype(stored), place)
         number = next(n for n, kinds in PACKED.items() if kind in kinds)
         found: list[Array] = []
         for part in typed[number]:
@@ -492,6 +480,22 @@ class _Reader:
             shape,
             values=values.view("<u8" if kind == "UINT64" else values.dtype).astype(dtype).reshape(shape),
         )
+
+    def of_floats(self, tensor: OnnxTensor, parts: list[Any], dtype: np.dtype[Any], place: str) -> OnnxTensor:
+        """A tensor of floats, in one run of bytes or several, or one by one."""
+        count = math.prod(tensor.shape)
+        if len(parts) == 1 and isinstance(parts[0], tuple):
+            self.counted(parts[0][1] // dtype.itemsize, count, place)
+            return tensor._replace(blob=Blob(parts[0][0], count * dtype.itemsize))
+        single: list[float] = []
+        for part in parts:
+            self.budget.spend(Cost.ELEMENTS, 8 if isinstance(part, float) else 8 + part[1], place)
+            if isinstance(part, float):
+                single.append(part)
+            else:
+                single += np.frombuffer(self.data[part[0] : sum(part)], dtype).tolist()
+        self.counted(len(single), count, place)
+        return tensor._replace(values=np.array(single, dtype).reshape(tensor.shape))
 
     def counted(self, found: int, wanted: int, place: str) -> None:
         """BadFile where a tensor has not as many values as its shape says."""

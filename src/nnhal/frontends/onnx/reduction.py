@@ -25,7 +25,7 @@ MOST_SUMMED = 1 << 16
 
 
 @node("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", inputs=(1, 2),
-      becomes="REDUCE_SUM, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD; of integers ADD, MAXIMUM, MINIMUM, MUL of halves")  # fmt: skip
+      becomes="REDUCE_SUM, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD; of integers ADD, MAXIMUM, MINIMUM, MUL")  # fmt: skip
 def reduce_(t: NodeTask) -> None:
     """Over some axes, or all."""
     finish(t, t.x(0), NAMES[t.name])

@@ -183,7 +183,7 @@ def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found
 
 
 def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: bool) -> bool:
-    """Whether NNAPI's operation takes the same along an axis, its rounding in float32 counted in. wanted: None for itself."""
+    """Whether NNAPI's operation takes the same along an axis, as float32 rounds it. wanted: None for the axis as it is."""
     between = align and grid.new > 1
     step = (
         np.float32(grid.size - 1) / np.float32(grid.new - 1)

@@ -215,9 +215,9 @@ class NodeTask(OperationWriter):
             ):
                 kind = "INT64"
         one = scalar and term.value.shape == (1,)
-        if (term.kind and term.kind != kind) or term.scalar != one or term.data is not None:
-            if not any(term is out for made in self.emitted for out in made.outputs):
-                term = self._view(term)
+        other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
+        if other and not any(term is out for made in self.emitted for out in made.outputs):
+            term = self._view(term)
         term.kind, term.scalar = kind, one
         self.results[number] = term
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from nnhal.frontends.onnx.task import NodeTask
 
 MOVES = frozenset((
-    "Compress", "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "Max",
+    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "Max",
     "Min", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
     "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Clip", "Relu",
 ))  # fmt: skip
 KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255), "INT8": (-128, 127)}
-FLOORS = frozenset(("Mod", "Div"))
+FIRST = ("Slice", "Gather", "Reshape", "Tile", "Expand")  # which move elements of the first input
 
 
 def _kept(x: Span, y: Span) -> Span:
@@ -60,7 +60,7 @@ def span_of(t: "NodeTask", number: int, result: Term) -> Span:
     elif t.name in SUMS and len(spans) in (1, 2):
         found = SUMS[t.name](*spans)
     elif t.name in MOVES:
-        found = hull([s for s in spans[: 1 if t.name in ("Slice", "Gather", "Reshape", "Tile", "Expand") else None]])
+        found = hull(spans[:1] if t.name in FIRST else spans)
     elif result.value.data is not None:
         found = spans[0]
     else:

@@ -42,7 +42,10 @@ def imported_in(
     read: Callable[[], Model],
     beside: str | None = None,
 ) -> tuple[Model, CacheOutcome]:
-    """The model of a file that is open: as it was kept, else read and kept. most: bytes. asked, read, beside: as of `imported`."""
+    """The model of a file that is open: as it was kept, else read and kept.
+
+    most: bytes. asked, read, beside: as of `imported`.
+    """
     try:
         there = CacheFolder(folder, most)
     except OSError as error:
