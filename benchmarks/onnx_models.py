@@ -2,8 +2,8 @@
 
     python benchmarks/onnx_models.py [--json] [--markdown FILE] [NAME ...]
 
-For each model: does it import, its level and operations, where they ran, and how far the outputs of five inputs are from ONNX
-Runtime's, relative to the greatest magnitude. The markdown stands in docs/models.md.
+For each model: does it import, its level and operations, where they ran, and how far the outputs of five inputs are from
+ONNX Runtime's, relative to the greatest magnitude. The markdown stands in docs/models.md.
 """
 
 import argparse

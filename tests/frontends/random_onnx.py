@@ -135,7 +135,9 @@ def pool(g: Graph, x: str) -> Any:
 def normalise(g: Graph, x: str) -> Any:
     shape = g.values[x].shape
     fit(len(shape) in (3, 4))
-    names = [g.constant(v) for v in (g.real(shape[1]), g.real(shape[1]), g.real(shape[1]), np.abs(g.real(shape[1])) + 0.1)]
+    names = [
+        g.constant(v) for v in (g.real(shape[1]), g.real(shape[1]), g.real(shape[1]), np.abs(g.real(shape[1])) + 0.1)
+    ]
     return node("BatchNormalization", " ".join([x, *names]))
 
 

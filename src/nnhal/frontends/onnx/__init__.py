@@ -13,6 +13,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from nnhal.base.answers import shown
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
@@ -20,6 +22,7 @@ from nnhal.base.names import short
 from nnhal.base.operands import Value
 from nnhal.base.values import dimensions
 from nnhal.frontends.beside import BESIDE
+from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.onnx.file import OnnxEdge, OnnxFile
 from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
@@ -51,6 +54,7 @@ def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
+    let_go(graph, file)
     writer = ModelWriter(file.memories, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
     model = writer.model(graph, (), metadata_of(file), notes)
     try:
@@ -78,6 +82,26 @@ def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[
             graph.terms[edge.name].doubtful = True
     lower(graph)
     return context, graph
+
+
+def let_go(graph: NodeGraph, file: OnnxFile) -> None:
+    """Have all constants copied out of a file of which less than half could stay, so that its memory goes."""
+    terms: dict[int, Term] = {}
+    left = list(graph.operations)
+    while left:
+        for term in left.pop().inputs:
+            if not isinstance(term, Term) or id(term) in terms:
+                continue
+            terms[id(term)] = term
+            left += term.graph.operations if term.graph is not None else []
+    stays = [0] * len(file.memories)
+    placed = [term for term in terms.values() if term.blob is not None and term.value.data is not None]
+    for term in placed:
+        if term.blob is not None and np.asarray(term.value.data).flags.aligned:
+            stays[term.blob.file] += term.blob.length
+    for term in placed:
+        if term.blob is not None and 2 * stays[term.blob.file] < file.memories[term.blob.file].size:
+            term.blob = None
 
 
 def metadata_of(file: OnnxFile) -> Metadata | None:

@@ -81,7 +81,7 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
         return
     graph.file.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
     names = dict(zip(function.inputs, node.inputs, strict=False))
-    names |= dict.fromkeys(function.inputs[len(node.inputs):], "")
+    names |= dict.fromkeys(function.inputs[len(node.inputs) :], "")
     names |= dict(zip(function.outputs, node.outputs, strict=False))
 
     def renamed(name: str) -> str:

@@ -129,6 +129,8 @@ class NodeTask(OperationWriter):
         if term.value.type == UNTYPED:
             self.follows(term)
             self.refuse(f"{what} is {term.kind or 'not there'}, which NNAPI has no type for")
+        if term.partly:
+            self.follows(term)
         self.require(not term.partly, f"{what} is a shape known only at execution, which NNAPI has no operation for")
         return term
 
