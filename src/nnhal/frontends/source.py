@@ -45,8 +45,8 @@ IN_ARCHIVES = {
     r"(^|/)saved_model\.pb$": "a TensorFlow SavedModel in a zip file", r"\.npy$": "arrays of numpy (.npz)",
     r"\.mlmodel$": "a Core ML package",
 }  # fmt: skip
-IR, ONNX = re.compile(rb"<net\s"), re.compile(rb"\x08[\x01-\x14][\x12\x1a\x22\x2a\x32\x3a\x42\x72]")
-MODEL = "a .tflite or .onnx file"
+IR, ONNX = re.compile(rb"<net\s"), re.compile(rb"\x08[\x01-\x14][\x12\x1a\x22\x2a\x32\x3a\x42]")
+MODEL, AN_ONNX_MODEL = "a .tflite or .onnx file", "an ONNX model"
 HINT = {
     "a TensorFlow": "tf.lite.TFLiteConverter makes one of it", "the graph of a T": "tf.lite.TFLiteConverter makes one of it",
     "an HDF5": "tf.lite.TFLiteConverter makes one of it", "a Keras": "tf.lite.TFLiteConverter makes one of it",
@@ -193,7 +193,7 @@ def _bundled(label: str, archive: "Archive") -> BadFile:
 
 def is_onnx(data: Array) -> bool:
     """Whether bytes begin as the model of an `.onnx` file does: with its version, and one of the fields behind it."""
-    return data[4:8].tobytes() != IDENTIFIER and ONNX.match(data[:HEAD].tobytes()) is not None
+    return data[4:8].tobytes() != IDENTIFIER and known(data) == AN_ONNX_MODEL
 
 
 def known(data: Array) -> str:
@@ -215,7 +215,7 @@ def known(data: Array) -> str:
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
         return "a Python pickle, as PyTorch writes it"
     if ONNX.match(head):
-        return "an ONNX model"
+        return AN_ONNX_MODEL
     return _text(head)
 
 

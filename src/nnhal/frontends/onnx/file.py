@@ -45,7 +45,7 @@ class OnnxEdge(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
     """A node. place: its number in its graph, for messages. Attributes are numbers, texts, tensors, graphs, or tuples of one
-    of these; a Reference stands for an attribute of the function that the node is in.
+    of these; a AttributeReference stands for an attribute of the function that the node is in.
     """
 
     place: str
@@ -64,7 +64,7 @@ class OnnxNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class AttributeReference:
     """An attribute whose value is that of an attribute of the function around it."""
 
     name: str

@@ -20,7 +20,7 @@ MOST_PARTS = 64  # that a grouped layer is taken apart into
 MOST_FILTER = 1 << 26  # elements of a filter that is spread out
 
 
-class Window(NamedTuple):
+class LayerWindow(NamedTuple):
     """A window of two dimensions: of each its size, stride, dilation, and padding before and behind."""
 
     size: list[int]
@@ -54,7 +54,7 @@ def spatial(t: NodeTask, x: Term) -> tuple[Term, int]:
     return (x if rank == 4 else t.as_four(x)), rank
 
 
-def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> Window:
+def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> LayerWindow:
     """The window of a layer. sizes: of the input."""
     count = len(kernel)
 
@@ -83,11 +83,11 @@ def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> W
     else:
         t.require(mode in ("NOTSET", ""), f"auto_pad is {mode}, must be NOTSET, SAME_UPPER, SAME_LOWER or VALID")
     if count == 1:
-        return Window([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
-    return Window(list(kernel), stride, dilation, pads)
+        return LayerWindow([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
+    return LayerWindow(list(kernel), stride, dilation, pads)
 
 
-def narrowed(t: NodeTask, x: Term, w: Window, value: float) -> tuple[Term, Window]:
+def narrowed(t: NodeTask, x: Term, w: LayerWindow, value: float) -> tuple[Term, LayerWindow]:
     """Padding as wide as the window, which NNAPI's layers do not take, as an operation of its own."""
     if all(max(pair) < reach for pair, reach in zip(w.pads, w.reach, strict=True)):
         return x, w
@@ -118,7 +118,7 @@ def ordered(t: NodeTask, weights: Term, order: Sequence[int], shape: Sequence[in
     return transposed(t, t.reshaped(weights, shape), order)
 
 
-def filter_of(t: NodeTask, weights: Term, depth: int, w: Window) -> Filter:
+def filter_of(t: NodeTask, weights: Term, depth: int, w: LayerWindow) -> Filter:
     """The filter of a convolution, by its groups."""
     groups, shape = t.attr("group", 1), list(t.known(weights))
     if len(shape) == 3:
@@ -142,7 +142,7 @@ def filter_of(t: NodeTask, weights: Term, depth: int, w: Window) -> Filter:
     return Filter("GROUPED_CONV_2D", filter_, {"groups": groups})
 
 
-def spread(t: NodeTask, data: Array, w: Window) -> Array:
+def spread(t: NodeTask, data: Array, w: LayerWindow) -> Array:
     """A filter with the zeros that dilation skips."""
     shape = (data.shape[0], *w.reach, data.shape[3])
     t.require(math.prod(shape) <= MOST_FILTER, f"a dilated filter has shape {list(shape)}, which is too much")
@@ -208,7 +208,7 @@ def transposed_convolution(t: NodeTask) -> None:
     t.from_four(parts[0] if groups == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0]), rank)
 
 
-def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) -> Window:
+def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
     """The window of a transposed convolution: padding as NNAPI takes it away from what the products reach."""
     count = len(kernel)
     stride = t.attr_ints("strides") or [1] * count
@@ -234,8 +234,8 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
         pads = [(0, -extra[n]) for n in range(count)]
     t.require(all(first >= 0 for first, _ in pads), f"pads = {pads}, must not be below 0 before")
     if count == 1:
-        return Window([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
-    return Window(list(kernel), list(stride), list(dilation), pads)
+        return LayerWindow([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
+    return LayerWindow(list(kernel), list(stride), list(dilation), pads)
 
 
 # ---------------------------------------------------------------------------------------------------------------- pooling
@@ -267,7 +267,7 @@ def pool(t: NodeTask) -> None:
     t.from_four(made, rank)
 
 
-def rounded_up(t: NodeTask, w: Window, sizes: Sequence[int]) -> Window:
+def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow:
     """More padding behind, so that a window that begins in the picture is there though it leaves it."""
     pads = []
     for (low, high), size, reach, stride in zip(w.pads, sizes, w.reach, w.stride, strict=True):

@@ -23,7 +23,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
     reduction,
     resize,
 )
-from nnhal.frontends.onnx.file import OWN_DOMAINS, OnnxFunction, OnnxNode, OnnxTensor, Reference
+from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.fold import MOVES, folded
 from nnhal.frontends.onnx.graph import TYPES, FileContext, NodeGraph
 from nnhal.frontends.onnx.order import inner_graphs
@@ -92,7 +92,7 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
         found: dict[str, Any] = {}
         for key, given in each.attributes.items():
             value = given
-            if isinstance(given, Reference):
+            if isinstance(given, AttributeReference):
                 value = node.attributes.get(given.name, function.defaults.get(given.name))
             if value is not None:
                 found[key] = value

@@ -203,14 +203,14 @@ MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPoo
                    "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
 
 
-class Wanted(NamedTuple):
+class WantedSteps(NamedTuple):
     """How a QuantizeLinear behind a node stores its result, and what it is under."""
 
     steps: Steps
     activation: Activation
 
 
-def wanted(t: NodeTask) -> Wanted | None:
+def wanted(t: NodeTask) -> WantedSteps | None:
     """Of the node whose result only a QuantizeLinear reads, or a Relu that only one reads."""
     graph, name, activation = t.graph, t.node.outputs[0], Activation.NONE
     for _ in range(2):
@@ -219,7 +219,7 @@ def wanted(t: NodeTask) -> Wanted | None:
             return None
         if reader.op == "QuantizeLinear" and reader.inputs[0] == name and not reader.domain:
             try:
-                return Wanted(steps_at(NodeTask(graph, reader, t.opset), 1, 2), activation)
+                return WantedSteps(steps_at(NodeTask(graph, reader, t.opset), 1, 2), activation)
             except Inexpressible:
                 return None
         if reader.op != "Relu" or activation:
@@ -228,7 +228,7 @@ def wanted(t: NodeTask) -> Wanted | None:
     return None
 
 
-def give(t: NodeTask, made: Term, out: Wanted) -> None:
+def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
     """The node's output: the real values of a stored term."""
     made.kind = kind_of(out.steps)
     t.result(0, t.make("DEQUANTIZE", made, like=Value(F32)), "FLOAT")
@@ -245,7 +245,7 @@ def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
     return [each for each in found if each is not None]
 
 
-Quantised = Callable[[NodeTask, Wanted], None]
+Quantised = Callable[[NodeTask, WantedSteps], None]
 QUANTISED: dict[str, Quantised] = {}
 
 
@@ -279,7 +279,7 @@ def kind_of(steps: Steps) -> str:
 
 
 @on_stored("Add", "Sub", "Mul")
-def arithmetic(t: NodeTask, out: Wanted) -> None:
+def arithmetic(t: NodeTask, out: WantedSteps) -> None:
     """Two stored tensors."""
     x, y = stored_inputs(t, (0, 1))
     alike(x, out.steps)
@@ -289,7 +289,7 @@ def arithmetic(t: NodeTask, out: Wanted) -> None:
 
 
 @on_stored("Sigmoid", "Tanh", "Softmax")
-def fixed(t: NodeTask, out: Wanted) -> None:
+def fixed(t: NodeTask, out: WantedSteps) -> None:
     """Whose results NNAPI stores in one way."""
     (x,) = stored_inputs(t, (0,))
     alike(x, out.steps)
@@ -307,7 +307,7 @@ def fixed(t: NodeTask, out: Wanted) -> None:
 
 
 @on_stored("Concat")
-def concatenated(t: NodeTask, out: Wanted) -> None:
+def concatenated(t: NodeTask, out: WantedSteps) -> None:
     """Parts may be stored in steps of their own."""
     terms = stored_inputs(t, range(len(t.node.inputs)))
     for term in terms:
@@ -320,7 +320,7 @@ def concatenated(t: NodeTask, out: Wanted) -> None:
 
 
 @on_stored("GlobalAveragePool", "AveragePool")
-def averaged(t: NodeTask, out: Wanted) -> None:
+def averaged(t: NodeTask, out: WantedSteps) -> None:
     """NNAPI's mean of pictures is stored as they are."""
     (x,) = stored_inputs(t, (0,))
     if steps_of(x.value) != out.steps or t.rank(x) != 4:
@@ -379,7 +379,7 @@ def real_bias(t: NodeTask, place: int) -> Array | None:
     return data
 
 
-class Layer(NamedTuple):
+class StoredLayer(NamedTuple):
     """A layer on stored values. bias, real: its stored values, or real ones."""
 
     x: Term
@@ -390,7 +390,7 @@ class Layer(NamedTuple):
     activation: Activation
 
 
-def usable(layer: Layer) -> Layer:
+def usable(layer: StoredLayer) -> StoredLayer:
     """The layer with weights of the input's type; Inexpressible where NNAPI has none such."""
     if layer.x.value.type not in ASYMMETRIC or layer.weights.value.type not in (Q8, Q8S, Q8PC):
         raise Inexpressible
@@ -400,7 +400,7 @@ def usable(layer: Layer) -> Layer:
     return layer._replace(weights=filter_for(layer.x, layer.weights))
 
 
-def convolved(t: NodeTask, layer: Layer) -> Term:
+def convolved(t: NodeTask, layer: StoredLayer) -> Term:
     """A convolution on stored values."""
     x, weights = layer.x, layer.weights
     channel = weights.value.channel
@@ -433,7 +433,7 @@ def convolved(t: NodeTask, layer: Layer) -> Term:
     ]
 
 
-def multiplied(t: NodeTask, layer: Layer, *, turned: bool) -> Term:
+def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
     """Rows times constant weights on stored values. turned: those are [units, size]."""
     x, weights = layer.x, layer.weights
     if weights.value.channel is not None or t.rank(weights) != 2:
@@ -451,21 +451,21 @@ def multiplied(t: NodeTask, layer: Layer, *, turned: bool) -> Term:
 
 
 @on_stored("Conv")
-def convolution(t: NodeTask, out: Wanted) -> None:
+def convolution(t: NodeTask, out: WantedSteps) -> None:
     """Between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
-    layer = usable(Layer(x, w, real_bias(t, 2), True, out.steps, out.activation))
+    layer = usable(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
     give(t, convolved(t, layer), out)
 
 
 @on_stored("MatMul", "Gemm")
-def product(t: NodeTask, out: Wanted) -> None:
+def product(t: NodeTask, out: WantedSteps) -> None:
     """Between DequantizeLinear and QuantizeLinear."""
     x, w = stored_inputs(t, (0, 1))
     plain = t.name == "MatMul" or (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0))
     if not plain:
         raise Inexpressible
-    layer = usable(Layer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation))
+    layer = usable(StoredLayer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation))
     give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
 
 
@@ -503,7 +503,7 @@ def linear_convolution(t: NodeTask) -> None:
     x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
     bias = np.asarray(t.data(8, "the bias")) if t.given(8) else None
     try:
-        layer = usable(Layer(x, w, bias, False, out, Activation.NONE))
+        layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
         finish(t, convolved(t, layer), out)
     except Inexpressible as error:
         t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers do not take")
@@ -514,7 +514,7 @@ def linear_product(t: NodeTask) -> None:
     """With the steps of both inputs and of the output."""
     x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
     try:
-        finish(t, multiplied(t, usable(Layer(x, w, None, False, out, Activation.NONE)), turned=False), out)
+        finish(t, multiplied(t, usable(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False), out)
         return
     except Inexpressible:
         pass
@@ -532,7 +532,7 @@ def linear_gemm(t: NodeTask) -> None:
     t.require(t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which has no form here")
     bias = np.asarray(t.data(6, "the bias")) if t.given(6) else None
     try:
-        layer = usable(Layer(x, w, bias, False, out, Activation.NONE))
+        layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
         finish(t, multiplied(t, layer, turned=bool(t.attr("transB", 0))), out)
     except Inexpressible as error:
         t.refuse(str(error) or "has types that NNAPI's quantised layers do not take")

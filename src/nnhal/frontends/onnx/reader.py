@@ -21,13 +21,13 @@ from nnhal.frontends.onnx.file import (
     DTYPES,
     KINDS,
     OWN_DOMAINS,
+    AttributeReference,
     OnnxEdge,
     OnnxFile,
     OnnxFunction,
     OnnxGraph,
     OnnxNode,
     OnnxTensor,
-    Reference,
 )
 from nnhal.frontends.onnx.order import arranged
 from nnhal.frontends.onnx.wire import BYTES, FIXED32, VARINT, fields, float_at, numbers, signed, varint
@@ -42,10 +42,10 @@ PACKED = {5: ("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL", "FLOAT16"), 7
 
 def read(memory: Memory, label: str, folder: str | None) -> OnnxFile:
     """What a file holds. folder: where files beside it are looked for, None where it has none (bytes)."""
-    return _Reader(memory, label, folder).file()
+    return _OnnxReader(memory, label, folder).file()
 
 
-class _Reader:
+class _OnnxReader:
     def __init__(self, memory: Memory, label: str, folder: str | None) -> None:
         array = memory.bytes()
         self.memory, self.array, self.data = memory, array, memoryview(array.data)
@@ -365,7 +365,7 @@ class _Reader:
         name = short(names[-1])
         where = f"{place} attribute {name}"
         if refers:
-            return name, Reference(refers[-1])
+            return name, AttributeReference(refers[-1])
         kind = kinds[-1] or _implied(single, many)
         return name, self.value(kind, single, many, where)
 

@@ -13,7 +13,7 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import broadcast, merged
 from nnhal.frontends.common.terms import UNTYPED, Emitted, Inexpressible, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, viewed
-from nnhal.frontends.onnx.file import OnnxGraph, OnnxNode, OnnxTensor, Reference
+from nnhal.frontends.onnx.file import AttributeReference, OnnxGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
 from nnhal.frontends.onnx.wide import span_of
 from nnhal.ops import OPS
@@ -75,7 +75,7 @@ class NodeTask(OperationWriter):
         value = self.node.attributes.get(name)
         if value is None:
             return default
-        if isinstance(value, Reference):
+        if isinstance(value, AttributeReference):
             self.refuse(f"attribute {name} is that of a function, which gives none")
         wanted = type(default)
         if wanted is float and isinstance(value, int):

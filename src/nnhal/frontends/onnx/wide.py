@@ -7,13 +7,11 @@ is refused.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude
 from nnhal.frontends.common.terms import Inexpressible, Term, fits
-
-if TYPE_CHECKING:
-    from nnhal.frontends.onnx.task import NodeTask
+from nnhal.frontends.onnx.file import OnnxNode
 
 MOVES = frozenset((
     "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "Max",
@@ -22,6 +20,19 @@ MOVES = frozenset((
 ))  # fmt: skip
 KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255), "INT8": (-128, 127)}
 FIRST = ("Slice", "Gather", "Reshape", "Tile", "Expand")  # which move elements of the first input
+
+
+class LoweredNode(Protocol):
+    """What is asked of a node that is lowered."""
+
+    name: str
+    node: OnnxNode
+
+    def given(self, place: int) -> bool:
+        """Whether input `place` is there."""
+
+    def raw(self, place: int) -> Term:
+        """Input `place`."""
 
 
 def _kept(x: Span, y: Span) -> Span:
@@ -43,7 +54,7 @@ SUMS: dict[str, Callable[..., Span]] = {
 CARRIES = MOVES | SUMS.keys()
 
 
-def span_of(t: "NodeTask", number: int, result: Term) -> Span:
+def span_of(t: LoweredNode, number: int, result: Term) -> Span:
     """The range of output `number`, integers of 64 bits in the file; Inexpressible where 32 bits may not hold it."""
     terms = [t.raw(place) for place in range(len(t.node.inputs)) if t.given(place)]
     spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
