@@ -34,12 +34,13 @@ def load(
     progress: Callable[[str], object] | None = None,
     cache_dir: Folder = None,
 ) -> Model:
-    """Read a `.tflite` file (a path, bytes, or what is read as an open file is, from where it stands) as a model.
+    """Read a `.tflite` or `.onnx` file (a path, bytes, or what is read as an open file is, from where it stands) as a model.
 
     It is copied once: what becomes of it does not matter.
 
     path: of the file, `bundle.task:member.tflite`, or, where no file is called so, a name of `nnhal models`, which is
     fetched or made when it is first used; `progress` is told of that. An error for a bundle lists what is in it.
+    Files beside an `.onnx` file that its weights lie in are found where it was given by its path.
     signature: which of several entry points. shapes: input shapes by name or in order, 0 for a dimension left open.
     cache_dir: as of `compile`; what is imported of a file is kept there, too.
     Raises BadFile for a damaged file and for a name that nothing has, an NnhalError where a model cannot be fetched or made,
@@ -56,29 +57,34 @@ def _read(
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Model, CacheOutcome | None]:
     """The model of a file, and what became of it in the cache, where there is one."""
+    from nnhal.frontends.formats import folder_of
     from nnhal.frontends.source import opened, there
 
     if not (isinstance(source, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(source, "read")):
-        what = "the path of a .tflite file, its bytes, or a file that is open for bytes"
+        what = "the path of a .tflite or .onnx file, its bytes, or a file that is open for bytes"
         raise InvalidArgument(f"model is {shown(source)}, must be a Model, {what}")
+    folder = None
     if isinstance(source, str) and not there(source):
         from nnhal.zoo.by_name import opened as fetched
+        from nnhal.zoo.by_name import usual_shapes
 
+        shapes = usual_shapes(source) if shapes is None else shapes
         with fetched(source, progress) as file:
             label, memory = opened(file)
     else:
         label, memory = opened(source)
+        folder = folder_of(source)
 
     def read() -> Model:
-        from nnhal.frontends.tflite import load_opened
+        from nnhal.frontends.formats import load_opened
 
-        return load_opened(label, memory, signature=signature, shapes=shapes)
+        return load_opened(label, memory, folder, signature=signature, shapes=shapes)
 
     if caching.folder is None or memory.origin is None:
         return read(), None
     from nnhal.runtime.cache.steps import imported_in
 
-    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read)
+    return imported_in(caching.folder, caching.most, label, memory, (signature, shapes), read, folder)
 
 
 def compile(

@@ -78,7 +78,7 @@ def lowered(model: Model, forms: Forms) -> Built:
 
 def executed(built: Built, path: Path) -> list[str]:
     """The operators that the engine makes of a graph."""
-    import onnx  # noqa: TID251
+    import onnx
 
     options, _ = session.options(built, 1)
     options.optimized_model_filepath = str(path)

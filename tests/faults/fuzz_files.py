@@ -1,4 +1,6 @@
-"""Hostile `.tflite` files through load, show, compile and run on both devices: `python -m tests.faults.fuzz_files`.
+"""Hostile `.tflite` files (and `.onnx`: `onnx_mutations`) through load, show, compile and run on both devices.
+
+    python -m tests.faults.fuzz_files
 
 File N of seed S is always the same (`file_mutations`). Workers live long and are forked from one process that has
 everything imported; each file may take 2 seconds of processor time and 1 GB. What ends in anything but a result or an
@@ -29,11 +31,12 @@ import numpy as np
 from ai_edge_litert import interpreter  # noqa: F401, TID251 (workers find it imported)
 
 import nnhal
-from nnhal.frontends.tflite.outline import refused_outline
+from nnhal.frontends.formats import refused_outline
 from nnhal.model.draw import svg
 from nnhal.model.outline import Outline, outline
 from nnhal.model.text import dot, listing, text
-from tests.faults.file_mutations import bases, mutated
+from tests.faults.file_mutations import bases
+from tests.faults.file_mutations import mutated as of_tflite
 
 SECONDS, MEMORY = 2.0, 1 << 30
 PATIENCE = 30.0  # seconds by the clock that a worker may take for one file on a busy machine
@@ -243,7 +246,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="folder for the files of findings")
     parser.add_argument("--only", type=int, help="examine this file alone, in this process")
+    parser.add_argument("--onnx", action="store_true", help="`.onnx` files instead")
     arguments = parser.parse_args()
+    mutated = of_tflite
+    if arguments.onnx:
+        from tests.faults.onnx_mutations import mutated
     if arguments.only is not None:
         print(examine(mutated(arguments.seed, arguments.only)))
         return

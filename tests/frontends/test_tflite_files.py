@@ -43,7 +43,7 @@ def test_a_root_offset_past_the_end_is_named():
 
 
 def test_another_kind_of_file_is_named():
-    with pytest.raises(nnhal.BadFile, match=r"model: is a PNG picture, must be a \.tflite file"):
+    with pytest.raises(nnhal.BadFile, match=r"model: is a PNG picture, must be a \.tflite or \.onnx file"):
         load(b"\x89PNG\r\n\x1a\n" + bytes(100))
 
 

@@ -54,7 +54,6 @@ OTHERS = {
     "compressed with gzip": b"\x1f\x8b\x08" + bytes(20),
     "a safetensors file": struct.pack("<Q", 20) + b'{"__metadata__":{}} ' + bytes(8),
     "a Python pickle": b"\x80\x04K\x01.",
-    "an ONNX model": b"\x08\x07\x12\x07pytorch\x1a\x051.13.",
     "the graph of a TensorFlow SavedModel": b"\x08\x01\x12\xff\x01",
     "an OpenVINO model": b'<?xml version="1.0"?>\n<net name="x" version="11"></net>',
     "XML": b'<?xml version="1.0"?>\n<other/>',
@@ -74,12 +73,12 @@ OTHERS = {
 def test_a_file_of_another_format_is_named_as_what_it_is(what, tmp_path):
     path = tmp_path / "given"
     path.write_bytes(OTHERS[what])
-    with pytest.raises(nnhal.BadFile, match=rf"given: is {what}.*must be a \.tflite file"):
+    with pytest.raises(nnhal.BadFile, match=rf"given: is {what}.*must be a \.tflite or \.onnx file"):
         nnhal.load(path)
 
 
 def test_folders_are_named_and_a_saved_model_among_them(tmp_path):
-    with pytest.raises(nnhal.BadFile, match=r"is a folder, must be a \.tflite file"):
+    with pytest.raises(nnhal.BadFile, match=r"is a folder, must be a \.tflite or \.onnx file"):
         nnhal.load(tmp_path)
     (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01")
     with pytest.raises(nnhal.BadFile, match=r"a TensorFlow SavedModel folder, .*; tf\.lite\.TFLiteConverter makes one"):
@@ -239,14 +238,14 @@ def at_its_end() -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (Broken, nnhal.BadFile, r"^\\x1b\[2Jfar away: cannot be read: BadZipFile: bad checksum; must be a \.tflite file"),
+        (Broken, nnhal.BadFile, r"^\\x1b\[2Jfar away: cannot be read: BadZipFile: bad checksum; must be a \.tflite or"),
         (Odd, nnhal.BadFile, "^model: cannot be read: TypeError"),
         (closed, nnhal.BadFile, "^model: cannot be read: ValueError: I/O operation on closed file"),
         (at_its_end, nnhal.BadFile, r"^model: has been read or written to its end, must stand at its begin: seek\(0\)"),
         (lambda: io.StringIO("x"), nnhal.InvalidArgument, r"^model: is <.*>, must be open for bytes \(mode 'rb'\)"),
         (lambda: open(__file__), nnhal.InvalidArgument, r"test_tflite_sources\.py: is <.*, must be open for bytes"),
         (lambda: io.BytesIO(b"GIF89a"), nnhal.BadFile, "^model: is a GIF picture"),
-        (lambda: 3, nnhal.InvalidArgument, "^model is 3, must be a Model, the path of a .tflite file, its bytes, or a file"),
+        (lambda: 3, nnhal.InvalidArgument, "^model is 3, must be a Model, the path of a .tflite or .onnx file, its bytes,"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named(make, error, says):

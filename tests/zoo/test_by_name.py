@@ -43,7 +43,7 @@ def test_a_file_goes_before_a_model_of_its_name(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.tflite", "face_landmark\x1b[2J", ""])
 def test_a_name_that_nothing_has_says_what_there_is(name: str) -> None:
-    must = "is no file and no model of the zoo, must be a .tflite file or one that `nnhal models` lists"
+    must = "is no file and no model of the zoo, must be a .tflite or .onnx file or one that `nnhal models` lists"
     with pytest.raises(nnhal.BadFile) as caught:
         nnhal.load(name)
     assert must in str(caught.value) and str(caught.value).isprintable()

@@ -16,7 +16,7 @@ from nnhal.zoo import maker
 @common.json_option
 def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
     """List the models of the zoo; with NAMES (or --all) fetch or make them and print their paths."""
-    wanted = [*zoo.names(), *maker.names()] if everything else list(names)
+    wanted = [*zoo.names(), *zoo.onnx_names(), *maker.names()] if everything else list(names)
     if wanted:
         paths = {name: str(common.resolve(name)) for name in wanted}
         if as_json:
@@ -25,7 +25,7 @@ def command(names: Sequence[str], everything: bool, as_json: bool) -> None:
             for name, path in paths.items():
                 click.echo(f"{name}\t{path}")
         return
-    rows: list[dict[str, Any]] = [_entry(name) for name in (*zoo.names(), *zoo.pictures())]
+    rows: list[dict[str, Any]] = [_entry(name) for name in (*zoo.names(), *zoo.onnx_names(), *zoo.pictures())]
     rows += [_made(name) for name in maker.names()]
     if as_json:
         common.emit(rows)

@@ -93,7 +93,7 @@ class RunRecord(Record, frozen=True):
 @click.option("--deadline", type=float, help="Seconds that the execution may take.")
 @common.json_option
 def command(model: str, files: Sequence[str], devices: Sequence[str], drivers: Sequence[str], **options: Any) -> None:
-    """Run MODEL (a .tflite file, or a name that `nnhal models` lists) once and show its outputs."""
+    """Run MODEL (a .tflite or .onnx file, or a name that `nnhal models` lists) once and show its outputs."""
     folder = common.cache_folder(options["cache_dir"], options["no_cache"])
     names = common.load_drivers(drivers, devices)
     loading = time.monotonic_ns()

@@ -49,7 +49,7 @@ def command(model: str, placed: bool, as_dot: bool, as_json: bool, everything: b
     except (UnsupportedModel, ShapeNeeded) as error:
         if isinstance(error, UnsupportedModel) and not error.refused:
             raise
-        from nnhal.frontends.tflite.outline import refused_outline
+        from nnhal.frontends.formats import refused_outline
 
         if isinstance(error, ShapeNeeded):
             common.status.print(f"note: {error}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Where a model's bytes come from: a file, bytes, or a member of a bundle; and what a file is that is no `.tflite` file."""
+"""Where a model's bytes come from: a file, bytes, or a member of a bundle; and what a file is that is no model."""
 
 import codecs
 import io
@@ -46,15 +46,17 @@ IN_ARCHIVES = {
     r"\.mlmodel$": "a Core ML package",
 }  # fmt: skip
 IR, ONNX = re.compile(rb"<net\s"), re.compile(rb"\x08[\x01-\x14][\x12\x1a\x22\x2a\x32\x3a\x42]")
+MODEL, AN_ONNX_MODEL = "a .tflite or .onnx file", "an ONNX model"
 HINT = {
     "a TensorFlow": "tf.lite.TFLiteConverter makes one of it", "the graph of a T": "tf.lite.TFLiteConverter makes one of it",
     "an HDF5": "tf.lite.TFLiteConverter makes one of it", "a Keras": "tf.lite.TFLiteConverter makes one of it",
-    "a PyTorch": "ai-edge-torch makes one of it", "an ONNX": "onnx2tf makes one of it",
+    "a PyTorch": "torch.onnx.export or ai-edge-torch makes one of it",
+    "an ONNX Runtime": "the .onnx file that it was made of is one",
 }  # fmt: skip
 
 
 def opened(source: Source) -> tuple[str, Memory]:
-    """A label for messages, and the bytes of one `.tflite` file as a sealed memory.
+    """A label for messages, and the bytes of one `.tflite` or `.onnx` file as a sealed memory.
 
     source: bytes, what is read as an open file is, from where it stands, a path, or `bundle:member`. BadFile says what
     anything else is, and what a bundle holds.
@@ -75,7 +77,7 @@ def opened(source: Source) -> tuple[str, Memory]:
         known = os.path.isfile(os.path.join(path, "saved_model.pb"))
         raise wrong(path, "a TensorFlow SavedModel folder" if known else "a folder")
     if not os.path.isfile(path):
-        raise BadFile(f"{path}: is no file, must be a .tflite file")
+        raise BadFile(f"{path}: is no file, must be {MODEL}")
     memory, name = _file(path), path
     for member in members:
         archive = bundle(memory.bytes(), name)
@@ -123,7 +125,7 @@ def listed(archive: Mapping[str, bytes]) -> str:
 def wrong(label: str, what: str) -> BadFile:
     """The error for a file of another format."""
     hint = next((f"; {text}" for start, text in HINT.items() if what.startswith(start)), "")
-    return BadFile(f"{label}: is {what}, must be a .tflite file{hint}")
+    return BadFile(f"{label}: is {what}, must be {MODEL}{hint}")
 
 
 def _file(path: str) -> Memory:
@@ -131,7 +133,7 @@ def _file(path: str) -> Memory:
     try:
         store.add_file(path)
     except OSError as error:
-        raise BadFile(f"{path}: cannot be read: {error.strerror}; must be a .tflite file") from error
+        raise BadFile(f"{path}: cannot be read: {error.strerror}; must be {MODEL}") from error
     return store.seal()
 
 
@@ -150,7 +152,7 @@ def _stream(stream: Any, label: str) -> Memory:
     except NnhalError:
         raise
     except Exception as error:  # of whatever it is that is read
-        raise BadFile(f"{label}: cannot be read: {clipped(told(error), 200)}; must be a .tflite file") from error
+        raise BadFile(f"{label}: cannot be read: {clipped(told(error), 200)}; must be {MODEL}") from error
     if not store.size and _position(stream):
         raise BadFile(f"{label}: has been read or written to its end, must stand at its begin: seek(0)")
     return store.seal()
@@ -166,7 +168,7 @@ def _position(stream: Any) -> int:
 def _checked(label: str, memory: Memory) -> tuple[str, Memory]:
     """The same; BadFile where it is known to be something else."""
     data = memory.bytes()
-    if data[4:8].tobytes() == IDENTIFIER:
+    if data[4:8].tobytes() == IDENTIFIER or is_onnx(data):
         return label, memory
     archive = bundle(data, label)
     if archive is not None:
@@ -182,11 +184,16 @@ def _bundled(label: str, archive: "Archive") -> BadFile:
     for pattern, what in IN_ARCHIVES.items():
         if any(re.search(pattern, name) for name in names):
             return wrong(label, what)
-    models = [name for name in names if name.endswith((".tflite", ".task", ".lite"))]
+    models = [name for name in names if name.endswith((".tflite", ".task", ".lite", ".onnx"))]
     if not models:
-        return BadFile(f"{label}: is a zip file of {listed(archive)}, must be a .tflite file or hold one")
+        return BadFile(f"{label}: is a zip file of {listed(archive)}, must be {MODEL} or hold one")
     ways = " or ".join(f"{label}:{short(name)}" for name in models[:8])
     return BadFile(f"{label}: is a bundle of {listed(archive)}; one of its models must be named: {ways}")
+
+
+def is_onnx(data: Array) -> bool:
+    """Whether bytes begin as the model of an `.onnx` file does: with its version, and one of the fields behind it."""
+    return data[4:8].tobytes() != IDENTIFIER and known(data) == AN_ONNX_MODEL
 
 
 def known(data: Array) -> str:
@@ -208,7 +215,7 @@ def known(data: Array) -> str:
     if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and len(head) > 1:
         return "a Python pickle, as PyTorch writes it"
     if ONNX.match(head):
-        return "an ONNX model"
+        return AN_ONNX_MODEL
     return _text(head)
 
 

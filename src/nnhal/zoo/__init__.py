@@ -17,17 +17,18 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from nnhal.base.errors import NnhalError
-from nnhal.base.records import Record
+from nnhal.base.records import Record, field
 from nnhal.zoo import cache
+from nnhal.zoo.kinds import Kind
+from nnhal.zoo.onnx_models import PACKAGES
 
 Progress = Callable[[str], object]
-Kind = Literal["picture", "audio", "features"]
 
 DOWNLOAD_TIMEOUT = 900  # seconds for one wheel
 PLATFORMS = tuple(f"manylinux{glibc}_x86_64" for glibc in ("2014", "_2_17", "_2_28", "_2_35"))
@@ -42,7 +43,8 @@ class ZooFile(Record, frozen=True):
 
     member: its path in the wheel. kind: what goes into the model, or what the file is. values: the range that
     a model's picture values are scaled to, None where there are none. licence: of the file, as its package
-    states it. source: where the file is from, if not made by the package's authors.
+    states it. source: where the file is from, if not made by the package's authors. shapes: of inputs whose
+    dimensions the file leaves open, as they are usually.
     """
 
     name: str
@@ -55,6 +57,9 @@ class ZooFile(Record, frozen=True):
     values: tuple[float, float] | None
     description: str
     source: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    _not_compared = frozenset({"shapes"})
 
     @property
     def file(self) -> str:
@@ -173,12 +178,34 @@ _PICTURES = _wheel(
      "the astronaut Eileen Collins, 512x512 RGB, one face"),
     source="NASA Great Images database, https://flic.kr/p/r9qvLn; no known copyright restrictions",
 )  # fmt: skip
-_TABLE = {e.name: e for e in (*_MODELS, *_PICTURES)}
+_ONNX = [
+    ZooFile(
+        row.name,
+        package,
+        version,
+        folder + row.member,
+        row.sha256,
+        licence,
+        kind,
+        None,
+        row.description,
+        "",
+        row.shapes,
+    )
+    for package, version, licence, kind, folder, rows in PACKAGES
+    for row in rows
+]
+_TABLE = {e.name: e for e in (*_MODELS, *_ONNX, *_PICTURES)}
 
 
 def names() -> tuple[str, ...]:
-    """The models, in the order of the catalogue."""
+    """The `.tflite` models, in the order of the catalogue."""
     return tuple(e.name for e in _MODELS)
+
+
+def onnx_names() -> tuple[str, ...]:
+    """The `.onnx` models, in the order of the catalogue."""
+    return tuple(e.name for e in _ONNX)
 
 
 def pictures() -> tuple[str, ...]:

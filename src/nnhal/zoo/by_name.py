@@ -1,5 +1,6 @@
 """Models by name: what packages ship, what is made here; fetched or made when they are first used."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -10,7 +11,7 @@ from nnhal.base.errors import BadFile
 from nnhal.base.names import meant, short
 from nnhal.zoo import Progress, maker
 
-SUFFIXES = (".tflite", ".task")
+SUFFIXES = (".tflite", ".task", ".onnx")
 MOST_FILES = 1000  # looked through for what was meant
 
 
@@ -24,14 +25,19 @@ def opened(name: str, progress: Progress | None = None) -> BinaryIO:
     return maker.opened(name, progress) if _made(name) else zoo.opened(name, progress)
 
 
+def usual_shapes(name: str) -> Mapping[str, tuple[int, ...]] | None:
+    """The shapes that a model's inputs are usually given where its file leaves them open; None where it does not."""
+    return (zoo.entry(name).shapes or None) if name in zoo.onnx_names() else None
+
+
 def _made(name: str) -> bool:
     """Whether a name is that of a model that is made here, not one of the zoo."""
     if name in maker.names():
         return True
-    if name in (*zoo.names(), *zoo.pictures()):
+    if name in (*zoo.names(), *zoo.onnx_names(), *zoo.pictures()):
         return False
-    must = "must be a .tflite file or one that `nnhal models` lists"
-    like = meant(name, (*maker.names(), *zoo.names(), *zoo.pictures(), *_beside(name)))
+    must = "must be a .tflite or .onnx file or one that `nnhal models` lists"
+    like = meant(name, (*maker.names(), *zoo.names(), *zoo.onnx_names(), *zoo.pictures(), *_beside(name)))
     raise BadFile(f"{short(name)}: is no file and no model of the zoo, {must}{like}")
 
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import OperationWriter
+from nnhal.frontends.common.writing import MOST_DIMENSIONS, OperationWriter
 from nnhal.ops.schema import B8, I32
 
 NOWHERE = -1  # the place of an element that is filled in
@@ -89,6 +90,51 @@ def axis_moved(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
         return t.make("TRANSPOSE", x, t.integers(order))
     shape = t.known(x)
     return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).transpose(order))
+
+
+def transposed(t: OperationWriter, x: Term, order: Sequence[int]) -> Term:
+    """A term with its dimensions in another order: of more than four, those that stay together become one."""
+    if len(order) <= MOST_DIMENSIONS or x.value.type in (I32, B8):
+        return axis_moved(t, x, order) if list(order) != sorted(order) else t.copied(x)
+    shape = t.known(x)
+    runs = alongside(order, shape)
+    inside = sorted(runs)
+    narrow = t.reshaped(x, [math.prod(shape[i] for i in run) for run in inside])
+    turned = [inside.index(run) for run in runs]
+    if len(turned) > MOST_DIMENSIONS:
+        return axis_moved_in_steps(t, narrow, turned, [shape[i] for i in order])
+    made = narrow if turned == sorted(turned) else t.make("TRANSPOSE", narrow, t.integers(turned))
+    return t.reshaped(made, [shape[i] for i in order])
+
+
+def axis_moved_in_steps(t: OperationWriter, x: Term, order: Sequence[int], shape: Sequence[int]) -> Term:
+    """Each dimension in turn brought to its place, by a TRANSPOSE of what lies before, it, and behind."""
+    there = list(range(len(order)))
+    for place, wanted in enumerate(order):
+        at = there.index(wanted)
+        if at == place:
+            continue
+        sizes = t.known(x)
+        parts = [sizes[:place], sizes[place:at], sizes[at : at + 1], sizes[at + 1 :]]
+        turned = t.make("TRANSPOSE", t.reshaped(x, [math.prod(p) for p in parts]), t.integers([0, 2, 1, 3]))
+        x = t.reshaped(turned, (*parts[0], *parts[2], *parts[1], *parts[3]))
+        there.insert(place, there.pop(at))
+    return t.reshaped(x, shape)
+
+
+def alongside(order: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
+    """The dimensions in their new order, those that follow each other before and after in one list; ones are left out."""
+    counting = [i for i, size in enumerate(shape) if size != 1]
+    after = dict(pairwise(counting))
+    runs: list[list[int]] = []
+    for i in order:
+        if shape[i] == 1:
+            continue
+        if runs and after.get(runs[-1][-1]) == i:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs or [[0]]
 
 
 def merged(shapes: Sequence[tuple[int, ...]], whole: Sequence[int]) -> list[list[int]]:

@@ -97,3 +97,11 @@ def lowest(kind: OperandType, *, highest: bool = False) -> float | int:
         return math.inf if highest else -math.inf
     limits = np.iinfo(np.int32)
     return int(limits.max if highest else limits.min)
+
+
+def normal_tail(t: OperationWriter, size: Term) -> Term:
+    """The share of the normal distribution above `size` >= 0, to a relative error that keeps small shares exact."""
+    r = Reals(t)
+    u = r.over(1.0, r("ADD", r("MUL", size, math.sqrt(1 / 8)), 1.0))
+    fall = t.make("EXP", r("MUL", r("MUL", size, size), -0.5))
+    return r("MUL", r("MUL", r("MUL", r.polynomial(ERFC, u), u), fall), 0.5)

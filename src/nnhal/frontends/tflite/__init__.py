@@ -23,7 +23,7 @@ from nnhal.base.records import replace
 from nnhal.base.values import dimensions
 from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
 from nnhal.frontends.common.write import ModelWriter
-from nnhal.frontends.source import Source, opened
+from nnhal.frontends.source import Source, is_onnx, opened
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
 from nnhal.frontends.tflite.lowering import lower, unsupported
@@ -51,6 +51,8 @@ def load(source: Source, *, signature: str | None = None, shapes: Shapes | None 
 
 def load_opened(label: str, memory: Memory, *, signature: str | None = None, shapes: Shapes | None = None) -> Model:
     """As `load`, of what is `opened`."""
+    if is_onnx(memory.bytes()):
+        raise BadFile(f"{label}: is an ONNX model, must be a .tflite file")
     file = read(memory.bytes(), label)
     chosen = _signature(file, signature)
     entries = (chosen.inputs, chosen.outputs) if chosen else ((), ())

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from nnhal.base.operands import Value
+from nnhal.frontends.common.places import transposed
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.tflite.reader import Fields
@@ -83,26 +83,7 @@ def transpose(t: OperatorTask) -> None:
     t.require(
         sorted(order) == list(range(len(shape))), f"permutation = {order}, must be one of {len(shape)} dimensions"
     )
-    runs = together(order, shape)
-    inside = sorted(runs)
-    narrow = t.reshaped(x, [math.prod(shape[i] for i in run) for run in inside])
-    moved = t.make("TRANSPOSE", narrow, t.integers([inside.index(run) for run in runs]))
-    t.reshaped(moved, [shape[i] for i in order], out=True)
-
-
-def together(order: Sequence[int], shape: Sequence[int]) -> list[list[int]]:
-    """The dimensions in their new order, those that follow each other before and after in one list; ones are left out."""
-    counting = [i for i, size in enumerate(shape) if size != 1]
-    after = dict(pairwise(counting))
-    runs: list[list[int]] = []
-    for i in order:
-        if shape[i] == 1:
-            continue
-        if runs and after.get(runs[-1][-1]) == i:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    return runs or [[0]]
+    t.result(0, transposed(t, x, order))
 
 
 # ------------------------------------------------------------------------------------------------- joining and splitting

@@ -6,16 +6,14 @@ the operator is refused.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable
 from typing import Protocol
 
+from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude
 from nnhal.frontends.common.terms import Inexpressible, Term, fits
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.graph import ImportGraph
 
-Span = tuple[int, int]
-ANY: Span = (-(1 << 31), (1 << 31) - 1)
 KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255)}  # NNAPI's CAST makes no int32 of other small ones
 MOVES = frozenset((
     "ASSIGN_VARIABLE", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS", "FILL",
@@ -38,26 +36,12 @@ class BeingLowered(Protocol):
     results: dict[int, Term]
 
 
-def _corners(function: Callable[[int, int], int]) -> Callable[..., Span]:
-    """Of a function of two integers that is greatest and least at the ends of their ranges."""
-
-    def span(x: Span, y: Span) -> Span:
-        values = [function(a, b) for a, b in product(x, y)]
-        return min(values), max(values)
-
-    return span
-
-
-def _magnitude(x: Span) -> Span:
-    return (0 if x[0] <= 0 <= x[1] else min(map(abs, x))), max(map(abs, x))
-
-
 SUMS: dict[str, Callable[..., Span]] = {
-    "ADD": _corners(lambda a, b: a + b),
-    "SUB": _corners(lambda a, b: a - b),
-    "MUL": _corners(lambda a, b: a * b),
+    "ADD": corners(lambda a, b: a + b),
+    "SUB": corners(lambda a, b: a - b),
+    "MUL": corners(lambda a, b: a * b),
     "NEG": lambda x: (-x[1], -x[0]),
-    "ABS": _magnitude,
+    "ABS": magnitude,
     "SIGN": lambda x: (-1, 1),
     "FLOOR_MOD": lambda x, y: (min(y[0] + 1, 0), max(y[1] - 1, 0)),
 }
@@ -83,7 +67,7 @@ def span_of(t: BeingLowered, number: int) -> Span:
     elif t.name in CALLS:  # of subgraphs, which may make others
         found = ANY
     elif t.name in MOVES:
-        found = _hull(spans)
+        found = hull(spans)
     elif t.name == "CAST" or result.value.data is not None:
         found = spans[0]
     else:
@@ -93,11 +77,6 @@ def span_of(t: BeingLowered, number: int) -> Span:
             raise Inexpressible  # their operators were refused
         raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
     return found
-
-
-def _hull(spans: Sequence[Span]) -> Span:
-    """All values of all of them, and 0, which padding has."""
-    return min(0, *(s[0] for s in spans)), max(0, *(s[1] for s in spans))
 
 
 def _total(x: Term, span: Span) -> Span:

@@ -22,6 +22,7 @@ from nnhal.base.records import Record
 from nnhal.base.sealed import sealed
 from nnhal.base.version import __version__
 from nnhal.frontends.behind import Behind
+from nnhal.frontends.beside import BESIDE, read_beside
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.cache.keeper import identity, keep, recall
 from nnhal.hal.claims import Claims
@@ -34,6 +35,7 @@ from nnhal.runtime.cache.wanted import CacheOutcome, why_of
 
 OWN = "nnhal runtime"  # in the place of a device
 IMPORTED = "imported"  # memo of a model whose import is kept
+MOST_FILES = 250  # that one model lies in, and is kept
 _ONE = CacheFiles(1, 0)
 _log = logger("compilation")
 
@@ -70,11 +72,16 @@ class OwnEntries(Record, frozen=True):
 
 
 def imported(
-    label: str, memory: Memory, asked: Sequence[Any], folder: CacheFolder, read: Callable[[], Model]
+    label: str,
+    memory: Memory,
+    asked: Sequence[Any],
+    folder: CacheFolder,
+    read: Callable[[], Model],
+    beside: str | None = None,
 ) -> tuple[Model, CacheOutcome]:
     """The model of a file: as it was kept, else read and kept.
 
-    asked: what the file is to be read as, of what JSON has. read: imports it.
+    asked: what the file is to be read as, of what JSON has. read: imports it. beside: where files lie that it names.
     """
     if CUSTOM_OPERATORS:
         return read(), CacheOutcome("model", "off", "custom operators are registered")
@@ -84,9 +91,10 @@ def imported(
         key = _key("imported", digest.hex(), label, *map(_plain, asked))
         try:
             sections = own.found(key)
+            files = [memory, *_beside(sections[BESIDE], beside, label, folder)]
             pools = (
-                memory if there else sealed(bytes(sections[f"pool {n}"]))
-                for n, there in enumerate(sections["of the file"])
+                files[of - 1] if of else sealed(bytes(sections[f"pool {n}"]))
+                for n, of in enumerate(sections["of the file"])
             )
             model = unkept(sections["model"], tuple(pools), Behind(memory.bytes(), label))
             model._memo[IMPORTED] = True
@@ -98,11 +106,32 @@ def imported(
         return read(), CacheOutcome("model", "miss", why_of(error))
     _log.info("model %s: miss: %s", label, missed)
     model._memo[IMPORTED] = True
-    of_the_file = [pool is memory for pool in model.pools]
+    others: Mapping[str, Memory] = model._memo.get(BESIDE, {})
+    files = [memory, *others.values()]
+    if len(files) > MOST_FILES:
+        return model, CacheOutcome("model", "miss", f"{missed}; it is in more than {MOST_FILES} files")
+    of_the_file = [next((n for n, file in enumerate(files, 1) if pool is file), 0) for pool in model.pools]
     parts: dict[str, Any] = {"model": kept(model), "of the file": bytes(of_the_file)}
-    parts |= {f"pool {n}": p.bytes().data for n, p in enumerate(model.pools) if p is not memory}
+    parts |= {f"pool {n}": p.bytes().data for n, p in enumerate(model.pools) if not of_the_file[n]}
+    parts[BESIDE] = msgspec.msgpack.encode([(name, digest_of(each, folder)) for name, each in others.items()])
     lost = own.keep(key, parts, _facts(model))
     return model, CacheOutcome("model", "miss", f"{missed}; {lost}" if lost else missed)
+
+
+def _beside(section: memoryview, folder: str | None, label: str, cache_: CacheFolder) -> list[Memory]:
+    """The files beside a model's own, which are to be what they were; Missing where one is not."""
+    files = []
+    for name, digest in _named(section):
+        if folder is None:
+            raise Missing(f"it has data in {name!r} beside it")
+        memory = read_beside(folder, name, f"{label}: external file {name!r}")[1]
+        if digest_of(memory, cache_) != digest:
+            raise Missing(f"{name!r} beside it has changed")
+        files.append(memory)
+    return files
+
+
+_named = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
 
 
 def considered(

@@ -34,14 +34,23 @@ _log = logger("compilation")
 
 
 def imported_in(
-    folder: Path, most: int, label: str, memory: Memory, asked: Sequence[Any], read: Callable[[], Model]
+    folder: Path,
+    most: int,
+    label: str,
+    memory: Memory,
+    asked: Sequence[Any],
+    read: Callable[[], Model],
+    beside: str | None = None,
 ) -> tuple[Model, CacheOutcome]:
-    """The model of a file that is open: as it was kept, else read and kept. most: bytes. asked, read: as of `imported`."""
+    """The model of a file that is open: as it was kept, else read and kept.
+
+    most: bytes. asked, read, beside: as of `imported`.
+    """
     try:
         there = CacheFolder(folder, most)
     except OSError as error:
         return read(), CacheOutcome("model", "off", f"the folder {folder} {why_of(error)}")
-    return imported(label, memory, asked, there, read)
+    return imported(label, memory, asked, there, read, beside)
 
 
 class ModelCache:

@@ -133,7 +133,7 @@ class OnnxGraph:
 
     def finish(self) -> Built:
         """The model, of which all shapes are known by now."""
-        from onnx import helper  # noqa: TID251
+        from onnx import helper
 
         main = self.model.main
         ends: list[tuple[str, Any, tuple[int, ...]]] = []
@@ -178,7 +178,7 @@ def external(array: Array) -> bool:
 
 def tensor_proto(name: str, array: Array) -> Any:
     """A constant; a large one is said to lie elsewhere, and is given to the session."""
-    from onnx import TensorProto  # noqa: TID251
+    from onnx import TensorProto
 
     proto = TensorProto(name=name, data_type=number_of(array.dtype), dims=array.shape)
     if not external(array):

@@ -1,0 +1,214 @@
+"""The ONNX importer: `.onnx` files as models whose weights stay where they are in one sealed copy of the file.
+
+    load("model.onnx")                                    the file's own shapes; open dimensions are taken as 1, or asked for
+    load("model.onnx", shapes={"input": (4, 3, 224, 224)})
+
+The way of a file: `wire` and `reader` make records of it (`file`) and trust nothing, `order` puts nodes in order, `beside`
+finds files that tensors lie in; `lowering` turns nodes into NNAPI operations by the entries of its families (`elementwise`,
+`layers`, `movement` and the others), after `fold` computed what is known. What NNAPI cannot express exactly is one
+UnsupportedModel that lists all of it. No package reads the file but this one.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from nnhal.base.answers import shown
+from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
+from nnhal.base.memory import Memory
+from nnhal.base.names import short
+from nnhal.base.operands import Value
+from nnhal.base.records import replace
+from nnhal.base.values import dimensions
+from nnhal.frontends.beside import BESIDE
+from nnhal.frontends.common.terms import Term
+from nnhal.frontends.common.write import ModelWriter
+from nnhal.frontends.onnx.file import OnnxEdge, OnnxFile
+from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
+from nnhal.frontends.onnx.lowering import lower, lower_open, unsupported
+from nnhal.frontends.onnx.reader import read
+from nnhal.model.graph import Model
+from nnhal.model.metadata import Metadata, TensorMetadata
+from nnhal.model.validate import validate
+
+Shapes = Mapping[str, Sequence[int]] | Sequence[Sequence[int]]
+OPEN = (0, -1)  # how a dimension is said to be unknown until execution
+
+
+def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes: Shapes | None = None) -> Model:
+    """The model of a file that is `opened`. folder: where files beside it lie; None where it has none.
+
+    Raises BadFile naming the node and field where the file lies, UnsupportedModel listing all nodes that NNAPI cannot
+    express, InvalidArgument for an input that the file does not have, ShapeNeeded for shapes that it leaves open.
+    """
+    file = read(memory, label, folder)
+    if not file.graph.outputs:
+        raise BadFile(f"{label}: has no outputs, must have at least one")
+    wanted, left = settled(file, shapes)
+    context, graph = imported(file, wanted)
+    if context.problems and left:
+        look_for_the_cause(context, file, wanted, left)
+    if context.problems:
+        raise unsupported(context)
+    for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
+        term.value = replace(term.value, name=edge.name)
+    notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
+    let_go(graph, file)
+    writer = ModelWriter(file.memories, file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
+    model = writer.model(graph, (), metadata_of(file), notes)
+    try:
+        validate(model)
+    except InvalidModel as error:
+        raise (ShapeNeeded(f"{label}: {ask(left)}") if left else error) from None
+    model._memo[BESIDE] = dict(zip(file.beside, file.memories[1:], strict=True))
+    return model
+
+
+def imported(file: OnnxFile, wanted: Sequence[tuple[int | None, ...]]) -> tuple[FileContext, NodeGraph]:
+    """The graph for inputs of these shapes."""
+    context = FileContext(file, lower, lower_open)
+    graph = NodeGraph(context, file.graph)
+    for edge, shape in zip(file.graph.inputs, wanted, strict=True):
+        kind = TYPES.get(edge.kind)
+        if kind is None:
+            what = f"is {edge.kind or 'of no type'}, which NNAPI has no type for"
+            context.problems[f"input {short(edge.name)!r} {what}", ""] = []
+            value = Value(-1, shape or (1,), name=edge.name)
+        else:
+            value = Value(kind, shape or (1,), PLAIN.get(edge.kind, 0.0), name=edge.name)
+        graph.give(edge.name, value, edge.kind, scalar=shape == ())
+        if kind is None:
+            graph.terms[edge.name].doubtful = True
+    lower(graph)
+    return context, graph
+
+
+def let_go(graph: NodeGraph, file: OnnxFile) -> None:
+    """Have all constants copied out of a file of which less than half could stay, so that its memory goes."""
+    terms: dict[int, Term] = {}
+    left = list(graph.operations)
+    while left:
+        for term in left.pop().inputs:
+            if not isinstance(term, Term) or id(term) in terms:
+                continue
+            terms[id(term)] = term
+            left += term.graph.operations if term.graph is not None else []
+    stays = [0] * len(file.memories)
+    placed = [term for term in terms.values() if term.blob is not None and term.value.data is not None]
+    for term in placed:
+        if term.blob is not None and np.asarray(term.value.data).flags.aligned:
+            stays[term.blob.file] += term.blob.length
+    for term in placed:
+        if term.blob is not None and 2 * stays[term.blob.file] < file.memories[term.blob.file].size:
+            term.blob = None
+
+
+def metadata_of(file: OnnxFile) -> Metadata | None:
+    """What the file says about itself."""
+    if not file.properties and not file.producer:
+        return None
+    about = file.properties
+    return Metadata(
+        name=about.get("name", file.graph.name),
+        description=about.get("description", ""),
+        author=about.get("author", file.producer),
+        licence=about.get("license", about.get("licence", "")),
+        version=about.get("version", ""),
+        inputs=tuple(TensorMetadata(edge.name) for edge in file.graph.inputs),
+        outputs=tuple(TensorMetadata(edge.name) for edge in file.graph.outputs),
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- shapes
+
+Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, the shape it is taken as, and how the file's is shown
+
+
+def settled(file: OnnxFile, shapes: Shapes | None) -> tuple[list[tuple[int | None, ...]], Left]:
+    """The shape of each input: the caller's, else the file's; a name that several dimensions share is one size."""
+    edges = file.graph.inputs
+    given = asked(file, shapes)
+    sizes: dict[str, int] = {}
+    for edge in edges:
+        for dim, size in zip(edge.shape or (), given.get(edge.name, ()), strict=False):
+            if isinstance(dim, str):
+                sizes.setdefault(dim, size)
+    wanted: list[tuple[int | None, ...]] = []
+    left: Left = []
+    for edge in edges:
+        if edge.name in given:
+            wanted.append(tuple(None if d in OPEN else d for d in given[edge.name]))
+            continue
+        if edge.shape is None:
+            raise ShapeNeeded(f"{file.label}: input {short(edge.name)!r} has no shape in the file, must be given")
+        found: list[int | None] = []
+        open_dims = False
+        for dim in edge.shape:
+            taken: int | None = dim if isinstance(dim, int) else sizes.get(dim) if isinstance(dim, str) else None
+            if taken is None or (taken == 0 and isinstance(dim, int)):
+                open_dims, taken = True, 1
+            found.append(None if taken in OPEN else taken)
+        if open_dims:
+            dims = ", ".join("?" if d is None or d == 0 else str(d) for d in edge.shape)
+            left.append((edge.name, tuple(d or 1 for d in found), f"input {edge.name!r} [{dims}]"))
+        wanted.append(tuple(found))
+    return wanted, left
+
+
+def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
+    """The caller's shapes by name."""
+    names = [edge.name for edge in file.graph.inputs]
+    if shapes is None:
+        return {}
+    if not isinstance(shapes, Mapping):
+        if not isinstance(shapes, Sequence):
+            raise InvalidArgument(f"shapes is {shown(shapes)}, must be a mapping by name, or a list in order")
+        if len(shapes) != len(names):
+            raise InvalidArgument(f"shapes: got {len(shapes)}, must be {len(names)}: {', '.join(names)}")
+        shapes = dict(zip(names, shapes, strict=True))
+    found = {}
+    for name, shape in shapes.items():
+        if name not in names:
+            raise InvalidArgument(f"shapes: {name!r} is no input, must be one of {', '.join(names)}")
+        edge: OnnxEdge = file.graph.inputs[names.index(name)]
+        sizes = dimensions(shape, f"shapes: {name}", -1)
+        if edge.shape is not None and len(sizes) != len(edge.shape):
+            raise InvalidArgument(f"shapes: {name} has rank {len(sizes)}, must be {len(edge.shape)}")
+        for place, (size, dim) in enumerate(zip(sizes, edge.shape or sizes, strict=True)):
+            if isinstance(dim, int) and dim > 0 and size != dim:
+                raise InvalidArgument(f"shapes: dimension {place} of {name} is {size}, must be {dim} as in the file")
+        found[name] = sizes
+    return found
+
+
+def how(name: str, text: str) -> str:
+    """How to say the shape of an input."""
+    shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
+    return f"--shape {short(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
+
+
+def ask(left: Left) -> str:
+    """What to tell somebody who has to say shapes."""
+    texts = [f"{text} is open in the file, must be given; {how(name, text)}" for name, _, text in left]
+    return "; ".join(texts).replace("says otherwise", "says it")
+
+
+def look_for_the_cause(
+    context: FileContext, file: OnnxFile, wanted: Sequence[tuple[int | None, ...]], left: Left
+) -> None:
+    """Of problems with sizes that stand in for open dimensions, keep those that any size has; without any, ask for sizes."""
+    names = {name for name, _, _ in left}
+    shapes = [
+        tuple(
+            None if edge.name in names and not (isinstance(d, int) and d) else n
+            for n, d in zip(shape, edge.shape or (), strict=True)
+        )
+        if edge.name in names
+        else shape
+        for edge, shape in zip(file.graph.inputs, wanted, strict=True)
+    ]
+    always = imported(file, shapes)[0].problems
+    context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
+    if not context.problems:
+        raise ShapeNeeded(f"{context.file.label}: {ask(left)}")

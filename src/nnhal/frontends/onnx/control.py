@@ -1,0 +1,207 @@
+"""Entries of nodes that call graphs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Shape, Value
+from nnhal.base.records import replace
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.terms import Inexpressible, Term, constant
+from nnhal.frontends.onnx.file import OnnxGraph
+from nnhal.frontends.onnx.graph import NodeGraph
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import B8, I32
+
+MOST_UNROLLED = 256  # steps of a loop that are written one behind the other
+MOST_NESTED = 64
+
+
+def inside(t: NodeTask, source: OnnxGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
+    """A graph for inputs (name, value, kind, scalar), lowered; Inexpressible without a reason where it cannot be."""
+    t.require(t.graph.depth < MOST_NESTED, f"graphs are nested deeper than {MOST_NESTED}")
+    t.budget.spend(Cost.ELEMENTS, len(source.nodes) + 1, t.label)
+    graph = NodeGraph(t.graph.context, source, t.graph)
+    for name, value, kind, scalar in given:
+        graph.give(name, value, kind, scalar=scalar)
+    t.graph.context.lower(graph)
+    if graph.failed:
+        raise Inexpressible
+    return graph
+
+
+def inline(t: NodeTask, source: OnnxGraph, given: Sequence[tuple[str, Term]]) -> list[Term]:
+    """The outputs of a graph whose operations stand in this one."""
+    graph = NodeGraph(t.graph.context, source, t.graph)
+    graph.open_to_outer = True
+    graph.terms.update(given)
+    graph.operations = t.graph.operations
+    t.graph.context.lower_open(graph)
+    if graph.failed:
+        raise Inexpressible
+    return [graph.term(edge.name) for edge in source.outputs]
+
+
+def reference(graph: NodeGraph) -> Term:
+    """A graph as an operand."""
+    return Term(Value(OperandType.SUBGRAPH, data=graph.facts), graph=graph)
+
+
+def shared_captures(graphs: Sequence[NodeGraph]) -> list[Term]:
+    """What graphs read of the one around them, made inputs of all of them in one order."""
+    names = dict.fromkeys(name for graph in graphs for name in graph.captures)
+    outers = []
+    for name in names:
+        outer = next(graph.captures[name][0] for graph in graphs if name in graph.captures)
+        outers.append(outer)
+        for graph in graphs:
+            found = graph.captures.get(name)
+            graph.inputs.append(
+                found[1] if found else Term(replace(outer.value, data=None), outer.kind, scalar=outer.scalar)
+            )
+    return outers
+
+
+@node("If", outputs=(1, None), becomes="IF; of a condition that is known, the branch")
+def branch(t: NodeTask) -> None:
+    """A branch that is known stands in the place of the node."""
+    known = t.raw(0).data
+    if known is not None and known.size == 1 and known.dtype != object:
+        taken = t.inner("then_branch" if bool(known.reshape(-1)[0]) else "else_branch")
+        for number, term in enumerate(inline(t, taken, [])):
+            t.same(term, number)
+        return
+    condition = t.x(0)
+    t.require(condition.value.shape == (1,), f"the condition has shape {condition.value.shape}, must be one element")
+    graphs = [inside(t, t.inner(name), []) for name in ("then_branch", "else_branch")]
+    counts = {len(graph.outputs) for graph in graphs}
+    t.require(
+        counts == {len(t.node.outputs)}, f"branches have {sorted(counts)} outputs, must have {len(t.node.outputs)}"
+    )
+    given = shared_captures(graphs)
+    kinds = [[term.kind for term in graph.outputs] for graph in graphs]
+    t.require(kinds[0] == kinds[1], f"branches give {kinds[0]} and {kinds[1]}, must give the same types")
+    outs = [bare(term.value) for term in graphs[0].outputs]
+    results = t.run("IF", condition, *map(reference, graphs), *given, outs=outs)
+    for number, (term, same) in enumerate(zip(results, graphs[0].outputs, strict=True)):
+        t.result(number, term, same.kind, scalar=same.scalar)
+
+
+def bare(value: Value) -> Value:
+    """A type."""
+    return replace(value, shape=None, data=None, name="")
+
+
+# ------------------------------------------------------------------------------------------------------------------ loops
+
+
+@node(
+    "Loop",
+    inputs=(2, None),
+    outputs=(1, None),
+    becomes="its steps one behind the other, where they are few and known; else WHILE",
+)
+def loop(t: NodeTask) -> None:
+    """A number of steps, a condition, and values that go from step to step."""
+    body = t.inner("body")
+    carried = len(t.node.inputs) - 2
+    t.require(len(body.inputs) == 2 + carried, f"the body has {len(body.inputs)} inputs, must have {2 + carried}")
+    scanned = len(body.outputs) - 1 - carried
+    t.require(scanned >= 0 and len(t.node.outputs) <= carried + scanned, "the body has too few outputs")
+    count = t.raw(0).data if t.given(0) else None
+    steps = None if count is None or count.size != 1 else int(count.reshape(-1)[0])
+    if steps is not None and 0 <= steps <= MOST_UNROLLED and unrolled(t, body, steps, carried, scanned):
+        return
+    t.require(
+        not scanned, "gives a list of what each step gives, and its steps are not known: NNAPI's WHILE keeps none"
+    )
+    looped(t, body, carried)
+
+
+def unrolled(t: NodeTask, body: OnnxGraph, steps: int, carried: int, scanned: int) -> bool:
+    """The steps one behind the other; False where it is not known that it goes on."""
+    condition = t.raw(1).data if t.given(1) else np.array(True)
+    if condition is None or (steps == 0 and scanned):
+        return False
+    before = len(t.graph.operations)
+    values = [t.raw(2 + n) for n in range(carried)]
+    lists: list[list[Term]] = [[] for _ in range(scanned)]
+    names = [edge.name for edge in body.inputs]
+    for step in range(steps):
+        if not bool(condition.reshape(-1)[0]):
+            break
+        number = constant(Value(I32), np.array(step, np.int64), "INT64")
+        truth = constant(Value(B8), np.array(True), "BOOL")
+        goes_on, *made = inline(t, body, list(zip(names, [number, truth, *values], strict=True)))
+        if goes_on.data is None:
+            del t.graph.operations[before:]
+            return False
+        condition, values = goes_on.data, made[:carried]
+        for list_, term in zip(lists, made[carried:], strict=True):
+            list_.append(term)
+    for place, term in enumerate(values):
+        t.same(term, place)
+    for place, parts in enumerate(lists):
+        if not t.wants(carried + place):
+            continue
+        t.require(parts, "gives a list of no steps, which NNAPI has no tensor for")
+        rows = [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts]
+        whole = rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0])
+        t.result(carried + place, whole, parts[0].kind)
+    return True
+
+
+def looped(t: NodeTask, body: OnnxGraph, carried: int) -> None:
+    """A WHILE whose values are the number of the step, whether it goes on, and what is carried."""
+    limit = None
+    if t.given(0):
+        limit = t.index(0, "the trip count")
+    number = constant(Value(I32), np.zeros(1, np.int32), "INT64")
+    goes_on = t.x(1) if t.given(1) else constant(Value(B8), np.ones(1, bool), "BOOL")
+    operands = [number, goes_on, *(t.x(2 + n) for n in range(carried))]
+    kinds = ["INT64", "BOOL", *(t.raw(2 + n).kind for n in range(carried))]
+    scalars = [True, True, *(t.raw(2 + n).scalar for n in range(carried))]
+    values = [replace(term.value, data=None) for term in operands]
+    names = [edge.name for edge in body.inputs]
+    while True:
+        graph = inside(t, body, list(zip(names, values, kinds, scalars, strict=True)))
+        made = graph.outputs
+        shapes = [common(v.shape, r.value.shape) for v, r in zip(values[1:], made, strict=True)]
+        if shapes == [v.shape for v in values[1:]]:
+            break
+        values = [values[0], *(replace(v, shape=shape) for v, shape in zip(values[1:], shapes, strict=True))]
+    condition = NodeGraph(t.graph.context, OnnxGraph("", (), {}, (), (), {}), t.graph)
+    for name, value, kind, scalar in zip(names, values, kinds, scalars, strict=True):
+        condition.give(name, value, kind, scalar=scalar)
+    step, going = condition.inputs[0], condition.inputs[1]
+    writer = NodeTask(condition, t.node, t.opset)
+    if limit is not None:
+        inner = limit
+        if limit.value.data is None:
+            outer = limit
+            inner = Term(replace(outer.value, data=None), outer.kind, scalar=outer.scalar)
+            condition.captures["the trip count"] = (outer, inner)
+        less = writer.make("LESS", step, inner, like=Value(B8))
+        going = writer.make("LOGICAL_AND", less, going)
+    else:
+        going = writer.make("LOGICAL_AND", going, going)
+    condition.operations = writer.emitted
+    condition.outputs = [going]
+    advance = NodeTask(graph, t.node, t.opset)
+    after = advance.make("ADD", graph.inputs[0], advance.scalar(1, graph.inputs[0]), activation=0)
+    graph.operations += advance.emitted
+    graph.outputs = [after, *graph.outputs]
+    given = shared_captures([condition, graph])
+    graph.outputs += [graph.emit_copy(each) for each in graph.inputs[len(values) :]]
+    outs = [bare(term.value) for term in [*operands, *given]]
+    results = t.run("WHILE", reference(condition), reference(graph), *operands, *given, outs=outs)
+    for n in range(carried):
+        t.result(n, results[2 + n], kinds[2 + n], scalar=scalars[2 + n])
+
+
+def common(before: Shape | None, after: Shape | None) -> Shape | None:
+    """What is known of a shape that is either."""
+    if before is None or after is None or len(before) != len(after):
+        return None
+    return tuple(m if m == n else None for m, n in zip(before, after, strict=True))

@@ -1,0 +1,369 @@
+"""Entries of nodes on single elements: arithmetic, comparisons, choices, activations, conversions."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.codes import Activation, OperandType
+from nnhal.base.operands import Value
+from nnhal.frontends.common.places import broadcast
+from nnhal.frontends.common.reals import Reals, floor_remainder
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.whole import plain, power, truncated_quotient
+from nnhal.frontends.common.writing import number
+from nnhal.frontends.onnx.file import KINDS
+from nnhal.frontends.onnx.graph import TYPES
+from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
+from nnhal.ops.schema import B8, F16, F32, I32, Q8, Q8S
+
+FLOATS = (F32, F16)
+NAMES = {"Add": "ADD", "Sub": "SUB", "Mul": "MUL", "Equal": "EQUAL", "Greater": "GREATER", "Less": "LESS",
+         "GreaterOrEqual": "GREATER_EQUAL", "LessOrEqual": "LESS_EQUAL", "And": "LOGICAL_AND", "Or": "LOGICAL_OR",
+         "Max": "MAXIMUM", "Min": "MINIMUM", "Abs": "ABS", "Exp": "EXP", "Floor": "FLOOR", "Log": "LOG", "Neg": "NEG",
+         "Sigmoid": "LOGISTIC", "Sin": "SIN", "Sqrt": "SQRT", "Tanh": "TANH", "Not": "LOGICAL_NOT",
+         "HardSwish": "HARD_SWISH"}  # fmt: skip
+RANGES = {(0.0, math.inf): Activation.RELU, (0.0, 6.0): Activation.RELU6, (-1.0, 1.0): Activation.RELU1}
+OPERATIONS = {Activation.RELU: "RELU", Activation.RELU6: "RELU6", Activation.RELU1: "RELU1"}
+
+
+def floats(t: NodeTask, place: int = 0) -> Term:
+    """An input of floats."""
+    x = t.x(place)
+    stored = t.eight and x.value.type in (Q8, Q8S)
+    t.require(x.value.type in FLOATS or stored, f"of {x.kind} has no operation in NNAPI, must be FLOAT")
+    return x
+
+
+@node("Add", "Sub", "Mul", inputs=2, single=True, becomes="ADD, SUB, MUL")
+def arithmetic(t: NodeTask) -> None:
+    """Both of one type."""
+    x, y = t.x(0), t.x(1)
+    t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
+    if x.value.type == F32 and into_layer(t):
+        return
+    t.give(NAMES[t.name], x, y, activation=0, scalar=all_scalars(t))
+
+
+def into_layer(t: NodeTask) -> bool:
+    """Whether a constant for each channel was merged into the layer before."""
+    for place, other in ((0, 1), (1, 0)):
+        value = t.raw(other).data
+        if value is None or t.raw(place).data is not None or (t.name == "Sub" and place):
+            continue
+        if t.name == "Mul":
+            merged = t.merged_into(place, value, None)
+        else:
+            merged = t.merged_into(place, None, -value if t.name == "Sub" else value)
+        if merged is not None:
+            t.fresh(merged)
+            return True
+    return False
+
+
+@node("Div", inputs=2, single=True, becomes="DIV; of integers corrected to round towards 0")
+def divide(t: NodeTask) -> None:
+    """NNAPI rounds integer quotients down, ONNX towards 0."""
+    x, y = t.x(0), t.x(1)
+    t.require(x.value.type in (*FLOATS, I32), f"of {x.kind} has no operation in NNAPI")
+    if x.value.type == I32:
+        t.result(0, truncated_quotient(t, x, y), scalar=all_scalars(t))
+    else:
+        t.give("DIV", x, y, activation=0, scalar=all_scalars(t))
+
+
+@node("Mod", inputs=2, single=True, becomes="SUB, MUL and DIV: x - floor(x / y) * y, of floats with an exact product")
+def modulo(t: NodeTask) -> None:
+    """The sign is that of the divisor; with fmod that of the dividend."""
+    x, y = t.x(0), t.x(1)
+    if x.value.type == I32:
+        down = truncated_quotient(t, x, y) if t.attr("fmod", 0) else plain(t, "DIV", x, y)
+        t.result(0, plain(t, "SUB", x, plain(t, "MUL", down, y)), scalar=all_scalars(t))
+        return
+    t.require(x.value.type == F32, f"of {x.kind} has no operation in NNAPI")
+    rest = floor_remainder(t, t.make("ABS", x), t.make("ABS", y))
+    negative = t.make("LESS", x, t.scalar(0, x), like=Value(B8))
+    sizes = t.together(t.known(x), t.known(y))
+    terms = [broadcast(t, each, sizes) for each in (negative, t.make("NEG", rest), rest)]
+    t.give("SELECT", *terms, like=x, scalar=all_scalars(t))
+
+
+@node("Pow", inputs=2, single=True, becomes="POW; MUL for squares, SQRT for roots; of integers, products of squares")
+def raised(t: NodeTask) -> None:
+    """The type is that of the base."""
+    x, y, scalar = t.x(0), t.x(1), all_scalars(t)
+    exponent = None if y.data is None or y.data.size != 1 else float(y.data.reshape(-1)[0])
+    if x.value.type == I32:
+        t.require(y.value.type == I32, "of integers must have integers as exponents")
+        t.result(0, power(t, x, y), x.kind, scalar=scalar)
+    elif exponent == 2:
+        t.give("MUL", x, x, activation=0, scalar=scalar)
+    elif exponent == 0.5:
+        t.give("SQRT", x, scalar=scalar)
+    else:
+        if exponent is not None:
+            y = t.scalar(exponent, x)
+        elif y.value.type == I32:
+            y = t.make("CAST", y, like=Value(x.value.type))
+        t.give("POW", x, y, scalar=scalar)
+
+
+@node(
+    "Max",
+    "Min",
+    "Sum",
+    "Mean",
+    inputs=(1, None),
+    single=True,
+    becomes="MAXIMUM, MINIMUM, ADD, from the first to the last",
+)
+def several(t: NodeTask) -> None:
+    """From the first to the last."""
+    total, *others = t.xs()
+    more = {} if t.name in NAMES else {"activation": 0}
+    for x in others:
+        total = t.make(NAMES.get(t.name, "ADD"), total, x, **more)
+    if t.name == "Mean" and others:
+        total = t.make("MUL", total, t.scalar(1 / (1 + len(others)), total), activation=0)
+    t.result(0, total, scalar=all_scalars(t))
+
+
+@node("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", inputs=2, single=True,
+      becomes="EQUAL, GREATER, GREATER_EQUAL, LESS, LESS_EQUAL")  # fmt: skip
+@node("And", "Or", inputs=2, single=True, becomes="LOGICAL_AND, LOGICAL_OR")
+def compare(t: NodeTask) -> None:
+    """Truths."""
+    t.give(NAMES[t.name], t.x(0), t.x(1), like=Value(B8), scalar=all_scalars(t))
+
+
+@node("Xor", inputs=2, single=True, becomes="NOT_EQUAL")
+def exclusive(t: NodeTask) -> None:
+    """Of booleans."""
+    t.give("NOT_EQUAL", t.x(0), t.x(1), scalar=all_scalars(t))
+
+
+@node("Not", single=True, becomes="LOGICAL_NOT")
+@node("Abs", "Exp", "Floor", "Log", "Neg", "Sigmoid", "Sin", "Sqrt", "Tanh", "HardSwish", single=True,
+      becomes="ABS, EXP, FLOOR, LOG, NEG, LOGISTIC, SIN, SQRT, TANH, HARD_SWISH")  # fmt: skip
+def unary(t: NodeTask) -> None:
+    """One tensor, no attributes."""
+    t.give(NAMES[t.name], t.x(0), scalar=all_scalars(t))
+
+
+@node("Ceil", single=True, becomes="NEG, FLOOR, NEG")
+def ceil(t: NodeTask) -> None:
+    """-floor(-x)."""
+    t.give("NEG", t.make("FLOOR", t.make("NEG", floats(t))), scalar=all_scalars(t))
+
+
+@node("Reciprocal", single=True, becomes="DIV of 1")
+def reciprocal(t: NodeTask) -> None:
+    """1 / x."""
+    x = floats(t)
+    t.give("DIV", t.scalar(1, x), x, like=x, activation=0, scalar=all_scalars(t))
+
+
+# ------------------------------------------------------------------------------------------------------------ activations
+
+
+def clipped(t: NodeTask, low: float, high: float) -> None:
+    """The input between two numbers, by the operation before it where that can."""
+    x = floats(t)
+    code = RANGES.get((low, high))
+    if code is not None:
+        fused = t.fused(0, code)
+        if fused is None:
+            t.give(OPERATIONS[code], x, scalar=all_scalars(t))
+        else:
+            t.fresh(fused)
+        return
+    if low > -math.inf:
+        x = t.make("MAXIMUM", x, t.scalar(low, x))
+    if high < math.inf:
+        x = t.make("MINIMUM", x, t.scalar(high, x))
+    t.result(0, x, scalar=all_scalars(t))
+
+
+@node("Relu", single=True, becomes="RELU, or the activation of the operation before; of integers MAXIMUM")
+def relu(t: NodeTask) -> None:
+    """At least 0."""
+    x = t.x(0)
+    if id(x) in t.graph.context.rectified:
+        t.same(x)
+    elif x.value.type == I32:
+        t.give("MAXIMUM", x, t.scalar(0, x), scalar=all_scalars(t))
+    else:
+        clipped(t, 0.0, math.inf)
+
+
+@node("Clip", inputs=(1, 3), single=True, becomes="RELU6, RELU1 or RELU, or the activation of the operation before; "
+      "else MAXIMUM, MINIMUM")  # fmt: skip
+def clip(t: NodeTask) -> None:
+    """Between bounds that may be left out; they are inputs, before version 11 attributes."""
+    x = t.x(0)
+    bounds = [t.raw(place) if t.given(place) else None for place in (1, 2)]
+    if x.value.type in FLOATS and all(b is None or (b.data is not None and b.data.size == 1) for b in bounds):
+        given = [None if b is None or b.data is None else float(b.data.reshape(-1)[0]) for b in bounds]
+        low, high = t.attr("min", -math.inf), t.attr("max", math.inf)
+        limit = 3.4e38  # what exporters write for no bound at all
+        low = low if given[0] is None else given[0]
+        high = high if given[1] is None else given[1]
+        clipped(t, -math.inf if low < -limit else low, math.inf if high > limit else high)
+        return
+    for name, place in (("MAXIMUM", 1), ("MINIMUM", 2)):
+        if t.given(place):
+            x = t.make(name, x, t.x(place))
+    t.result(0, x, scalar=all_scalars(t))
+
+
+@node("LeakyRelu", single=True, becomes="PRELU with a constant")
+def leaky(t: NodeTask) -> None:
+    """alpha x below 0."""
+    x = floats(t)
+    t.give("PRELU", x, t.scalar(t.attr("alpha", 0.01), x), scalar=all_scalars(t))
+
+
+@node("PRelu", inputs=2, single=True, becomes="PRELU")
+def prelu(t: NodeTask) -> None:
+    """The slope broadcasts."""
+    t.give("PRELU", floats(t), t.x(1), scalar=all_scalars(t))
+
+
+@node("Elu", single=True, becomes="ELU")
+def elu(t: NodeTask) -> None:
+    """alpha (e^x - 1) below 0."""
+    t.give("ELU", floats(t), t.attr("alpha", 1.0), scalar=all_scalars(t))
+
+
+@node("Selu", single=True, becomes="ELU, MUL")
+def selu(t: NodeTask) -> None:
+    """gamma times the ELU."""
+    alpha, gamma = t.attr("alpha", 1.6732632423543772), t.attr("gamma", 1.0507009873554805)
+    r = Reals(t)
+    t.result(0, r("MUL", t.make("ELU", floats(t), alpha), gamma), scalar=all_scalars(t))
+
+
+@node("Celu", single=True, becomes="MUL, ELU, MUL")
+def celu(t: NodeTask) -> None:
+    """max(0, x) + min(0, alpha (e^(x / alpha) - 1))."""
+    x, alpha, r = floats(t), t.attr("alpha", 1.0), Reals(t)
+    t.require(alpha > 0, f"alpha is {alpha}, must be above 0")
+    t.result(0, r("MUL", t.make("ELU", r("MUL", x, 1 / alpha), 1.0), alpha), scalar=all_scalars(t))
+
+
+@node("HardSigmoid", single=True, becomes="MUL, ADD, MAXIMUM, MINIMUM")
+def hard_sigmoid(t: NodeTask) -> None:
+    """alpha x + beta between 0 and 1."""
+    r = Reals(t)
+    line = r("ADD", r("MUL", floats(t), t.attr("alpha", 0.2)), t.attr("beta", 0.5))
+    t.result(0, r("MINIMUM", r("MAXIMUM", line, 0.0), 1.0), scalar=all_scalars(t))
+
+
+@node("ThresholdedRelu", single=True, becomes="GREATER, SELECT")
+def thresholded(t: NodeTask) -> None:
+    """x where it is above alpha."""
+    x, r = floats(t), Reals(t)
+    zeros = t.filled(t.known(x), 0, OperandType(x.value.type))
+    t.result(0, r.choose(r.test("GREATER", x, t.attr("alpha", 1.0)), x, zeros), scalar=all_scalars(t))
+
+
+# ------------------------------------------------------------------------------------------------------ choices and types
+
+
+@node("Where", inputs=3, single=True, becomes="SELECT; of booleans LOGICAL_AND, LOGICAL_OR")
+def where(t: NodeTask) -> None:
+    """NNAPI's takes equal shapes, so that smaller tensors are repeated first."""
+    terms = [t.x(place) for place in range(3)]
+    kind = terms[1].kind
+    if len({term.value.shape for term in terms}) > 1:
+        shape = t.together(*map(t.known, terms))
+        terms = [broadcast(t, term, shape) for term in terms]
+    condition, x, y = terms
+    if x.value.type == B8:
+        others = t.make("LOGICAL_AND", t.make("LOGICAL_NOT", condition), y)
+        t.give("LOGICAL_OR", t.make("LOGICAL_AND", condition, x), others, scalar=all_scalars(t))
+    else:
+        t.result(0, t.make("SELECT", condition, x, y, like=x), kind, scalar=all_scalars(t))
+
+
+@node("Cast", single=True, becomes="CAST; of booleans SELECT, to booleans NOT_EQUAL; of integers alike nothing")
+def cast(t: NodeTask) -> None:
+    """Values in another type."""
+    to = KINDS.get(t.attr("to", 0), "")
+    converted(t, t.x(0), to)
+
+
+@node("CastLike", inputs=2, single=True, becomes="as Cast")
+def cast_like(t: NodeTask) -> None:
+    """To the type of another tensor."""
+    converted(t, t.x(0), t.raw(1).kind)
+
+
+def converted(t: NodeTask, x: Term, to: str) -> None:
+    """The node's output is a term in another type."""
+    kind, scalar = x.value.type, all_scalars(t)
+    t.require(to in TYPES, f"to {to or 'no type'}, which NNAPI has no type for")
+    wanted = TYPES[to]
+    if to == x.kind:
+        t.same(x)
+    elif wanted == kind == I32:
+        t.result(0, t.copied(x), to, scalar=scalar)
+    elif wanted == B8:
+        t.give("NOT_EQUAL", numbers(t, x), t.scalar(0, numbers(t, x)), like=Value(B8), scalar=scalar)
+    elif kind == B8 and wanted in (*FLOATS, I32):
+        parts = [t.filled(t.known(x), n, OperandType(wanted)) for n in (1, 0)]
+        t.result(0, t.make("SELECT", x, *parts, like=parts[0]), to, scalar=scalar)
+    elif kind in (Q8, Q8S):
+        t.require(
+            (x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI"
+        )
+        real = t.make("DEQUANTIZE", x, like=Value(F32))
+        t.result(0, real if wanted == F32 else t.make("CAST", real, like=Value(wanted)), to, scalar=scalar)
+    elif wanted in (Q8, Q8S):
+        t.require(kind in FLOATS, f"of {x.kind} to {to} keeps the last bits, which no operation of NNAPI does")
+        whole = t.make("FLOOR", t.make("ABS", x))  # towards 0
+        r = Reals(t)
+        signs = r.choose(r.test("LESS", x, 0.0), t.make("NEG", whole), whole)
+        t.result(0, t.make("QUANTIZE", signs, like=Value(wanted, None, 1.0)), to, scalar=scalar)
+    elif wanted == kind:
+        t.result(0, t.copied(x), to, scalar=scalar)
+    else:
+        t.result(0, t.make("CAST", x, like=Value(wanted)), to, scalar=scalar)
+
+
+def numbers(t: NodeTask, x: Term) -> Term:
+    """A term that is no 8-bit one."""
+    if x.value.type not in (Q8, Q8S):
+        return x
+    t.require((x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI")
+    return t.make("DEQUANTIZE", x, like=Value(F32))
+
+
+@node("Identity", "Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
+def identity(t: NodeTask) -> None:
+    """The very same."""
+    t.same(t.raw(0))
+    stored = t.graph.context.stored.get(id(t.raw(0)))
+    if stored is not None:
+        t.later.append(lambda: t.graph.context.stands_for(t.results[0], stored))
+
+
+@node("OneHot", inputs=3, becomes="EQUAL with 0, 1, .. depth - 1, then SELECT")
+def one_hot(t: NodeTask) -> None:
+    """SELECT(index == 0, 1, .. depth - 1; on; off); indices below 0 count from the end."""
+    indices, depth, values = t.index(0, "indices"), t.integer_of(1, "depth"), t.data(2, "values")
+    t.require(0 < depth <= 1 << 20 and values.size == 2, f"depth = {depth}, must be 1 to {1 << 20}")
+    rank = t.rank(indices)
+    axis = t.axis(t.attr("axis", -1), rank + 1)
+    shape = t.known(indices)[:rank]
+    whole = (*shape[:axis], depth, *shape[axis:])
+    t.check_count(math.prod(whole))
+    steps = np.arange(depth, dtype=np.int32).reshape([depth if i == axis else 1 for i in range(rank + 1)])
+    expanded = t.reshaped(indices, (*shape[:axis], 1, *shape[axis:]))
+    hits = [t.make("EQUAL", expanded, constant(Value(I32), steps - below), like=Value(B8)) for below in (0, depth)]
+    hit = broadcast(t, t.make("LOGICAL_OR", *hits), whole)
+    off, on = values.reshape(-1).tolist()
+    kind = t.raw(2).kind
+    t.require(TYPES.get(kind) in (*FLOATS, I32), f"of {kind} has no operation in NNAPI")
+    wanted = OperandType(TYPES[kind])
+    parts = [t.make("FILL", t.integers(whole), number(n, wanted), like=Value(wanted)) for n in (on, off)]
+    t.result(0, t.make("SELECT", hit, *parts, like=parts[0]), kind)

@@ -1,0 +1,133 @@
+"""Entries of functions of one real number that NNAPI has no operation for, made of those that it has."""
+
+import math
+
+from nnhal.base.codes import OperandType
+from nnhal.frontends.common.reals import Reals, normal_tail
+from nnhal.frontends.common.terms import Term
+from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
+from nnhal.ops.schema import I32
+
+
+@node("Erf", single=True, becomes="EXP and a polynomial; near 0 a polynomial in x²")
+def erf(t: NodeTask) -> None:
+    """Twice the share of the normal distribution, from the tail away from 0."""
+    x, r = floats(t), Reals(t)
+    size = t.make("ABS", x)
+    far = r.less(1.0, r("MUL", normal_tail(t, r("MUL", size, math.sqrt(2))), 2.0))
+    square = r("MUL", x, x)
+    near = r("MUL", size, r.polynomial(ERF, r("MINIMUM", square, 1.0)))
+    found = r.choose(r.test("LESS", size, 0.5), near, far)
+    t.result(0, r.choose(r.test("LESS", x, 0.0), t.make("NEG", found), found), scalar=all_scalars(t))
+
+
+ERF = (1.1283791670955126, -0.37612638903183754, 0.11283791670955126, -0.026866170645131252, 0.005223977625442188,
+       -0.0008548327023450853)  # the series of erf(x) / x in x²  # fmt: skip
+
+
+@node("Gelu", single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
+def gelu(t: NodeTask) -> None:
+    """x times the normal distribution's share below x, from the tail, which keeps small results exact."""
+    x, r, mode = floats(t), Reals(t), t.attr("approximate", "none")
+    if mode == "tanh":
+        cubic = r("ADD", x, r("MUL", r("MUL", x, r("MUL", x, x)), 0.044715))
+        bent = t.make("TANH", r("MUL", cubic, math.sqrt(2 / math.pi)))
+        t.result(0, r("MUL", r("MUL", x, 0.5), r("ADD", bent, 1.0)), scalar=all_scalars(t))
+        return
+    t.require(mode == "none", f"approximate is {mode}, must be none or tanh")
+    size = t.make("ABS", x)
+    t.result(0, r("SUB", t.make("RELU", x), r("MUL", size, normal_tail(t, size))), scalar=all_scalars(t))
+
+
+@node("Cos", single=True, becomes="1 - 2 SIN(x / 2)²")
+def cosine(t: NodeTask) -> None:
+    """Without a sum that would round a large argument."""
+    x, r = floats(t), Reals(t)
+    half = t.make("SIN", r("MUL", x, 0.5))
+    t.result(0, r.less(1.0, r("MUL", r("MUL", half, half), 2.0)), scalar=all_scalars(t))
+
+
+@node("Tan", single=True, becomes="SIN and DIV")
+def tangent(t: NodeTask) -> None:
+    """sin(x) / cos(x)."""
+    x, r = floats(t), Reals(t)
+    half = t.make("SIN", r("MUL", x, 0.5))
+    t.result(0, r("DIV", t.make("SIN", x), r.less(1.0, r("MUL", r("MUL", half, half), 2.0))), scalar=all_scalars(t))
+
+
+@node("Sign", single=True, becomes="GREATER, LESS, SELECT, ABS")
+def sign(t: NodeTask) -> None:
+    """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
+    x, r = t.x(0), Reals(t)
+    t.require(x.value.type != I32 or x.value.shape, "of no shape")
+    one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
+    rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
+    t.result(0, r.choose(r.test("GREATER", x, 0), one, rest), scalar=all_scalars(t))
+
+
+@node("Round", single=True, becomes="FLOOR and SELECT, halves to even")
+def round_(t: NodeTask) -> None:
+    """Up where more than a half is left, or exactly a half above an odd number."""
+    x, r = floats(t), Reals(t)
+    down = t.make("FLOOR", x)
+    rest = r("SUB", x, down)
+    even = r("MUL", t.make("FLOOR", r("MUL", down, 0.5)), 2.0)
+    tie = t.make("LOGICAL_AND", r.test("EQUAL", rest, 0.5), r.test("NOT_EQUAL", down, even))
+    up = t.make("LOGICAL_OR", r.test("GREATER", rest, 0.5), tie)
+    t.result(0, r.choose(up, r("ADD", down, 1.0), down), scalar=all_scalars(t))
+
+
+@node("Softplus", single=True, becomes="EXP of -|x|, LOG, RELU")
+def softplus(t: NodeTask) -> None:
+    """max(x, 0) + log(1 + e^-|x|)."""
+    t.result(0, soft(t, Reals(t)), scalar=all_scalars(t))
+
+
+def soft(t: NodeTask, r: Reals) -> Term:
+    """The softplus of the input."""
+    x = floats(t)
+    fall = t.make("EXP", t.make("NEG", t.make("ABS", x)))
+    return r("ADD", t.make("RELU", x), t.make("LOG", r("ADD", fall, 1.0)))
+
+
+@node("Mish", single=True, becomes="the softplus, TANH, MUL")
+def mish(t: NodeTask) -> None:
+    """x tanh(softplus(x))."""
+    r = Reals(t)
+    t.result(0, r("MUL", floats(t), t.make("TANH", soft(t, r))), scalar=all_scalars(t))
+
+
+@node("Softsign", single=True, becomes="ABS, ADD, DIV")
+def softsign(t: NodeTask) -> None:
+    """x / (1 + |x|)."""
+    x, r = floats(t), Reals(t)
+    t.result(0, r("DIV", x, r("ADD", t.make("ABS", x), 1.0)), scalar=all_scalars(t))
+
+
+@node("Sinh", "Cosh", single=True, becomes="EXP, ADD, SUB, MUL")
+def hyperbolic(t: NodeTask) -> None:
+    """Half of the sum, or difference, of e^x and e^-x."""
+    x, r = floats(t), Reals(t)
+    up, down = t.make("EXP", x), t.make("EXP", t.make("NEG", x))
+    if t.name == "Sinh":
+        small = r("MUL", x, r.polynomial([1.0, 1 / 6, 1 / 120, 1 / 5040], r("MINIMUM", r("MUL", x, x), 1.0)))
+        far = r("MUL", r("SUB", up, down), 0.5)
+        t.result(0, r.choose(r.test("LESS", t.make("ABS", x), 0.5), small, far), scalar=all_scalars(t))
+    else:
+        t.result(0, r("MUL", r("ADD", up, down), 0.5), scalar=all_scalars(t))
+
+
+@node("IsNaN", single=True, becomes="NOT_EQUAL with itself")
+def is_nan(t: NodeTask) -> None:
+    """What is not equal to itself."""
+    x = floats(t)
+    t.result(0, Reals(t).test("NOT_EQUAL", x, x), "BOOL", scalar=all_scalars(t))
+
+
+@node("Swish", single=True, becomes="LOGISTIC, MUL")
+def swish(t: NodeTask) -> None:
+    """x times the sigmoid of alpha x."""
+    x, r, alpha = floats(t), Reals(t), t.attr("alpha", 1.0)
+    inner = x if alpha == 1 else r("MUL", x, alpha)
+    t.result(0, r("MUL", x, t.make("LOGISTIC", inner)), scalar=all_scalars(t))

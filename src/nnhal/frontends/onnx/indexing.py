@@ -1,0 +1,192 @@
+"""Entries of nodes that gather and scatter by indices, which may be computed."""
+
+import math
+
+import numpy as np
+
+from nnhal.base.operands import Value
+from nnhal.frontends.common.places import moved
+from nnhal.frontends.common.rows import row_numbers
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import INT32_RANGE
+from nnhal.frontends.onnx.fold import FAILURES
+from nnhal.frontends.onnx.movement import part_of
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import B8, I32
+
+
+@node("Gather", inputs=2, becomes="GATHER; of one place SLICE")
+def gather(t: NodeTask) -> None:
+    """One index takes a dimension away; indices below 0 count from the end."""
+    x, indices = t.x(0), t.index(1, "indices")
+    shape, axis = t.shape(x)[: t.rank(x)], t.axis(t.attr("axis", 0), t.rank(x))
+    size = shape[axis]
+    if indices.data is not None:
+        numbers = np.asarray(indices.data)
+        t.require(size is not None or (numbers >= 0).all(), "counts from an end that is known only at execution")
+        if size is not None:
+            t.require(((numbers >= -size) & (numbers < size)).all(), f"has an index outside of the {size} places")
+            numbers = np.where(numbers < 0, numbers + size, numbers)
+        if numbers.ndim == 0:
+            dims = [*shape[:axis], *shape[axis + 1 :]]
+            part = (
+                part_of(t, x, axis, int(numbers), 1) if x.value.type != B8 else through(t, x, axis, numbers.reshape(1))
+            )
+            t.result(0, t.reshaped(part, dims or [1]), x.kind, scalar=not dims)
+            return
+        if x.value.type == B8:
+            t.result(0, through(t, x, axis, numbers), x.kind)
+            return
+        chosen = constant(Value(I32), numbers.astype(np.int32))
+    else:
+        t.require(x.value.type != B8, "of booleans by indices that are computed has no operation in NNAPI")
+        chosen = from_begin(t, indices, size)
+    made = t.make("GATHER", x, axis, chosen)
+    if indices.scalar:
+        dims = [*shape[:axis], *shape[axis + 1 :]]
+        t.result(0, t.reshaped(made, dims or [1]), x.kind, scalar=not dims)
+    else:
+        t.result(0, made, x.kind)
+
+
+def through(t: NodeTask, x: Term, axis: int, numbers: "np.ndarray[tuple[int, ...], np.dtype[np.integer]]") -> Term:
+    """Booleans by constant indices."""
+    shape = t.known(x)
+    t.check_count(math.prod(shape))
+    return moved(t, [x], np.arange(math.prod(shape)).reshape(shape).take(numbers, axis))
+
+
+def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
+    """Indices, those below 0 counted from the end."""
+    if indices.span is not None and indices.span[0] >= 0:
+        return indices
+    t.require(size is not None, "may count from an end that is known only at execution")
+    below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
+    from_end = t.make("ADD", indices, t.scalar(size, indices), activation=0)
+    return t.make("SELECT", below, from_end, indices, like=indices)
+
+
+@node("GatherElements", inputs=2, becomes="GATHER of elements counted through")
+def gather_elements(t: NodeTask) -> None:
+    """Each index is of the element in its own row."""
+    x, indices = t.x(0), t.index(1, "indices")
+    shape, places = t.known(x), t.known(indices)
+    axis = t.axis(t.attr("axis", 0), t.rank(x))
+    t.check_count(max(math.prod(shape), math.prod(places)))
+    numbered = np.arange(math.prod(shape)).reshape(shape)
+    if indices.data is not None:
+        try:
+            found = np.take_along_axis(numbered[tuple(slice(0, n if i != axis else None) for i, n in enumerate(places))],
+                                       np.asarray(indices.data).astype(np.int64), axis)  # fmt: skip
+        except FAILURES:
+            t.refuse(f"indices do not fit a tensor of shape {list(shape)}")
+        t.result(0, moved(t, [x], found), x.kind)
+        return
+    t.require(x.value.type != B8, "of booleans by indices that are computed has no operation in NNAPI")
+    grid = np.indices(places)
+    stride = math.prod(shape[axis + 1 :])
+    starts = np.zeros(places, np.int64)
+    for i in range(len(shape)):
+        if i != axis:
+            starts += grid[i] * math.prod(shape[i + 1 :])
+    flat = t.reshaped(from_begin(t, indices, shape[axis]), (math.prod(places),))
+    rows = t.make("MUL", flat, t.scalar(stride, flat), activation=0) if stride != 1 else flat
+    rows = t.make("ADD", rows, constant(Value(I32), starts.reshape(-1).astype(np.int32)), activation=0)
+    made = t.make("GATHER", t.reshaped(x, (math.prod(shape),)), 0, rows)
+    t.result(0, t.reshaped(made, places), x.kind)
+
+
+@node("GatherND", inputs=2, becomes="GATHER of rows counted through")
+def gather_nd(t: NodeTask) -> None:
+    """Indices of the first dimensions are one index of all rows."""
+    x, indices = t.x(0), t.index(1, "indices")
+    t.require(not t.attr("batch_dims", 0), "with batch_dims has no operation in NNAPI")
+    shape, places = t.known(x), t.known(indices)
+    depth = places[-1]
+    t.require(0 < depth <= t.rank(x), f"has indices of {depth} dimensions, must be 1 to {t.rank(x)}")
+    if indices.data is not None:
+        data = np.asarray(indices.data)
+        indices = constant(Value(I32), np.where(data < 0, data + np.array(shape[:depth]), data).astype(np.int32))
+    elif not (indices.span and indices.span[0] >= 0):
+        sizes = constant(Value(I32), np.array(shape[:depth], np.int32))
+        below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
+        indices = t.make("SELECT", below, t.make("ADD", indices, sizes, activation=0), indices, like=indices)
+    flat = row_numbers(t, indices, shape[:depth])
+    bare = t.ones(x) if x.value.type == B8 else x
+    rows = t.reshaped(bare, (math.prod(shape[:depth]), math.prod(shape[depth:])))
+    dims = (*places[:-1], *shape[depth:])
+    found = t.reshaped(t.make("GATHER", rows, 0, flat), dims or (1,))
+    t.result(0, t.truths(found) if x.value.type == B8 else found, x.kind, scalar=not dims)
+
+
+@node("ScatterND", inputs=3, becomes="GATHER and SELECT, of indices that are constant")
+def scatter_nd(t: NodeTask) -> None:
+    """Rows put into a tensor."""
+    x, indices, updates = t.x(0), t.ints(1, "indices"), t.x(2)
+    t.require(t.attr("reduction", "none") == "none", "with a reduction has no operation in NNAPI")
+    shape, places = t.known(x), t.known(t.raw(1))
+    depth, size = places[-1], math.prod(shape)
+    t.check_count(size + math.prod(t.known(updates)))
+    vectors = np.array(indices, np.int64).reshape(-1, depth)
+    vectors = np.where(vectors < 0, vectors + np.array(shape[:depth]), vectors)
+    inside = bool(((vectors >= 0) & (vectors < np.array(shape[:depth]))).all())
+    t.require(inside, f"indices reach outside of {list(shape[:depth])}")
+    numbered = np.arange(size).reshape(shape)
+    numbered[tuple(vectors.T)] = np.arange(math.prod(t.known(updates))).reshape(len(vectors), *shape[depth:]) + size
+    t.result(0, moved(t, [x, updates], numbered), x.kind)
+
+
+@node("ScatterElements", inputs=3, becomes="GATHER and SELECT, of indices that are constant")
+def scatter_elements(t: NodeTask) -> None:
+    """Elements put into a tensor."""
+    x, updates = t.x(0), t.x(2)
+    t.require(t.attr("reduction", "none") == "none", "with a reduction has no operation in NNAPI")
+    shape, axis = t.known(x), t.axis(t.attr("axis", 0), t.rank(x))
+    indices = t.data(1, "indices").astype(np.int64)
+    size = math.prod(shape)
+    t.check_count(size + indices.size)
+    indices = np.where(indices < 0, indices + shape[axis], indices)
+    numbered = np.arange(size).reshape(shape)
+    try:
+        np.put_along_axis(numbered[tuple(slice(0, n if i != axis else None) for i, n in enumerate(indices.shape))],
+                          indices, np.arange(indices.size).reshape(indices.shape) + size, axis)  # fmt: skip
+    except FAILURES:
+        t.refuse(f"indices do not fit a tensor of shape {list(shape)}")
+    t.result(0, moved(t, [x, updates], numbered), x.kind)
+
+
+@node("Trilu", inputs=(1, 2), becomes="MUL by ones and zeros; of integers and booleans SELECT")
+def triangle(t: NodeTask) -> None:
+    """One side of the diagonal, zeros on the other."""
+    x, k = t.x(0), t.integer_of(1, "k") if t.given(1) else 0
+    shape = t.known(x)
+    t.check_count(math.prod(shape))
+    t.require(INT32_RANGE.min <= k <= INT32_RANGE.max and len(shape) >= 2, f"k = {k} must fit into 32 bits")
+    side = np.triu if t.attr("upper", 1) else np.tril
+    keep = np.broadcast_to(side(np.ones(shape[-2:], bool), k), shape)
+    places = np.where(keep, np.arange(math.prod(shape)).reshape(shape), -1)
+    if x.value.type == B8:
+        t.give("LOGICAL_AND", x, constant(Value(B8), keep.copy()))
+    else:
+        t.result(0, moved(t, [x], places, 0), x.kind)
+
+
+@node("ReverseSequence", inputs=2, becomes="GATHER, of lengths that are constant")
+def reverse_sequence(t: NodeTask) -> None:
+    """The first steps of each batch in the other order."""
+    x, lengths = t.x(0), t.ints(1, "sequence_lens")
+    shape = t.known(x)
+    batch, time = t.axis(t.attr("batch_axis", 1), len(shape)), t.axis(t.attr("time_axis", 0), len(shape))
+    t.require(batch != time and len(lengths) == shape[batch], f"sequence_lens = {lengths}, must be one for each batch")
+    t.check_count(math.prod(shape))
+    numbered = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), (batch, time), (0, 1)).copy()
+    for row, length in zip(numbered, lengths, strict=True):
+        t.require(0 <= length <= shape[time], f"has a length of {length}, must be 0 to {shape[time]}")
+        row[:length] = row[:length][::-1].copy()
+    t.result(0, moved(t, [x], np.moveaxis(numbered, (0, 1), (batch, time))), x.kind)
+
+
+def reversed_along(t: NodeTask, x: Term, axis: int) -> Term:
+    """A term whose elements stand in the other order along a dimension."""
+    size = t.known(x)[axis]
+    return t.make("GATHER", x, axis, constant(Value(I32), np.arange(size, dtype=np.int32)[::-1].copy()))

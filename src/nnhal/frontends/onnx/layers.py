@@ -1,0 +1,418 @@
+"""Entries of layers: convolutions, pooling, normalisations. Pictures are NCHW in a file, and NNAPI is told so."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.places import transposed
+from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import MOST_DIMENSIONS, viewed
+from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.movement import filled_around, part_of
+from nnhal.frontends.onnx.task import NodeTask, node
+
+Pads = list[tuple[int, int]]
+MOST_PARTS = 64  # that a grouped layer is taken apart into
+MOST_FILTER = 1 << 26  # elements of a filter that is spread out
+
+
+class LayerWindow(NamedTuple):
+    """A window of two dimensions: of each its size, stride, dilation, and padding before and behind."""
+
+    size: list[int]
+    stride: list[int]
+    dilation: list[int]
+    pads: Pads
+
+    @property
+    def reach(self) -> list[int]:
+        """Elements that it covers, those it skips counted."""
+        return [(n - 1) * d + 1 for n, d in zip(self.size, self.dilation, strict=True)]
+
+    def strides(self) -> dict[str, int]:
+        """As arguments."""
+        return {"stride_w": self.stride[1], "stride_h": self.stride[0]}
+
+    def padding(self) -> dict[str, int]:
+        """As arguments."""
+        (top, bottom), (left, right) = self.pads
+        return {"pad_left": left, "pad_right": right, "pad_top": top, "pad_bottom": bottom}
+
+    def dilations(self) -> dict[str, int]:
+        """As arguments, none where there is none."""
+        return {} if self.dilation == [1, 1] else {"dilation_w": self.dilation[1], "dilation_h": self.dilation[0]}
+
+
+def spatial(t: NodeTask, x: Term) -> tuple[Term, int]:
+    """A tensor of pictures; a row of elements is a picture one element high. The second: its dimensions in the file."""
+    rank = t.rank(x)
+    t.require(rank in (3, 4), f"of {rank - 2} dimensions has no operation in NNAPI, which has it for pictures and rows")
+    return (x if rank == 4 else t.as_four(x)), rank
+
+
+def window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int | None]) -> LayerWindow:
+    """The window of a layer. sizes: of the input."""
+    count = len(kernel)
+
+    def per(name: str, default: int) -> list[int]:
+        found = t.attr_ints(name) or [default] * count
+        t.require(len(found) == count, f"{name} = {found}, must have {count} numbers")
+        return found
+
+    stride, dilation = per("strides", 1), per("dilations", 1)
+    good = min([*kernel, *stride, *dilation]) >= 1
+    t.require(good, f"kernel {list(kernel)}, strides {stride} and dilations {dilation} must be at least 1")
+    given = t.attr_ints("pads") or [0] * 2 * count
+    t.require(len(given) == 2 * count and min(given) >= 0, f"pads = {given}, must be {2 * count} numbers from 0")
+    pads = list(zip(given[:count], given[count:], strict=True))
+    mode = t.attr("auto_pad", "NOTSET")
+    if mode in ("SAME_UPPER", "SAME_LOWER"):
+        pads = []
+        for n, size in enumerate(sizes):
+            t.require(size is not None, f"auto_pad is {mode} of a size that is known only at execution")
+            reach = (kernel[n] - 1) * dilation[n] + 1
+            total = max(0, (-(-(size or 0) // stride[n]) - 1) * stride[n] + reach - (size or 0))
+            small = total // 2
+            pads.append((small, total - small) if mode == "SAME_UPPER" else (total - small, small))
+    elif mode == "VALID":
+        pads = [(0, 0)] * count
+    else:
+        t.require(mode in ("NOTSET", ""), f"auto_pad is {mode}, must be NOTSET, SAME_UPPER, SAME_LOWER or VALID")
+    if count == 1:
+        return LayerWindow([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
+    return LayerWindow(list(kernel), stride, dilation, pads)
+
+
+def narrowed(t: NodeTask, x: Term, w: LayerWindow, value: float) -> tuple[Term, LayerWindow]:
+    """Padding as wide as the window, which NNAPI's layers do not take, as an operation of its own."""
+    if all(max(pair) < reach for pair, reach in zip(w.pads, w.reach, strict=True)):
+        return x, w
+    return filled_around(t, x, [(0, 0), (0, 0), *w.pads], value), w._replace(pads=[(0, 0), (0, 0)])
+
+
+# ----------------------------------------------------------------------------------------------------------- convolutions
+
+
+class Filter(NamedTuple):
+    """A filter in NNAPI's order, and which operation it is of."""
+
+    name: str
+    term: Term
+    more: dict[str, int]
+
+
+def ordered(t: NodeTask, weights: Term, order: Sequence[int], shape: Sequence[int]) -> Term:
+    """Weights in another order: the bytes of the file where that moves none."""
+    kept = [i for i in order if shape[i] != 1]
+    if kept == sorted(kept) and weights.data is not None:
+        return viewed(weights, [shape[i] for i in order])
+    if weights.data is not None:
+        data = np.ascontiguousarray(np.asarray(weights.value.data).reshape(tuple(shape)).transpose(order))
+        return constant(
+            Value(weights.value.type, None, weights.value.scale, weights.value.zero_point, weights.value.channel), data
+        )
+    return transposed(t, t.reshaped(weights, shape), order)
+
+
+def filter_of(t: NodeTask, weights: Term, depth: int, w: LayerWindow) -> Filter:
+    """The filter of a convolution, by its groups."""
+    groups, shape = t.attr("group", 1), list(t.known(weights))
+    if len(shape) == 3:
+        shape.insert(2, 1)
+    t.require(len(shape) == 4, f"a filter of shape {shape} must have 3 or 4 dimensions")
+    units, inner = shape[:2]
+    t.require(groups >= 1 and inner * groups == depth, f"{groups} groups of {inner} channels must be {depth} channels")
+    t.require(units % groups == 0, f"has {units} filters in {groups} groups")
+    if groups == 1:
+        return Filter("CONV_2D", ordered(t, weights, (0, 2, 3, 1), shape), w.dilations())
+    if inner == 1:
+        return Filter(
+            "DEPTHWISE_CONV_2D",
+            ordered(t, weights, (1, 2, 3, 0), shape),
+            {"depth_multiplier": units // groups, **w.dilations()},
+        )
+    filter_ = ordered(t, weights, (0, 2, 3, 1), shape)
+    if w.dilation != [1, 1]:
+        t.require(filter_.data is not None, "in groups has no dilation in NNAPI")
+        filter_ = constant(filter_.value, spread(t, np.asarray(filter_.value.data), w))
+    return Filter("GROUPED_CONV_2D", filter_, {"groups": groups})
+
+
+def spread(t: NodeTask, data: Array, w: LayerWindow) -> Array:
+    """A filter with the zeros that dilation skips."""
+    shape = (data.shape[0], *w.reach, data.shape[3])
+    t.require(math.prod(shape) <= MOST_FILTER, f"a dilated filter has shape {list(shape)}, which is too much")
+    made = np.zeros(shape, data.dtype)
+    made[:, :: w.dilation[0], :: w.dilation[1]] = data
+    return made
+
+
+@node("Conv", inputs=(2, 3), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, told NCHW; of rows with RESHAPE")
+def convolution(t: NodeTask) -> None:
+    """Of pictures, and of rows."""
+    x, rank = spatial(t, floats(t))
+    weights, shape = floats(t, 1), t.shape(x)
+    depth = shape[1]
+    t.require(depth is not None, "has channels whose number is known only at execution")
+    kernel = list(t.known(weights)[2:])
+    t.require(len(kernel) == rank - 2, f"has a filter of {len(kernel) + 2} dimensions, must have {rank}")
+    w = window(t, kernel, shape[-len(kernel) :])
+    filter_ = filter_of(t, weights, depth or 0, w)
+    units = t.known(weights)[0]
+    bias = t.x(2) if t.given(2) else constant(Value(x.value.type), np.zeros(units, x.value.dtype))
+    x, w = narrowed(t, x, w, 0.0)
+    more = {"nchw": True, **filter_.more}
+    made = t.make(filter_.name, x, filter_.term, bias, **w.padding(), **w.strides(), activation=0, **more)
+    t.from_four(made, rank)
+
+
+@node("ConvTranspose", inputs=(2, 3), becomes="TRANSPOSE_CONV_2D, told NCHW; in groups one for each")
+def transposed_convolution(t: NodeTask) -> None:
+    """What padding takes away behind, output_padding gives back."""
+    x, rank = spatial(t, floats(t))
+    weights = floats(t, 1)
+    shape = list(t.known(weights))
+    t.require(len(shape) == rank, f"has a filter of {len(shape)} dimensions, must have {rank}")
+    kernel, sizes = shape[2:], t.known(x)[-(rank - 2) :]
+    w = transposed_window(t, kernel, sizes)
+    groups, inner = t.attr("group", 1), shape[1]
+    t.require(groups >= 1 and shape[0] % groups == 0, f"has {shape[0]} channels in {groups} groups")
+    if len(shape) == 3:
+        shape.insert(2, 1)
+    data = weights.data
+    if w.dilation != [1, 1]:
+        t.require(data is not None, "with dilation and a filter that is computed is not in NNAPI")
+    bias = np.zeros(inner * groups, x.value.dtype)
+    if t.given(2):
+        bias = np.asarray(t.data(2, "the bias"))
+    depth = shape[0] // groups
+    if groups > 1 and groups > MOST_PARTS:
+        t.refuse(f"has {groups} groups, must have {MOST_PARTS} at most: NNAPI's has none")
+    parts = []
+    for n in range(groups):
+        part = x if groups == 1 else part_of(t, x, 1, n * depth, depth)
+        filter_ = weights if groups == 1 else part_of(t, weights, 0, n * depth, depth)
+        if data is not None:
+            piece = np.asarray(data).reshape(shape)[n * depth : (n + 1) * depth].transpose(1, 2, 3, 0)
+            filter_ = constant(weights.value, np.ascontiguousarray(spread(t, piece, w)))
+        else:
+            filter_ = transposed(t, t.reshaped(filter_, (depth, *shape[1:])), (1, 2, 3, 0))
+        own = constant(Value(x.value.type), np.ascontiguousarray(bias[n * inner : (n + 1) * inner]))
+        parts.append(
+            t.make("TRANSPOSE_CONV_2D", part, filter_, own, **w.padding(), **w.strides(), activation=0, nchw=True)
+        )
+    t.from_four(parts[0] if groups == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0]), rank)
+
+
+def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) -> LayerWindow:
+    """The window of a transposed convolution: padding as NNAPI takes it away from what the products reach."""
+    count = len(kernel)
+    stride = t.attr_ints("strides") or [1] * count
+    dilation = t.attr_ints("dilations") or [1] * count
+    extra = t.attr_ints("output_padding") or [0] * count
+    given = t.attr_ints("pads") or [0] * 2 * count
+    even = len(stride) == len(dilation) == len(extra) == count and len(given) == 2 * count
+    t.require(
+        even and min([*stride, *dilation]) >= 1, f"strides {stride}, dilations {dilation}, pads {given} do not fit"
+    )
+    pads = [(given[n], given[n + count] - extra[n]) for n in range(count)]
+    mode, wanted = t.attr("auto_pad", "NOTSET"), t.attr_ints("output_shape")
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    if mode in ("SAME_UPPER", "SAME_LOWER") or wanted:
+        pads = []
+        wanted = wanted[-count:] if wanted else [s * n for s, n in zip(sizes, stride, strict=True)]
+        for n in range(count):
+            total = (sizes[n] - 1) * stride[n] + extra[n] + reach[n] - wanted[n]
+            small = total // 2
+            before = total - small if mode != "SAME_UPPER" else small
+            pads.append((before, total - before - extra[n]))
+    elif mode == "VALID":
+        pads = [(0, -extra[n]) for n in range(count)]
+    t.require(all(first >= 0 for first, _ in pads), f"pads = {pads}, must not be below 0 before")
+    if count == 1:
+        return LayerWindow([1, kernel[0]], [1, stride[0]], [1, dilation[0]], [(0, 0), pads[0]])
+    return LayerWindow(list(kernel), list(stride), list(dilation), pads)
+
+
+# ---------------------------------------------------------------------------------------------------------------- pooling
+
+
+@node("AveragePool", "MaxPool", "LpPool", outputs=(1, 2), becomes="AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D, told NCHW")
+def pool(t: NodeTask) -> None:
+    """Where padding counts in a mean, it is an operation of its own."""
+    x, rank = spatial(t, floats(t))
+    kernel = t.attr_ints("kernel_shape")
+    t.require(len(kernel) == rank - 2, f"kernel_shape = {kernel}, must have {rank - 2} numbers")
+    sizes = t.shape(x)[-len(kernel) :]
+    w = window(t, kernel, sizes)
+    t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
+    if t.attr("ceil_mode", 0) and t.attr("auto_pad", "NOTSET") == "NOTSET":
+        w = rounded_up(t, w, t.known(x)[2:])
+    padded = any(map(sum, w.pads))
+    if t.name == "AveragePool" and padded and t.attr("count_include_pad", 0):
+        t.require(not t.attr("ceil_mode", 0), "counts padding and rounds sizes up, which NNAPI does not")
+        x, w = filled_around(t, x, [(0, 0), (0, 0), *w.pads], 0.0), w._replace(pads=[(0, 0), (0, 0)])
+    if t.name == "LpPool":
+        t.require(t.attr("p", 2) == 2 and not padded, "NNAPI has p = 2 only, without padding")
+    x, w = narrowed(t, x, w, -math.inf) if t.name == "MaxPool" else (x, w)
+    name = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_POOL_2D", "LpPool": "L2_POOL_2D"}[t.name]
+    size = {"filter_w": w.size[1], "filter_h": w.size[0]}
+    made = t.make(name, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
+    if t.name == "LpPool":
+        made = Reals(t)("MUL", made, math.sqrt(math.prod(kernel)))
+    t.from_four(made, rank)
+
+
+def rounded_up(t: NodeTask, w: LayerWindow, sizes: Sequence[int]) -> LayerWindow:
+    """More padding behind, so that a window that begins in the picture is there though it leaves it."""
+    pads = []
+    for (low, high), size, reach, stride in zip(w.pads, sizes, w.reach, w.stride, strict=True):
+        count = -(-(size + low + high - reach) // stride) + 1
+        if (count - 1) * stride >= size + low:
+            count -= 1
+        pads.append((low, max(high, (count - 1) * stride + reach - size - low)))
+    return w._replace(pads=pads)
+
+
+@node("GlobalAveragePool", "GlobalMaxPool", becomes="MEAN, REDUCE_MAX")
+def whole(t: NodeTask) -> None:
+    """Of all but the first two dimensions."""
+    x = floats(t)
+    rank = t.rank(x)
+    name = "MEAN" if t.name == "GlobalAveragePool" else "REDUCE_MAX"
+    if rank > MOST_DIMENSIONS:
+        shape = t.known(x)
+        flat = t.reshaped(x, (*shape[:2], math.prod(shape[2:])))
+        t.result(0, t.reshaped(t.make(name, flat, t.integers([2]), True), (*shape[:2], *[1] * (rank - 2))))
+    else:
+        t.give(name, x, t.integers(list(range(2, rank))), True)
+
+
+# --------------------------------------------------------------------------------------------------------- normalisations
+
+
+def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
+    """A constant for each channel, the second dimension."""
+    shape = [1] * t.rank(x)
+    shape[min(1, len(shape) - 1)] = -1
+    return constant(Value(x.value.type), np.ascontiguousarray(values.astype(x.value.dtype).reshape(shape)))
+
+
+@node("BatchNormalization", inputs=5, outputs=(1, 5), becomes="the weights and bias of the layer before; else MUL, ADD")
+def batch_normalisation(t: NodeTask) -> None:
+    """With the statistics of the training."""
+    t.require(not t.attr("training_mode", 0), "is in training mode, which NNAPI does not have")
+    x = floats(t)
+    names = ("scale", "bias", "mean", "variance")
+    scale, bias, mean, variance = (np.asarray(t.data(n, name), np.float64) for n, name in enumerate(names, 1))
+    factor = scale / np.sqrt(variance + t.attr("epsilon", 1e-5))
+    shift = bias - mean * factor
+    sides = (1, -1, *[1] * (t.rank(x) - 2))[: t.rank(x)]
+    merged = t.merged_into(0, factor.reshape(sides), shift.reshape(sides))
+    if merged is not None:
+        t.fresh(merged)
+        return
+    product = t.make("MUL", x, per_channel(t, x, factor), activation=0)
+    t.give("ADD", product, per_channel(t, x, shift), activation=0)
+
+
+@node("InstanceNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, told NCHW; MUL, ADD")
+def instance_normalisation(t: NodeTask) -> None:
+    """NNAPI's has one gamma and beta for all channels."""
+    x = floats(t)
+    shape, rank = t.known(x), t.rank(x)
+    t.require(rank >= 3, f"of {rank} dimensions has none to go over")
+    flat = t.reshaped(x, (*shape[:2], math.prod(shape[2:-1]), shape[-1]))
+    normal = t.make("INSTANCE_NORMALIZATION", flat, 1.0, 0.0, t.attr("epsilon", 1e-5), True)
+    scale, bias = (np.asarray(t.data(n, name)) for n, name in ((1, "scale"), (2, "bias")))
+    scaled = t.make("MUL", normal, per_channel(t, normal, scale), activation=0)
+    t.result(0, t.reshaped(t.make("ADD", scaled, per_channel(t, normal, bias), activation=0), shape))
+
+
+@node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
+def layer_normalisation(t: NodeTask) -> None:
+    """Over the dimensions from an axis on."""
+    x, r = floats(t), Reals(t)
+    shape = t.known(x)
+    axis = t.axis(t.attr("axis", -1), len(shape))
+    rows = t.reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
+    mean = t.make("MEAN", rows, t.integers([1]), True)
+    centred = r("SUB", rows, mean)
+    variance = t.make("MEAN", r("MUL", centred, centred), t.integers([1]), True)
+    deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
+    normal = t.reshaped(r("DIV", centred, deviation), shape)
+    normal = r("MUL", normal, t.x(1))
+    t.result(0, r("ADD", normal, t.x(2)) if t.given(2) else normal)
+
+
+@node("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, told NCHW, of groups; MUL, ADD")
+def group_normalisation(t: NodeTask) -> None:
+    """From version 21 on scale and bias are of channels, before of groups."""
+    x, groups = floats(t), t.attr("num_groups", 1)
+    shape = t.known(x)
+    t.require(groups >= 1 and shape[1] % groups == 0, f"has {shape[1]} channels in {groups} groups")
+    inner = shape[1] // groups
+    flat = t.reshaped(x, (shape[0], groups, inner, math.prod(shape[2:])))
+    normal = t.make("INSTANCE_NORMALIZATION", flat, 1.0, 0.0, t.attr("epsilon", 1e-5), True)
+    values = []
+    for n, name in ((1, "scale"), (2, "bias")):
+        found = np.asarray(t.data(n, name))
+        values.append(np.repeat(found, inner) if found.size == groups else found)
+    back = t.reshaped(normal, (shape[0], shape[1], math.prod(shape[2:])))
+    scaled = t.make("MUL", back, per_channel(t, back, values[0]), activation=0)
+    t.result(0, t.reshaped(t.make("ADD", scaled, per_channel(t, back, values[1]), activation=0), shape))
+
+
+@node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
+def lp_normalisation(t: NodeTask) -> None:
+    """Divided by the length of the vector along an axis; a vector of length 0 stays."""
+    x, r = floats(t), Reals(t)
+    axis, p = t.axis(t.attr("axis", -1), t.rank(x)), t.attr("p", 2)
+    t.require(p in (1, 2), f"p is {p}, must be 1 or 2")
+    terms = t.make("ABS", x) if p == 1 else r("MUL", x, x)
+    length = t.make("REDUCE_SUM", terms, t.integers([axis]), True)
+    length = length if p == 1 else t.make("SQRT", length)
+    t.result(0, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny))))
+
+
+@node("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
+def local_response(t: NodeTask) -> None:
+    """NNAPI's alpha is of each term, ONNX's of their mean."""
+    x, size = floats(t), t.attr("size", 1)
+    t.require(size % 2 == 1, f"size is {size}, must be odd for NNAPI")
+    alpha, beta, bias = t.attr("alpha", 1e-4), t.attr("beta", 0.75), t.attr("bias", 1.0)
+    t.give("LOCAL_RESPONSE_NORMALIZATION", x, size // 2, bias, alpha / size, beta, 1)
+
+
+@node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
+def mean_variance(t: NodeTask) -> None:
+    """Over axes."""
+    x, r = floats(t), Reals(t)
+    axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
+    centred = r("SUB", x, t.make("MEAN", x, axes, True))
+    deviation = t.make("SQRT", t.make("MEAN", r("MUL", centred, centred), axes, True))
+    t.result(0, r("DIV", centred, r("ADD", deviation, 1e-9)))
+
+
+@node("Softmax", "LogSoftmax", becomes="SOFTMAX, LOG_SOFTMAX; before version 13 of rows")
+def softmax(t: NodeTask) -> None:
+    """Along an axis; before version 13 over all dimensions from an axis on."""
+    x = floats(t)
+    shape, old = t.shape(x), t.opset < 13
+    axis = t.axis(t.attr("axis", 1 if old else -1), len(shape))
+    name = "SOFTMAX" if t.name == "Softmax" else "LOG_SOFTMAX"
+    last = axis == len(shape) - 1
+    if old and not last:
+        sizes = t.known(x)
+        flat = t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
+        t.result(0, t.reshaped(t.make(name, flat, 1.0, -1), sizes))
+    elif len(shape) > MOST_DIMENSIONS:
+        sizes = t.known(x)
+        parts = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))
+        t.result(0, t.reshaped(t.make(name, t.reshaped(x, parts), 1.0, 1), sizes))
+    else:
+        t.give(name, x, 1.0, -1 if last else axis)

@@ -1,0 +1,244 @@
+"""From a file's graph to NNAPI operations, node by node: what is known is computed, the rest has an entry."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from nnhal.base.errors import BadFile, InvalidModel, NnhalError, UnsupportedModel, clipped
+from nnhal.base.names import short
+from nnhal.base.operands import Value
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
+from nnhal.frontends.common.writing import MOST_DIMENSIONS
+from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table)
+    control,
+    elementwise,
+    functions,
+    indexing,
+    layers,
+    movement,
+    products,
+    quantised,
+    recurrent,
+    reduction,
+    resize,
+)
+from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.fold import MOVES, folded
+from nnhal.frontends.onnx.graph import TYPES, FileContext, NodeGraph
+from nnhal.frontends.onnx.order import inner_graphs
+from nnhal.frontends.onnx.positions import lower_by_places
+from nnhal.frontends.onnx.refusals import why_refused
+from nnhal.frontends.onnx.task import NODES, FlatNode, NodeEntry, NodeTask, RowNode
+from nnhal.model.validate import MAX_DEPTH
+
+UNFIT = (ValueError, IndexError, OverflowError, ZeroDivisionError)
+
+
+def lower(graph: NodeGraph) -> None:
+    """Lower every node of a graph; what cannot be is noted in its context."""
+    _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
+    graph.finish([e.name for e in graph.source.outputs], [e.kind for e in graph.source.outputs])
+    graph.prune()
+
+
+def lower_open(graph: NodeGraph) -> None:
+    """Lower every node of a graph whose operations stand in the one around it."""
+    _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
+
+
+def unsupported(context: FileContext) -> UnsupportedModel:
+    """The one error that lists everything that cannot be expressed."""
+    parts = []
+    for (name, reason), places in context.problems.items():
+        where = " ".join([name, ", ".join(filter(None, places))]).strip()
+        parts.append(f"{where}: {reason}" if reason else where)
+    error = UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error.refused = [(name, place, why) for (name, why), places in context.problems.items() for place in places]
+    return error
+
+
+def _lower_all(graph: NodeGraph, nodes: tuple[OnnxNode, ...], opsets: Mapping[str, int], depth: int) -> None:
+    version = max((opsets.get(domain, 0) for domain in OWN_DOMAINS), default=0)
+    for node in nodes:
+        graph.file.budget.spend(Cost.ELEMENTS, len(node.inputs) + len(node.outputs), node.place)
+        function = graph.file.functions.get((node.domain, node.op))
+        if function is not None:
+            _expand(graph, node, function, depth)
+        elif not _constant(graph, node) and not _folded(graph, node, version):
+            _lower(graph, node, version)
+
+
+# -------------------------------------------------------------------------------------------------------------- functions
+
+
+def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int) -> None:
+    """The nodes of a function in the place of the one that calls it."""
+    if depth >= MAX_DEPTH:
+        raise BadFile(f"{graph.file.label}: {node.label}: functions call one another deeper than {MAX_DEPTH}")
+    if any(True for each in function.nodes for _ in inner_graphs(each)):
+        _give_up(graph, node, "is a function with graphs within, which are not taken out of it", report=True)
+        return
+    graph.file.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
+    names = dict(zip(function.inputs, node.inputs, strict=False))
+    names |= dict.fromkeys(function.inputs[len(node.inputs) :], "")
+    names |= dict(zip(function.outputs, node.outputs, strict=False))
+
+    def renamed(name: str) -> str:
+        return names.setdefault(name, f"{node.place}/{name}") if name else ""
+
+    made = []
+    for each in function.nodes:
+        found: dict[str, Any] = {}
+        for key, given in each.attributes.items():
+            value = given
+            if isinstance(given, AttributeReference):
+                value = node.attributes.get(given.name, function.defaults.get(given.name))
+            if value is not None:
+                found[key] = value
+        inputs, outputs = tuple(map(renamed, each.inputs)), tuple(map(renamed, each.outputs))
+        place = f"{node.place}/{each.place.split(' ')[0]}"
+        made.append(OnnxNode(place, each.name, each.op, each.domain, inputs, outputs, found))
+        graph.uses.update(filter(None, inputs))
+        graph.written.update(outputs)
+    _lower_all(graph, tuple(made), function.opsets, depth + 1)
+
+
+# -------------------------------------------------------------------------------------------------------- constants, folds
+
+
+def _constant(graph: NodeGraph, node: OnnxNode) -> bool:
+    """Whether it is a Constant, whose value is its output."""
+    if node.op != "Constant" or node.domain or len(node.outputs) != 1:
+        return False
+    task = NodeTask(graph, node, 0)
+    value = node.attributes.get("value")
+    if isinstance(value, OnnxTensor):
+        graph.terms[node.outputs[0]] = graph.constant(value)
+        return True
+    import numpy as np
+
+    for name, dtype, kind in (
+        ("value_float", np.float32, "FLOAT"),
+        ("value_floats", np.float32, "FLOAT"),
+        ("value_int", np.int64, "INT64"),
+        ("value_ints", np.int64, "INT64"),
+    ):
+        given = node.attributes.get(name)
+        if isinstance(given, int | float | tuple):
+            task.known_result(np.array(given, dtype), kind=kind)
+            task.commit()
+            return True
+    return False
+
+
+def _folded(graph: NodeGraph, node: OnnxNode, version: int) -> bool:
+    if node.domain or not node.inputs:
+        return False
+    try:
+        terms = [graph.term(name) for name in node.inputs if name]
+        data = [term.data for term in terms if term.data is not None]
+        if len(data) != len(node.inputs):
+            return False
+        task = NodeTask(graph, node, version)
+        results = folded(task, data, [term.kind for term in terms])
+        if results is None or len(results) < len(node.outputs):
+            return False
+        for number, (array, kind) in enumerate(results[: len(node.outputs)]):
+            task.known_result(array, number, kind)
+        task.commit()
+    except (Inexpressible, InvalidModel):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------------------------------------------------------- entries
+
+
+def _lower(graph: NodeGraph, node: OnnxNode, version: int) -> None:
+    name = f"{node.domain}.{node.op}" if node.domain else node.op
+    entry = NODES.get(name)
+    if entry is None:
+        _give_up(graph, node, why_refused(name), report=True)
+        return
+    _check_counts(graph, node, entry)
+    graph.file.budget.spend(Cost.OPERATIONS, 1, node.place)
+    found = None
+    for task, lowered in _ways(graph, node, entry, version):
+        why = _attempt(task, lowered)
+        if why is None:
+            return
+        found = found or why
+    _give_up(graph, node, found or "", report=bool(found))
+
+
+Task = Callable[[], NodeTask]
+
+
+def _ways(
+    graph: NodeGraph, node: OnnxNode, entry: NodeEntry, version: int
+) -> Iterator[tuple[Task, Callable[[NodeTask], None]]]:
+    """How a node may be lowered, the first that succeeds counts. The reason of the first is the one that is told."""
+    plain = partial(NodeTask, graph, node, version)
+    if not node.domain and any(id(graph.terms.get(name)) in graph.context.stored for name in node.inputs):
+        if node.op in quantised.QUANTISED:
+            yield plain, quantised.lower_stored
+        if node.op in quantised.MOVED:
+            yield partial(quantised.StoredNode, graph, node, version), entry.lower
+    if entry.single and any(id(graph.terms.get(name)) in graph.context.pictures for name in node.inputs):
+        yield partial(RowNode, graph, node, version), entry.lower
+    if not (entry.single and _deep(graph, node)):
+        yield plain, entry.lower
+    if entry.single:
+        yield partial(FlatNode, graph, node, version), entry.lower
+    if node.op in MOVES and not node.domain:
+        yield plain, lower_by_places
+
+
+def _attempt(task: Task, lowered: Callable[[NodeTask], None]) -> str | None:
+    """Lower one node; the reason why it cannot be, "" where that is another node's, None for success."""
+    try:
+        made = task()
+        lowered(made)
+        made.commit()
+    except (Inexpressible, InvalidModel) as error:
+        return str(error)
+    except NnhalError:
+        raise
+    except UNFIT as error:  # of numpy, about arrays of a file that lies
+        return f"its arguments do not fit one another: {clipped(str(error), 200)}"
+    return None
+
+
+def _deep(graph: NodeGraph, node: OnnxNode) -> bool:
+    terms = [graph.terms[name] for name in node.inputs if name in graph.terms]
+    return any(len(term.value.shape or ()) > MOST_DIMENSIONS for term in terms)
+
+
+def _check_counts(graph: NodeGraph, node: OnnxNode, entry: NodeEntry) -> None:
+    for kind, count, (least, most) in (
+        ("inputs", len(node.inputs), entry.inputs),
+        ("outputs", len(node.outputs), entry.outputs),
+    ):
+        if count < least or (most is not None and count > most):
+            must = f"{least} or more" if most is None else f"{least} to {most}" if most > least else f"{least}"
+            raise BadFile(f"{graph.file.label}: {node.label}: has {count} {kind}, must have {must}")
+
+
+def _give_up(graph: NodeGraph, node: OnnxNode, reason: str, *, report: bool) -> None:
+    """Note a refused node; its outputs get what the file says of them, so that the rest can be looked at."""
+    graph.failed = True
+    if report:
+        graph.problem(
+            f"{node.domain}.{node.op}" if node.domain else node.op,
+            short(reason) if len(reason) > 400 else reason,
+            node.place,
+        )
+    for name in node.outputs:
+        edge = graph.source.known.get(name)
+        kind = TYPES.get(edge.kind, UNTYPED) if edge else UNTYPED
+        shape = (
+            None if edge is None or edge.shape is None else tuple(d if isinstance(d, int) else None for d in edge.shape)
+        )
+        value = Value(kind, shape or None, 1.0 if kind in (TYPES["UINT8"], TYPES["INT8"]) else 0.0, name=name)
+        graph.terms[name] = Term(value, edge.kind if edge else "", doubtful=True)

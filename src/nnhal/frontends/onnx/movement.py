@@ -1,0 +1,381 @@
+"""Entries of nodes that move data: shapes, slices, joining and splitting, padding, repeating, blocks."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.operands import Value
+from nnhal.frontends.common.places import NOWHERE, moved, transposed
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
+from nnhal.frontends.onnx.fold import Unfolded, sliced
+from nnhal.frontends.onnx.positions import lower_by_places
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import B8, F16, F32, I32
+
+# ---------------------------------------------------------------------------------------------------------------- shapes
+
+
+@node("Shape", becomes="a constant, as far as the shape is known")
+def shape_of(t: NodeTask) -> None:
+    """Known at import, as far as the shape is."""
+    x = t.raw(0)
+    shape = t.shape(x)[: t.rank(x)]
+    start, end = t.attr("start", 0), t.attr("end", len(shape))
+    shape = shape[start:end]
+    t.known_result(np.array(shape, object if None in shape else np.int64))
+
+
+@node("Size", becomes="a constant")
+def size_of(t: NodeTask) -> None:
+    """Known at import."""
+    t.known_result(np.array(math.prod(t.known(t.raw(0))), np.int64))
+
+
+@node("Reshape", inputs=2, becomes="RESHAPE")
+def reshape(t: NodeTask) -> None:
+    """One dimension may be left open (-1), and 0 stands for that of the input."""
+    x = t.x(0)
+    sizes = t.shape(x)[: t.rank(x)]
+    if t.raw(1).data is None:
+        t.require(x.value.type != B8, "of booleans to a shape that is computed has no operation in NNAPI")
+        t.result(0, t.make("RESHAPE", x, t.index(1, "shape")), x.kind)
+        return
+    wanted: list[int | None] = []
+    for place, n in enumerate(t.partly(1, "shape")):
+        if n == 0 and not t.attr("allowzero", 0):
+            t.require(place < len(sizes), f"dimension {place} is 0, for that of an input of {len(sizes)} dimensions")
+            wanted.append(sizes[place])
+        else:
+            t.require(n is None or n >= -1, f"dimension {place} is {n}, must be -1 at least")
+            wanted.append(n)
+    t.result(0, t.reshaped(x, settled(wanted, sizes) or [1]), x.kind, scalar=not wanted)
+
+
+def settled(wanted: Sequence[int | None], sizes: Sequence[int | None]) -> list[int | None]:
+    """A shape with one dimension open at most: of -1 where the others are known, or the batch alone is not."""
+    if -1 not in wanted:
+        return list(wanted)
+    known = math.prod(n for n in wanted if n is not None and n != -1)
+    batch = wanted[0] is None and len(sizes) and sizes[0] is None
+    rest, left = (
+        sizes[1:] if batch else sizes,
+        [n for n in wanted[1:] if n is None] if batch else [None] * (None in wanted),
+    )
+    if None in rest or left or not known:
+        return [None if n == -1 else n for n in wanted]
+    total = math.prod(n for n in rest if n is not None)
+    return [total // known if n == -1 else n for n in wanted]
+
+
+@node("Flatten", becomes="RESHAPE")
+def flatten(t: NodeTask) -> None:
+    """To two dimensions."""
+    x, axis = t.x(0), t.attr("axis", 1)
+    shape = t.shape(x)[: t.rank(x)]
+    axis += len(shape) if axis < 0 else 0
+    parts = shape[:axis], shape[axis:]
+    dims = [None if None in part else math.prod(d or 0 for d in part) for part in parts]
+    t.result(0, t.reshaped(x, dims), x.kind)
+
+
+def axes_in(t: NodeTask, place: int = 1) -> list[int] | None:
+    """Axes, an attribute before version 13 and an input from then on; None where they are not said."""
+    if t.given(place):
+        return t.ints(place, "axes")
+    return t.attr_ints("axes") if "axes" in t.node.attributes else None
+
+
+@node("Squeeze", inputs=(1, 2), becomes="RESHAPE")
+def squeeze(t: NodeTask) -> None:
+    """All dimensions of 1, or those named."""
+    x, named = t.x(0), axes_in(t)
+    shape = t.shape(x)[: t.rank(x)]
+    if named is None:
+        named = [i for i, d in enumerate(t.known(x)[: t.rank(x)]) if d == 1]
+    axes = {t.axis(n, len(shape)) for n in named}
+    t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {sorted(axes)} of {list(shape)} must be 1")
+    left = [d for i, d in enumerate(shape) if i not in axes]
+    t.result(0, t.reshaped(x, left or [1]), x.kind, scalar=not left)
+
+
+@node("Unsqueeze", inputs=(1, 2), becomes="RESHAPE")
+def unsqueeze(t: NodeTask) -> None:
+    """New dimensions of 1."""
+    x, named = t.x(0), axes_in(t)
+    shape = list(t.shape(x)[: t.rank(x)])
+    t.require(named is not None, "has no axes, must have some")
+    rank = len(shape) + len(named or ())
+    for axis in sorted(t.axis(n, rank) for n in named or ()):
+        shape.insert(axis, 1)
+    t.result(0, t.reshaped(x, shape or [1]), x.kind, scalar=not shape)
+
+
+@node(
+    "Transpose", becomes="TRANSPOSE, of more than four dimensions those that stay together as one; of booleans GATHER"
+)
+def transpose(t: NodeTask) -> None:
+    """Reversed where no order is given."""
+    x = t.x(0)
+    rank = t.rank(x)
+    order = t.attr_ints("perm") or list(reversed(range(rank)))
+    t.require(sorted(order) == list(range(rank)), f"perm = {order}, must be an order of {rank} dimensions")
+    t.result(0, transposed(t, x, order) if rank else x, x.kind, scalar=not rank)
+
+
+@node("DepthToSpace", becomes="DEPTH_TO_SPACE; in the order CRD RESHAPE and TRANSPOSE")
+def depth_to_space(t: NodeTask) -> None:
+    """Channels to blocks."""
+    x, side, mode = t.x(0), t.attr("blocksize", 1), t.attr("mode", "DCR")
+    if mode == "DCR":
+        t.result(0, t.make("DEPTH_TO_SPACE", x, side, True), x.kind)
+        return
+    n, c, h, w = four(t, x)
+    split = t.reshaped(x, (n * (c // side**2), side, side, h, w))
+    t.result(0, t.reshaped(transposed(t, split, (0, 3, 1, 4, 2)), (n, c // side**2, h * side, w * side)), x.kind)
+
+
+def four(t: NodeTask, x: Term) -> tuple[int, int, int, int]:
+    """A shape of four dimensions."""
+    shape = t.known(x)
+    t.require(len(shape) == 4, f"has shape {list(shape)}, must have four dimensions")
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+@node("SpaceToDepth", becomes="SPACE_TO_DEPTH")
+def space_to_depth(t: NodeTask) -> None:
+    """Blocks to channels."""
+    x = t.x(0)
+    t.result(0, t.make("SPACE_TO_DEPTH", x, t.attr("blocksize", 1), True), x.kind)
+
+
+# ------------------------------------------------------------------------------------------------- joining and splitting
+
+
+@node("Concat", inputs=(1, None), becomes="CONCATENATION; of booleans and integers GATHER and SELECT")
+def concat(t: NodeTask) -> None:
+    """Empty parts are left out."""
+    terms = t.xs()
+    axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
+    kind = terms[0].kind
+    even = all((x.value.scale, x.value.zero_point) == (terms[0].value.scale, terms[0].value.zero_point) for x in terms)
+    t.require(even, "has parts that are stored in steps of their own")
+    terms = [x for x in terms if 0 not in t.shape(x)] or terms[:1]
+    if len(terms) == 1:
+        t.result(0, t.copied(terms[0]) if terms[0].value.data is None else terms[0], kind)
+        return
+    t.result(0, joined(t, terms, axis), kind)
+
+
+def joined(t: NodeTask, terms: Sequence[Term], axis: int) -> Term:
+    """Terms one behind the other."""
+    if len(t.shape(terms[0])) <= MOST_DIMENSIONS:
+        return t.make("CONCATENATION", *terms, axis, like=terms[0])
+    shapes = [t.known(term) for term in terms]
+    first = shapes[0]
+    rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}
+    t.require(len(rest) == 1, f"shapes {', '.join(str(list(s)) for s in shapes)} must differ along axis {axis} only")
+    outer, inner = math.prod(first[:axis]), math.prod(first[axis + 1 :])
+    flat = [t.reshaped(term, (outer, shape[axis], inner)) for term, shape in zip(terms, shapes, strict=True)]
+    whole = t.make("CONCATENATION", *flat, 1, like=terms[0])
+    return t.reshaped(whole, (*first[:axis], sum(s[axis] for s in shapes), *first[axis + 1 :]))
+
+
+@node("Split", inputs=(1, 2), outputs=(1, None), becomes="SPLIT, or SLICE for each part")
+def split(t: NodeTask) -> None:
+    """Into parts of sizes that are given, or equal ones, of which the last may be smaller."""
+    x, count = t.x(0), len(t.node.outputs)
+    axis = t.axis(t.attr("axis", 0), t.rank(x))
+    size = t.shape(x)[axis]
+    t.require(size is not None, "has a size along its axis that is known only at execution")
+    size = size or 0
+    parts = t.ints(1, "split") if t.given(1) else t.attr_ints("split")
+    if not parts:
+        step = -(-size // count)
+        parts = [min(step, size - n * step) for n in range(count)]
+    t.require(len(parts) == count and sum(parts) == size and min(parts) >= 0, f"split = {parts}, must sum up to {size}")
+    if len(set(parts)) == 1 and t.rank(x) <= MOST_DIMENSIONS and x.value.type != B8:
+        like = Value(x.value.type, None, x.value.scale, x.value.zero_point)
+        for n, term in enumerate(t.run("SPLIT", x, axis, count, outs=[like] * count)):
+            t.result(n, term, x.kind)
+        return
+    start = 0
+    for n, part in enumerate(parts):
+        if t.wants(n):
+            t.result(n, part_of(t, x, axis, start, part), x.kind)
+        start += part
+
+
+def part_of(t: NodeTask, x: Term, axis: int, start: int, size: int) -> Term:
+    """A run along one dimension."""
+    shape = t.shape(x)
+    if (start, size) == (0, shape[axis]):
+        return x
+    if len(shape) > MOST_DIMENSIONS:
+        sizes = t.known(x)
+        outer, inner = math.prod(sizes[:axis]), math.prod(sizes[axis + 1 :])
+        flat = t.reshaped(x, (outer, sizes[axis], inner))
+        return t.reshaped(part_of(t, flat, 1, start, size), (*sizes[:axis], size, *sizes[axis + 1 :]))
+    starts = [start if i == axis else 0 for i in range(len(shape))]
+    sizes_ = [size if i == axis else -1 if d is None else d for i, d in enumerate(shape)]
+    return t.make("SLICE", x, t.integers(starts), t.integers(sizes_))
+
+
+@node("Slice", inputs=(1, 5), becomes="SLICE, or STRIDED_SLICE; of booleans GATHER")
+def slice_(t: NodeTask) -> None:
+    """Bounds count from the end where they are below 0, and are cut to the size."""
+    x = t.x(0)
+    shape = t.shape(x)[: t.rank(x)]
+    if len(t.node.inputs) > 1:
+        starts, ends = t.ints(1, "starts"), t.ints(2, "ends")
+        axes = t.ints(3, "axes") if t.given(3) else list(range(len(starts)))
+        steps = t.ints(4, "steps") if t.given(4) else [1] * len(starts)
+    else:
+        starts, ends = t.attr_ints("starts"), t.attr_ints("ends")
+        axes, steps = t.attr_ints("axes") or list(range(len(starts))), [1] * len(starts)
+    even = len(starts) == len(ends) == len(axes) == len(steps)
+    t.require(even, "starts, ends, axes and steps must be as many")
+    index = [slice(None)] * len(shape)
+    for low, high, n, step in zip(starts, ends, axes, steps, strict=True):
+        axis = t.axis(n, len(shape))
+        size = shape[axis]
+        t.require(step, "has a step of 0")
+        if size is None:
+            t.require(low == 0 and high >= INT32_RANGE.max and step == 1, "of a size known only at execution")
+            continue
+        try:
+            index[axis] = sliced(low, high, step, size)
+        except Unfolded:
+            t.refuse("has a step of 0")
+    ranges = [range(*each.indices(size)) if size is not None else None for each, size in zip(index, shape, strict=True)]
+    left = [len(r) if r is not None else None for r in ranges]
+    t.require(0 not in left, f"leaves nothing of {list(shape)}, which NNAPI has no tensors for")
+    if left == list(shape) and all(r is None or r.step == 1 for r in ranges):
+        t.result(0, t.copied(x) if x.value.data is None else x, x.kind)
+        return
+    if x.value.type == B8 or len(shape) > MOST_DIMENSIONS:
+        cut = [i for i, r in enumerate(ranges) if r is not None and r != range(shape[i] or 0)]
+        first = ranges[cut[0]] if cut else None
+        if x.value.type != B8 and len(cut) == 1 and first is not None and first.step == 1:
+            t.result(0, part_of(t, x, cut[0], first.start, len(first)), x.kind)
+        else:
+            lower_by_places(t)
+        return
+    if all(r is None or r.step == 1 for r in ranges):
+        begin = t.integers([0 if r is None else r.start for r in ranges])
+        t.result(0, t.make("SLICE", x, begin, t.integers([-1 if d is None else d for d in left])), x.kind)
+        return
+    begin = t.integers([0 if r is None else r.start for r in ranges])
+    end = t.integers([0 if r is None else max(r.stop, 0) for r in ranges])
+    strides = t.integers([1 if r is None else r.step for r in ranges])
+    open_ends = sum(1 << i for i, r in enumerate(ranges) if r is None or r.stop < 0)
+    open_starts = sum(1 << i for i, r in enumerate(ranges) if r is None)
+    t.result(0, t.make("STRIDED_SLICE", x, begin, end, strides, open_starts, open_ends, 0), x.kind)
+
+
+# ---------------------------------------------------------------------------------------------------- padding, repeating
+
+
+@node("Pad", inputs=(1, 4), becomes="PAD, PAD_V2, MIRROR_PAD; of edges, and where it cuts, GATHER or SLICE")
+def pad(t: NodeTask) -> None:
+    """Elements around a tensor; numbers below 0 take some away."""
+    x, mode = t.x(0), t.attr("mode", "constant")
+    rank = t.rank(x)
+    pads = t.ints(1, "pads") if t.given(1) else t.attr_ints("pads")
+    axes = t.ints(3, "axes") if t.given(3) else list(range(rank))
+    t.require(len(pads) == 2 * len(axes), f"has {len(pads)} pads, must have {2 * len(axes)}")
+    widths = [(0, 0)] * rank
+    for n, axis in enumerate(axes):
+        widths[t.axis(axis, rank)] = pads[n], pads[n + len(axes)]
+    for axis, (low, high) in enumerate(widths):
+        if low < 0 or high < 0:
+            size = t.known(x)[axis]
+            left = size + min(low, 0) + min(high, 0)
+            t.require(left > 0, "leaves nothing")
+            x = part_of(t, x, axis, -min(low, 0), left)
+            widths[axis] = max(low, 0), max(high, 0)
+    if not any(map(sum, widths)):
+        t.result(0, t.copied(x) if x is t.raw(0) and x.value.data is None else x, t.raw(0).kind)
+        return
+    kind = t.raw(0).kind
+    if mode == "constant":
+        value = t.number(2, "value") if t.given(2) else t.attr("value", 0.0)
+        t.result(0, filled_around(t, x, widths, value), kind)
+        return
+    t.require(mode in ("reflect", "edge", "wrap"), f"mode is {mode}, must be constant, reflect, edge or wrap")
+    mirrors = all(sum(w) == 0 or max(w) < d for w, d in zip(widths, t.known(x), strict=True))
+    if mode == "reflect" and rank <= MOST_DIMENSIONS and mirrors and x.value.type in (F32, F16):
+        t.result(0, t.make("MIRROR_PAD", x, rows(t, widths), 0), kind)
+        return
+    how = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode]
+    for axis, pair in enumerate(widths):
+        if sum(pair):
+            t.check_count(t.known(x)[axis] + sum(pair))
+            places = np.pad(np.arange(t.known(x)[axis]), pair, how)  # type: ignore[call-overload]
+            x = t.make("GATHER", x, axis, constant(Value(I32), places.astype(np.int32)))
+    t.result(0, x, kind)
+
+
+def rows(t: NodeTask, widths: Sequence[tuple[int, int]]) -> Term:
+    """Paddings as NNAPI has them."""
+    return constant(Value(I32), np.array(widths, np.int32).reshape(-1, 2))
+
+
+def filled_around(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: float) -> Term:
+    """A term with elements of one value around it."""
+    shape = t.shape(x)
+    t.require(
+        all(0 <= n <= INT32_RANGE.max for pair in widths for n in pair), f"pads = {widths}, must fit into 32 bits"
+    )
+    if x.value.type not in (F32, F16, *ASYMMETRIC):
+        sizes = t.known(x)
+        t.check_count(math.prod(d + sum(w) for d, w in zip(sizes, widths, strict=True)))
+        places = np.pad(np.arange(math.prod(sizes)).reshape(sizes), widths, constant_values=NOWHERE)
+        return moved(t, [x], places, int(value))
+    if len(shape) > MOST_DIMENSIONS:
+        return deep_padded(t, x, widths, value)
+    if value == 0:
+        return t.make("PAD", x, rows(t, widths))
+    return t.make("PAD_V2", x, rows(t, widths), float(value) if x.value.type in (F32, F16) else int(value))
+
+
+def deep_padded(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: float) -> Term:
+    """Of more than four dimensions, one after the other."""
+    for axis, pair in enumerate(widths):
+        if sum(pair):
+            shape = t.known(x)
+            outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+            flat = t.reshaped(x, (outer, shape[axis], inner))
+            flat = filled_around(t, flat, [(0, 0), pair, (0, 0)], value)
+            x = t.reshaped(flat, (*shape[:axis], shape[axis] + sum(pair), *shape[axis + 1 :]))
+    return x
+
+
+@node("Tile", inputs=2, becomes="TILE")
+def tile(t: NodeTask) -> None:
+    """Repeated along each dimension."""
+    x, counts = t.x(0), t.ints(1, "repeats")
+    t.require(len(counts) == t.rank(x) and min(counts, default=1) > 0, f"repeats = {counts}, must be one a dimension")
+    t.result(0, repeated(t, x, counts), x.kind, scalar=x.scalar)
+
+
+def repeated(t: NodeTask, x: Term, counts: Sequence[int]) -> Term:
+    """A term repeated along each dimension."""
+    if all(n == 1 for n in counts):
+        return t.copied(x) if x.value.data is None else x
+    return t.make("TILE", x, t.integers(counts))
+
+
+@node("Expand", inputs=2, becomes="TILE")
+def expand(t: NodeTask) -> None:
+    """Repeats along dimensions of 1; both ways."""
+    x, wanted = t.x(0), t.ints(1, "shape")
+    sizes = t.known(x)[: t.rank(x)]
+    whole = t.together(sizes, wanted)
+    full = (1,) * (len(whole) - len(sizes)) + sizes
+    t.require(0 not in whole, "has no elements")
+    if not whole:
+        t.same(x)
+        return
+    t.result(0, repeated(t, t.reshaped(x, full), [w // s for w, s in zip(whole, full, strict=True)]), x.kind)

@@ -1,0 +1,105 @@
+"""Nodes in an order in which each can be computed: names written once, read after they are written, no circles."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from nnhal.base.errors import BadFile
+from nnhal.base.names import short
+from nnhal.frontends.onnx.file import OnnxGraph, OnnxNode
+
+
+def inner_graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
+    """The graphs that are attributes of a node."""
+    for value in node.attributes.values():
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, OnnxGraph):
+                yield each
+
+
+def reads(node: OnnxNode) -> Iterator[str]:
+    """What a node reads of the graph that it is in, what the graphs within it read of that included."""
+    yield from filter(None, node.inputs)
+    for graph in inner_graphs(node):
+        yield from captured(graph)
+
+
+def captured(graph: OnnxGraph) -> Iterator[str]:
+    """What a graph reads of those around it."""
+    own = {*graph.constants, *(e.name for e in graph.inputs), *(name for node in graph.nodes for name in node.outputs)}
+    for node in graph.nodes:
+        yield from (name for name in reads(node) if name not in own)
+    yield from (e.name for e in graph.outputs if e.name not in own)
+
+
+def arranged(
+    nodes: Sequence[OnnxNode],
+    inputs: Iterable[str],
+    constants: Collection[str],
+    outputs: Iterable[str],
+    outer: Collection[str],
+    where: str,
+) -> list[OnnxNode]:
+    """The nodes of a graph, those of the graphs within them as well, each behind what it reads."""
+    own = set(constants)
+    for name in inputs:
+        if name in own:
+            raise BadFile(f"{where}: input {short(name)!r} is there twice, must be once")
+        own.add(name)
+    writers: dict[str, int] = {}
+    for n, node in enumerate(nodes):
+        for name in filter(None, node.outputs):
+            if name in writers or name in own:
+                raise BadFile(f"{where}: {node.label} writes {short(name)!r}, which is defined before, must be once")
+            writers[name] = n
+    ready = own | set(outer)
+    waiting = [{writers[name] for name in reads(node) if name in writers} for node in nodes]
+    for node in nodes:
+        for name in reads(node):
+            if name not in ready and name not in writers:
+                raise BadFile(f"{where}: {node.label} reads {short(name)!r}, which nothing writes")
+    for name in outputs:
+        if name not in ready and name not in writers:
+            raise BadFile(f"{where}: output {short(name)!r} is written by nothing")
+    return [_inside(nodes[n], {*ready, *writers}, where) for n in _sorted(waiting, nodes, where)]
+
+
+def _sorted(waiting: Sequence[set[int]], nodes: Sequence[OnnxNode], where: str) -> list[int]:
+    """Numbers of nodes, each behind those it waits for, in the file's order where that allows."""
+    if all(before < n for n, needs in enumerate(waiting) for before in needs):
+        return list(range(len(nodes)))
+    followers: list[list[int]] = [[] for _ in nodes]
+    left = [len(needs) for needs in waiting]
+    for n, needs in enumerate(waiting):
+        for before in needs:
+            followers[before].append(n)
+    free = [n for n in reversed(range(len(nodes))) if not left[n]]
+    found = []
+    while free:
+        n = free.pop()
+        found.append(n)
+        for follower in reversed(followers[n]):
+            left[follower] -= 1
+            if not left[follower]:
+                free.append(follower)
+    if len(found) < len(nodes):
+        first = next(n for n, count in enumerate(left) if count)
+        raise BadFile(f"{where}: {nodes[first].label} is part of a circle: it reads what follows from it")
+    return found
+
+
+def _inside(node: OnnxNode, names: Collection[str], where: str) -> OnnxNode:
+    """The node, with the graphs in it in order."""
+    if not any(True for _ in inner_graphs(node)):
+        return node
+
+    def ordered(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(ordered, value))
+        if not isinstance(value, OnnxGraph):
+            return value
+        place = f"{where}: {node.label}"
+        inputs, outputs = [e.name for e in value.inputs], [e.name for e in value.outputs]
+        nodes = arranged(value.nodes, inputs, value.constants, outputs, names, place)
+        return OnnxGraph(value.name, tuple(nodes), value.constants, value.inputs, value.outputs, value.known)
+
+    attributes = {name: ordered(value) for name, value in node.attributes.items()}
+    return OnnxNode(node.place, node.name, node.op, node.domain, node.inputs, node.outputs, attributes)

@@ -1,0 +1,66 @@
+"""The outline of a file that NNAPI cannot take whole: every node, and of those that cannot be expressed why."""
+
+import math
+import os
+
+import numpy as np
+
+from nnhal.base.errors import ShapeNeeded, UnsupportedModel
+from nnhal.base.memory import Memory
+from nnhal.base.names import short
+from nnhal.frontends.onnx import metadata_of
+from nnhal.frontends.onnx.file import DTYPES, OnnxNode
+from nnhal.frontends.onnx.reader import read
+from nnhal.model.outline import Node, Outline, ShownTensor
+
+OPEN = "a shape that the file leaves open must be given (--shape)"
+SHOWN = ("kernel_shape", "strides", "pads", "dilations", "group", "axis", "mode")
+
+
+def refused_outline(label: str, memory: Memory, folder: str | None, error: UnsupportedModel | ShapeNeeded) -> Outline:
+    """What `load` refused with this error, node by node."""
+    file = read(memory, label, folder)
+    graph, asked = file.graph, isinstance(error, ShapeNeeded)
+    reasons = {}
+    if isinstance(error, UnsupportedModel):
+        reasons = {place: reason or "NNAPI has no operation for it" for _, place, reason in error.refused}
+    names = dict.fromkeys([*(e.name for e in graph.inputs), *graph.constants])
+    names |= dict.fromkeys(name for node in graph.nodes for name in (*node.inputs, *node.outputs) if name)
+    places = {name: n for n, name in enumerate(names)}
+    tensors = {}
+    for name, n in places.items():
+        edge, constant = graph.known.get(name), graph.constants.get(name)
+        if constant is not None:
+            size = math.prod(constant.shape) * np.dtype(DTYPES.get(constant.kind, "u1")).itemsize
+            tensors[n] = ShownTensor(short(name), constant.kind, constant.shape, True, size, 0.0)
+        else:
+            dims = None if edge is None or edge.shape is None else edge.shape
+            shape = None if dims is None else tuple(d if isinstance(d, int) else None for d in dims)
+            tensors[n] = ShownTensor(short(name), edge.kind if edge else "", shape or (), False, 0, 0.0)
+    nodes = tuple(
+        Node(
+            node.op,
+            attributes(node),
+            tuple(places[name] for name in node.inputs if name),
+            tuple(places[name] for name in node.outputs if name),
+            reasons.get(node.place, ""),
+        )
+        for node in graph.nodes
+    )
+    inputs = tuple(places[e.name] for e in graph.inputs)
+    outputs = tuple(places[e.name] for e in graph.outputs if e.name in places)
+    name = os.path.splitext(os.path.basename(label))[0]
+    why = (OPEN,) if asked else ()
+    return Outline(name, tensors, inputs, outputs, nodes, reasons=why, metadata=metadata_of(file))
+
+
+def attributes(node: OnnxNode) -> str:
+    """Those that say what a layer is like."""
+    words = []
+    for name in SHOWN:
+        value = node.attributes.get(name)
+        if isinstance(value, int | float | str):
+            words.append(f"{name} {value}")
+        elif isinstance(value, tuple) and len(value) <= 8:
+            words.append(f"{name} {'x'.join(map(str, value))}")
+    return " ".join(words)

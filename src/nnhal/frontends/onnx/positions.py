@@ -1,0 +1,34 @@
+"""Moves whose places are constant, where NNAPI's own operation does not take the type or the rank: GATHER of elements.
+
+`fold` knows what each node does with an array. Given an array of numbers instead of the elements, it gives the place that
+each element of the result comes from.
+"""
+
+import math
+
+import numpy as np
+
+from nnhal.frontends.common.places import moved
+from nnhal.frontends.common.terms import Inexpressible
+from nnhal.frontends.onnx.fold import FAILURES, MOVES, Unfolded
+from nnhal.frontends.onnx.task import NodeTask
+
+
+def lower_by_places(t: NodeTask) -> None:
+    """Lower a node of `fold.MOVES` as places of elements."""
+    count = len(t.node.inputs) if t.name == "Concat" else 1
+    terms = [t.x(place) for place in range(count)]
+    starts, numbered = 0, []
+    t.check_count(sum(math.prod(t.known(term)) for term in terms))
+    for term in terms:
+        shape = t.known(term)[: t.rank(term)]
+        numbered.append((np.arange(math.prod(shape), dtype=np.int64) + starts).reshape(shape))
+        starts += numbered[-1].size
+    given = [t.data(n, f"input {n}") for n in range(count, len(t.node.inputs)) if t.given(n)]
+    try:
+        found = MOVES[t.name](t, *numbered, *given)
+    except (*FAILURES, Unfolded) as error:
+        raise Inexpressible(f"its arguments do not fit a tensor of shape {list(numbered[0].shape)}") from error
+    for number, places in enumerate(found if isinstance(found, list) else [found]):
+        array = np.asarray(places).astype(np.int64)
+        t.result(number, moved(t, terms, array), terms[0].kind, scalar=array.ndim == 0)

@@ -1,0 +1,153 @@
+"""Entries of matrix products."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.operands import Array, Shape, Value
+from nnhal.frontends.common.places import broadcast, transposed
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.task import NodeTask, node
+
+
+@node("MatMul", inputs=2, becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL")
+def matmul(t: NodeTask) -> None:
+    """As numpy's: leading dimensions broadcast, vectors count as matrices of one row or column."""
+    x, y = floats(t, 0), floats(t, 1)
+    ranks = t.rank(x), t.rank(y)
+    t.require(min(ranks) >= 1, "of a number is none")
+    if y.data is not None and ranks[1] == 2:
+        t.result(0, rows_times(t, x, np.asarray(y.data).T, None), scalar=ranks[0] == 1 and t.known(y)[1] == 0)
+        return
+    left, right = t.known(x), t.known(y)
+    if ranks[0] == 1:
+        x, left = t.reshaped(x, (1, *left)), (1, *left)
+    if ranks[1] == 1:
+        y, right = t.reshaped(y, (*right, 1)), (*right, 1)
+    product = multiplied(t, x, y, left, right)
+    whole = t.known(product)
+    shape = whole[: -2 if ranks[0] == 1 else -1] + (() if ranks[1] == 1 else whole[-1:])
+    t.result(0, t.reshaped(product, shape or (1,)), scalar=not shape)
+
+
+def rows_times(t: NodeTask, x: Term, weights: Array, bias: Array | None, like: Term | None = None) -> Term:
+    """Rows of x times constant weights [units, size]. like: a constant whose bytes are those of the weights."""
+    shape = t.shape(x)
+    units, size = weights.shape
+    t.require(size and units, "has no elements")
+    t.require(shape[-1] == size, f"has rows of {shape[-1]}, must be of {size}")
+    kind = x.value.type
+    w = like if like is not None else constant(Value(kind), np.ascontiguousarray(weights))
+    b = constant(Value(kind), np.zeros(units, weights.dtype) if bias is None else np.ascontiguousarray(bias))
+    lead = shape[:-1]
+    rows = None if None in lead else math.prod(d or 0 for d in lead)
+    flat = x if len(shape) == 2 else t.reshaped(x, (rows, size))
+    product = t.make("FULLY_CONNECTED", flat, w, b, like=x, activation=0)
+    return product if len(shape) == 2 else t.reshaped(product, (*lead, units) if len(lead) else (units,))
+
+
+def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term:
+    """Matrices whose leading dimensions broadcast."""
+    lefts, rights = t.known(x), t.known(y)
+    if lefts[:-2] == rights[:-2] and len(left) <= 4:
+        return t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
+    batch = t.together(lefts[:-2], rights[:-2])
+    count = math.prod(batch)
+    if math.prod(rights[:-2]) == 1 and math.prod(lefts[:-2]) == count:  # one matrix for all rows
+        rows, one = t.reshaped(x, (math.prod(lefts[:-1]), lefts[-1])), t.reshaped(y, rights[-2:])
+        product = t.make("BATCH_MATMUL", rows, one, like=x, adj_x=False, adj_y=False)
+    else:
+        a = t.reshaped(broadcast(t, x, (*batch, *lefts[-2:])), (count, *lefts[-2:]))
+        b = t.reshaped(broadcast(t, y, (*batch, *rights[-2:])), (count, *rights[-2:]))
+        product = t.make("BATCH_MATMUL", a, b, like=x, adj_x=False, adj_y=False)
+    return t.reshaped(product, (*batch, lefts[-2], rights[-1]))
+
+
+@node("Gemm", inputs=(2, 3), becomes="FULLY_CONNECTED with constant weights, else BATCH_MATMUL; MUL, ADD")
+def gemm(t: NodeTask) -> None:
+    """alpha A B + beta C."""
+    x, y = floats(t, 0), floats(t, 1)
+    alpha, beta = t.attr("alpha", 1.0), t.attr("beta", 1.0)
+    turned = bool(t.attr("transB", 0))
+    t.require(t.rank(x) == t.rank(y) == 2, f"of ranks {t.rank(x)} and {t.rank(y)}, must be matrices")
+    if t.attr("transA", 0):
+        x = transposed(t, x, (1, 0))
+    c = t.maybe(2)
+    if y.data is not None:
+        weights = np.asarray(y.data) if turned else np.asarray(y.data).T
+        like = y if turned and alpha == 1 else None
+        weights = weights if alpha == 1 else (weights * np.asarray(alpha, weights.dtype))
+        units = weights.shape[0]
+        bias = None
+        if (
+            c is not None
+            and c.data is not None
+            and c.data.size in (1, units)
+            and c.data.shape[-1:] in ((units,), (1,), ())
+        ):
+            bias = np.broadcast_to(np.asarray(c.data).reshape(-1) * np.asarray(beta, weights.dtype), (units,))
+            c = None
+        product = rows_times(t, x, weights, bias, like)
+    else:
+        product = t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=turned)
+        if alpha != 1:
+            product = t.make("MUL", product, t.scalar(alpha, x), activation=0)
+    if c is not None and beta != 0:
+        if beta != 1:
+            c = t.make("MUL", c, t.scalar(beta, x), activation=0)
+        product = t.make("ADD", product, c, activation=0)
+    t.result(0, product)
+
+
+@node("Einsum", inputs=(1, 2), becomes="TRANSPOSE, BATCH_MATMUL, RESHAPE; REDUCE_SUM of one")
+def einsum(t: NodeTask) -> None:
+    """Of one or two tensors, without a letter that is twice in one of them."""
+    text = t.attr("equation", "").replace(" ", "")
+    given, arrow, out = text.partition("->")
+    parts = given.split(",")
+    plain = arrow and "." not in text and len(parts) == len(t.node.inputs)
+    t.require(plain and all(len(set(p)) == len(p) for p in (*parts, out)), f"equation {text!r} has no form in NNAPI")
+    terms = [floats(t, place) for place in range(len(parts))]
+    sizes: dict[str, int] = {}
+    for part, term in zip(parts, terms, strict=True):
+        t.require(len(part) == t.rank(term), f"equation {text!r} does not fit a tensor of {t.rank(term)} dimensions")
+        for letter, size in zip(part, t.known(term), strict=True):
+            t.require(
+                sizes.setdefault(letter, size) == size, f"equation {text!r}: {letter} is {sizes[letter]} and {size}"
+            )
+    t.require(set(out) <= sizes.keys(), f"equation {text!r} gives a letter that no input has")
+    reduced = [
+        summed(t, term, part, out + "".join(parts[:n] + parts[n + 1 :]))
+        for n, (part, term) in enumerate(zip(parts, terms, strict=True))
+    ]
+    if len(reduced) == 1:
+        term, letters = reduced[0]
+    else:
+        (x, a), (y, b) = reduced
+        batch = [c for c in a if c in b and c in out]
+        inner = [c for c in a if c in b and c not in out]
+        rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
+        count = [math.prod(sizes[c] for c in letters) for letters in (batch, rows, inner, columns)]
+        x = t.reshaped(ordered(t, x, a, [*batch, *rows, *inner]), (count[0], count[1], count[2]))
+        y = t.reshaped(ordered(t, y, b, [*batch, *inner, *columns]), (count[0], count[2], count[3]))
+        product = t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
+        letters = "".join([*batch, *rows, *columns])
+        term = t.reshaped(product, [sizes[c] for c in letters] or [1])
+    t.result(0, ordered(t, term, letters, list(out)), scalar=not out)
+
+
+def summed(t: NodeTask, x: Term, letters: str, kept: str) -> tuple[Term, str]:
+    """The sum over the letters that are not kept."""
+    gone = [i for i, letter in enumerate(letters) if letter not in kept]
+    if not gone:
+        return x, letters
+    left = "".join(letter for letter in letters if letter in kept)
+    return t.make("REDUCE_SUM", x, t.integers(gone), False), left
+
+
+def ordered(t: NodeTask, x: Term, letters: Sequence[str], wanted: Sequence[str]) -> Term:
+    """A term with its dimensions in the order of other letters."""
+    order = [list(letters).index(c) for c in wanted]
+    return x if order == sorted(order) else transposed(t, x, order)

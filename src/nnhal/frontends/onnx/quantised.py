@@ -1,0 +1,581 @@
+"""Entries of quantised nodes: those that have scales among their inputs, and plain ones between DequantizeLinear and
+QuantizeLinear, which become NNAPI's quantised operations with the very scales and zero points of the file.
+
+What a DequantizeLinear gives is known as the real values of a stored tensor (`FileContext.stored`). A node whose inputs are
+such, and whose only reader is a QuantizeLinear, is done on the stored ones. Any other reads real values, which is exact too.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import Activation
+from nnhal.base.operands import Array, ChannelQuant, Value
+from nnhal.base.records import replace
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.terms import PLAIN_SCALE, Inexpressible, Term, constant
+from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.onnx.file import OnnxNode
+from nnhal.frontends.onnx.graph import NodeGraph
+from nnhal.frontends.onnx.layers import narrowed, ordered, spread, window
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
+
+KINDS = {"UINT8": Q8, "INT8": Q8S}
+SHIFT = 128  # between the stored values of the two types
+BIAS_SLACK = 1e-5  # by which the scale of a bias may differ from that of the products
+
+
+class Steps(NamedTuple):
+    """How real values are stored: type, scale and zero point."""
+
+    type: int
+    scale: float
+    zero_point: int
+
+    def value(self) -> Value:
+        """A tensor of it."""
+        return Value(self.type, None, self.scale, self.zero_point)
+
+
+def steps_of(value: Value) -> Steps:
+    """Of a tensor."""
+    return Steps(value.type, value.scale, value.zero_point)
+
+
+def steps_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Steps:
+    """The scale and zero point that are inputs, one number each. kind: of a node without a zero point."""
+    found = np.asarray(t.data(scale, "the scale"))
+    t.require(
+        found.size == 1 and found.dtype == np.float32, "has a scale for each part, or no FLOAT: must be one number"
+    )
+    number = float(found.reshape(-1)[0])
+    t.require(math.isfinite(number) and number > 0, f"has scale {number:g}, must be above 0")
+    if not t.given(zero):
+        return Steps(KINDS[kind or "UINT8"], number, 0)
+    of = t.raw(zero).kind
+    t.require(of in KINDS, f"stores values as {of}, must be UINT8 or INT8")
+    return Steps(KINDS[of], number, int(np.asarray(t.data(zero, "the zero point")).reshape(-1)[0]))
+
+
+# ---------------------------------------------------------------------------------------------------- QuantizeLinear & co.
+
+
+@node("QuantizeLinear", inputs=(2, 3), becomes="QUANTIZE; nothing where the operation before stores its result so")
+def quantise(t: NodeTask) -> None:
+    """Real values to stored ones."""
+    steps, x = steps_at(t, 1, 2), t.x(0)
+    stored = t.graph.context.stored.get(id(x))
+    if stored is not None and steps_of(stored.value) == steps and stored.value.data is None:
+        t.same(stored)
+        return
+    t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
+    (made,) = t.run("QUANTIZE", x, outs=[steps.value()])
+    t.result(0, made, scalar=x.scalar)
+
+
+@node(
+    "DequantizeLinear", inputs=(2, 3), becomes="DEQUANTIZE, where the operation behind does not read the stored values"
+)
+def dequantise(t: NodeTask) -> None:
+    """Stored values to real ones."""
+    raw = t.raw(0)
+    t.require(not t.attr("block_size", 0), "has scales for blocks, which NNAPI does not have")
+    if raw.data is not None:
+        real, stored = dequantised(t, raw)
+        t.result(0, real, "FLOAT", scalar=raw.scalar)
+        if stored is not None:
+            t.later.append(lambda: t.graph.context.stands_for(t.results[0], stored))
+        return
+    steps = steps_at(t, 1, 2, raw.kind if raw.kind in KINDS else "")
+    found = seen_as(t, raw, steps)
+    if found is None:
+        own = steps_of(raw.value)
+        plain = t.make("DEQUANTIZE", t.x(0), like=Value(F32))
+        if own.scale != PLAIN_SCALE:
+            plain = t.make("DIV", plain, t.scalar(own.scale, plain), activation=0)
+        centred = t.make("SUB", plain, t.scalar(steps.zero_point - own.zero_point, plain), activation=0)
+        t.result(0, t.make("MUL", centred, t.scalar(steps.scale, plain), activation=0), "FLOAT", scalar=raw.scalar)
+        return
+    t.result(0, t.make("DEQUANTIZE", found, like=Value(F32)), "FLOAT", scalar=raw.scalar)
+    t.later.append(lambda: t.graph.context.stands_for(t.results[0], found))
+
+
+def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
+    """A tensor of 8 bits stored in these steps: it itself, also an input of the model that nothing has read yet.
+
+    None where it is stored in others.
+    """
+    t.require(raw.value.type in ASYMMETRIC, f"of {raw.kind} that is computed, must be UINT8 or INT8")
+    t.require(raw.value.type == steps.type, f"is {raw.kind} and has a zero point of another type")
+    if steps_of(raw.value) == steps:
+        return raw
+    plain = (raw.value.scale, raw.value.zero_point) == (PLAIN_SCALE, 0)
+    if (
+        plain
+        and t.graph.uses[raw.value.name] == 1
+        and any(raw is each for each in t.graph.inputs)
+        and not t.graph.outer
+    ):
+        raw.value = replace(raw.value, scale=steps.scale, zero_point=steps.zero_point)
+        return raw
+    return None
+
+
+def dequantised(t: NodeTask, raw: Term) -> tuple[Term, Term | None]:
+    """Constants: their real values, and they themselves as NNAPI stores them, where it can."""
+    data, scale = np.asarray(raw.data), np.asarray(t.data(1, "the scale"))
+    zero = np.asarray(t.data(2, "the zero point")) if t.given(2) else np.zeros(scale.shape, data.dtype)
+    t.require(data.dtype.kind in "iu" and scale.dtype == np.float32, f"of {raw.kind} is not in NNAPI")
+    t.require(scale.size == zero.size, f"has {scale.size} scales and {zero.size} zero points, must have as many")
+    axis = 0
+    sizes = [1] * data.ndim
+    if scale.size > 1:
+        axis = t.axis(t.attr("axis", 1), data.ndim)
+        t.require(scale.size == data.shape[axis], f"has {scale.size} scales, must have {data.shape[axis]}")
+        sizes[axis] = -1
+    t.budget.spend(Cost.MEMORY, 4 * data.size, t.label)
+    centred = data.astype(np.int64) - zero.astype(np.int64).reshape(sizes if scale.size > 1 else ())
+    factor = scale.reshape(sizes) if scale.size > 1 else scale.reshape(())
+    real = constant(Value(F32), (centred.astype(np.float32) * factor).astype(np.float32))
+    return real, kept_as(data, scale.reshape(-1), zero.reshape(-1), axis, raw)
+
+
+def kept_as(data: Array, scales: Array, zeros: Array, axis: int, raw: Term) -> Term | None:
+    """Stored constants as NNAPI has them, None where it has no such type."""
+    if not (np.isfinite(scales).all() and (scales > 0).all()):
+        return None
+    first = float(scales[0])
+    if data.dtype == np.int32:
+        return constant(Value(I32, None, first if scales.size == 1 else 0.0), data, "INT32", raw.blob)
+    if scales.size == 1:
+        kind = {np.dtype("u1"): Q8, np.dtype("i1"): Q8S}.get(data.dtype)
+        return None if kind is None else constant(Value(kind, None, first, int(zeros[0])), data, raw.kind, raw.blob)
+    channel = ChannelQuant(tuple(map(float, scales)), axis)
+    if data.dtype == np.int8 and not zeros.any():
+        return constant(Value(Q8PC, None, channel=channel), data, raw.kind, raw.blob)
+    if data.dtype == np.uint8 and (zeros == SHIFT).all():
+        return constant(Value(Q8PC, None, channel=channel), (data.astype(np.int16) - SHIFT).astype(np.int8), raw.kind)
+    return None
+
+
+# --------------------------------------------------------------------------------------- plain nodes, on stored values
+
+
+class StoredNode(NodeTask):
+    """A node that moves elements, on the stored values: its result is stored alike."""
+
+    eight = True
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph, node, opset)
+        self._stored: dict[int, Term] = {}
+        for place in range(len(node.inputs) if node.op == "Concat" else 1):
+            term = super().raw(place)
+            stored = graph.context.stored.get(id(term))
+            usual = stored is not None and stored.value.type in ASYMMETRIC and stored.value.data is None
+            if stored is None or not usual or id(term) in graph.context.rectified:
+                raise Inexpressible
+            self._stored[place] = stored
+        if len({steps_of(term.value) for term in self._stored.values()}) > 1:
+            raise Inexpressible
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, as it is stored."""
+        return self._stored.get(place) or super().raw(place)
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+        """Output `number`: the real values of a term that is stored as the input is."""
+        if steps_of(term.value) != steps_of(self._stored[0].value):
+            raise Inexpressible
+        term.kind, term.scalar = self._stored[0].kind, scalar and term.value.shape == (1,)
+        super().result(number, self.make("DEQUANTIZE", term, like=Value(F32)), "FLOAT", scalar=scalar)
+        self.later.append(lambda: self.graph.context.stands_for(self.results[number], term))
+
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is a term that is there."""
+        raise Inexpressible
+
+
+MOVED = frozenset(("Concat", "DepthToSpace", "Flatten", "GlobalMaxPool", "MaxPool", "Relu", "Reshape", "Slice",
+                   "SpaceToDepth", "Split", "Squeeze", "Transpose", "Unsqueeze"))  # fmt: skip
+
+
+class WantedSteps(NamedTuple):
+    """How a QuantizeLinear behind a node stores its result, and what it is under."""
+
+    steps: Steps
+    activation: Activation
+
+
+def wanted(t: NodeTask) -> WantedSteps | None:
+    """Of the node whose result only a QuantizeLinear reads, or a Relu that only one reads."""
+    graph, name, activation = t.graph, t.node.outputs[0], Activation.NONE
+    for _ in range(2):
+        reader = graph.only_reader(name)
+        if reader is None:
+            return None
+        if reader.op == "QuantizeLinear" and reader.inputs[0] == name and not reader.domain:
+            try:
+                return WantedSteps(steps_at(NodeTask(graph, reader, t.opset), 1, 2), activation)
+            except Inexpressible:
+                return None
+        if reader.op != "Relu" or activation:
+            return None
+        activation, name = Activation.RELU, reader.outputs[0]
+    return None
+
+
+def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
+    """The node's output: the real values of a stored term."""
+    made.kind = kind_of(out.steps)
+    t.result(0, t.make("DEQUANTIZE", made, like=Value(F32)), "FLOAT")
+    if out.activation:
+        t.graph.context.rectified.add(id(t.results[0]))
+    t.later.append(lambda: t.graph.context.stands_for(t.results[0], made))
+
+
+def stored_inputs(t: NodeTask, places: Sequence[int]) -> list[Term]:
+    """The stored values of inputs; Inexpressible without a reason where one has none."""
+    found = [t.graph.context.stored.get(id(t.raw(place))) for place in places]
+    if any(each is None for each in found):
+        raise Inexpressible
+    return [each for each in found if each is not None]
+
+
+Quantised = Callable[[NodeTask, WantedSteps], None]
+QUANTISED: dict[str, Quantised] = {}
+
+
+def on_stored(*names: str) -> Callable[[Quantised], Quantised]:
+    """Make a function what lowers plain nodes on stored values."""
+
+    def add(function: Quantised) -> Quantised:
+        QUANTISED.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def lower_stored(t: NodeTask) -> None:
+    """Lower a plain node on stored values; Inexpressible without a reason where that is not possible."""
+    found = wanted(t)
+    if found is None or t.name not in QUANTISED:
+        raise Inexpressible
+    QUANTISED[t.name](t, found)
+
+
+def alike(x: Term, out: Steps) -> None:
+    """NNAPI's operations give the type that they take."""
+    if x.value.type != out.type:
+        raise Inexpressible
+
+
+def kind_of(steps: Steps) -> str:
+    """ONNX's name of the type."""
+    return "UINT8" if steps.type == Q8 else "INT8"
+
+
+@on_stored("Add", "Sub", "Mul")
+def arithmetic(t: NodeTask, out: WantedSteps) -> None:
+    """Two stored tensors."""
+    x, y = stored_inputs(t, (0, 1))
+    alike(x, out.steps)
+    alike(y, out.steps)
+    (made,) = t.run(t.name.upper(), x, y, activation=int(out.activation), outs=[out.steps.value()])
+    give(t, made, out)
+
+
+@on_stored("Sigmoid", "Tanh", "Softmax")
+def fixed(t: NodeTask, out: WantedSteps) -> None:
+    """Whose results NNAPI stores in one way."""
+    (x,) = stored_inputs(t, (0,))
+    alike(x, out.steps)
+    if out.activation:
+        raise Inexpressible
+    if t.name == "Softmax":
+        rank = t.rank(x)
+        axis = t.axis(t.attr("axis", 1 if t.opset < 13 else -1), rank)
+        if t.opset < 13 and axis != rank - 1:
+            raise Inexpressible
+        (made,) = t.run("SOFTMAX", x, 1.0, axis, outs=[out.steps.value()])
+    else:
+        (made,) = t.run({"Sigmoid": "LOGISTIC", "Tanh": "TANH"}[t.name], x, outs=[out.steps.value()])
+    give(t, made, out)
+
+
+@on_stored("Concat")
+def concatenated(t: NodeTask, out: WantedSteps) -> None:
+    """Parts may be stored in steps of their own."""
+    terms = stored_inputs(t, range(len(t.node.inputs)))
+    for term in terms:
+        alike(term, out.steps)
+    if out.activation:
+        raise Inexpressible
+    axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
+    (made,) = t.run("CONCATENATION", *terms, axis, outs=[out.steps.value()])
+    give(t, made, out)
+
+
+@on_stored("GlobalAveragePool", "AveragePool")
+def averaged(t: NodeTask, out: WantedSteps) -> None:
+    """NNAPI's mean of pictures is stored as they are."""
+    (x,) = stored_inputs(t, (0,))
+    if steps_of(x.value) != out.steps or t.rank(x) != 4:
+        raise Inexpressible
+    kernel = list(t.known(x)[2:]) if t.name == "GlobalAveragePool" else t.attr_ints("kernel_shape")
+    w = window(t, kernel, t.shape(x)[2:])
+    plain = (
+        w.dilation == [1, 1]
+        and not t.attr("ceil_mode", 0)
+        and not (t.attr("count_include_pad", 0) and any(map(sum, w.pads)))
+    )
+    if not plain or len(kernel) != 2:
+        raise Inexpressible
+    size = {"filter_w": w.size[1], "filter_h": w.size[0]}
+    how = {**w.padding(), **w.strides(), **size}
+    (made,) = t.run("AVERAGE_POOL_2D", x, **how, activation=int(out.activation), nchw=True, outs=[out.steps.value()])
+    give(t, made, out)
+
+
+# ----------------------------------------------------------------------------------------------------------------- layers
+
+
+def filter_for(x: Term, w: Term) -> Term:
+    """Stored weights in the type that goes with an input: the other 8-bit type moved by 128, which changes no real value."""
+    if w.value.type in (Q8PC, x.value.type):
+        return w
+    data = np.asarray(w.value.data).astype(np.int16) + (SHIFT if x.value.type == Q8 else -SHIFT)
+    zero = w.value.zero_point + (SHIFT if x.value.type == Q8 else -SHIFT)
+    return constant(
+        replace(w.value, type=x.value.type, zero_point=zero, data=None),
+        data.astype(np.uint8 if x.value.type == Q8 else np.int8),
+    )
+
+
+def bias_for(t: NodeTask, x: Term, w: Term, units: int, given: Array | None, scales: Array | None) -> Term:
+    """The bias in steps of the products. given: real values, or with `scales` None the stored ones themselves."""
+    channel = w.value.channel
+    factor = np.asarray(channel.scales if channel else [w.value.scale], np.float64) * x.value.scale
+    value = Value(I32, None, 0.0 if channel else float(np.float32(x.value.scale) * np.float32(w.value.scale)))
+    if given is None:
+        return constant(value, np.zeros(units, np.int32))
+    if scales is None:
+        return constant(value, given.astype(np.int32).reshape(-1))
+    whole = np.rint(given.astype(np.float64).reshape(-1) / factor)
+    t.require(bool((np.abs(whole) < 2**31).all()) and whole.size == units, "has a bias that does not fit 32 bits")
+    return constant(value, whole.astype(np.int32))
+
+
+def real_bias(t: NodeTask, place: int) -> Array | None:
+    """The real values of a constant bias."""
+    if not t.given(place):
+        return None
+    data = t.raw(place).data
+    if data is None or data.dtype != np.float32:
+        raise Inexpressible
+    return data
+
+
+class StoredLayer(NamedTuple):
+    """A layer on stored values. bias, real: its stored values, or real ones."""
+
+    x: Term
+    weights: Term
+    bias: Array | None
+    real: bool
+    out: Steps
+    activation: Activation
+
+
+def usable(layer: StoredLayer) -> StoredLayer:
+    """The layer with weights of the input's type; Inexpressible where NNAPI has none such."""
+    if layer.x.value.type not in ASYMMETRIC or layer.weights.value.type not in (Q8, Q8S, Q8PC):
+        raise Inexpressible
+    if layer.weights.value.data is None:
+        raise Inexpressible
+    alike(layer.x, layer.out)
+    return layer._replace(weights=filter_for(layer.x, layer.weights))
+
+
+def convolved(t: NodeTask, layer: StoredLayer) -> Term:
+    """A convolution on stored values."""
+    x, weights = layer.x, layer.weights
+    channel = weights.value.channel
+    if channel is not None and channel.axis != 0:
+        raise Inexpressible
+    shape, sizes = list(t.known(weights)), t.shape(x)
+    if len(shape) != 4 or len(sizes) != 4:
+        raise Inexpressible
+    units, inner, *kernel = shape
+    groups, w = t.attr("group", 1), window(t, kernel, sizes[2:])
+    t.require(groups >= 1 and inner * groups == sizes[1] and units % groups == 0, f"{groups} groups do not fit")
+    more: dict[str, Any]
+    if inner == 1 and groups > 1:
+        name, order, axis = "DEPTHWISE_CONV_2D", (1, 2, 3, 0), 3
+        more = {"depth_multiplier": units // groups, **w.dilations()}
+    else:
+        name, order, axis = ("CONV_2D" if groups == 1 else "GROUPED_CONV_2D"), (0, 2, 3, 1), 0
+        more = w.dilations() if groups == 1 else {"groups": groups}
+    filter_ = ordered(t, weights, order, shape)
+    filter_.value = replace(filter_.value, channel=channel and ChannelQuant(channel.scales, axis))
+    if groups > 1 and inner > 1 and w.dilation != [1, 1]:
+        if weights.value.zero_point:
+            raise Inexpressible
+        filter_ = constant(replace(filter_.value, data=None), spread(t, np.asarray(filter_.value.data), w))
+    x, w = narrowed(t, x, w, x.value.zero_point)
+    bias = bias_for(t, x, filter_, units, layer.bias, np.zeros(0) if layer.real else None)
+    how = {**w.padding(), **w.strides(), **more}
+    return t.run(name, x, filter_, bias, **how, activation=int(layer.activation), nchw=True, outs=[layer.out.value()])[
+        0
+    ]
+
+
+def multiplied(t: NodeTask, layer: StoredLayer, *, turned: bool) -> Term:
+    """Rows times constant weights on stored values. turned: those are [units, size]."""
+    x, weights = layer.x, layer.weights
+    if weights.value.channel is not None or t.rank(weights) != 2:
+        raise Inexpressible
+    data = np.asarray(weights.value.data)
+    w = weights if turned else constant(replace(weights.value, data=None), np.ascontiguousarray(data.T))
+    units, size = t.known(w)
+    sizes = t.shape(x)
+    lead = sizes[:-1]
+    rows = None if None in lead else math.prod(d or 0 for d in lead)
+    flat = x if len(sizes) == 2 else t.reshaped(x, (rows, size))
+    bias = bias_for(t, x, w, units, layer.bias, np.zeros(0) if layer.real else None)
+    (made,) = t.run("FULLY_CONNECTED", flat, w, bias, activation=int(layer.activation), outs=[layer.out.value()])
+    return made if len(sizes) == 2 else t.reshaped(made, (*lead, units))
+
+
+@on_stored("Conv")
+def convolution(t: NodeTask, out: WantedSteps) -> None:
+    """Between DequantizeLinear and QuantizeLinear."""
+    x, w = stored_inputs(t, (0, 1))
+    layer = usable(StoredLayer(x, w, real_bias(t, 2), True, out.steps, out.activation))
+    give(t, convolved(t, layer), out)
+
+
+@on_stored("MatMul", "Gemm")
+def product(t: NodeTask, out: WantedSteps) -> None:
+    """Between DequantizeLinear and QuantizeLinear."""
+    x, w = stored_inputs(t, (0, 1))
+    plain = t.name == "MatMul" or (t.attr("alpha", 1.0) == t.attr("beta", 1.0) == 1 and not t.attr("transA", 0))
+    if not plain:
+        raise Inexpressible
+    layer = usable(StoredLayer(x, w, real_bias(t, 2) if t.name == "Gemm" else None, True, out.steps, out.activation))
+    give(t, multiplied(t, layer, turned=t.name == "Gemm" and bool(t.attr("transB", 0))), out)
+
+
+# -------------------------------------------------------------------------------- nodes with scales among their inputs
+
+
+def stored_input(t: NodeTask, place: int, scale: int, zero: int) -> Term:
+    """An input of 8 bits in the steps that others say."""
+    raw = t.raw(place)
+    if raw.data is not None:
+        data, scales = np.asarray(raw.data), np.asarray(t.data(scale, "the scale")).reshape(-1)
+        zeros = (
+            np.asarray(t.data(zero, "the zero point")).reshape(-1)
+            if t.given(zero)
+            else np.zeros(scales.size, data.dtype)
+        )
+        found = kept_as(data, scales, np.broadcast_to(zeros, scales.shape), 0, raw)
+        if found is None:
+            t.refuse(f"input {place} is {raw.kind} with scales and zero points that NNAPI has no type for")
+        return found
+    seen = seen_as(t, t.usable(raw, f"input {place}"), steps_at(t, scale, zero, raw.kind))
+    if seen is None:
+        t.refuse(f"input {place} is stored in other steps than its scale says, which no operation of NNAPI does")
+    return seen
+
+
+def finish(t: NodeTask, made: Term, steps: Steps) -> None:
+    """The node's output, stored."""
+    t.result(0, made, kind_of(steps))
+
+
+@node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, told NCHW")
+def linear_convolution(t: NodeTask) -> None:
+    """With the steps of input, weights and output."""
+    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
+    bias = np.asarray(t.data(8, "the bias")) if t.given(8) else None
+    try:
+        layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
+        finish(t, convolved(t, layer), out)
+    except Inexpressible as error:
+        t.refuse(str(error) or "has types or a rank that NNAPI's quantised layers do not take")
+
+
+@node("QLinearMatMul", inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
+def linear_product(t: NodeTask) -> None:
+    """With the steps of both inputs and of the output."""
+    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
+    try:
+        finish(t, multiplied(t, usable(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False), out)
+        return
+    except Inexpressible:
+        pass
+    a, b = (t.make("DEQUANTIZE", each, like=Value(F32)) for each in (x, w))
+    t.require(t.rank(a) == t.rank(b) <= 4, "of these ranks has no quantised form in NNAPI")
+    real = t.make("BATCH_MATMUL", a, b, like=a, adj_x=False, adj_y=False)
+    finish(t, t.run("QUANTIZE", real, outs=[out.value()])[0], out)
+
+
+@node("com.microsoft.QGemm", inputs=(6, 9), becomes="FULLY_CONNECTED, quantised")
+def linear_gemm(t: NodeTask) -> None:
+    """With an output that is stored."""
+    t.require(t.given(7) and t.given(8), "gives real values, must give stored ones")
+    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 7, 8)
+    t.require(t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which has no form here")
+    bias = np.asarray(t.data(6, "the bias")) if t.given(6) else None
+    try:
+        layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
+        finish(t, multiplied(t, layer, turned=bool(t.attr("transB", 0))), out)
+    except Inexpressible as error:
+        t.refuse(str(error) or "has types that NNAPI's quantised layers do not take")
+
+
+@node("com.microsoft.QLinearAdd", "com.microsoft.QLinearMul", inputs=8, becomes="ADD, MUL, quantised")
+def linear_arithmetic(t: NodeTask) -> None:
+    """With the steps of both inputs and of the output."""
+    x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
+    t.require(x.value.type == y.value.type == out.type, "has inputs and output of several types, must have one")
+    name = t.name.removeprefix("com.microsoft.QLinear").upper()
+    finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out)
+
+
+@node(
+    "com.microsoft.QLinearSigmoid", "com.microsoft.QLinearLeakyRelu", inputs=5, becomes="LOGISTIC, PRELU of real values"
+)
+def linear_function(t: NodeTask) -> None:
+    """By way of real values, which rounds once."""
+    x, out = stored_input(t, 0, 1, 2), steps_at(t, 3, 4)
+    real = t.make("DEQUANTIZE", x, like=Value(F32))
+    if t.name.endswith("Sigmoid"):
+        made = t.make("LOGISTIC", real)
+    else:
+        made = t.make("PRELU", real, t.scalar(t.attr("alpha", 0.01), real))
+    finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out)
+
+
+@node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")
+def linear_mean(t: NodeTask) -> None:
+    """By way of real values, which rounds once."""
+    x, out = stored_input(t, 0, 1, 2), steps_at(t, 3, 4)
+    rank = t.rank(x)
+    axes = list(range(1, rank - 1)) if t.attr("channels_last", 0) else list(range(2, rank))
+    made = t.make("MEAN", t.make("DEQUANTIZE", x, like=Value(F32)), t.integers(axes), True)
+    finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out)
+
+
+@node("com.microsoft.QLinearConcat", inputs=(5, None), becomes="CONCATENATION, quantised")
+def linear_concat(t: NodeTask) -> None:
+    """Parts with steps of their own."""
+    out = steps_at(t, 0, 1)
+    terms = [stored_input(t, n, n + 1, n + 2) for n in range(2, len(t.node.inputs), 3)]
+    t.require(all(term.value.type == out.type for term in terms), "has parts of several types, must have one")
+    axis = t.axis(t.attr("axis", 0), t.rank(terms[0]))
+    finish(t, t.run("CONCATENATION", *terms, axis, outs=[out.value()])[0], out)

@@ -1,0 +1,227 @@
+"""Entries of recurrent nodes: NNAPI has sequences of LSTM and RNN cells; GRU is made of products, step by step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.terms import Blob, Term, constant
+from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.indexing import reversed_along
+from nnhal.frontends.onnx.movement import part_of
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import F32
+
+MOST_STEPS = 1024  # of a GRU, whose steps are written one behind the other
+ACTIVATIONS = {"Relu": 1, "Tanh": 4, "Sigmoid": 6}
+IOFC = ("input", "output", "forget", "cell")  # the order of ONNX's gates
+NNAPI = ("input", "forget", "cell", "output")
+
+
+class Sequences:
+    """What the three recurrent nodes share: shapes, directions, states and outputs."""
+
+    def __init__(self, t: NodeTask, gates: int) -> None:
+        self.t, self.gates = t, gates
+        x = floats(t)
+        t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
+        self.batch_first = bool(t.attr("layout", 0))
+        if self.batch_first:
+            x = t.make("TRANSPOSE", x, t.integers([1, 0, 2]))
+        self.x = x
+        shape = t.known(x)
+        t.require(len(shape) == 3, f"input has shape {list(shape)}, must have three dimensions")
+        self.steps, self.batch, self.size = shape
+        self.weights, self.recurrent = (np.asarray(t.data(n, "weights")) for n in (1, 2))
+        ok = self.weights.ndim == self.recurrent.ndim == 3
+        t.require(ok, "weights must have three dimensions")
+        self.units = self.recurrent.shape[2]
+        direction = t.attr("direction", "forward")
+        known = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
+        t.require(direction in known, f"direction is {direction}, must be one of {', '.join(known)}")
+        self.backward = known[direction]
+        rows, count = gates * self.units, len(self.backward)
+        shapes = self.weights.shape == (count, rows, self.size) and self.recurrent.shape == (count, rows, self.units)
+        t.require(shapes, f"weights have shapes {self.weights.shape} and {self.recurrent.shape}, which do not fit")
+        self.bias = np.asarray(t.data(3, "bias")) if t.given(3) else np.zeros((count, 2 * rows), np.float32)
+        t.require(
+            self.bias.shape == (count, 2 * rows), f"bias has shape {self.bias.shape}, must be {(count, 2 * rows)}"
+        )
+        if t.given(4):
+            full = all(n == self.steps for n in t.ints(4, "sequence_lens"))
+            t.require(full, "has sequences of their own lengths, which NNAPI does not have")
+        t.require("clip" not in t.node.attributes, "clips its gates, which NNAPI does not")
+
+    def activations(self, default: Sequence[str]) -> list[list[str]]:
+        """The names for each direction."""
+        given = list(self.t.attr("activations", ())) or list(default) * len(self.backward)
+        count = len(default)
+        self.t.require(len(given) == count * len(self.backward), f"activations = {given}, must be {count} a direction")
+        plain = not self.t.attr("activation_alpha", ()) and not self.t.attr("activation_beta", ())
+        self.t.require(plain, "has activations with parameters of their own")
+        return [given[n : n + count] for n in range(0, len(given), count)]
+
+    def state(self, place: int, direction: int) -> Term:
+        """The state that a direction starts from."""
+        t = self.t
+        if not t.given(place):
+            return constant(Value(F32), np.zeros((self.batch, self.units), np.float32))
+        given, (steps, rest) = t.x(place), (len(self.backward), (self.batch, self.units))
+        if self.batch_first:
+            given = t.make("TRANSPOSE", given, t.integers([1, 0, 2]))
+        t.require(
+            t.known(given) == (steps, *rest), f"a state has shape {list(t.known(given))}, must be {[steps, *rest]}"
+        )
+        if given.data is not None:
+            return constant(Value(F32), np.ascontiguousarray(np.asarray(given.value.data)[direction]))
+        return t.reshaped(part_of(t, given, 0, direction, 1), rest)
+
+    def rows(self, place: int, array: Array, direction: int, gate: int) -> Term:
+        """The rows of one gate: the file's bytes where they lie there as they are."""
+        raw = self.t.raw(place)
+        part = array[direction, gate * self.units : (gate + 1) * self.units]
+        blob = None
+        if raw.blob is not None and raw.data is not None and raw.data.flags.c_contiguous:
+            start = (direction * self.gates + gate) * self.units * array.shape[2] * array.itemsize
+            blob = Blob(raw.blob.offset + start, part.nbytes, raw.blob.file)
+        return constant(Value(F32), part, "FLOAT", blob)
+
+    def summed_bias(self, direction: int, gate: int) -> Term:
+        """Both biases of one gate."""
+        whole, n = self.bias[direction], self.gates * self.units
+        both = whole[gate * self.units :][: self.units] + whole[n + gate * self.units :][: self.units]
+        return constant(Value(F32), both)
+
+    def over(self, direction: int) -> Term:
+        """The input as a direction reads it."""
+        return reversed_along(self.t, self.x, 0) if self.backward[direction] else self.x
+
+    def finish(self, outputs: Sequence[Term], *states: Sequence[Term]) -> None:
+        """The node's outputs: of each direction the sequence, then the last states."""
+        t = self.t
+        if t.wants(0):
+            parts = []
+            for n, made in enumerate(outputs):
+                there = reversed_along(t, made, 0) if self.backward[n] else made
+                parts.append(t.reshaped(there, (self.steps, 1, self.batch, self.units)))
+            whole = parts[0] if len(parts) == 1 else t.make("CONCATENATION", *parts, 1, like=parts[0])
+            if self.batch_first:
+                whole = t.make("TRANSPOSE", whole, t.integers([2, 0, 1, 3]))
+            t.result(0, whole)
+        for number, each in enumerate(states, 1):
+            if t.wants(number):
+                parts = [t.reshaped(last, (1, self.batch, self.units)) for last in each]
+                whole = parts[0] if len(parts) == 1 else t.make("CONCATENATION", *parts, 0, like=parts[0])
+                if self.batch_first:
+                    whole = t.make("TRANSPOSE", whole, t.integers([1, 0, 2]))
+                t.result(number, whole)
+
+
+@node(
+    "LSTM", inputs=(3, 8), outputs=(0, 3), becomes="UNIDIRECTIONAL_SEQUENCE_LSTM for each direction; GATHER backwards"
+)
+def lstm(t: NodeTask) -> None:
+    """The gates' weights stay where they lie in the file."""
+    s = Sequences(t, 4)
+    t.require(not t.attr("input_forget", 0), "couples its gates (input_forget), which has no form here")
+    outputs: list[Term] = []
+    lasts: list[Term] = []
+    cells: list[Term] = []
+    for n, names in enumerate(s.activations(("Sigmoid", "Tanh", "Tanh"))):
+        t.require(names[0] == "Sigmoid", f"has {names[0]} for its gates, must be Sigmoid for NNAPI")
+        t.require(
+            names[1] == names[2] and names[1] in ACTIVATIONS, f"has {names[1]} and {names[2]}, must be one of NNAPI's"
+        )
+        peep: list[Term | None] = [None] * 3
+        if t.given(7):
+            whole = np.asarray(t.data(7, "peepholes"))
+            t.require(whole.shape == (len(s.backward), 3 * s.units), f"peepholes have shape {whole.shape}")
+            if whole.any():
+                by = {name: whole[n, k * s.units :][: s.units] for k, name in enumerate(("input", "output", "forget"))}
+                peep = [constant(Value(F32), by[name].copy()) for name in ("input", "forget", "output")]
+        gates = [IOFC.index(name) for name in NNAPI]
+        given: list[Term | None] = [
+            s.over(n),
+            *(s.rows(1, s.weights, n, g) for g in gates),
+            *(s.rows(2, s.recurrent, n, g) for g in gates),
+        ]
+        given += [*peep, *(s.summed_bias(n, g) for g in gates), None, None]
+        more = [s.state(5, n), s.state(6, n), ACTIVATIONS[names[1]], 0.0, 0.0, True, None, None, None, None]
+        like = Value(F32, None)
+        made = t.run("UNIDIRECTIONAL_SEQUENCE_LSTM", *given, *more, outs=[like] * 3)
+        for into, term in zip((outputs, lasts, cells), made, strict=True):
+            into.append(term)
+    s.finish(outputs, lasts, cells)
+
+
+@node("RNN", inputs=(3, 6), outputs=(0, 2), becomes="UNIDIRECTIONAL_SEQUENCE_RNN for each direction; GATHER backwards")
+def rnn(t: NodeTask) -> None:
+    """Tanh, Relu or Sigmoid."""
+    s = Sequences(t, 1)
+    outputs, lasts = [], []
+    for n, names in enumerate(s.activations(("Tanh",))):
+        t.require(names[0] in ACTIVATIONS, f"has activation {names[0]}, must be one of {', '.join(ACTIVATIONS)}")
+        given = [
+            s.over(n),
+            s.rows(1, s.weights, n, 0),
+            s.rows(2, s.recurrent, n, 0),
+            s.summed_bias(n, 0),
+            s.state(5, n),
+        ]
+        like = Value(F32, None)
+        made = t.run("UNIDIRECTIONAL_SEQUENCE_RNN", *given, ACTIVATIONS[names[0]], 1, outs=[like] * 2)
+        outputs.append(made[0])
+        lasts.append(made[1])
+    s.finish(outputs, lasts)
+
+
+@node("GRU", inputs=(3, 6), outputs=(0, 2), becomes="FULLY_CONNECTED, LOGISTIC, TANH, MUL, ADD, step by step")
+def gru(t: NodeTask) -> None:
+    """The input's products of all steps are one; the state's are made step by step."""
+    s = Sequences(t, 3)
+    t.require(s.steps <= MOST_STEPS, f"has {s.steps} steps, must have {MOST_STEPS} at most")
+    outputs, lasts = [], []
+    for n, names in enumerate(s.activations(("Sigmoid", "Tanh"))):
+        t.require(names == ["Sigmoid", "Tanh"], f"has activations {names}, must be Sigmoid and Tanh")
+        made = gru_steps(t, s, n)
+        lasts.append(made[-1])
+        rows = [t.reshaped(h, (1, s.batch, s.units)) for h in made]
+        outputs.append(rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0]))
+    s.finish(outputs, lasts)
+
+
+def gru_steps(t: NodeTask, s: Sequences, n: int) -> list[Term]:
+    """The states after each step of a direction. Gates are update, reset, hidden."""
+    r, units, after = Reals(t), s.units, bool(t.attr("linear_before_reset", 0))
+    rows = s.bias[n].shape[0] // 2
+    own, other = s.bias[n][:rows], s.bias[n][rows:]
+    given = own.copy()
+    given[: 2 * units] += other[: 2 * units]
+    if not after:
+        given[2 * units :] += other[2 * units :]
+    flat = t.reshaped(s.over(n), (s.steps * s.batch, s.size))
+    w = constant(Value(F32), np.ascontiguousarray(s.weights[n]))
+    inputs = t.make("FULLY_CONNECTED", flat, w, constant(Value(F32), given), like=flat, activation=0)
+    inputs = t.reshaped(inputs, (s.steps, s.batch, rows))
+    both = constant(Value(F32), np.ascontiguousarray(s.recurrent[n][: 2 * units]))
+    hidden = constant(Value(F32), np.ascontiguousarray(s.recurrent[n][2 * units :]))
+    nothing = constant(Value(F32), np.zeros(2 * units, np.float32))
+    offset = constant(Value(F32), np.ascontiguousarray(other[2 * units :]) if after else np.zeros(units, np.float32))
+    h, made = s.state(5, n), []
+    for step in range(s.steps):
+        x = t.reshaped(part_of(t, inputs, 0, step, 1), (s.batch, rows))
+        sums = t.make("FULLY_CONNECTED", h, both, nothing, like=h, activation=0)
+        gates = t.make("LOGISTIC", r("ADD", sums, part_of(t, x, 1, 0, 2 * units)))
+        update, reset = part_of(t, gates, 1, 0, units), part_of(t, gates, 1, units, units)
+        fresh = part_of(t, x, 1, 2 * units, units)
+        if after:
+            product = t.make("FULLY_CONNECTED", h, hidden, offset, like=h, activation=0)
+            fresh = r("ADD", fresh, r("MUL", reset, product))
+        else:
+            product = t.make("FULLY_CONNECTED", r("MUL", reset, h), hidden, offset, like=h, activation=0)
+            fresh = r("ADD", fresh, product)
+        fresh = t.make("TANH", fresh)
+        h = r("ADD", r("MUL", update, r("SUB", h, fresh)), fresh)
+        made.append(h)
+    return made

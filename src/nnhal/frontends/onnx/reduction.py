@@ -1,0 +1,204 @@
+"""Entries of reductions over axes, and of what is summed up along one."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from nnhal.base.codes import OperandType
+from nnhal.base.operands import Value
+from nnhal.frontends.common.places import axis_moved
+from nnhal.frontends.common.reals import Reals
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import MOST_DIMENSIONS
+from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.movement import axes_in, part_of
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import F16, F32, I32
+
+NAMES = {"ReduceSum": "REDUCE_SUM", "ReduceMean": "MEAN", "ReduceMax": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN",
+         "ReduceProd": "REDUCE_PROD"}  # fmt: skip
+PAIRWISE = {"REDUCE_SUM": "ADD", "REDUCE_PROD": "MUL", "REDUCE_MAX": "MAXIMUM", "REDUCE_MIN": "MINIMUM"}
+MOST_SUMMED = 1 << 16
+
+
+@node("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", inputs=(1, 2),
+      becomes="REDUCE_SUM, MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_PROD; of integers ADD, MAXIMUM, MINIMUM, MUL")  # fmt: skip
+def reduce_(t: NodeTask) -> None:
+    """Over some axes, or all."""
+    finish(t, t.x(0), NAMES[t.name])
+
+
+@node("ReduceL1", inputs=(1, 2), becomes="ABS, REDUCE_SUM")
+def sum_of_sizes(t: NodeTask) -> None:
+    """Sum of magnitudes."""
+    finish(t, flat(t, lambda x: t.make("ABS", x)), "REDUCE_SUM")
+
+
+@node("ReduceSumSquare", inputs=(1, 2), becomes="MUL, REDUCE_SUM")
+def sum_of_squares(t: NodeTask) -> None:
+    """Sum of squares."""
+    finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM")
+
+
+@node("ReduceL2", inputs=(1, 2), becomes="MUL, REDUCE_SUM, SQRT")
+def length(t: NodeTask) -> None:
+    """Root of the sum of squares."""
+    finish(t, flat(t, lambda x: Reals(t)("MUL", x, x)), "REDUCE_SUM", "SQRT")
+
+
+@node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
+def log_sum(t: NodeTask) -> None:
+    """Logarithm of the sum."""
+    finish(t, floats(t), "REDUCE_SUM", "LOG")
+
+
+@node("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
+def log_sum_exp(t: NodeTask) -> None:
+    """From the greatest, so that no power overflows."""
+    x, r = floats(t), Reals(t)
+    axes, keep = over(t, x), bool(t.attr("keepdims", 1))
+    most = reduced(t, x, "REDUCE_MAX", axes)
+    total = reduced(t, t.make("EXP", r("SUB", x, most)), "REDUCE_SUM", axes)
+    left(t, r("ADD", t.make("LOG", total), most), x, axes, keep=keep)
+
+
+def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
+    """A function of each element of the input, whose dimensions may be more than NNAPI takes."""
+    x = floats(t)
+    if len(t.shape(x)) <= MOST_DIMENSIONS:
+        return function(x)
+    shape = t.known(x)
+    return t.reshaped(function(t.reshaped(x, (math.prod(shape),))), shape)
+
+
+def over(t: NodeTask, x: Term) -> list[int]:
+    """The axes, all where none are said."""
+    named, rank = axes_in(t), t.rank(x)
+    if not named:
+        return [] if t.attr("noop_with_empty_axes", 0) else list(range(rank))
+    return sorted({t.axis(n, rank) for n in named})
+
+
+def finish(t: NodeTask, x: Term, name: str, *after: str) -> None:
+    """The node's output: a reduction, and functions of it."""
+    axes, keep = over(t, x), bool(t.attr("keepdims", 1))
+    made = reduced(t, x, name, axes) if axes else x
+    for function in after:
+        made = t.make(function, made)
+    left(t, made, x, axes, keep=keep)
+
+
+def left(t: NodeTask, made: Term, x: Term, axes: Sequence[int], *, keep: bool) -> None:
+    """The node's output, with or without the dimensions of 1."""
+    shape = t.shape(x)[: t.rank(x)]
+    dims = [1 if i in axes else d for i, d in enumerate(shape) if keep or i not in axes]
+    t.result(0, t.reshaped(made, dims or [1]), t.raw(0).kind, scalar=not dims)
+
+
+def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
+    """A reduction that keeps its dimensions, as 1."""
+    if x.value.type in (F32, F16) and len(t.shape(x)) <= MOST_DIMENSIONS:
+        return t.make(name, x, t.integers(axes), True)
+    shape = t.known(x)
+    t.require(0 not in shape, "has no elements")
+    groups = [(gone, [shape[i] for i in run]) for gone, run in groupby(range(len(shape)), key=lambda i: i in axes)]
+    sizes, gone = [math.prod(run) for _, run in groups], [g for g, _ in groups]
+    for place in reversed([i for i, g in enumerate(gone) if g]):
+        parts = (math.prod(sizes[:place]), sizes[place], math.prod(sizes[place + 1 :]))
+        x = along(t, t.reshaped(x, parts), name)
+        sizes[place] = 1
+    return t.reshaped(x, [1 if i in axes else d for i, d in enumerate(shape)])
+
+
+def along(t: NodeTask, x: Term, name: str) -> Term:
+    """The second of three dimensions reduced to 1."""
+    if x.value.type in (F32, F16):
+        return t.make(name, x, t.integers([1]), True)
+    t.require(x.value.type == I32 and name in PAIRWISE, f"of {x.kind or 'these'} has no operation in NNAPI")
+    more: dict[str, Any] = {"activation": 0} if PAIRWISE[name] in ("ADD", "MUL") else {}
+    rest: list[Term] = []
+    size = t.known(x)[1]
+    t.require(size <= MOST_SUMMED, f"of {size} integers, must be {MOST_SUMMED} at most")
+    while size > 1:
+        half = size // 2
+        if size % 2:
+            rest.append(part_of(t, x, 1, size - 1, 1))
+        x = t.make(PAIRWISE[name], part_of(t, x, 1, 0, half), part_of(t, x, 1, half, half), **more)
+        size = half
+    for other in rest:
+        x = t.make(PAIRWISE[name], x, other, **more)
+    return x
+
+
+@node("CumSum", inputs=2, becomes="ADD of the tensor moved by 1, 2, 4, .. places")
+def cumulative(t: NodeTask) -> None:
+    """Sums over 1, 2, 4, .. elements: each step adds the sums that end where the ones so far begin."""
+    x = t.x(0)
+    t.require(x.value.type in (F32, F16, I32), f"of {x.kind} has no operation in NNAPI")
+    shape, axis = t.known(x), t.axis(t.integer_of(1, "axis"), t.rank(x))
+    parts = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+    t.check_count(math.prod(parts))
+    made, step, back = t.reshaped(x, parts), 1, bool(t.attr("reverse", 0))
+    while step < shape[axis]:
+        made = t.make("ADD", made, shifted(t, made, step, back=back), activation=0)
+        step *= 2
+    if t.attr("exclusive", 0):
+        made = shifted(t, made, 1, back=back)
+    t.result(0, t.reshaped(made, shape), x.kind)
+
+
+def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
+    """The second of three dimensions moved on (back) by some places; zeros come in."""
+    outer, size, inner = t.known(x)
+    zeros = t.filled((outer, min(step, size), inner), 0, OperandType(x.value.type))
+    if step >= size:
+        return zeros
+    kept = part_of(t, x, 1, step if back else 0, size - step)
+    return t.make("CONCATENATION", *((kept, zeros) if back else (zeros, kept)), 1, like=x)
+
+
+@node("ArgMax", "ArgMin", becomes="ARGMAX, ARGMIN")
+def arg_most(t: NodeTask) -> None:
+    """The place of the greatest or least, the first of several."""
+    x = t.x(0)
+    shape = t.shape(x)[: t.rank(x)]
+    axis = t.axis(t.attr("axis", 0), len(shape))
+    if t.attr("select_last_index", 0):
+        size = t.known(x)[axis]
+        turned = constant(Value(I32), np.arange(size, dtype=np.int32)[::-1].copy())
+        x = t.make("GATHER", x, axis, turned)
+    made = t.make(t.name.upper(), x, axis, like=Value(I32))
+    if t.attr("select_last_index", 0):
+        made = t.make("SUB", t.scalar(t.known(x)[axis] - 1, made), made, like=made, activation=0)
+    keep = bool(t.attr("keepdims", 1))
+    dims = [1 if i == axis else d for i, d in enumerate(shape) if keep or i != axis]
+    t.result(0, t.reshaped(made, dims or [1]), "INT64", scalar=not dims)
+
+
+@node("TopK", inputs=2, outputs=2, becomes="TOPK_V2 along the last dimension; of the least, of the negated")
+def top(t: NodeTask) -> None:
+    """The k greatest or least, sorted."""
+    x, k = t.x(0), t.integer_of(1, "k")
+    shape = t.shape(x)
+    axis = t.axis(t.attr("axis", -1), t.rank(x))
+    size = shape[axis]
+    t.require(size is None or 0 < k <= size, f"k = {k}, must be 1 to {size}")
+    order = [i for i in range(len(shape)) if i != axis] + [axis]
+    turned = axis_moved(t, x, order)
+    least = not t.attr("largest", 1)
+    found, places = t.run(
+        "TOPK_V2", t.make("NEG", turned) if least else turned, k, outs=[bare(turned), Value(I32, None)]
+    )
+    if least:
+        found = t.make("NEG", found)
+    back = np.argsort(order).tolist()
+    t.result(0, axis_moved(t, found, back), x.kind)
+    t.result(1, axis_moved(t, places, back), "INT64")
+
+
+def bare(x: Term) -> Value:
+    """The type of a term."""
+    return Value(x.value.type, None, x.value.scale, x.value.zero_point)

@@ -1,0 +1,223 @@
+"""Entries that resize: by NNAPI's own operation where that takes the same elements, else by GATHER along each axis."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from nnhal.base.operands import Array, Value
+from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.ops.schema import F16, F32, I32
+
+MOST_SIZE = 1 << 16  # of a dimension
+SHARP = -0.75  # of cubic interpolation where nothing else is said
+CLOSE = 1e-4  # of an element: how far NNAPI's own positions may be from these
+LINEAR, NEAREST = "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"
+
+
+class Taps(NamedTuple):
+    """What each element along an axis is made of: places and shares, [taps, size], and where it lies in the input."""
+
+    places: Array
+    shares: Array
+    at: Array
+
+
+class Grid(NamedTuple):
+    """How the elements of an axis lie in the input. scale: how much larger. start, end: of the part that is taken."""
+
+    size: int
+    new: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+@node(
+    "Resize",
+    "Upsample",
+    inputs=(1, 4),
+    becomes="RESIZE_BILINEAR, RESIZE_NEAREST_NEIGHBOR told NCHW; else GATHER, MUL, ADD",
+)
+def resize(t: NodeTask) -> None:
+    """Each axis by itself."""
+    x, mode = t.x(0), t.attr("mode", "nearest")
+    t.require(mode in ("nearest", "linear", "cubic"), f"mode is {mode}, must be nearest, linear or cubic")
+    t.require(mode == "nearest" or x.value.type in (F32, F16), f"of {x.kind} is interpolated, must be FLOAT")
+    t.require(not t.attr("antialias", 0), "smooths (antialias), which NNAPI does not")
+    grids = {axis: grid for axis, grid in enumerate(grids_of(t, x)) if not same(t, grid)}
+    found = {axis: taps(t, mode, grid) for axis, grid in grids.items()}
+    outside = [
+        axis for axis, tap in found.items() if tap.at.min() < -CLOSE or tap.at.max() > grids[axis].size - 1 + CLOSE
+    ]
+    if coordinates(t) == "tf_crop_and_resize":
+        t.require(not outside, "takes elements from outside of the input, which have a value of their own")
+    if not grids:
+        t.result(0, t.copied(x), x.kind)
+        return
+    own = own_operation(t, x, mode, grids, found)
+    if own is not None:
+        t.result(0, own, x.kind)
+        return
+    for axis, tap in found.items():
+        x = along(t, x, axis, tap)
+    t.result(0, x, t.raw(0).kind)
+
+
+def coordinates(t: NodeTask) -> str:
+    """The name of the way in which positions are counted."""
+    default = "asymmetric" if t.opset < 11 or t.name == "Upsample" else "half_pixel"
+    mode: str = t.attr("coordinate_transformation_mode", default)
+    return "half_pixel" if mode == "tf_half_pixel_for_nn" else mode
+
+
+def grids_of(t: NodeTask, x: Term) -> list[Grid]:
+    """Of every axis."""
+    rank = t.rank(x)
+    axes = [t.axis(n, rank) for n in t.attr_ints("axes")] or list(range(rank))
+    scales_at = 1 if t.opset < 11 or t.name == "Upsample" else 2
+    scales = t.floats(scales_at, "scales") if t.given(scales_at) else [float(n) for n in t.attr("scales", ())]
+    sizes = t.ints(3, "sizes") if t.given(3) else []
+    roi = t.floats(1, "roi") if coordinates(t) == "tf_crop_and_resize" else []
+    t.require(bool(scales) != bool(sizes), "must have either scales or sizes")
+    t.require(len(scales or sizes) == len(axes), f"has {len(scales or sizes)} scales or sizes, must have {len(axes)}")
+    t.require(len(roi) in (0, 2 * len(axes)), f"roi has {len(roi)} numbers, must have {2 * len(axes)}")
+    shape = t.known(x)
+    policy = t.attr("keep_aspect_ratio_policy", "stretch")
+    if sizes and policy != "stretch":
+        ratios = [new / shape[axis] for new, axis in zip(sizes, axes, strict=True)]
+        ratio = min(ratios) if policy == "not_larger" else max(ratios)
+        scales, sizes = [ratio] * len(axes), [int(np.floor(ratio * shape[axis] + 0.5)) for axis in axes]
+    grids = [Grid(size, size, 1.0) for size in shape]
+    for n, axis in enumerate(axes):
+        size = shape[axis]
+        part = (roi[n], roi[n + len(axes)]) if roi else (0.0, 1.0)
+        scale = scales[n] if scales else sizes[n] / size
+        t.require(np.isfinite(scale) and scale > 0, f"has a scale of {scale:g}, must be above 0")
+        whole = size * (part[1] - part[0]) * scale if roi else size * scale
+        new = sizes[n] if sizes else int(np.floor(whole))
+        t.require(0 < new <= MOST_SIZE, f"makes a dimension of {new}, must be 1 to {MOST_SIZE}")
+        grids[axis] = Grid(size, new, scale, *part)
+    return grids
+
+
+def same(t: NodeTask, grid: Grid) -> bool:
+    """Whether an axis stays as it is."""
+    return grid.size == grid.new and grid.scale == 1 and (grid.start, grid.end) == (0.0, 1.0)
+
+
+def positions(t: NodeTask, grid: Grid) -> Array:
+    """Where the elements of an axis lie in the input, in float32, as ONNX Runtime computes it."""
+    single = np.float32
+    mode, at, half, scale = coordinates(t), np.arange(grid.new, dtype=single), single(0.5), single(grid.scale)
+    last = single(grid.size - 1)
+    if mode in ("half_pixel", "pytorch_half_pixel"):
+        if mode == "pytorch_half_pixel" and grid.new == 1:
+            return np.zeros(1, single)
+        return (at + half) / scale - half
+    if mode == "half_pixel_symmetric":
+        adjusted = single(grid.new) / (scale * single(grid.size))
+        return single(grid.size / 2) * (1 - adjusted) + (at + half) / scale - half
+    if mode == "align_corners":
+        return at * last / single(grid.new - 1) if grid.new > 1 else np.zeros(1, single)
+    if mode == "asymmetric":
+        return at / scale
+    t.require(mode == "tf_crop_and_resize", f"coordinate_transformation_mode is {mode}, which is not known")
+    start, end = single(grid.start), single(grid.end)
+    if grid.new > 1:
+        return start * last + at * (end - start) * last / single(grid.new - 1)
+    return np.array([half * (start + end) * last])
+
+
+def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
+    """What the elements of an axis are made of."""
+    at, last = positions(t, grid), grid.size - 1
+    if mode == "nearest":
+        how = t.attr("nearest_mode", "floor" if t.opset < 11 or t.name == "Upsample" else "round_prefer_floor")
+        single = at.astype(np.float64)
+        rounds: dict[str, Callable[[Array], Array]] = {
+            "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+            "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+            "floor": np.floor,
+            "ceil": np.ceil,
+        }
+        t.require(how in rounds, f"nearest_mode is {how}, must be one of {', '.join(rounds)}")
+        places = np.clip(rounds[how](single), 0, last).astype(np.int64)
+        return Taps(places[None], np.ones((1, grid.new)), at)
+    if mode == "linear":
+        inside = np.clip(at, 0, last)
+        low = np.floor(inside).astype(np.int64)
+        share = inside - low
+        return Taps(np.stack([low, np.minimum(low + 1, last)]), np.stack([1 - share, share]), at)
+    sharp = t.attr("cubic_coeff_a", SHARP)
+    low = np.floor(at)
+    s = at - low
+    far = [((sharp * (d - 5) * d + 8 * sharp) * d - 4 * sharp) for d in (s + 1, 2 - s)]
+    near = [((sharp + 2) * d - (sharp + 3)) * d * d + 1 for d in (s, 1 - s)]
+    shares = np.stack([far[0], near[0], near[1], far[1]])
+    places = np.stack([low + n for n in (-1, 0, 1, 2)]).astype(np.int64)
+    if t.attr("exclude_outside", 0):
+        shares = np.where((places >= 0) & (places <= last), shares, 0)
+        shares = shares / shares.sum(0)
+    return Taps(np.clip(places, 0, last), shares, at)
+
+
+def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found: dict[int, Taps]) -> Term | None:
+    """NNAPI's own operation, where it takes the same elements."""
+    if mode == "cubic" or t.rank(x) not in (3, 4) or not all(axis >= 2 for axis in grids):
+        return None
+    if t.rank(x) == 3:
+        return None
+    for align, half in ((False, False), (False, True), (True, False)):
+        if all(agrees(mode, grid, found[axis], align=align, half=half) for axis, grid in grids.items()):
+            h, w = (grids[axis].new if axis in grids else t.known(x)[axis] for axis in (2, 3))
+            rest = [axis for axis in (2, 3) if axis not in grids]
+            if any(
+                not agrees(mode, Grid(s, s, 1.0), None, align=align, half=half) for s in (t.known(x)[a] for a in rest)
+            ):
+                continue
+            more = {name: True for name, there in (("align_corners", align), ("half_pixel_centers", half)) if there}
+            return t.make(NEAREST if mode == "nearest" else LINEAR, x, out_w=w, out_h=h, nchw=True, **more)
+    return None
+
+
+def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: bool) -> bool:
+    """Whether NNAPI's operation takes the same along an axis, as float32 rounds it. wanted: None for the axis as it is."""
+    between = align and grid.new > 1
+    step = (
+        np.float32(grid.size - 1) / np.float32(grid.new - 1)
+        if between
+        else np.float32(grid.size) / np.float32(grid.new)
+    )
+    at = np.arange(grid.new, dtype=np.float32)
+    place = (at + np.float32(0.5)) * step if half else at * step
+    if mode == "nearest":
+        index = np.clip(np.floor(place.astype(np.float64) + (0.5 if align else 0)), 0, grid.size - 1).astype(np.int64)
+        target = np.arange(grid.new) if wanted is None else wanted.places[0]
+        return bool((index == target).all())
+    found = np.clip(place - np.float32(0.5 * half), 0, grid.size - 1)
+    target = np.arange(grid.new) if wanted is None else np.clip(wanted.at, 0, grid.size - 1)
+    return bool(np.abs(found - target).max() <= CLOSE * min(1.0, 16 / grid.size))
+
+
+def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
+    """Elements along an axis, each the sum of shares of others."""
+    total: Term | None = None
+    for places, shares in zip(tap.places, tap.shares, strict=True):
+        if not shares.any():
+            continue
+        part = t.make("GATHER", x, axis, constant(Value(I32), places.astype(np.int32)))
+        if not (shares == 1).all():
+            part = t.make("MUL", part, spread_out(t, x, axis, shares), activation=0)
+        total = part if total is None else t.make("ADD", total, part, activation=0)
+    if total is None:
+        t.refuse("has no elements")
+    return total
+
+
+def spread_out(t: NodeTask, x: Term, axis: int, shares: Sequence[float] | Array) -> Term:
+    """A constant for each element along an axis."""
+    shape = [1] * t.rank(x)
+    shape[axis] = -1
+    return constant(Value(x.value.type), np.asarray(shares, x.value.dtype).reshape(shape))

@@ -1,0 +1,469 @@
+"""What an entry of the table works with: one node's values and attributes, and NNAPI operations to write."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnhal.base.codes import Activation
+from nnhal.base.names import short
+from nnhal.base.operands import Array, Value
+from nnhal.base.records import replace
+from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.places import broadcast, merged
+from nnhal.frontends.common.terms import UNTYPED, Emitted, Inexpressible, Term, constant
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, viewed
+from nnhal.frontends.onnx.file import AttributeReference, OnnxGraph, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
+from nnhal.frontends.onnx.wide import span_of
+from nnhal.ops import OPS
+from nnhal.ops.schema import F32, I32, bind
+
+FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
+           "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
+WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")
+
+
+class NodeEntry(NamedTuple):
+    """How to lower a node. inputs, outputs: the least and greatest number; None: any.
+
+    single: it works on single elements. becomes: what it is made of, for people. since: the least version.
+    """
+
+    lower: Callable[["NodeTask"], None]
+    inputs: tuple[int, int | None]
+    outputs: tuple[int, int | None]
+    single: bool
+    becomes: str
+
+
+NODES: dict[str, NodeEntry] = {}
+Count = int | tuple[int, int | None]
+
+
+def node(
+    *names: str, inputs: Count = 1, outputs: Count = 1, single: bool = False, becomes: str
+) -> Callable[[Callable[["NodeTask"], None]], Callable[["NodeTask"], None]]:
+    """Make a function the entry of the named operators; those of another domain are `domain.Name`."""
+    counts = [(n, n) if isinstance(n, int) else n for n in (inputs, outputs)]
+
+    def add(function: Callable[["NodeTask"], None]) -> Callable[["NodeTask"], None]:
+        for name in names:
+            NODES[name] = NodeEntry(function, counts[0], counts[1], single, becomes)
+        return function
+
+    return add
+
+
+class NodeTask(OperationWriter):
+    """One node to lower. Nothing is written to the graph before `commit`. eight: it works on stored values of 8 bits."""
+
+    eight = False
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph.file.budget, node.label)
+        self.graph, self.node, self.opset = graph, node, opset
+        self.name = f"{node.domain}.{node.op}" if node.domain else node.op
+        self.results: dict[int, Term] = {}
+        self.later: list[Callable[[], None]] = []
+        self.own: list[Term] = []  # results that are this node's alone
+
+    # ------------------------------------------------------------------------------------------------------ attributes
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute: a number, a text, a tuple of them, a tensor or a graph, of the type of the default."""
+        value = self.node.attributes.get(name)
+        if value is None:
+            return default
+        if isinstance(value, AttributeReference):
+            self.refuse(f"attribute {name} is that of a function, which gives none")
+        wanted = type(default)
+        if wanted is float and isinstance(value, int):
+            value = float(value)
+        ok = default is None or isinstance(value, wanted)
+        self.require(ok, f"attribute {name} is {short(repr(value))}, must be {wanted.__name__}")
+        return value
+
+    def attr_ints(self, name: str) -> list[int]:
+        """An attribute of integers, none where it is not there."""
+        value = self.attr(name, ())
+        whole = all(isinstance(n, int) for n in value)
+        self.require(whole, f"attribute {name} is {short(repr(value))}, must be integers")
+        return list(value)
+
+    def inner(self, name: str) -> OnnxGraph:
+        """An attribute that is a graph."""
+        value = self.node.attributes.get(name)
+        if not isinstance(value, OnnxGraph):
+            self.refuse(f"attribute {name} is no graph, must be one")
+        return value
+
+    def tensor(self, name: str) -> OnnxTensor:
+        """An attribute that is a tensor."""
+        value = self.node.attributes.get(name)
+        if not isinstance(value, OnnxTensor):
+            self.refuse(f"attribute {name} is no tensor, must be one")
+        return value
+
+    # ----------------------------------------------------------------------------------------------------------- inputs
+
+    def given(self, place: int) -> bool:
+        """Whether input `place` is there."""
+        return place < len(self.node.inputs) and bool(self.node.inputs[place])
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, of whatever type."""
+        self.require(self.given(place), f"input {place} is left out, must be given")
+        return self.graph.term(self.node.inputs[place])
+
+    def maybe(self, place: int) -> Term | None:
+        """Input `place`, None where it is left out."""
+        return self.x(place) if self.given(place) else None
+
+    def x(self, place: int) -> Term:
+        """Input `place` as an NNAPI tensor."""
+        return self.usable(self.raw(place), f"input {place}")
+
+    def usable(self, term: Term, what: str) -> Term:
+        """A term as an NNAPI tensor."""
+        if term.value.type == UNTYPED:
+            self.follows(term)
+            self.refuse(f"{what} is {term.kind or 'not there'}, which NNAPI has no type for")
+        if term.partly:
+            self.follows(term)
+        self.require(not term.partly, f"{what} is a shape known only at execution, which NNAPI has no operation for")
+        return term
+
+    def xs(self, start: int = 0) -> list[Term]:
+        """All inputs from a place on."""
+        return [self.x(place) for place in range(start, len(self.node.inputs))]
+
+    def stored(self, place: int) -> Term | None:
+        """The tensor of 8 bits whose real values input `place` holds, None where it holds no such."""
+        term = self.raw(place)
+        if term.value.type in ASYMMETRIC:
+            return term
+        return self.graph.context.stored.get(id(term))
+
+    def data(self, place: int, what: str) -> Array:
+        """The value of input `place`, which has to be known; elements known only at execution are None."""
+        term = self.raw(place)
+        if term.data is None:
+            self.follows(term)
+            self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
+        return term.data
+
+    def partly(self, place: int, what: str) -> list[int | None]:
+        """Integers of which some may be known only at execution."""
+        data = self.data(place, what)
+        self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
+        return [None if n is None else int(n) for n in data.reshape(-1).tolist()]
+
+    def ints(self, place: int, what: str) -> list[int]:
+        """Constant integers."""
+        numbers = self.partly(place, what)
+        known = [n for n in numbers if n is not None]
+        self.require(len(known) == len(numbers), f"{what} is known only at execution, must be constant for NNAPI")
+        return known
+
+    def number(self, place: int, what: str) -> Any:
+        """A constant of one element."""
+        data = self.data(place, what)
+        self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
+        return data.reshape(-1)[0].item()
+
+    def integer_of(self, place: int, what: str) -> int:
+        """A constant integer, as any number type."""
+        value = self.number(place, what)
+        self.require(int(value) == value, f"{what} = {value}, must be a whole number")
+        return int(value)
+
+    def floats(self, place: int, what: str) -> list[float]:
+        """Constant numbers."""
+        data = self.data(place, what)
+        self.require(data.dtype.kind == "f", f"{what} is {self.raw(place).kind}, must be floats")
+        return [float(n) for n in data.reshape(-1).tolist()]
+
+    def index(self, place: int, what: str) -> Term:
+        """Integers as TENSOR_INT32."""
+        term = self.x(place)
+        self.require(term.value.type == I32, f"{what} is {term.kind}, must be INT32 or INT64")
+        return term
+
+    def alone(self, place: int) -> bool:
+        """Whether this node alone reads input `place`, which is a node's of this graph."""
+        name, graph = self.node.inputs[place], self.graph
+        aliased = id(graph.terms.get(name)) in graph.context.aliased
+        return graph.uses[name] == 1 and name in graph.written and not aliased
+
+    # ---------------------------------------------------------------------------------------------------------- outputs
+
+    def wants(self, number: int) -> bool:
+        """Whether output `number` is named and read."""
+        outputs = self.node.outputs
+        return number < len(outputs) and self.graph.uses[outputs[number]] > 0
+
+    def out(self, number: int = 0) -> Value:
+        """The type of the output: that of the result so far, which is the first input's."""
+        found = self.results.get(number)
+        return replace((found or self.x(0)).value, shape=None, data=None, name="")
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+        """Output `number` is this term, of a type of ONNX's. scalar: of no dimensions."""
+        if not kind:
+            kind = KIND_OF.get(term.value.type, "")  # type: ignore[call-overload]
+            if kind == "INT32" and any(
+                self.raw(n).kind == "INT64" for n in range(len(self.node.inputs)) if self.given(n)
+            ):
+                kind = "INT64"
+        one = scalar and term.value.shape == (1,)
+        other = (term.kind and term.kind != kind) or term.scalar != one or term.data is not None
+        if other and not any(term is out for made in self.emitted for out in made.outputs):
+            term = self._view(term)
+        term.kind, term.scalar = kind, one
+        self.results[number] = term
+
+    def _view(self, term: Term) -> Term:
+        """The same constant, or a copy of what is computed, as a term of its own."""
+        if term.value.data is None:
+            return self.copied(term)
+        return Term(term.value, term.kind, term.data, term.blob, term.scalar, term.span, made=term.made)
+
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is the very same as an input."""
+        self.results[number] = term
+
+    def fresh(self, term: Term) -> None:
+        """The output is that of an operation before this one, which nothing else reads."""
+        self.results[0] = term
+        self.own.append(term)
+
+    def known_result(self, data: Array, number: int = 0, kind: str = "INT64") -> None:
+        """Output `number` is known at import."""
+        value = Value(TYPES.get(kind, UNTYPED), None, 1.0 if kind in ("INT8", "UINT8") else 0.0)
+        if value.type == UNTYPED or 0 in data.shape:
+            term = Term(Value(UNTYPED, data.shape or (1,)), kind, data, scalar=data.ndim == 0, made=True)
+        else:
+            term = constant(value, data, kind)
+            term.kind = kind
+        term.doubtful = any(self.raw(n).doubtful for n in range(len(self.node.inputs)) if self.given(n))
+        self.results[number] = term
+
+    def give(
+        self, name: str, *given: Any, like: Term | Value | int | None = None, scalar: bool = False, **named: Any
+    ) -> None:
+        """Write an operation whose output is the node's."""
+        self.result(0, self.make(name, *given, like=like, **named), scalar=scalar)
+
+    def commit(self) -> None:
+        """Hand results and operations to the graph."""
+        there = len(self.node.outputs)
+        for number, name in enumerate(self.node.outputs):
+            if not name or (number not in self.results and not self.wants(number)):
+                continue
+            self.require(number in self.results, f"output {number} is read, which NNAPI has no operation for")
+        for number, term in self.results.items():
+            if (
+                number < there
+                and term.kind == "INT64"
+                and term.value.type == I32
+                and term.data is None
+                and term.span is None
+            ):
+                term.span = span_of(self, number, term)
+        self.pay()
+        made = {id(out) for operation in self.emitted for out in operation.outputs} | {id(term) for term in self.own}
+        for term in self.results.values():
+            if id(term) not in made:
+                self.graph.context.aliased.add(id(term))
+                self.graph.context.kept.append(term)
+        self.graph.operations += self.emitted
+        for number, name in enumerate(self.node.outputs):
+            if name and number in self.results:
+                self.graph.terms[name] = self.results[number]
+        for step in self.later:
+            step()
+
+    # ------------------------------------------------------------------------------------------------- rows as pictures
+
+    def as_four(self, x: Term) -> Term:
+        """Rows of elements [n, c, w] as pictures [n, c, 1, w]: those they were made of, where they were."""
+        found = self.graph.context.pictures.get(id(x))
+        if found is not None and self.graph.has(found):
+            return found
+        n, c, w = self.shape(x)
+        return self.reshaped(x, (n, c, 1, w))
+
+    def from_four(self, made: Term, rank: int) -> None:
+        """The node's output is made of pictures, which are rows in the file where that has 3 dimensions."""
+        if rank == 4:
+            self.result(0, made)
+            return
+        n, c, _, w = self.shape(made)
+        self.result(0, self.reshaped(made, (n, c, w)))
+        self.later.append(lambda: self.graph.context.seen_as(self.results[0], made))
+
+    # --------------------------------------------------------------------------------------------- the operation before
+
+    def before(self, place: int) -> int | None:
+        """The number of the operation that gives input `place` to this node alone, None where there is none near."""
+        term, operations = self.raw(place), self.graph.operations
+        if not self.alone(place):
+            return None
+        for n in range(len(operations) - 1, max(-1, len(operations) - NEAR), -1):
+            if operations[n].outputs == (term,):
+                return n
+        return None
+
+    def fused(self, place: int, code: Activation) -> Term | None:
+        """Input `place` as it is under an activation that the operation before it can have, None where it cannot."""
+        n = self.before(place)
+        made = None if n is None else self.graph.operations[n]
+        if n is None or made is None or made.type not in FUSABLE or self.raw(place).value.type != F32:
+            return None
+        again = with_argument(made, "activation", code)
+        if again is None:
+            return None
+        self.graph.operations[n] = again
+        return again.outputs[0]
+
+    def merged_into(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
+        """Input `place` times a factor and plus a shift, one of each for a channel, by the weights of the layer before it.
+
+        None where it is made by no layer with constant weights and without activation.
+        """
+        n, operations = self.before(place), self.graph.operations
+        last = n
+        if n and operations[n].type == "RESHAPE" and operations[n - 1].outputs == (operations[n].inputs[0],):
+            n -= 1
+            if operations[n].type != "FULLY_CONNECTED":
+                return None
+        made = None if n is None else operations[n]
+        if n is None or last is None or made is None or made.type not in WEIGHTED or self.raw(place).value.type != F32:
+            return None
+        weights, bias = made.inputs[1], made.inputs[2]
+        if not (isinstance(weights, Term) and isinstance(bias, Term)) or weights.data is None or bias.data is None:
+            return None
+        if int(made.bound.activation) != Activation.NONE:
+            return None
+        rank, units = len(self.shape(self.raw(place))), bias.data.size
+        sides = (1,) * (rank - 1) + (units,) if made.type == "FULLY_CONNECTED" else (1, units, 1, 1)
+        inputs, values = list(made.inputs), np.asarray(bias.value.data, np.float64)
+        for value in (factor, shift):
+            if value is not None and (1,) * (rank - value.ndim) + value.shape != sides:
+                return None
+        if factor is not None:
+            flat = factor.reshape(-1).astype(np.float64)
+            shape = [1] * np.asarray(weights.value.data).ndim
+            shape[3 if made.type == "DEPTHWISE_CONV_2D" else 0] = -1
+            values = values * flat
+            scaled = (np.asarray(weights.value.data) * flat.reshape(shape)).astype(np.float32)
+            self.budget.spend(Cost.MEMORY, scaled.nbytes, self.label)
+            inputs[1] = constant(weights.value, scaled)
+        if shift is not None:
+            values = values + shift.reshape(-1)
+        inputs[2] = constant(bias.value, values.astype(np.float32))
+        operations[n] = again_with(made, inputs)
+        if last != n:
+            reshaped = operations[last]
+            operations[last] = again_with(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]])
+        return operations[last].outputs[0]
+
+
+NEAR = 9  # operations that are looked through for the one that gave an input
+
+
+def with_argument(made: Emitted, name: str, value: int) -> Emitted | None:
+    """An operation with an argument of another value, where it is 0 so far."""
+    places = [start for argument, start, _ in made.bound.form.slots(len(made.inputs)) if argument.name == name]
+    given = made.inputs[places[0]] if places else None
+    if not isinstance(given, Term) or given.value.data is None or int(given.value.data) != 0:
+        return None
+    inputs = list(made.inputs)
+    inputs[places[0]] = Term(replace(given.value, data=np.asarray(int(value), np.int32)))
+    return again_with(made, inputs)
+
+
+def again_with(made: Emitted, inputs: Sequence[Term | int]) -> Emitted:
+    """An operation with other inputs, and with outputs of its own."""
+    values = [each.value if isinstance(each, Term) else None for each in inputs]
+    bound = bind(OPS[made.type], values, [replace(out.value, shape=None) for out in made.outputs], made.type)
+    outputs = tuple(Term(out.value, out.kind, scalar=out.scalar) for out in made.outputs)
+    return made._replace(inputs=tuple(inputs), outputs=outputs, bound=bound)
+
+
+class FlatNode(NodeTask):
+    """A node on single elements that sees its inputs with as few dimensions as broadcasting takes."""
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph, node, opset)
+        places = [place for place in range(len(node.inputs)) if self.given(place)]
+        terms = [self.usable(super(FlatNode, self).raw(place), f"input {place}") for place in places]
+        self.require(terms, "has no inputs")
+        self.whole = self.together(*map(self.known, terms))
+        shapes = merged([self.known(x) for x in terms], self.whole)
+        if max(map(len, shapes)) > MOST_DIMENSIONS:
+            terms = [broadcast(self, x, self.whole) for x in terms]
+            shapes = merged([self.known(x) for x in terms], self.whole)
+        flat = [self.reshaped(x, shape) for x, shape in zip(terms, shapes, strict=True)]
+        for term, original in zip(flat, places, strict=True):
+            term.kind = term.kind or super().raw(original).kind
+        self._flat = dict(zip(places, flat, strict=True))
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, with fewer dimensions."""
+        return self._flat[place] if place in getattr(self, "_flat", {}) else super().raw(place)
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+        """Output `number`, with the dimensions it has."""
+        super().result(number, self.reshaped(term, self.whole or (1,)), kind, scalar=scalar)
+
+
+class RowNode(NodeTask):
+    """A node on single elements whose inputs are rows that were made of pictures: it works on those."""
+
+    def __init__(self, graph: NodeGraph, node: OnnxNode, opset: int) -> None:
+        super().__init__(graph, node, opset)
+        pictures, found = graph.context.pictures, 0
+        self._four: dict[int, Term] = {}
+        for place in range(len(node.inputs)):
+            if not self.given(place):
+                continue
+            term = super().raw(place)
+            four = pictures.get(id(term))
+            if four is not None and graph.has(four):
+                self._four[place] = four
+                found += 1
+            elif term.data is not None and term.data.ndim == 3 and term.value.type != UNTYPED:
+                self._four[place] = viewed(term, (*term.data.shape[:2], 1, term.data.shape[2]))
+            elif term.data is None or term.data.size != 1:
+                raise Inexpressible
+        if not found:
+            raise Inexpressible
+
+    def raw(self, place: int) -> Term:
+        """Input `place`, as pictures."""
+        return self._four.get(place) or super().raw(place)
+
+    def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
+        """Output `number`, as rows."""
+        self.rows_of(number, term)
+
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is a term that is there."""
+        self.rows_of(number, term)
+
+    def fresh(self, term: Term) -> None:
+        """The output is that of an operation before this one, which nothing else reads."""
+        self.rows_of(0, term)
+
+    def rows_of(self, number: int, made: Term) -> None:
+        """Output `number`, of pictures."""
+        n, c, _, w = self.shape(made)
+        super().result(number, self.reshaped(made, (n, c, w)))
+        self.later.append(lambda: self.graph.context.seen_as(self.results[number], made))
+
+
+def all_scalars(t: NodeTask) -> bool:
+    """Whether no input has dimensions."""
+    return all(t.raw(place).scalar for place in range(len(t.node.inputs)) if t.given(place))

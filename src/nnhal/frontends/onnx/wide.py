@@ -1,0 +1,90 @@
+"""64-bit integers as 32-bit ones, where nothing is lost: NNAPI has no others.
+
+What an application gives is checked at each call, constants are known, and nodes that only move, choose or compare integers
+make no greater ones. Of sums and products the least and greatest value is computed; where 32 bits may not hold it, the node
+is refused.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude
+from nnhal.frontends.common.terms import Inexpressible, Term, fits
+from nnhal.frontends.onnx.file import OnnxNode
+
+MOVES = frozenset((
+    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "Max",
+    "Min", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
+    "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Clip", "Relu",
+))  # fmt: skip
+KINDS: dict[str, Span] = {"BOOL": (0, 1), "UINT8": (0, 255), "INT8": (-128, 127)}
+FIRST = ("Slice", "Gather", "Reshape", "Tile", "Expand")  # which move elements of the first input
+
+
+class LoweredNode(Protocol):
+    """What is asked of a node that is lowered."""
+
+    name: str
+    node: OnnxNode
+
+    def given(self, place: int) -> bool:
+        """Whether input `place` is there."""
+
+    def raw(self, place: int) -> Term:
+        """Input `place`."""
+
+
+def _kept(x: Span, y: Span) -> Span:
+    """Of a quotient: no farther from 0 than the dividend, but for the sign."""
+    most = max(abs(x[0]), abs(x[1]))
+    return -most, most
+
+
+SUMS: dict[str, Callable[..., Span]] = {
+    "Add": corners(lambda a, b: a + b),
+    "Sub": corners(lambda a, b: a - b),
+    "Mul": corners(lambda a, b: a * b),
+    "Neg": lambda x: (-x[1], -x[0]),
+    "Abs": magnitude,
+    "Sign": lambda x: (-1, 1),
+    "Div": _kept,
+    "Mod": lambda x, y: (-max(abs(y[0]), abs(y[1])), max(abs(y[0]), abs(y[1]))),
+}
+CARRIES = MOVES | SUMS.keys()
+
+
+def span_of(t: LoweredNode, number: int, result: Term) -> Span:
+    """The range of output `number`, integers of 64 bits in the file; Inexpressible where 32 bits may not hold it."""
+    terms = [t.raw(place) for place in range(len(t.node.inputs)) if t.given(place)]
+    spans = [term.span or KINDS.get(term.kind, ANY) for term in terms if term.kind in ("INT64", "INT32", *KINDS)]
+    if (
+        t.name in ("ArgMax", "ArgMin")
+        or (t.name == "TopK" and number)
+        or t.name in ("NonMaxSuppression", "Size", "Shape")
+    ):
+        found: Span = (0, ANY[1])
+    elif t.name == "Cast":
+        found = spans[0] if spans else ANY
+    elif t.name == "ReduceSum":
+        found = _total(terms[0], spans[0])
+    elif t.name in SUMS and len(spans) in (1, 2):
+        found = SUMS[t.name](*spans)
+    elif t.name in MOVES:
+        found = hull(spans[:1] if t.name in FIRST else spans)
+    elif result.value.data is not None:
+        found = spans[0]
+    else:
+        found = ANY
+    if not fits(found):
+        if any(term.doubtful for term in terms):
+            raise Inexpressible  # their nodes were refused
+        raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
+    return found
+
+
+def _total(x: Term, span: Span) -> Span:
+    """Of a sum of any of its elements."""
+    shape: Sequence[int | None] | None = x.value.shape
+    count = 1 << 63 if shape is None or None in shape else math.prod(d or 0 for d in shape)
+    return min(0, span[0]) * count, max(0, span[1]) * count

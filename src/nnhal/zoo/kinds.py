@@ -1,0 +1,5 @@
+"""What goes into models."""
+
+from typing import Literal
+
+Kind = Literal["picture", "audio", "features"]

@@ -1,0 +1,239 @@
+"""If and Loop, functions of the file's own, open dimensions, 64-bit integers."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import nnhal
+from nnhal.base.errors import ShapeNeeded
+from tests.frontends.onnx_models import by_nnhal, by_onnxruntime, check, model, node, operations
+
+RNG = np.random.default_rng(9)
+
+
+def real(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def graph(nodes, outputs, inputs=(), constants=None):
+    from onnx import numpy_helper
+
+    found = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    return helper.make_graph(nodes, "inner", list(inputs), list(outputs), found)
+
+
+def info(name, kind=TensorProto.FLOAT, shape=None):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+BRANCHES = {
+    "then_branch": graph([node("Add", "x k", "t")], [info("t")], constants={"k": np.array([1, 2, 3], np.float32)}),
+    "else_branch": graph([node("Mul", "x z", "e")], [info("e")]),
+}
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_an_if_takes_the_branch_of_its_condition_and_what_it_reads_of_the_graph_around(condition):
+    inputs = {"c": np.array(condition), "x": real(2, 3), "z": real(2, 3)}
+    made = model([node("If", "c", **BRANCHES)], inputs)
+    assert operations(made) == ["IF"]
+    check(made, inputs)
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_of_an_if_with_a_constant_condition_only_the_branch_is_left(condition):
+    inputs = {"x": real(2, 3), "z": real(2, 3)}
+    made = model([node("If", "c", **BRANCHES)], inputs, {"c": np.array(condition)})
+    assert operations(made) == ["ADD" if condition else "MUL"]
+    check(made, inputs)
+
+
+def test_a_value_that_several_branches_read_is_not_changed_by_one_of_them():
+    branch = graph([node("Relu", "a", "t")], [info("t")])
+    inputs = {"x": real(2, 3), "z": real(2, 3)}
+    nodes = [node("Add", "x z", "a"), node("If", "c", "r", then_branch=branch, else_branch=branch), node("Sub", "r a")]
+    check(model(nodes, inputs, {"c": np.array(True)}), inputs)
+
+
+def loop_body(scan=False):
+    nodes = [
+        node("Mul", "v_in k", "v_out"),
+        node("ReduceSum", "v_out", "total", keepdims=0),
+        node("Less", "total limit", "goes"),
+    ]
+    outputs = [info("goes", TensorProto.BOOL, []), info("v_out")]
+    if scan:
+        nodes.append(node("Identity", "v_out", "each"))
+        outputs.append(info("each"))
+    inputs = [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, []), info("v_in", shape=[3])]
+    return graph(nodes, outputs, inputs, {"limit": np.array(1e6, np.float32)})
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_loop_runs_as_often_as_it_says(known, count):
+    inputs = {"x": np.abs(real(3)), "k": np.full(3, 2, np.float32)}
+    constants = {"go": np.array(True)}
+    (constants if known else inputs)["n"] = np.array(count, np.int64)
+    made = model([node("Loop", "n go x", body=loop_body())], inputs, constants)
+    assert "WHILE" in operations(made)
+    check(made, inputs)
+
+
+def test_a_loop_ends_when_its_condition_does():
+    inputs = {"x": np.full(3, 100, np.float32), "k": np.full(3, 10, np.float32)}
+    made = model(
+        [node("Loop", "n go x", body=loop_body())], inputs, {"n": np.array(50, np.int64), "go": np.array(True)}
+    )
+    (found,) = check(made, inputs)
+    assert found[0] == 1e6
+
+
+def steady_body():
+    nodes = [node("Add", "v_in i_real", "v_out"), node("Identity", "v_out", "each"), node("Identity", "go_in", "goes")]
+    nodes.insert(0, node("Cast", "i", "i_real", to=TensorProto.FLOAT))
+    inputs = [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, []), info("v_in", shape=[2])]
+    return graph(nodes, [info("goes", TensorProto.BOOL, []), info("v_out"), info("each")], inputs)
+
+
+def test_a_loop_whose_steps_are_known_gives_the_list_of_what_each_gives():
+    inputs = {"x": real(2)}
+    constants = {"n": np.array(4, np.int64), "go": np.array(True)}
+    made = model([node("Loop", "n go x", "v y", body=steady_body())], inputs, constants, "v y")
+    assert "WHILE" not in operations(made)
+    check(made, inputs)
+
+
+def test_a_loop_with_a_list_and_unknown_steps_is_refused_by_name():
+    inputs = {"x": real(2), "n": np.array(4, np.int64)}
+    made = model([node("Loop", "n go x", "v y", body=steady_body())], inputs, {"go": np.array(True)}, "v y")
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Loop #0: gives a list of what each step gives"):
+        nnhal.load(made.SerializeToString())
+
+
+def test_a_function_of_the_file_stands_for_its_nodes():
+    opsets = [helper.make_opsetid("", 17)]
+    nodes = [helper.make_node("LeakyRelu", ["a"], ["t"]), helper.make_node("Add", ["t", "b"], ["c"])]
+    nodes[0].attribute.append(onnx_reference("alpha", "slope"))
+    function = helper.make_function("own", "Twice", ["a", "b"], ["c"], nodes, opsets, attributes=["slope"])
+    inputs = {"x": real(2, 3), "z": real(2, 3)}
+    calls = [node("Twice", "x z", "t", "own", slope=0.5), node("Twice", "t z", "y", "own", slope=0.25)]
+    made = model(calls, inputs, functions=[function])
+    assert operations(made) == ["PRELU", "ADD", "PRELU", "ADD"]
+    check(made, inputs)
+
+
+def onnx_reference(name, of):
+    from onnx import AttributeProto
+
+    return AttributeProto(name=name, ref_attr_name=of, type=AttributeProto.FLOAT)
+
+
+def test_a_function_that_calls_itself_is_refused():
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    again = helper.make_node("Again", ["a"], ["b"], domain="own")
+    function = helper.make_function("own", "Again", ["a"], ["b"], [again], opsets)
+    made = model([node("Again", "x", "y", "own")], {"x": real(2)}, functions=[function])
+    with pytest.raises(nnhal.BadFile, match="functions call one another deeper than 64"):
+        nnhal.load(made.SerializeToString())
+
+
+# --------------------------------------------------------------------------------------------------------- dynamic batch
+
+
+def pictures(batch):
+    constants = {"w": real(4, 3, 3, 3), "k": real(64, 5), "s": np.array([0, -1], np.int64)}
+    nodes = [node("Conv", "x w", "c"), node("Relu", "c", "r"), node("Reshape", "r s", "f"), node("MatMul", "f k")]
+    inputs = {"x": real(batch, 3, 6, 6)}
+    return model(nodes, inputs, constants, shapes={"x": ["batch", 3, 6, 6]}), inputs
+
+
+def test_an_open_batch_is_taken_as_1_and_said():
+    made, inputs = pictures(1)
+    assert nnhal.load(made.SerializeToString()).notes[0].startswith("input 'x' [batch, 3, 6, 6] is open in the file")
+    check(made, inputs)
+
+
+def test_a_batch_may_be_said():
+    made, inputs = pictures(4)
+    check(made, inputs, shapes={"x": (4, 3, 6, 6)})
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_batch_may_be_left_open_until_execution(batch):
+    made, inputs = pictures(batch)
+    (found,) = by_nnhal(made, inputs, shapes={"x": (0, 3, 6, 6)})
+    assert np.allclose(found, by_onnxruntime(made, inputs)[0], atol=1e-4)
+
+
+def test_dimensions_of_one_name_are_of_one_size():
+    inputs = {"a": real(3, 4), "b": real(3, 4)}
+    made = model([node("Add", "a b")], inputs, shapes={"a": ["n", 4], "b": ["n", 4]})
+    check(made, inputs, shapes={"a": (3, 4)})
+
+
+def test_a_dimension_that_the_file_says_cannot_be_another():
+    made, _ = pictures(1)
+    with pytest.raises(nnhal.InvalidArgument, match="dimension 1 of x is 4, must be 3 as in the file"):
+        nnhal.load(made.SerializeToString(), shapes={"x": (1, 4, 6, 6)})
+
+
+def test_a_size_that_no_guess_can_be_right_for_is_asked_for():
+    made = model(
+        [node("Conv", "x w")], {"x": real(1, 3, 8, 8)}, {"w": real(4, 3, 5, 5)}, shapes={"x": [1, 3, "h", "w"]}
+    )
+    with pytest.raises(ShapeNeeded, match=r"input 'x' \[1, 3, h, w\] is open in the file, must be given"):
+        nnhal.load(made.SerializeToString())
+
+
+# -------------------------------------------------------------------------------------------------------- wide integers
+
+
+def test_shapes_that_are_computed_become_constants():
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "d"),
+        node("Mul", "d two", "m"),
+        node("Concat", "m rest", "w", axis=0),
+        node("Reshape", "x w"),
+    ]
+    constants = {"one": np.array([1], np.int64), "two": np.array([2], np.int64), "rest": np.array([-1], np.int64)}
+    inputs = {"x": real(4, 3)}
+    made = model(nodes, inputs, constants)
+    assert operations(made) == ["RESHAPE"]
+    check(made, inputs)
+
+
+def test_an_input_of_64_bits_is_taken_where_it_fits_and_refused_where_not():
+    made = model([node("Max", "x x")], {"x": np.array([1, -5], np.int64)})
+    compiled = nnhal.compile(nnhal.load(made.SerializeToString()), devices=["reference"])
+    assert compiled(np.array([7, -9])).tolist() == [7, -9]
+    with pytest.raises(nnhal.InvalidRequest, match="must"):
+        compiled(np.array([2**40, 0]))
+
+
+def test_sums_that_may_need_64_bits_are_refused_by_name():
+    made = model([node("Mul", "x x", "m"), node("Add", "m x")], {"x": np.array([1, -5], np.int64)})
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Mul #0: is of INT64 and may need more than the 32 bits"):
+        nnhal.load(made.SerializeToString())
+
+
+def test_double_that_is_computed_is_refused_by_name():
+    made = model([node("Cast", "x", "d", to=TensorProto.DOUBLE), node("Cast", "d", to=1)], {"x": real(2)})
+    with pytest.raises(nnhal.UnsupportedModel, match="Cast #0: to DOUBLE, which NNAPI has no type for"):
+        nnhal.load(made.SerializeToString())
+
+
+def test_all_nodes_that_cannot_be_expressed_are_listed_at_once():
+    nodes = [
+        node("NonZero", "x", "a"),
+        node("Det", "z", "b"),
+        node("Unknown", "x", "c", "elsewhere"),
+        node("Relu", "x"),
+    ]
+    made = model(nodes, {"x": real(2, 2), "z": real(2, 2)}, outputs="a b c y")
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        nnhal.load(made.SerializeToString())
+    assert [(name, place) for name, place, _ in caught.value.refused] == [
+        ("NonZero", "#0"), ("Det", "#1"), ("elsewhere.Unknown", "#2"),
+    ]  # fmt: skip

@@ -1,0 +1,48 @@
+"""The `.onnx` models of packages: each computes what ONNX Runtime does, or is refused with all that is against it."""
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import nnhal
+from nnhal import zoo
+from nnhal.bench.onnx_inputs import inputs_of
+
+pytestmark = pytest.mark.models
+
+REFUSED = {
+    "silero_vad": {"LSTM"},
+    "captcha_read_old": {"DynamicQuantizeLinear", "ConvInteger", "com.microsoft.DynamicQuantizeLSTM", "MatMulInteger"},
+}
+
+
+def test_the_catalogue_of_onnx_models_has_every_content_once():
+    entries = [zoo.entry(name) for name in zoo.onnx_names()]
+    assert len({e.sha256 for e in entries}) == len({e.file for e in entries}) == len(entries) == 23
+    assert all(e.member.endswith(".onnx") and e.licence and e.description for e in entries)
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.onnx_names() if name not in REFUSED])
+def test_a_model_computes_what_onnx_runtime_does(name):
+    model = nnhal.load(name)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(zoo.path(name)), options, providers=["CPUExecutionProvider"])
+    with nnhal.compile(model, devices=["reference"]) as compiled:
+        specs = {spec.name: spec for spec in compiled.inputs}
+        assert list(specs) == [each.name for each in session.get_inputs()]
+        for number in range(2):
+            given = inputs_of(name, specs, number)
+            found = compiled(*given.values())
+            for mine, theirs in zip(
+                found if isinstance(found, tuple) else (found,), session.run(None, given), strict=True
+            ):
+                assert (np.shape(mine), np.asarray(mine).dtype) == (theirs.shape, theirs.dtype)
+                assert np.abs(mine - theirs).max() <= 5e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_is_refused_says_all_that_is_against_it(name):
+    with pytest.raises(nnhal.UnsupportedModel) as caught:
+        nnhal.load(name)
+    assert {operator for operator, _, _ in caught.value.refused} == REFUSED[name]

@@ -1,0 +1,205 @@
+"""Quantised `.onnx` files: nodes with scales, and plain nodes between DequantizeLinear and QuantizeLinear."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from nnhal import load
+from nnhal.base.codes import OperandType
+from tests.frontends.onnx_models import check, model, node, operations
+
+RNG = np.random.default_rng(5)
+X, W, Y = 0.05, 0.02, 0.1  # scales
+
+
+def bytes_of(kind, *shape):
+    limits = np.iinfo(kind)
+    return RNG.integers(limits.min, limits.max + 1, shape).astype(kind)
+
+
+def steps(scale, zero, kind):
+    return np.array(scale, np.float32), np.array(zero, kind)
+
+
+def layer_between(op, kind, of_weights, weights_shape, x_shape, *, channels=0, bias=True, relu=False, **attributes):
+    """DequantizeLinear, a layer, QuantizeLinear; scales of the weights one, or one each."""
+    units = channels or 1
+    scales = np.array([W * (1 + n / 4) for n in range(units)], np.float32) if channels else np.array(W, np.float32)
+    zero = 128 if of_weights is np.uint8 else 0
+    constants = {
+        "sx": np.array(X, np.float32), "zx": np.array(3, kind), "sw": scales,
+        "zw": np.full(scales.shape, zero, of_weights), "sy": np.array(Y, np.float32), "zy": np.array(7, kind),
+        "w": bytes_of(of_weights, *weights_shape),
+    }  # fmt: skip
+    nodes = [
+        node("DequantizeLinear", "x sx zx", "xr"),
+        node("DequantizeLinear", "w sw zw", "wr", axis=0),
+    ]
+    if bias:
+        count = weights_shape[0]
+        constants |= {"b": RNG.integers(-2000, 2000, count).astype(np.int32), "sb": (scales * np.float32(X))}
+        constants["zb"] = np.zeros(scales.shape, np.int32)
+        nodes.append(node("DequantizeLinear", "b sb zb", "br", axis=0))
+    nodes.append(node(op, "xr wr br" if bias else "xr wr", "t", **attributes))
+    last = "t"
+    if relu:
+        nodes.append(node("Relu", "t", "u"))
+        last = "u"
+    nodes.append(node("QuantizeLinear", f"{last} sy zy"))
+    x = bytes_of(kind, *x_shape)
+    return model(nodes, {"x": x}, constants), {"x": x}
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+@pytest.mark.parametrize("of_weights", [np.uint8, np.int8])
+@pytest.mark.parametrize("channels", [0, 4])
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_convolution_between_quantisers_is_one_quantised_convolution(kind, of_weights, channels, relu):
+    made, inputs = layer_between("Conv", kind, of_weights, (4, 3, 3, 3), (1, 3, 6, 5), channels=channels, relu=relu)
+    assert operations(made) == ["CONV_2D"]
+    check(made, inputs, steps=1)
+
+
+def test_scales_and_zero_points_of_the_file_are_those_of_the_operands():
+    made, _ = layer_between("Conv", np.uint8, np.int8, (4, 3, 3, 3), (1, 3, 6, 5), channels=4)
+    imported = load(made.SerializeToString())
+    main = imported.main
+    x, y, w = (main.operands[i] for i in (main.inputs[0], main.outputs[0], main.operations[0].inputs[1]))
+    assert (x.type, x.scale, x.zero_point) == (OperandType.TENSOR_QUANT8_ASYMM, float(np.float32(X)), 3)
+    assert (y.type, y.scale, y.zero_point) == (OperandType.TENSOR_QUANT8_ASYMM, float(np.float32(Y)), 7)
+    assert w.type == OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
+    assert w.channel.scales == tuple(float(np.float32(W * (1 + n / 4))) for n in range(4))
+
+
+@pytest.mark.parametrize("group", [3, 6])
+def test_a_convolution_in_groups_is_quantised_too(group):
+    made, inputs = layer_between("Conv", np.int8, np.int8, (6, 6 // group, 3, 3), (1, 6, 6, 5), group=group)
+    assert operations(made) == ["DEPTHWISE_CONV_2D" if group == 6 else "GROUPED_CONV_2D"]
+    check(made, inputs, steps=1)
+
+
+def test_padding_as_wide_as_the_filter_is_of_the_zero_point():
+    made, inputs = layer_between("Conv", np.uint8, np.int8, (4, 3, 2, 2), (1, 3, 6, 5), pads=[2, 2, 2, 2])
+    assert operations(made)[-1] == "CONV_2D"
+    check(made, inputs, steps=1)
+
+
+@pytest.mark.parametrize("of_weights", [np.uint8, np.int8])
+def test_a_product_between_quantisers_is_one_quantised_layer(of_weights):
+    made, inputs = layer_between("Gemm", np.uint8, of_weights, (5, 8), (3, 8), transB=1)
+    assert operations(made) == ["FULLY_CONNECTED"]
+    check(made, inputs, steps=1)
+
+
+def three_steps():
+    found = *steps(X, 3, np.uint8), *steps(W, 120, np.uint8), *steps(Y, 7, np.uint8)
+    return dict(zip(("sa", "za", "sb", "zb", "sy", "zy"), found, strict=True))
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Sub"])
+def test_arithmetic_between_quantisers_is_quantised(op):
+    constants = three_steps()
+    nodes = [
+        node("DequantizeLinear", "a sa za", "ar"),
+        node("DequantizeLinear", "b sb zb", "br"),
+        node(op, "ar br", "t"),
+        node("QuantizeLinear", "t sy zy"),
+    ]
+    inputs = {"a": bytes_of(np.uint8, 3, 4), "b": bytes_of(np.uint8, 3, 4)}
+    made = model(nodes, inputs, constants)
+    assert operations(made) == [op.upper()]
+    check(made, inputs, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("op", "extra", "expected"),
+    [
+        ("MaxPool", {"kernel_shape": [2, 2]}, "MAX_POOL_2D"),
+        ("Transpose", {"perm": [0, 2, 3, 1]}, "TRANSPOSE"),
+        ("Flatten", {}, "RESHAPE"),
+        ("Relu", {}, "RELU"),
+    ],
+)
+def test_what_only_moves_elements_moves_stored_ones(op, extra, expected):
+    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    nodes = [node("DequantizeLinear", "x s z", "r"), node(op, "r", "t", **extra), node("QuantizeLinear", "t s z")]
+    inputs = {"x": bytes_of(np.uint8, 1, 2, 4, 4)}
+    made = model(nodes, inputs, constants)
+    assert operations(made) == [expected]
+    check(made, inputs)
+
+
+def test_a_relu_behind_several_readers_leaves_the_layer_real():
+    made, inputs = layer_between("Conv", np.uint8, np.int8, (4, 3, 3, 3), (1, 3, 6, 5))
+    made.graph.node.append(node("Relu", "t", "z"))
+    made.graph.output.append(made.graph.output[0])
+    made.graph.output[1].CopyFrom(made.graph.output[0])
+    made.graph.output[1].name, made.graph.output[1].type.tensor_type.elem_type = "z", 1
+    assert "DEQUANTIZE" in operations(made)
+    check(made, inputs, steps=1)
+
+
+def test_other_steps_behind_a_pool_are_by_way_of_real_values():
+    constants = {"s": np.array(X, np.float32), "z": np.array(3, np.uint8), "sy": np.array(Y, np.float32)}
+    nodes = [
+        node("DequantizeLinear", "x s z", "r"),
+        node("GlobalAveragePool", "r", "t"),
+        node("QuantizeLinear", "t sy z"),
+    ]
+    inputs = {"x": bytes_of(np.uint8, 1, 2, 4, 4)}
+    made = model(nodes, inputs, constants)
+    assert operations(made) == ["DEQUANTIZE", "MEAN", "QUANTIZE"]
+    check(made, inputs, steps=1)
+
+
+def linear(op, inputs, constants, names, *, domain="", **attributes):
+    return model([node(op, names, "y", domain, **attributes)], inputs, constants, otherwise=TensorProto.UINT8), inputs
+
+
+def test_a_linear_convolution_is_one_quantised_convolution():
+    x = bytes_of(np.uint8, 1, 3, 6, 6)
+    constants = {
+        "sx": np.array(X, np.float32), "zx": np.array(120, np.uint8), "w": bytes_of(np.int8, 4, 3, 3, 3),
+        "sw": np.full(4, W, np.float32), "zw": np.zeros(4, np.int8), "sy": np.array(Y, np.float32),
+        "zy": np.array(100, np.uint8), "b": RNG.integers(-999, 999, 4).astype(np.int32),
+    }  # fmt: skip
+    made, inputs = linear("QLinearConv", {"x": x}, constants, "x sx zx w sw zw sy zy b", pads=[1, 1, 1, 1])
+    assert operations(made) == ["CONV_2D"]
+    check(made, inputs, steps=1)
+
+
+def test_a_linear_product_is_one_quantised_layer():
+    x = bytes_of(np.uint8, 3, 8)
+    constants = {
+        "sx": np.array(X, np.float32), "zx": np.array(120, np.uint8), "w": bytes_of(np.uint8, 8, 5),
+        "sw": np.array(W, np.float32), "zw": np.array(99, np.uint8), "sy": np.array(Y, np.float32),
+        "zy": np.array(100, np.uint8),
+    }  # fmt: skip
+    made, inputs = linear("QLinearMatMul", {"x": x}, constants, "x sx zx w sw zw sy zy")
+    assert operations(made) == ["FULLY_CONNECTED"]
+    check(made, inputs, steps=1)
+
+
+@pytest.mark.parametrize("op", ["QLinearAdd", "QLinearMul"])
+def test_linear_arithmetic_is_quantised(op):
+    inputs = {"a": bytes_of(np.uint8, 3, 4), "b": bytes_of(np.uint8, 3, 4)}
+    constants = three_steps()
+    made, inputs = linear(op, inputs, constants, "a sa za b sb zb sy zy", domain="com.microsoft")
+    assert operations(made) == [op.removeprefix("QLinear").upper()]
+    check(made, inputs, steps=1)
+
+
+@pytest.mark.parametrize("op", ["QLinearSigmoid", "QLinearLeakyRelu"])
+def test_linear_functions_round_once(op):
+    inputs = {"x": bytes_of(np.uint8, 3, 40)}
+    constants = dict(
+        zip(("sx", "zx", "sy", "zy"), (*steps(X, 100, np.uint8), *steps(1 / 256, 0, np.uint8)), strict=True)
+    )
+    check(*linear(op, inputs, constants, "x sx zx sy zy", domain="com.microsoft"), steps=1)
+
+
+def test_plain_bytes_that_are_dequantised_twice_in_two_ways_keep_both_meanings():
+    constants = {"s": np.array(X, np.float32), "z": np.array(3, np.uint8), "s2": np.array(W, np.float32)}
+    nodes = [node("DequantizeLinear", "x s z", "a"), node("DequantizeLinear", "x s2 z", "b"), node("Add", "a b")]
+    inputs = {"x": bytes_of(np.uint8, 3, 4)}
+    check(model(nodes, inputs, constants), inputs)
