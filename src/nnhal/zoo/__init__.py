@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from nnhal.base.errors import NnhalError
-from nnhal.base.records import Record, field
+from nnhal.base.records import PartlyCompared, field
 from nnhal.zoo import cache
 from nnhal.zoo.kinds import Kind
 from nnhal.zoo.onnx_models import PACKAGES
@@ -38,7 +38,7 @@ class ZooError(NnhalError, RuntimeError):
     """A model or picture cannot be had; the message names the package, the cache folder and what failed."""
 
 
-class ZooFile(Record, frozen=True):
+class ZooFile(PartlyCompared, frozen=True):
     """One file of a wheel.
 
     member: its path in the wheel. kind: what goes into the model, or what the file is. values: the range that
