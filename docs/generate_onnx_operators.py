@@ -24,8 +24,9 @@ INTRODUCTION = """\
 
 Written by `python docs/generate_onnx_operators.py` from the importer's table; do not edit.
 
-Of the {all} operators of ONNX that are listed here (domain `ai.onnx`) {taken} are imported, of files with operators of version 9
-and later, and {more} of `com.microsoft`. Functions that a file has of its own stand for their nodes. What NNAPI has no
+Of the {all} operators of ONNX that are listed here (domain `ai.onnx`) {taken} are imported,
+of files with operators of version 9 and
+later, and {more} of `com.microsoft`. Functions that a file has of its own stand for their nodes. What NNAPI has no
 operation for is made of those it has, with the numbers of ONNX Runtime within float rounding; quantised results of
 one node are within one step. **Constants**: with inputs that are all known the node is computed at import. **Any
 rank**: dimensions that broadcast alike are seen as one, as NNAPI's have four at most. **Places**: of a type or rank
