@@ -72,7 +72,7 @@ def off(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], steps: Sequen
 def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> EngineRow | None:
     """One model on every device and engine; None where it does not import whole."""
     row = EngineRow(name)
-    path = Path(zoo.path(name) if name in zoo.names() else maker.path(name))
+    path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
     try:
         model = nnhal.load(path)
     except nnhal.UnsupportedModel:
@@ -187,7 +187,7 @@ def main() -> None:
     given = parser.parse_args()
     there = [each.name for each in discovery.found_with_engines() if each.device is not None]
     devices = given.devices or [name for name in there if name != "reference"]
-    names = given.names or [*zoo.names(), *maker.names()]
+    names = given.names or [*zoo.names(), *zoo.onnx_names(), *maker.names()]
     rows: list[EngineRow] = []
     with progress(given.json or not sys.stderr.isatty()) as bar:
         for name in bar.track(names, description="models"):

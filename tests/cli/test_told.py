@@ -270,7 +270,7 @@ class Peer:
     load_ns, compile_ns = 11, 10**15
 
     def __init__(self, shape: list[int]) -> None:
-        self.inputs, self.resized, self.calls = [{"shape": np.array(shape)}], [], 0
+        self.shapes, self.resized, self.calls = [shape], [], 0
 
     def resize(self, shapes: Any) -> None:
         self.resized.append(shapes)
@@ -614,6 +614,7 @@ def test_memory_that_cannot_be_sealed_is_missing(monkeypatch):
 
 def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
     monkeypatch.setattr(models.zoo, "names", lambda: ["z"])
+    monkeypatch.setattr(models.zoo, "onnx_names", lambda: ["o"])
     monkeypatch.setattr(models.zoo, "pictures", lambda: ["p"])
     monkeypatch.setattr(models.maker, "names", lambda: ["add4"])
     monkeypatch.setattr(
@@ -624,6 +625,7 @@ def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
     monkeypatch.setattr(models.common, "resolve", lambda name: Path("/x") / name)
     rows = [
         {"name": "z", "from": "of z 1", "licence": "MIT", "what": "what z is"},
+        {"name": "o", "from": "of o 1", "licence": "MIT", "what": "what o is"},
         {"name": "p", "from": "of p 1", "licence": "MIT", "what": "what p is"},
         {
             "name": "add4",
@@ -634,7 +636,7 @@ def test_models_are_listed_or_their_paths_told(monkeypatch, capsys):
     ]
     assert json.loads(called(capsys, "models", "--json")[0]) == rows
     lines = called(capsys, "models")[0].splitlines()
-    assert lines[0].split() == ["name", "from", "licence", "what"] and len(lines) == 4
+    assert lines[0].split() == ["name", "from", "licence", "what"] and len(lines) == 5
     assert json.loads(called(capsys, "models", "z", "q", "--json")[0]) == {"z": "/x/z", "q": "/x/q"}
     assert called(capsys, "models", "z")[0] == "z\t/x/z\n"
-    assert called(capsys, "models", "--all")[0] == "z\t/x/z\nadd4\t/x/add4\n"
+    assert called(capsys, "models", "--all")[0] == "z\t/x/z\no\t/x/o\nadd4\t/x/add4\n"

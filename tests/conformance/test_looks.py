@@ -20,9 +20,11 @@ import pytest
 from nnhal.base.errors import ContractBroken, DeadObject, DriverFailed, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.memory import Memory
 from nnhal.base.operands import Value
+from nnhal.base.records import as_dict
 from nnhal.conformance.differential import arrays_of, model_of
 from nnhal.conformance.draw import Call
 from nnhal.conformance.pool import children_of
+from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate import limits, numbers, other_ways, outputs, queries
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
 from nnhal.conformance.validate.place import place_of
@@ -676,8 +678,8 @@ def test_a_query_is_asked_three_times_and_the_first_answer_must_stay(others: tup
 
 
 def test_what_changed_is_named_and_cut() -> None:
-    one, other = (SimpleNamespace(same=1, text=letter * 101, more=letter) for letter in "xy")
-    assert queries._difference(one, other) == f"text is {'x' * 100}, then {'y' * 100}"
+    one, other = (Outcome("same", letter * 101, letter) for letter in "xy")
+    assert queries._difference(one, other) == f"verdict is {'x' * 100}, then {'y' * 100}"
     assert queries._difference(Timing(1, 2), Timing(1, 3)) == "in_driver is 2, then 3"
 
 
@@ -839,11 +841,11 @@ def test_verdicts_after_a_close_are_looked_at_too() -> None:
 def test_hints_are_told_by_what_differs_and_their_deadline_is_far() -> None:
     assert queries._told(Hints(threads=1)) == "the default hints"
     assert queries._told(Hints(threads=2, deadline=7)) == "threads 2, deadline 7"
-    left, differ, default = [], [], vars(Hints(threads=1))
+    left, differ, default = [], [], as_dict(Hints(threads=1))
 
     def prepare(self: Any, model: Any, hints: Hints) -> Any:
         left.extend([] if hints.deadline is None else [hints.deadline - time.monotonic_ns()])
-        differ.append(sum(value != default[name] for name, value in vars(hints).items()))
+        differ.append(sum(value != default[name] for name, value in as_dict(hints).items()))
         return Healthy(model, self)
 
     assert looked(device(prepare=prepare), "hints", ADD)[0] == "passed"
