@@ -1,7 +1,9 @@
 """What `nnhal conformance` and `nnhal validate` make of what came: exit codes, text and JSON, without any driver."""
 
 import json
+import logging
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from nnhal.cli import conformance, validate
 from nnhal.cli.conformance import count
+from nnhal.cli.judged import followed
 from nnhal.conformance.pool import TaskResult
 from nnhal.conformance.suite import Outcome
 from nnhal.conformance.validate.check import CHECKS, CheckOutcome
@@ -264,3 +267,20 @@ def test_checks_are_listed_with_what_they_promise_and_need(capsys):
     assert {need for f in found for need in f["needs"]} <= set(CHECKS)
     lines = called(capsys, "validate", "--list")[0].splitlines()
     assert lines[0].split() == ["check", "promise"] and len(lines) > len(CHECKS)
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG])
+def test_what_a_driver_logs_is_left_out_while_it_is_judged_and_heard_again_afterwards(level: int) -> None:
+    log, heard = logging.getLogger("nnhal.driver"), []
+
+    def results() -> Generator[tuple[TaskResult, int, int], None, None]:
+        heard.append(log.isEnabledFor(logging.ERROR))
+        yield TaskResult([], Counter(), "d"), 1, 1
+
+    before = log.level
+    log.setLevel(level)
+    try:
+        followed(results(), "vectors", "vectors on", "", True)
+        assert (heard, log.level) == ([level == logging.DEBUG], level)
+    finally:
+        log.setLevel(before)

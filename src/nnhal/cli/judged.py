@@ -1,9 +1,9 @@
 """What the verbs that judge a driver share: outcomes as they come, with progress, and how many there are of each verdict."""
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
-from logging import CRITICAL, NOTSET
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from logging import CRITICAL
 from typing import Any
 
 from nnhal.base.log import logger
@@ -19,9 +19,7 @@ def followed(
     outcomes: list[Any] = []
     calls: Counter[str] = Counter()
     bad: Counter[str] = Counter()
-    if logger("driver").level == NOTSET:  # what a driver says before it crashes is in the reason
-        logger("driver").setLevel(CRITICAL)
-    with closing(results), common.progress(quiet) as bar:
+    with closing(results), _reasons_alone(), common.progress(quiet) as bar:
         task = bar.add_task(what, total=None)
         for some, done, total in results:
             outcomes += some.outcomes
@@ -31,6 +29,18 @@ def followed(
             told = "".join(f", {number} {verdict}" for verdict, number in bad.items())
             bar.update(task, completed=done, total=total, description=f"{told_of} {device}{told}")
     return TaskResult(outcomes, calls, device)
+
+
+@contextmanager
+def _reasons_alone() -> Iterator[None]:
+    """What a driver says before it crashes is in the reason, and not logged too, unless somebody asked for that."""
+    log = logger("driver")
+    level = log.level
+    log.setLevel(level or CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def totals(outcomes: Iterable[Any], verdicts: Sequence[str]) -> dict[str, int]:
