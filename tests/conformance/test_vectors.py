@@ -4,8 +4,10 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from nnhal.conformance.compare import compare, tolerance
 from nnhal.conformance.suite import run_vector
@@ -43,23 +45,30 @@ def test_all_vectors_and_reruns_pass_on_the_reference_device(vectors):
     assert found["slowest"]["time_ns"] < 2e9
 
 
+ALL = 7072 + 6426 + 656
 OTHERS = [
     entry.name for entry in discovery.found_with_engines() if entry.device is not None and entry.name != "reference"
 ]
-LEAST = {
-    "litert": 11_500,
-    "onnxruntime": 11_700,
-    "openvino": 11_500,
-}  # of the vectors and their re-runs that a device takes
+LEAST = {"litert": 11_500, "onnxruntime": 11_700, "openvino": 11_500}  # of ALL that a device takes
+SHARE = {"openvino": 0.2}  # of the vectors, in the suite that guards the project: it compiles each for 20 ms and more
+
+
+def whole_and_part(devices: list[str]) -> Iterator[ParameterSet]:
+    for device in devices:
+        part = SHARE.get(device, 1.0)
+        yield pytest.param(device, part, id=device if part == 1 else f"{device} in part")
+        if part < 1:
+            yield pytest.param(device, 1.0, id=device, marks=pytest.mark.slow)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("device", OTHERS)
-def test_an_installed_device_fails_nothing_that_it_takes(vectors, device):
-    found = conformance(str(vectors), "--device", device)
+@pytest.mark.parametrize(("device", "share"), list(whole_and_part(OTHERS)))
+def test_an_installed_device_fails_nothing_that_it_takes(vectors, device, share):
+    found = conformance(str(vectors), "--device", device, "--share", str(share))
     assert found["failures"] == []
-    assert sum(found["totals"].values()) == 7072 + 6426 + 656
-    assert found["totals"]["passed"] >= LEAST.get(device, 1)
+    count = sum(found["totals"].values())
+    assert count == ALL if share == 1 else abs(count - share * ALL) < 0.2 * share * ALL
+    assert found["totals"]["passed"] >= LEAST.get(device, 1) * (share if share == 1 else 0.9 * share)
 
 
 def test_the_level_of_every_model_is_the_one_stated(vectors):
