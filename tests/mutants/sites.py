@@ -116,7 +116,7 @@ def _that_count(node: ast.AST) -> Iterator[ast.AST]:
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         skipped += [node.returns, *node.decorator_list]
     elif isinstance(node, ast.ClassDef):
-        skipped += [*node.decorator_list, *node.bases]
+        skipped += [*node.decorator_list, *node.bases, *node.keywords]  # what a record is made like stands there
     elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in QUIET_CALLS:
         skipped += node.args[-1:]
     elif isinstance(node, ast.Call):

@@ -41,6 +41,10 @@ def test_lengths_that_are_always_alike_are_left_alone():
     assert changes(b"pairs = call(x, stable=True)") == {("True", "False")}
 
 
+def test_what_a_class_is_made_like_is_left_alone_and_its_defaults_are_not():
+    assert changes(b"class A(Record, frozen=True, eq=False):\n    x: int = 1\n") == changes(b"x = 1\n")
+
+
 def test_what_nobody_can_notice_is_left_alone():
     texts = {was for was, _ in changes(SOURCE)}
     assert not texts & {"1", "5", "7", "|", "int", "None"}
