@@ -9,7 +9,7 @@ from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import Inexpressible, Term, constant
-from nnhal.frontends.onnx.file import OnnxGraph
+from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import B8, I32
@@ -18,7 +18,7 @@ MOST_UNROLLED = 256  # steps of a loop that are written one behind the other
 MOST_NESTED = 64
 
 
-def inside(t: NodeTask, source: OnnxGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
+def inside(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Value, str, bool]]) -> NodeGraph:
     """A graph for inputs (name, value, kind, scalar), lowered; Inexpressible without a reason where it cannot be."""
     t.require(t.graph.depth < MOST_NESTED, f"graphs are nested deeper than {MOST_NESTED}")
     t.budget.spend(Cost.ELEMENTS, len(source.nodes) + 1, t.label)
@@ -31,7 +31,7 @@ def inside(t: NodeTask, source: OnnxGraph, given: Sequence[tuple[str, Value, str
     return graph
 
 
-def inline(t: NodeTask, source: OnnxGraph, given: Sequence[tuple[str, Term]]) -> list[Term]:
+def inline(t: NodeTask, source: OnnxFileGraph, given: Sequence[tuple[str, Term]]) -> list[Term]:
     """The outputs of a graph whose operations stand in this one."""
     graph = NodeGraph(t.graph.context, source, t.graph)
     graph.open_to_outer = True
@@ -119,7 +119,7 @@ def loop(t: NodeTask) -> None:
     looped(t, body, carried)
 
 
-def unrolled(t: NodeTask, body: OnnxGraph, steps: int, carried: int, scanned: int) -> bool:
+def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned: int) -> bool:
     """The steps one behind the other; False where it is not known that it goes on."""
     condition = t.raw(1).data if t.given(1) else np.array(True)
     if condition is None or (steps == 0 and scanned):
@@ -152,7 +152,7 @@ def unrolled(t: NodeTask, body: OnnxGraph, steps: int, carried: int, scanned: in
     return True
 
 
-def looped(t: NodeTask, body: OnnxGraph, carried: int) -> None:
+def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     """A WHILE whose values are the number of the step, whether it goes on, and what is carried."""
     limit = None
     if t.given(0):
@@ -171,7 +171,7 @@ def looped(t: NodeTask, body: OnnxGraph, carried: int) -> None:
         if shapes == [v.shape for v in values[1:]]:
             break
         values = [values[0], *(replace(v, shape=shape) for v, shape in zip(values[1:], shapes, strict=True))]
-    condition = NodeGraph(t.graph.context, OnnxGraph("", (), {}, (), (), {}), t.graph)
+    condition = NodeGraph(t.graph.context, OnnxFileGraph("", (), {}, (), (), {}), t.graph)
     for name, value, kind, scalar in zip(names, values, kinds, scalars, strict=True):
         condition.give(name, value, kind, scalar=scalar)
     step, going = condition.inputs[0], condition.inputs[1]

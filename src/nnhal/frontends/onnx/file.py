@@ -68,7 +68,7 @@ class AttributeReference(Record, frozen=True):
     name: str
 
 
-class OnnxGraph(Record, frozen=True):
+class OnnxFileGraph(Record, frozen=True):
     """A graph. Its nodes stand in an order in which each can be computed."""
 
     name: str
@@ -93,7 +93,7 @@ class OnnxFile(Record, frozen=True):
     """The whole file. memories: its own bytes, then those of the files that lie beside it, whose names are in `beside`."""
 
     label: str
-    graph: OnnxGraph
+    graph: OnnxFileGraph
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str], OnnxFunction]
     producer: str

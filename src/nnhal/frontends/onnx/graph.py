@@ -20,7 +20,7 @@ from nnhal.frontends.common.terms import (
     fits,
 )
 from nnhal.frontends.common.writing import INT32_RANGE
-from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxGraph, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.file import DTYPES, OnnxFile, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.order import reads
 from nnhal.model.graph import EdgeForm
 from nnhal.ops import OPS
@@ -62,7 +62,7 @@ class FileContext(Struct, eq=False):
 class NodeGraph:
     """One graph: terms by name, and the operations in order. outer: the graph around it."""
 
-    def __init__(self, context: FileContext, source: OnnxGraph, outer: "NodeGraph | None" = None) -> None:
+    def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
         self.operations: list[Emitted] = []
         self.terms: dict[str, Term] = {}

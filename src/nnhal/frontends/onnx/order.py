@@ -4,14 +4,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from nnhal.base.errors import BadFile
 from nnhal.base.names import short
-from nnhal.frontends.onnx.file import OnnxGraph, OnnxNode
+from nnhal.frontends.onnx.file import OnnxFileGraph, OnnxNode
 
 
-def inner_graphs(node: OnnxNode) -> Iterator[OnnxGraph]:
+def inner_graphs(node: OnnxNode) -> Iterator[OnnxFileGraph]:
     """The graphs that are attributes of a node."""
     for value in node.attributes.values():
         for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, OnnxGraph):
+            if isinstance(each, OnnxFileGraph):
                 yield each
 
 
@@ -22,7 +22,7 @@ def reads(node: OnnxNode) -> Iterator[str]:
         yield from captured(graph)
 
 
-def captured(graph: OnnxGraph) -> Iterator[str]:
+def captured(graph: OnnxFileGraph) -> Iterator[str]:
     """What a graph reads of those around it."""
     own = {*graph.constants, *(e.name for e in graph.inputs), *(name for node in graph.nodes for name in node.outputs)}
     for node in graph.nodes:
@@ -94,12 +94,12 @@ def _inside(node: OnnxNode, names: Collection[str], where: str) -> OnnxNode:
     def ordered(value: object) -> object:
         if isinstance(value, tuple):
             return tuple(map(ordered, value))
-        if not isinstance(value, OnnxGraph):
+        if not isinstance(value, OnnxFileGraph):
             return value
         place = f"{where}: {node.label}"
         inputs, outputs = [e.name for e in value.inputs], [e.name for e in value.outputs]
         nodes = arranged(value.nodes, inputs, value.constants, outputs, names, place)
-        return OnnxGraph(value.name, tuple(nodes), value.constants, value.inputs, value.outputs, value.known)
+        return OnnxFileGraph(value.name, tuple(nodes), value.constants, value.inputs, value.outputs, value.known)
 
     attributes = {name: ordered(value) for name, value in node.attributes.items()}
     return OnnxNode(node.place, node.name, node.op, node.domain, node.inputs, node.outputs, attributes)

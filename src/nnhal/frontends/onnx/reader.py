@@ -24,8 +24,8 @@ from nnhal.frontends.onnx.file import (
     AttributeReference,
     OnnxEdge,
     OnnxFile,
+    OnnxFileGraph,
     OnnxFunction,
-    OnnxGraph,
     OnnxNode,
     OnnxTensor,
 )
@@ -206,7 +206,7 @@ class _OnnxReader:
 
     # ---------------------------------------------------------------------------------------------------------- graphs
 
-    def graph(self, at: tuple[int, int], place: str) -> OnnxGraph:
+    def graph(self, at: tuple[int, int], place: str) -> OnnxFileGraph:
         """A GraphProto. The nodes of one within another are put in order with those around it."""
         if self.depth >= MAX_DEPTH:
             self.lies(place, f"graphs are nested deeper than {MAX_DEPTH}")
@@ -250,7 +250,7 @@ class _OnnxReader:
         outputs = [e.name for e in edges[12]]
         placed = arranged(nodes, names, constants, outputs, (), self.where(place)) if not place else nodes
         known = {e.name: e for each in edges.values() for e in each}
-        return OnnxGraph(name[-1], tuple(placed), constants, tuple(inputs), tuple(edges[12]), known)
+        return OnnxFileGraph(name[-1], tuple(placed), constants, tuple(inputs), tuple(edges[12]), known)
 
     def _check_edges(self, inputs: Iterable[OnnxEdge], outputs: Iterable[OnnxEdge]) -> None:
         for what, edges in (("input", inputs), ("output", outputs)):

@@ -13,7 +13,7 @@ from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import broadcast, merged
 from nnhal.frontends.common.terms import UNTYPED, Emitted, Inexpressible, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, OperationWriter, viewed
-from nnhal.frontends.onnx.file import AttributeReference, OnnxGraph, OnnxNode, OnnxTensor
+from nnhal.frontends.onnx.file import AttributeReference, OnnxFileGraph, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.graph import KIND_OF, TYPES, NodeGraph
 from nnhal.frontends.onnx.wide import span_of
 from nnhal.ops import OPS
@@ -91,10 +91,10 @@ class NodeTask(OperationWriter):
         self.require(whole, f"attribute {name} is {short(repr(value))}, must be integers")
         return list(value)
 
-    def inner(self, name: str) -> OnnxGraph:
+    def inner(self, name: str) -> OnnxFileGraph:
         """An attribute that is a graph."""
         value = self.node.attributes.get(name)
-        if not isinstance(value, OnnxGraph):
+        if not isinstance(value, OnnxFileGraph):
             self.refuse(f"attribute {name} is no graph, must be one")
         return value
 
