@@ -76,7 +76,7 @@ class LiteRT(Peer):
         return [self._engine.get_tensor(index) for index in self._out]
 
 
-class OpenVINO(Peer):
+class OpenVINOPeer(Peer):
     """OpenVINO's CPU plugin on a `.tflite` or `.onnx` file: float32 as float32, 8-bit products where they are exact."""
 
     def __init__(self, source: Path | bytes, threads: int) -> None:
@@ -126,7 +126,7 @@ class OpenVINO(Peer):
         return [self._request.get_output_tensor(n).data.copy() for n in self._out]
 
 
-class ONNXRuntime(Peer):
+class ONNXRuntimePeer(Peer):
     """ONNX Runtime's CPU provider on an `.onnx` file, its inputs and outputs bound to memory."""
 
     def __init__(self, source: Path | bytes, threads: int) -> None:
@@ -178,10 +178,10 @@ class ONNXRuntime(Peer):
         return [y.copy() for y in self._outs]
 
 
-KINDS: dict[str, type[LiteRT] | type[OpenVINO] | type[ONNXRuntime]] = {
+KINDS: dict[str, type[LiteRT] | type[OpenVINOPeer] | type[ONNXRuntimePeer]] = {
     "litert": LiteRT,
-    "openvino": OpenVINO,
-    "onnxruntime": ONNXRuntime,
+    "openvino": OpenVINOPeer,
+    "onnxruntime": ONNXRuntimePeer,
 }
 PEERS = tuple(KINDS)
 
