@@ -74,7 +74,7 @@ def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> Eng
     row = EngineRow(name)
     path = Path(maker.path(name) if name in maker.names() else zoo.path(name))
     try:
-        model = nnhal.load(path)
+        model = nnhal.load(path, shapes=None if name in maker.names() else dict(zoo.entry(name).shapes) or None)
     except nnhal.UnsupportedModel:
         return None
     steps = [quantised(model.main.operands[i].type) for i in model.main.outputs]
