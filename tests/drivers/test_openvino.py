@@ -30,8 +30,8 @@ from nnhal.runtime import discovery
 ONES = Sliding((1, 1), (0, 0), (0, 0))
 
 
-def run(model: Model, *inputs: Array) -> list[Array]:
-    prepared = prepared_by(OpenVINO(), model, Hints())
+def run(model: Model, *inputs: Array, threads: int = 0) -> list[Array]:
+    prepared = prepared_by(OpenVINO(), model, Hints(threads=threads))
     request = prepared.request(list(inputs))
     request.execute(prepared.run, Control())
     return list(request.results)
@@ -155,6 +155,17 @@ def test_a_filter_that_meets_one_column_only_is_summed_up_in_each_row(padding: A
     assert found.shape[1] > 1 and found.shape[2] == 1 and found.tolist() == request.results[0].tolist()
 
 
+def test_a_layer_of_one_weight_behind_one_of_one_output_compiles() -> None:
+    """For one thread OpenVINO fuses the two matrix products, and fails to compile what comes of it."""
+    b = nnhal.Builder()
+    x = b.input((3, 2))
+    bias = b.constant(np.ones(1, np.float32))
+    one = b.fully_connected(x, b.constant(np.array([[2, -3]], np.float32)), bias, activation="relu")
+    y = b.fully_connected(one, b.constant(np.array([[0.5]], np.float32)), bias)
+    given = np.array([[1, 0], [0, 1], [4, 2]], np.float32)
+    assert run(b.finish([x], [y]), given, threads=1)[0].tolist() == [[2.5], [1], [2.5]]
+
+
 def test_float32_is_computed_as_float32() -> None:
     """bfloat16, the engine's own choice on some processors, would be off by 1e-2."""
     rng = np.random.default_rng(0)
@@ -207,7 +218,7 @@ def recurrent(name: str, outputs: int, **arguments: Any) -> str:
 
 def test_a_projection_that_may_be_omitted_is_not_taken_for_omitted_where_sizes_need_it() -> None:
     gates = ("forget", "cell", "output")
-    weights = {f"{p}_to_{g}": np.ones((5, n)) for p, n in (("input", 3), ("state", 4)) for g in gates}
+    weights: dict[str, Array] = {f"{p}_to_{g}": np.ones((5, n)) for p, n in (("input", 3), ("state", 4)) for g in gates}
     weights |= {f"bias_{g}": np.ones(5) for g in gates}
     states = {"state": np.ones((2, 4)), "cell_state": np.ones((2, 5))}
     how = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0}
@@ -216,7 +227,7 @@ def test_a_projection_that_may_be_omitted_is_not_taken_for_omitted_where_sizes_n
 
 
 def test_cells_linked_crosswise_need_the_auxiliary_input_that_may_be_omitted() -> None:
-    weights = {
+    weights: dict[str, Array] = {
         f"{way}_{part}": np.ones((4, n))
         for way in ("fw", "bw")
         for part, n in (("weights", 3), ("recurrent_weights", 4), ("aux_weights", 2))

@@ -179,6 +179,8 @@ class Maths:
         return self.o.convolution_backprop_data(x, weights, list(strides), pads_begin=[0, 0], pads_end=[0, 0])
 
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
+        if self.shape(y) == (1, 1) and not turn_x:  # fused with a product before it, it does not compile
+            return self.o.multiply(x, y)
         return self.o.matmul(x, y, turn_x, turn_y)
 
     def mean_pool(self, x: Node, how: Sliding, padded: bool = False) -> Node:
