@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ pytest.importorskip("openvino")
 import nnhal
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.operands import Array
+from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.real import RealGraph, RealTask
+from nnhal.drivers.kit.real.engine import Sliding
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import Maths
@@ -24,9 +27,11 @@ from nnhal.hal.request import Control
 from nnhal.model.graph import Model
 from nnhal.runtime import discovery
 
+ONES = Sliding((1, 1), (0, 0), (0, 0))
 
-def run(model: Model, *inputs: Array) -> list[Array]:
-    prepared = prepared_by(OpenVINO(), model, Hints())
+
+def run(model: Model, *inputs: Array, threads: int = 0) -> list[Array]:
+    prepared = prepared_by(OpenVINO(), model, Hints(threads=threads))
     request = prepared.request(list(inputs))
     request.execute(prepared.run, Control())
     return list(request.results)
@@ -150,6 +155,17 @@ def test_a_filter_that_meets_one_column_only_is_summed_up_in_each_row(padding: A
     assert found.shape[1] > 1 and found.shape[2] == 1 and found.tolist() == request.results[0].tolist()
 
 
+def test_a_layer_of_one_weight_behind_one_of_one_output_compiles() -> None:
+    """For one thread OpenVINO fuses the two matrix products, and fails to compile what comes of it."""
+    b = nnhal.Builder()
+    x = b.input((3, 2))
+    bias = b.constant(np.ones(1, np.float32))
+    one = b.fully_connected(x, b.constant(np.array([[2, -3]], np.float32)), bias, activation="relu")
+    y = b.fully_connected(one, b.constant(np.array([[0.5]], np.float32)), bias)
+    given = np.array([[1, 0], [0, 1], [4, 2]], np.float32)
+    assert run(b.finish([x], [y]), given, threads=1)[0].tolist() == [[2.5], [1], [2.5]]
+
+
 def test_float32_is_computed_as_float32() -> None:
     """bfloat16, the engine's own choice on some processors, would be off by 1e-2."""
     rng = np.random.default_rng(0)
@@ -176,6 +192,92 @@ def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back() -> None
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_half_numbers_are_divided_by_a_constant() -> None:
+    """The bounds of constant divisors are beyond float16."""
+    b = nnhal.Builder()
+    x = b.input((3,), "TENSOR_FLOAT16")
+    y = b.div(x, b.constant(np.array([2, -0.5, 65504], np.float16)))
+    given = np.array([3, 3, 65504], np.float16)
+    assert run(b.finish([x], [y]), given)[0].tolist() == [1.5, -6, 1]
+
+
+def recurrent(name: str, outputs: int, **arguments: Any) -> str:
+    """The verdict on a model of constants, inputs (tuples) and scalars."""
+    b, inputs = nnhal.Builder(), []
+    for key, value in arguments.items():
+        if isinstance(value, tuple):
+            inputs.append(b.input(value))
+            arguments[key] = inputs[-1]
+        elif isinstance(value, np.ndarray):
+            arguments[key] = b.constant(value.astype(np.float32))
+    made = b.operation(name, **arguments, outputs=outputs)
+    return verdict(b.finish(inputs, list(made) if isinstance(made, tuple) else [made]))
+
+
+def test_a_projection_that_may_be_omitted_is_not_taken_for_omitted_where_sizes_need_it() -> None:
+    gates = ("forget", "cell", "output")
+    weights: dict[str, Array] = {f"{p}_to_{g}": np.ones((5, n)) for p, n in (("input", 3), ("state", 4)) for g in gates}
+    weights |= {f"bias_{g}": np.ones(5) for g in gates}
+    states = {"state": np.ones((2, 4)), "cell_state": np.ones((2, 5))}
+    how = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0}
+    why = recurrent("LSTM", 4, input=(2, 3), **weights, projection=(None, None), **states, **how)
+    assert why == "projection must be there when the model is prepared, and it may be omitted at execution"
+
+
+def test_cells_linked_crosswise_need_the_auxiliary_input_that_may_be_omitted() -> None:
+    weights: dict[str, Array] = {
+        f"{way}_{part}": np.ones((4, n))
+        for way in ("fw", "bw")
+        for part, n in (("weights", 3), ("recurrent_weights", 4), ("aux_weights", 2))
+    }
+    more: dict[str, Array] = {f"{way}_bias": np.ones(4) for way in ("fw", "bw")}
+    more |= {f"{way}_hidden_state": np.ones((2, 4)) for way in ("fw", "bw")}
+    how = {"activation_kind": "tanh", "time_major": False, "merge_outputs": True}
+    cells = {"input": (2, 5, 3), "aux_input": (None, None, None)}
+    why = recurrent("BIDIRECTIONAL_SEQUENCE_RNN", 1, **cells, **weights, **more, **how)
+    assert why == "aux_input is omitted"
+
+
+def test_what_the_engine_computes_of_constants_alone_is_refused() -> None:
+    """OpenVINO computes it once, and adds the bias of each execution to what the one before left."""
+    b = nnhal.Builder()
+    bias = b.input((1,))
+    x, w = b.constant(np.ones((1, 4, 4, 1), np.float32)), b.constant(np.ones((1, 2, 2, 1), np.float32))
+    model = b.finish([bias], [b.conv_2d(x, w, bias, padding="valid")])
+    assert verdict(model) == "OpenVINO's convolution of constants alone is wrong from the second execution on"
+
+
+@pytest.mark.parametrize("kind", ["convolution", "elu", "gather_elements", "softmax", "tanh"])
+def test_constants_are_folded_or_refused(kind: str) -> None:
+    """Whatever the engine may compute of constants, executions give the same for the same input."""
+    maths, rng = Maths(), np.random.default_rng(0)
+    x = maths.constant(rng.random((2, 3, 4, 4), np.float32))
+    made: dict[str, Callable[[], Any]] = {
+        "convolution": lambda: maths.convolution(x, maths.constant(np.ones((3, 3, 1, 1), np.float32)), 1, ONES),
+        "elu": lambda: maths.elu(x, 1.0),
+        "gather_elements": lambda: maths.gather_each(x, maths.constant(np.zeros((2, 3, 4, 4), np.int32)), 1),
+        "softmax": lambda: maths.softmax(x, 1, logarithm=False),
+        "tanh": lambda: maths.op("tanh", x),
+    }
+    try:
+        node = made[kind]()
+    except Refused:
+        return
+    given = maths.parameter(np.dtype(np.float32), (2, 3, 4, 4))
+    request = engine.compiled([given], [maths.op("add", node, given)], 1).create_infer_request()
+    found = [request.infer([np.full((2, 3, 4, 4), n, np.float32)])[0].copy() for n in (1, 2, 1)]
+    assert (found[0] == found[2]).all()
+
+
+def test_what_the_engine_raises_of_a_node_is_the_reason_that_it_is_refused() -> None:
+    maths = Maths()
+    x, y = (maths.parameter(np.dtype(np.float32), shape) for shape in ((3, 2), (5, 4)))
+    with pytest.raises(Refused, match="matmul does not take it: Incompatible MatMul matrix dimension"):
+        maths.matmul(x, y)
+    with pytest.raises(Refused, match="add does not take it"):
+        maths.op("add", x, None)
 
 
 def test_what_the_engine_lacks_is_named() -> None:

@@ -1,18 +1,61 @@
 """OpenVINO's operations as the primitives that `kit.real` makes NNAPI's of."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nnhal.base.operands import Array, Shape
+from nnhal.drivers.kit.forms import Refused
 from nnhal.drivers.kit.real.engine import Node, Sliding
 from nnhal.drivers.openvino.engine import opset, ov, shared
+
+NOT_FOLDED = frozenset(
+    {
+        "avg_pool",
+        "convolution",
+        "convolution_backprop_data",
+        "elu",
+        "gather_elements",
+        "group_convolution",
+        "lstm_sequence",
+    }
+)
 
 
 def out(node: Node) -> Node:
     """The first output of a node; an output as it is."""
     return node.output(0) if hasattr(node, "output") else node
+
+
+class Operations:
+    """OpenVINO's operations. Refused is what it does not take, and what it computes of constants alone but does not fold:
+    it does so once, and an addition behind it writes its sums over the result, which the next execution adds to.
+    """
+
+    def __init__(self) -> None:
+        self._moving: set[str] = set()  # names of nodes that no two executions need have the same values of
+
+    def __getattr__(self, kind: str) -> Callable[..., Node]:
+        make = getattr(opset(), kind)
+
+        def made(*arguments: Any, **more: Any) -> Node:
+            try:
+                node = make(*arguments, **more)
+            except (RuntimeError, ov().exceptions.OVError) as error:
+                raise Refused(f"OpenVINO's {kind} does not take it: {last_line(error)}") from error
+            if kind == "parameter" or any(x.get_node().get_name() in self._moving for x in node.input_values()):
+                self._moving.add(node.get_name())
+            elif kind in NOT_FOLDED:
+                raise Refused(f"OpenVINO's {kind} of constants alone is wrong from the second execution on")
+            return node
+
+        return made
+
+
+def last_line(error: Exception) -> str:
+    """Where OpenVINO says what is wrong, behind the places of its sources."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 class Maths:
@@ -21,7 +64,7 @@ class Maths:
     name = "OpenVINO"
 
     def __init__(self) -> None:
-        self.o, self.ov, self.kept = opset(), ov(), list[Array]()
+        self.o, self.ov, self.kept = Operations(), ov(), list[Array]()
 
     def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
         sizes = self.ov.PartialShape.dynamic() if shape is None else [-1 if n is None else n for n in shape]
@@ -136,6 +179,8 @@ class Maths:
         return self.o.convolution_backprop_data(x, weights, list(strides), pads_begin=[0, 0], pads_end=[0, 0])
 
     def matmul(self, x: Node, y: Node, turn_x: bool = False, turn_y: bool = False) -> Node:
+        if self.shape(y) == (1, 1) and not turn_x:  # fused with a product before it, it does not compile
+            return self.o.multiply(x, y)
         return self.o.matmul(x, y, turn_x, turn_y)
 
     def mean_pool(self, x: Node, how: Sliding, padded: bool = False) -> Node:

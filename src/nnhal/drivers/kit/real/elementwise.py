@@ -53,7 +53,8 @@ def divide(t: RealTask) -> None:
         factor = t.op("select", t.op("less", size, t.f32(1 / FAR_OFF)), t.f32(SHIFT), less)
         x, y = t.op("multiply", x, factor), t.op("multiply", y, factor)
     else:
-        near = (known == 0) | ((np.abs(known) > 1 / STEEPEST) & (np.abs(known) < STEEPEST))
+        size = np.abs(known.astype(np.float32))  # STEEPEST is infinite in float16
+        near = (size == 0) | ((size > 1 / STEEPEST) & (size < STEEPEST))
         t.require(
             near.all(), f"{t.o.name} multiplies with the reciprocal of a constant, which is no normal float32 here"
         )

@@ -58,6 +58,11 @@ def lstm_cell(t: RealTask, way: str = "", crossed: bool = False) -> tuple[Step, 
     again, bias = ({g: t.x(f"{way}{part}_{g}") for g in own} for part in ("state_to", "bias"))
     peep, norm = ({g: t.maybe(f"{way}{part}_{g}") for g in own} for part in ("peep", "norm"))
     projection, shift = t.maybe(f"{way}projection"), t.maybe(f"{way}projection_bias")
+    output, units = size(t.a, f"{way}output_size"), size(t.a, f"{way}units")
+    unlike = projection is None and None not in (output, units) and output != units
+    t.require(
+        not unlike, f"{way}projection must be there when the model is prepared, and it may be omitted at execution"
+    )
 
     def gate(name: str, x: Node, state: Node, memory: Node) -> Node:
         total = t.op("add", times(t, x, ahead[name]), times(t, state, again[name]))
@@ -164,7 +169,8 @@ def give(t: RealTask, *nodes: Node) -> None:
 def two_ways(t: RealTask) -> None:
     """Forwards and backwards. Linked crosswise both read the auxiliary input too, in parallel the backward cell it alone."""
     cell, aux_weights = (lstm_cell, "fw_aux_to_forget") if t.name.endswith("LSTM") else (rnn_cell, "fw_aux_weights")
-    crossed, ahead, aux = bool(t.places(aux_weights)), t.x("input"), t.maybe("aux_input")
+    crossed, ahead = bool(t.places(aux_weights)), t.x("input")
+    aux = t.x("aux_input") if crossed else t.maybe("aux_input")
     ahead = t.o.concat([ahead, aux], 2) if crossed else ahead
     back = ahead if crossed or aux is None else aux
     forwards, fw = over_time(t, ahead, cell, "fw_", crossed)
