@@ -28,7 +28,7 @@ def out(node: Node) -> Node:
     return node.output(0) if hasattr(node, "output") else node
 
 
-class Operations:
+class RefusingOperations:
     """OpenVINO's operations. Refused is what it does not take, and what it computes of constants alone but does not fold:
     it does so once, and an addition behind it writes its sums over the result, which the next execution adds to.
     """
@@ -64,7 +64,7 @@ class Maths:
     name = "OpenVINO"
 
     def __init__(self) -> None:
-        self.o, self.ov, self.kept = Operations(), ov(), list[Array]()
+        self.o, self.ov, self.kept = RefusingOperations(), ov(), list[Array]()
 
     def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
         sizes = self.ov.PartialShape.dynamic() if shape is None else [-1 if n is None else n for n in shape]
