@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from pathlib import Path
 
@@ -91,9 +92,8 @@ def measured(name: str, threads: int, pairs: int, devices: Sequence[str]) -> Eng
         except nnhal.NnhalError as error:
             row.absent[device] = str(error).splitlines()[0]
             continue
-        call: Call = lambda compiled=compiled: outputs_of(compiled(*inputs))  # noqa: E731
-        _note(row, device, off(call(), wanted, steps), judge)
-        plain = lambda compiled=compiled: compiled(*inputs)  # noqa: E731
+        plain = partial(compiled, *inputs)
+        _note(row, device, off(outputs_of(plain()), wanted, steps), judge)
         inner = max(1, BLOCK_NS // max(timed(plain), 1))
         row.control[device] = ratio(interleaved(plain, plain, max(5, pairs // 3), inner)).median
         direct = None if device not in PEERS else directly(device, path, inputs, threads)
@@ -126,7 +126,7 @@ def directly(device: str, path: Path, inputs: Sequence[np.ndarray], threads: int
         return None
     except Exception:  # whatever an engine raises of a file that is not for it
         return None
-    return lambda: engine(inputs)
+    return partial(engine, inputs)
 
 
 COLOURS = {"litert": "#4878a8", "openvino": "#7a4fa0", "onnxruntime": "#3d8f6a", "reference": "#888888"}

@@ -1,7 +1,11 @@
 """Ranges of integers: what 64-bit ones of a file may hold, so that 32 bits do for them."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
+
+from nnhal.base.operands import Shape
+from nnhal.frontends.common.terms import Inexpressible, Term, fits
 
 Span = tuple[int, int]
 ANY: Span = (-(1 << 31), (1 << 31) - 1)
@@ -25,3 +29,18 @@ def magnitude(x: Span) -> Span:
 def hull(spans: Sequence[Span]) -> Span:
     """All values of all of them, and 0, which padding has."""
     return min(0, *(s[0] for s in spans)), max(0, *(s[1] for s in spans))
+
+
+def total(shape: Shape | None, span: Span) -> Span:
+    """Of a sum of any elements of a tensor."""
+    count = 1 << 63 if shape is None or None in shape else math.prod(d or 0 for d in shape)
+    return min(0, span[0]) * count, max(0, span[1]) * count
+
+
+def within(found: Span, terms: Sequence[Term]) -> Span:
+    """A range that 32 bits hold; Inexpressible for another. terms: what it was worked out of."""
+    if not fits(found):
+        if any(term.doubtful for term in terms):
+            raise Inexpressible  # what makes them was refused
+        raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
+    return found

@@ -1,6 +1,6 @@
 """What importers make of a file's values on their way into a model: terms, and operations on them."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,20 +22,24 @@ class Blob(NamedTuple):
     file: int = 0
 
 
-class WrittenGraph(Protocol):
-    """A graph of operations, as it goes into a model."""
+class WrittenGraph:
+    """A graph of operations, as it goes into a model. forms: of the outputs, as the file has them."""
 
     inputs: "list[Term]"
     outputs: "list[Term]"
     operations: "list[Emitted]"
+    forms: list[EdgeForm]
 
     @property
     def facts(self) -> SubgraphFacts:
-        """What control flow may know of it."""
+        """What control flow may know of it. The index is the writer's business."""
+        return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
 
     @property
     def edge(self) -> "list[tuple[Term, EdgeForm]]":
         """Its inputs and outputs, and how the file has them."""
+        given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
+        return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
 
 class Inexpressible(Exception):

@@ -27,7 +27,7 @@ class OperationWriter:
     """One operator to lower: NNAPI operations to write, and what is asked of terms on the way.
 
     budget: what they are paid from. label: the operator, for messages. A graph has nothing of it before it gets `emitted`.
-    A subclass knows the outputs of the operator (`out`, `result`).
+    A subclass knows the inputs and outputs of the operator (`raw`, `out`, `result`).
     """
 
     def __init__(self, budget: Budget, label: str) -> None:
@@ -42,6 +42,37 @@ class OperationWriter:
     def result(self, number: int, term: Term) -> None:
         """Output `number` is this term."""
         raise NotImplementedError
+
+    def raw(self, place: int) -> Term:
+        """Input `place` as the file has it."""
+        raise NotImplementedError
+
+    def data(self, place: int, what: str) -> Array:
+        """The value of input `place`, which has to be known; elements known only at execution are None."""
+        term = self.raw(place)
+        if term.data is None:
+            self.follows(term)
+            self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
+        return term.data
+
+    def partly(self, place: int, what: str) -> list[int | None]:
+        """Integers of which some may be known only at execution."""
+        data = self.data(place, what)
+        self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
+        return [None if n is None else int(n) for n in data.reshape(-1).tolist()]
+
+    def ints(self, place: int, what: str) -> list[int]:
+        """Constant integers."""
+        numbers = self.partly(place, what)
+        known = [n for n in numbers if n is not None]
+        self.require(len(known) == len(numbers), f"{what} is known only at execution, must be constant for NNAPI")
+        return known
+
+    def number(self, place: int, what: str) -> Any:
+        """A constant of one element."""
+        data = self.data(place, what)
+        self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
+        return data.reshape(-1)[0].item()
 
     def pay(self) -> None:
         """Charge the file for the constants that were made for the operations."""

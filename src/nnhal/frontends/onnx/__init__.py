@@ -23,10 +23,11 @@ from nnhal.base.records import replace
 from nnhal.base.values import dimensions
 from nnhal.frontends.beside import BESIDE
 from nnhal.frontends.common.terms import Term
+from nnhal.frontends.common.told import Left, ask, how, unsupported
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.onnx.file import OnnxEdge, OnnxFile
 from nnhal.frontends.onnx.graph import PLAIN, TYPES, FileContext, NodeGraph
-from nnhal.frontends.onnx.lowering import lower, lower_open, unsupported
+from nnhal.frontends.onnx.lowering import lower, lower_open
 from nnhal.frontends.onnx.reader import read
 from nnhal.model.graph import Model
 from nnhal.model.metadata import Metadata, TensorMetadata
@@ -50,7 +51,7 @@ def load_opened(label: str, memory: Memory, *, folder: str | None = None, shapes
     if context.problems and left:
         look_for_the_cause(context, file, wanted, left)
     if context.problems:
-        raise unsupported(context)
+        raise unsupported(file.label, context.problems)
     for term, edge in zip(graph.outputs, file.graph.outputs, strict=True):
         term.value = replace(term.value, name=edge.name)
     notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
@@ -122,8 +123,6 @@ def metadata_of(file: OnnxFile) -> Metadata | None:
 
 # ----------------------------------------------------------------------------------------------------------------- shapes
 
-Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, the shape it is taken as, and how the file's is shown
-
 
 def settled(file: OnnxFile, shapes: Shapes | None) -> tuple[list[tuple[int | None, ...]], Left]:
     """The shape of each input: the caller's, else the file's; a name that several dimensions share is one size."""
@@ -180,18 +179,6 @@ def asked(file: OnnxFile, shapes: Shapes | None) -> dict[str, tuple[int, ...]]:
                 raise InvalidArgument(f"shapes: dimension {place} of {name} is {size}, must be {dim} as in the file")
         found[name] = sizes
     return found
-
-
-def how(name: str, text: str) -> str:
-    """How to say the shape of an input."""
-    shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
-    return f"--shape {short(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
-
-
-def ask(left: Left) -> str:
-    """What to tell somebody who has to say shapes."""
-    texts = [f"{text} is open in the file, must be given; {how(name, text)}" for name, _, text in left]
-    return "; ".join(texts).replace("says otherwise", "says it")
 
 
 def look_for_the_cause(

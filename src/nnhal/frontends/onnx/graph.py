@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.errors import InvalidModel
 from nnhal.base.names import short
-from nnhal.base.operands import Array, SubgraphFacts, Value
+from nnhal.base.operands import Array, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import (
@@ -16,6 +16,7 @@ from nnhal.frontends.common.terms import (
     Emitted,
     Inexpressible,
     Term,
+    WrittenGraph,
     constant,
     fits,
 )
@@ -59,7 +60,7 @@ class FileContext(Struct, eq=False):
         self.kept.append(real)
 
 
-class NodeGraph:
+class NodeGraph(WrittenGraph):
     """One graph: terms by name, and the operations in order. outer: the graph around it."""
 
     def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
@@ -84,17 +85,6 @@ class NodeGraph:
         self.terms[name] = term
         self.inputs.append(term)
         return term
-
-    @property
-    def facts(self) -> SubgraphFacts:
-        """What control flow may know of it. The index is the writer's business."""
-        return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
-
-    @property
-    def edge(self) -> list[tuple[Term, EdgeForm]]:
-        """Its inputs and outputs, and how the file has them."""
-        given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
-        return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
     def problem(self, name: str, reason: str, place: str = "") -> None:
         """Note something that cannot be expressed."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from nnhal.base.errors import BadFile, InvalidModel, NnhalError, UnsupportedModel, clipped
+from nnhal.base.errors import BadFile, InvalidModel, NnhalError, clipped
 from nnhal.base.names import short
 from nnhal.base.operands import Value
 from nnhal.frontends.common.budget import Cost
@@ -25,7 +25,7 @@ from nnhal.frontends.onnx import (  # noqa: F401 (importing them fills the table
 )
 from nnhal.frontends.onnx.file import OWN_DOMAINS, AttributeReference, OnnxFunction, OnnxNode, OnnxTensor
 from nnhal.frontends.onnx.fold import MOVES, folded
-from nnhal.frontends.onnx.graph import TYPES, FileContext, NodeGraph
+from nnhal.frontends.onnx.graph import TYPES, NodeGraph
 from nnhal.frontends.onnx.order import inner_graphs
 from nnhal.frontends.onnx.positions import lower_by_places
 from nnhal.frontends.onnx.refusals import why_refused
@@ -45,17 +45,6 @@ def lower(graph: NodeGraph) -> None:
 def lower_open(graph: NodeGraph) -> None:
     """Lower every node of a graph whose operations stand in the one around it."""
     _lower_all(graph, graph.source.nodes, graph.file.opsets, 0)
-
-
-def unsupported(context: FileContext) -> UnsupportedModel:
-    """The one error that lists everything that cannot be expressed."""
-    parts = []
-    for (name, reason), places in context.problems.items():
-        where = " ".join([name, ", ".join(filter(None, places))]).strip()
-        parts.append(f"{where}: {reason}" if reason else where)
-    error = UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
-    error.refused = [(name, place, why) for (name, why), places in context.problems.items() for place in places]
-    return error
 
 
 def _lower_all(graph: NodeGraph, nodes: tuple[OnnxNode, ...], opsets: Mapping[str, int], depth: int) -> None:

@@ -145,33 +145,6 @@ class NodeTask(OperationWriter):
             return term
         return self.graph.context.stored.get(id(term))
 
-    def data(self, place: int, what: str) -> Array:
-        """The value of input `place`, which has to be known; elements known only at execution are None."""
-        term = self.raw(place)
-        if term.data is None:
-            self.follows(term)
-            self.refuse(f"{what} is computed at execution, must be constant for NNAPI")
-        return term.data
-
-    def partly(self, place: int, what: str) -> list[int | None]:
-        """Integers of which some may be known only at execution."""
-        data = self.data(place, what)
-        self.require(data.dtype.kind in "iuO", f"{what} is {self.raw(place).kind}, must be integers")
-        return [None if n is None else int(n) for n in data.reshape(-1).tolist()]
-
-    def ints(self, place: int, what: str) -> list[int]:
-        """Constant integers."""
-        numbers = self.partly(place, what)
-        known = [n for n in numbers if n is not None]
-        self.require(len(known) == len(numbers), f"{what} is known only at execution, must be constant for NNAPI")
-        return known
-
-    def number(self, place: int, what: str) -> Any:
-        """A constant of one element."""
-        data = self.data(place, what)
-        self.require(data.size == 1 and data.dtype != object, f"{what} must be one number")
-        return data.reshape(-1)[0].item()
-
     def integer_of(self, place: int, what: str) -> int:
         """A constant integer, as any number type."""
         value = self.number(place, what)

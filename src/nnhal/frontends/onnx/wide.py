@@ -5,12 +5,11 @@ make no greater ones. Of sums and products the least and greatest value is compu
 is refused.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude
-from nnhal.frontends.common.terms import Inexpressible, Term, fits
+from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude, total, within
+from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.file import OnnxNode
 
 MOVES = frozenset((
@@ -67,7 +66,7 @@ def span_of(t: LoweredNode, number: int, result: Term) -> Span:
     elif t.name == "Cast":
         found = spans[0] if spans else ANY
     elif t.name == "ReduceSum":
-        found = _total(terms[0], spans[0])
+        found = total(terms[0].value.shape, spans[0])
     elif t.name in SUMS and len(spans) in (1, 2):
         found = SUMS[t.name](*spans)
     elif t.name in MOVES:
@@ -76,15 +75,4 @@ def span_of(t: LoweredNode, number: int, result: Term) -> Span:
         found = spans[0]
     else:
         found = ANY
-    if not fits(found):
-        if any(term.doubtful for term in terms):
-            raise Inexpressible  # their nodes were refused
-        raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
-    return found
-
-
-def _total(x: Term, span: Span) -> Span:
-    """Of a sum of any of its elements."""
-    shape: Sequence[int | None] | None = x.value.shape
-    count = 1 << 63 if shape is None or None in shape else math.prod(d or 0 for d in shape)
-    return min(0, span[0]) * count, max(0, span[1]) * count
+    return within(found, terms)

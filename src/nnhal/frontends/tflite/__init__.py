@@ -22,11 +22,12 @@ from nnhal.base.operands import Array, Value
 from nnhal.base.records import replace
 from nnhal.base.values import dimensions
 from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
+from nnhal.frontends.common.told import Left, ask, how, unsupported
 from nnhal.frontends.common.write import ModelWriter
 from nnhal.frontends.source import Source, is_onnx, opened
 from nnhal.frontends.tflite.file import File, FileSubgraph, SignatureDef
 from nnhal.frontends.tflite.graph import ImportContext, ImportGraph, typed
-from nnhal.frontends.tflite.lowering import lower, unsupported
+from nnhal.frontends.tflite.lowering import lower
 from nnhal.frontends.tflite.metadata import metadata_of
 from nnhal.frontends.tflite.reader import read
 from nnhal.frontends.tflite.state import settle
@@ -66,10 +67,10 @@ def load_opened(label: str, memory: Memory, *, signature: str | None = None, sha
     if context.problems and left:
         _look_for_the_cause(context, subgraph, names, wanted, left)
     if context.problems:
-        raise unsupported(context)
+        raise unsupported(context.file.label, context.problems)
     for term, name in zip(graph.outputs, _names(subgraph, subgraph.outputs, entries[1]), strict=True):
         term.value = replace(term.value, name=name)
-    notes = [f"{text} is open in the file and taken as {list(shape)}; {_how(name, text)}" for name, shape, text in left]
+    notes = [f"{text} is open in the file and taken as {list(shape)}; {how(name, text)}" for name, shape, text in left]
     if signature is None:
         notes = _signature_note(file) + notes
     writer = ModelWriter([memory], file.budget, clipped(os.path.splitext(os.path.basename(label))[0]))
@@ -77,7 +78,7 @@ def load_opened(label: str, memory: Memory, *, signature: str | None = None, sha
     try:
         validate(model)
     except InvalidModel as error:
-        raise (ShapeNeeded(f"{label}: {_ask(left)}") if left else error) from None
+        raise (ShapeNeeded(f"{label}: {ask(left)}") if left else error) from None
     return model
 
 
@@ -88,9 +89,6 @@ def _imported(
     context = ImportContext(file, lower, reshaped=list(wanted) != [subgraph.tensors[i].shape for i in subgraph.inputs])
     graph = context.import_subgraph(subgraph.index, _values(context, subgraph, names, wanted), "")
     return context, graph, [] if context.problems else settle(graph)
-
-
-Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, its shape in the file, and how that is shown
 
 
 def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | None) -> Left:
@@ -105,18 +103,6 @@ def _left_open(subgraph: FileSubgraph, names: Sequence[str], shapes: Shapes | No
     return left
 
 
-def _how(name: str, text: str) -> str:
-    """How to say the shape of an input."""
-    shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
-    return f"--shape {short(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
-
-
-def _ask(left: Left) -> str:
-    """What to tell somebody who has to say shapes."""
-    texts = [f"{text} is open in the file, must be given; {_how(name, text)}" for name, _, text in left]
-    return "; ".join(texts).replace("says otherwise", "says it")
-
-
 def _look_for_the_cause(
     context: ImportContext, subgraph: FileSubgraph, names: Sequence[str], wanted: Sequence[tuple[int, ...]], left: Left
 ) -> None:
@@ -129,7 +115,7 @@ def _look_for_the_cause(
     always = _imported(context.file, subgraph, names, shapes)[0].problems
     context.problems = {key: places for key, places in context.problems.items() if always.get(key) == places}
     if not context.problems:
-        raise ShapeNeeded(f"{context.file.label}: {_ask(left)}")
+        raise ShapeNeeded(f"{context.file.label}: {ask(left)}")
 
 
 def signatures(source: Source) -> list[str]:

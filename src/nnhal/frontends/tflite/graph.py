@@ -6,10 +6,19 @@ from typing import Any
 import numpy as np
 
 from nnhal.base.errors import BadFile, InvalidModel
-from nnhal.base.operands import ChannelQuant, SubgraphFacts, Value
+from nnhal.base.operands import ChannelQuant, Value
 from nnhal.base.records import Struct, field, replace
 from nnhal.frontends.common.budget import Cost
-from nnhal.frontends.common.terms import PLAIN_SCALE, UNTYPED, Emitted, Inexpressible, Term, Variable, constant
+from nnhal.frontends.common.terms import (
+    PLAIN_SCALE,
+    UNTYPED,
+    Emitted,
+    Inexpressible,
+    Term,
+    Variable,
+    WrittenGraph,
+    constant,
+)
 from nnhal.frontends.tflite.file import DTYPES, File, FileSubgraph, FileTensor
 from nnhal.frontends.tflite.sparse import densify
 from nnhal.model.graph import EdgeForm
@@ -78,7 +87,7 @@ class ImportContext(Struct, eq=False):
         return source
 
 
-class ImportGraph:
+class ImportGraph(WrittenGraph):
     """One subgraph: terms by tensor, and the operations in order."""
 
     def __init__(
@@ -104,17 +113,6 @@ class ImportGraph:
             self.terms[index] = Term(replace(value, data=None), tensor.type, scalar=not tensor.shape)
             self.inputs.append(self.terms[index])
         self.forms: list[EdgeForm] = []  # of the outputs
-
-    @property
-    def facts(self) -> SubgraphFacts:
-        """What control flow may know of it. The index is the writer's business."""
-        return SubgraphFacts(0, tuple(t.value for t in self.inputs), tuple(t.value for t in self.outputs))
-
-    @property
-    def edge(self) -> list[tuple[Term, EdgeForm]]:
-        """Its inputs and outputs, and how the file has them."""
-        given = [EdgeForm(term.scalar, term.kind == "INT64") for term in self.inputs]
-        return list(zip([*self.inputs, *self.outputs], [*given, *self.forms], strict=True))
 
     def place(self, index: int) -> str:
         """An operator's number for people."""

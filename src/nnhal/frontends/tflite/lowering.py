@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from nnhal.base.errors import BadFile, InvalidModel, UnsupportedModel
+from nnhal.base.errors import BadFile, InvalidModel
 from nnhal.base.operands import Value
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import UNTYPED, Inexpressible, Term
@@ -27,7 +27,7 @@ from nnhal.frontends.tflite import (  # noqa: F401 (importing them fills the tab
 )
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.fold import MOVES, fold
-from nnhal.frontends.tflite.graph import ImportContext, ImportGraph
+from nnhal.frontends.tflite.graph import ImportGraph
 from nnhal.frontends.tflite.positions import FILLED, FlatTask, NumbersTask, lower_by_places
 from nnhal.frontends.tflite.refusals import SIXTEEN, TAKE_SIXTEEN, why_refused
 from nnhal.frontends.tflite.task import ENTRIES, OperatorEntry, OperatorTask
@@ -41,17 +41,6 @@ def lower(graph: ImportGraph) -> None:
         if not _folded(graph, operator):
             _lower(graph, operator)
     graph.finish()
-
-
-def unsupported(context: ImportContext) -> UnsupportedModel:
-    """The one error that lists everything that cannot be expressed."""
-    parts = []
-    for (name, reason), places in context.problems.items():
-        where = " ".join([name, ", ".join(filter(None, places))]).strip()
-        parts.append(f"{where}: {reason}" if reason else where)
-    error = UnsupportedModel(f"{context.file.label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
-    error.refused = [(name, place, why) for (name, why), places in context.problems.items() for place in places]
-    return error
 
 
 def _folded(graph: ImportGraph, operator: Operator) -> bool:

@@ -5,12 +5,11 @@ integers make no greater ones. Of sums and products the least and greatest value
 the operator is refused.
 """
 
-import math
 from collections.abc import Callable
 from typing import Protocol
 
-from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude
-from nnhal.frontends.common.terms import Inexpressible, Term, fits
+from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude, total, within
+from nnhal.frontends.common.terms import Term
 from nnhal.frontends.tflite.file import Operator
 from nnhal.frontends.tflite.graph import ImportGraph
 
@@ -61,7 +60,7 @@ def span_of(t: BeingLowered, number: int) -> Span:
     elif t.name == "CAST" and kinds[0].startswith(("FLOAT", "UINT32", "UINT64")):
         found = (-(1 << 63), (1 << 63) - 1)
     elif t.name == "SUM":
-        found = _total(terms[0], spans[0])
+        found = total(terms[0].value.shape, spans[0])
     elif t.name in SUMS:
         found = SUMS[t.name](*spans)
     elif t.name in CALLS:  # of subgraphs, which may make others
@@ -72,15 +71,4 @@ def span_of(t: BeingLowered, number: int) -> Span:
         found = spans[0]
     else:
         found = (-(1 << 63), (1 << 63) - 1)
-    if not fits(found):
-        if any(term.doubtful for term in terms):
-            raise Inexpressible  # their operators were refused
-        raise Inexpressible("is of INT64 and may need more than the 32 bits that NNAPI's integers have")
-    return found
-
-
-def _total(x: Term, span: Span) -> Span:
-    """Of a sum of any of its elements."""
-    shape = x.value.shape
-    count = 1 << 63 if shape is None or None in shape else math.prod(d or 0 for d in shape)
-    return min(0, span[0]) * count, max(0, span[1]) * count
+    return within(found, terms)

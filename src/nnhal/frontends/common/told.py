@@ -1,0 +1,32 @@
+"""What an importer tells: all that a file needs and NNAPI lacks, and which shapes somebody has to say."""
+
+from collections.abc import Mapping, Sequence
+
+from nnhal.base.errors import UnsupportedModel
+from nnhal.base.names import short
+
+Problems = Mapping[tuple[str, str], Sequence[str]]  # places by an operator's name and the reason
+Left = list[tuple[str, tuple[int, ...], str]]  # an input's name, the shape it is taken as, and how the file's is shown
+
+
+def unsupported(label: str, problems: Problems) -> UnsupportedModel:
+    """The one error that lists everything that cannot be expressed."""
+    parts = []
+    for (name, reason), places in problems.items():
+        where = " ".join([name, ", ".join(filter(None, places))]).strip()
+        parts.append(f"{where}: {reason}" if reason else where)
+    error = UnsupportedModel(f"{label}: cannot be expressed in NNAPI: {'; '.join(parts)}")
+    error.refused = [(name, place, why) for (name, why), places in problems.items() for place in places]
+    return error
+
+
+def how(name: str, text: str) -> str:
+    """How to say the shape of an input."""
+    shape = text[text.rindex("[") + 1 : -1].replace("?", "N")
+    return f"--shape {short(name)}={shape.replace(' ', '')}, or shapes={{{name!r}: ({shape})}}, says otherwise"
+
+
+def ask(left: Left) -> str:
+    """What to tell somebody who has to say shapes."""
+    texts = [f"{text} is open in the file, must be given; {how(name, text)}" for name, _, text in left]
+    return "; ".join(texts).replace("says otherwise", "says it")
