@@ -67,6 +67,32 @@ class Reals:
         return self.t.make("SELECT", condition, x, y, like=x)
 
 
+def cosine_of(t: OperationWriter, x: Term) -> Term:
+    """1 - 2 sin(x / 2)^2: without a sum that would round a large argument."""
+    r = Reals(t)
+    half = t.make("SIN", r("MUL", x, 0.5))
+    return r.less(1.0, r("MUL", r("MUL", half, half), 2.0))
+
+
+def sign_of(t: OperationWriter, x: Term) -> Term:
+    """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
+    r = Reals(t)
+    one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
+    rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
+    return r.choose(r.test("GREATER", x, 0), one, rest)
+
+
+def rounded(t: OperationWriter, x: Term) -> Term:
+    """To whole numbers, halves to even: up where more than a half is left, or exactly a half above an odd number."""
+    r = Reals(t)
+    down = t.make("FLOOR", x)
+    rest = r("SUB", x, down)
+    even = r("MUL", t.make("FLOOR", r("MUL", down, 0.5)), 2.0)
+    tie = t.make("LOGICAL_AND", r.test("EQUAL", rest, 0.5), r.test("NOT_EQUAL", down, even))
+    up = t.make("LOGICAL_OR", r.test("GREATER", rest, 0.5), tie)
+    return r.choose(up, r("ADD", down, 1.0), down)
+
+
 def floor_remainder(t: OperationWriter, x: Term, y: Term) -> Term:
     """x - q y with q = floor(x / y), which rounding may make one off: brought back into the range from 0 to y.
 

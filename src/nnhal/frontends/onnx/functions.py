@@ -2,8 +2,7 @@
 
 import math
 
-from nnhal.base.codes import OperandType
-from nnhal.frontends.common.reals import Reals, normal_tail
+from nnhal.frontends.common.reals import Reals, cosine_of, normal_tail, rounded, sign_of
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.elementwise import floats
 from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
@@ -43,9 +42,7 @@ def gelu(t: NodeTask) -> None:
 @node("Cos", single=True, becomes="1 - 2 SIN(x / 2)²")
 def cosine(t: NodeTask) -> None:
     """Without a sum that would round a large argument."""
-    x, r = floats(t), Reals(t)
-    half = t.make("SIN", r("MUL", x, 0.5))
-    t.result(0, r.less(1.0, r("MUL", r("MUL", half, half), 2.0)), scalar=all_scalars(t))
+    t.result(0, cosine_of(t, floats(t)), scalar=all_scalars(t))
 
 
 @node("Tan", single=True, becomes="SIN and DIV")
@@ -59,23 +56,15 @@ def tangent(t: NodeTask) -> None:
 @node("Sign", single=True, becomes="GREATER, LESS, SELECT, ABS")
 def sign(t: NodeTask) -> None:
     """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
-    x, r = t.x(0), Reals(t)
+    x = t.x(0)
     t.require(x.value.type != I32 or x.value.shape, "of no shape")
-    one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
-    rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
-    t.result(0, r.choose(r.test("GREATER", x, 0), one, rest), scalar=all_scalars(t))
+    t.result(0, sign_of(t, x), scalar=all_scalars(t))
 
 
 @node("Round", single=True, becomes="FLOOR and SELECT, halves to even")
 def round_(t: NodeTask) -> None:
     """Up where more than a half is left, or exactly a half above an odd number."""
-    x, r = floats(t), Reals(t)
-    down = t.make("FLOOR", x)
-    rest = r("SUB", x, down)
-    even = r("MUL", t.make("FLOOR", r("MUL", down, 0.5)), 2.0)
-    tie = t.make("LOGICAL_AND", r.test("EQUAL", rest, 0.5), r.test("NOT_EQUAL", down, even))
-    up = t.make("LOGICAL_OR", r.test("GREATER", rest, 0.5), tie)
-    t.result(0, r.choose(up, r("ADD", down, 1.0), down), scalar=all_scalars(t))
+    t.result(0, rounded(t, floats(t)), scalar=all_scalars(t))
 
 
 @node("Softplus", single=True, becomes="EXP of -|x|, LOG, RELU")

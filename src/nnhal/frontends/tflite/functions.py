@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 
-from nnhal.base.codes import OperandType
-from nnhal.frontends.common.reals import ATAN, ERFC, TINY, Reals
+from nnhal.frontends.common.reals import ATAN, ERFC, TINY, Reals, cosine_of, rounded, sign_of
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import ASYMMETRIC
 from nnhal.frontends.tflite.task import OperatorTask, entry
@@ -23,30 +22,19 @@ def real(t: OperatorTask, place: int = 0) -> Term:
 @entry("COS", real=True, single=True, becomes="1 - 2 SIN(x / 2)²")
 def cosine(t: OperatorTask) -> None:
     """Without a sum that would round a large argument."""
-    x, r = real(t), Reals(t)
-    half = t.make("SIN", r("MUL", x, 0.5))
-    t.result(0, r.less(1.0, r("MUL", r("MUL", half, half), 2.0)))
+    t.result(0, cosine_of(t, real(t)))
 
 
 @entry("SIGN", single=True, becomes="GREATER, LESS, SELECT, ABS")
 def sign(t: OperatorTask) -> None:
     """1, -1, and the size of what is neither above nor below 0: 0 or NaN."""
-    x, r = real(t), Reals(t)
-    one, minus = (t.filled(t.known(x), n, OperandType(x.value.type)) for n in (1, -1))
-    rest = r.choose(r.test("LESS", x, 0), minus, t.make("ABS", x))
-    t.result(0, r.choose(r.test("GREATER", x, 0), one, rest))
+    t.result(0, sign_of(t, real(t)))
 
 
 @entry("ROUND", single=True, becomes="FLOOR and SELECT, halves to even")
 def round_(t: OperatorTask) -> None:
     """Up where more than a half is left, or exactly a half above an odd number."""
-    x, r = real(t), Reals(t)
-    down = t.make("FLOOR", x)
-    rest = r("SUB", x, down)
-    even = r("MUL", t.make("FLOOR", r("MUL", down, 0.5)), 2.0)
-    tie = t.make("LOGICAL_AND", r.test("EQUAL", rest, 0.5), r.test("NOT_EQUAL", down, even))
-    up = t.make("LOGICAL_OR", r.test("GREATER", rest, 0.5), tie)
-    t.result(0, r.choose(up, r("ADD", down, 1.0), down))
+    t.result(0, rounded(t, real(t)))
 
 
 @entry("GELU", real=True, single=True, becomes="exact: EXP and a polynomial for erf; approximate: TANH")
