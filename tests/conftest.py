@@ -5,12 +5,16 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nnhal import zoo
+from nnhal.base.codes import OperationType
 from nnhal.base.custom_operators import CUSTOM_OPERATORS
+from nnhal.ops import OPS
+from nnhal.ops.schema import Op
 from nnhal.runtime import discovery
 from tests.interrupts import Interrupts
 
@@ -29,24 +33,39 @@ def vectors() -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def devices_end_with_their_test() -> Iterator[None]:
-    """What a test registers is not among "all there are" of the next one."""
-    registered = discovery._registered
-    before = dict(registered)
-    yield
-    discovery._registered = registered
-    registered.clear()
-    registered.update(before)
+def foreign_records() -> dict[str, Op]:
+    """Those of extensions' operations: NNAPI's own stay once they have loaded."""
+    return {name: OPS[name] for name in OPS if name not in OperationType.__members__}
 
 
-@pytest.fixture(autouse=True)
-def custom_operators_end_with_their_test() -> Iterator[None]:
-    """What a test says of an operator holds for no other."""
-    before = dict(CUSTOM_OPERATORS)
+@contextmanager
+def registries_as_they_were() -> Iterator[None]:
+    """Devices, custom operators and records of extensions that are registered meanwhile are gone afterwards."""
+    devices, records = discovery._registered, foreign_records()
+    devices_before, operators_before = dict(devices), dict(CUSTOM_OPERATORS)
     yield
+    discovery._registered = devices
+    devices.clear()
+    devices.update(devices_before)
     CUSTOM_OPERATORS.clear()
-    CUSTOM_OPERATORS.update(before)
+    CUSTOM_OPERATORS.update(operators_before)
+    for name in foreign_records():
+        del OPS[name]
+    OPS.update(records)
+
+
+@pytest.fixture(autouse=True)
+def what_a_test_registers_ends_with_it() -> Iterator[None]:
+    """It holds for no other."""
+    with registries_as_they_were():
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_a_file_of_tests_registers_ends_with_it() -> Iterator[None]:
+    """What its own fixtures register stays for all its tests, and for no other file's."""
+    with registries_as_they_were():
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,30 @@
+"""What a test registers ends with it, whichever file it stands in and whichever runs after."""
+
+from nnhal.base.codes import OperandType
+from nnhal.base.custom_operators import CUSTOM_OPERATORS, register_custom_operator
+from nnhal.base.levels import V1_2
+from nnhal.drivers.reference import Reference
+from nnhal.ops import OPS
+from nnhal.ops.schema import Form, Op, T, arg, register
+from nnhal.runtime import discovery
+from tests.conftest import registries_as_they_were
+
+F32 = OperandType.TENSOR_FLOAT32
+
+
+def test_what_is_registered_meanwhile_is_gone_and_what_was_replaced_is_back() -> None:
+    def record(doc: str) -> Op:
+        tensor = arg("input", T, "n")
+        return Op("com.example.kept.TWICE", {F32: V1_2}, (Form(tensor),), (tensor,), lambda a, x: x + x, doc=doc)
+
+    first = record("before")
+    register(first)
+    with registries_as_they_were():
+        register(record("meanwhile"))
+        register_custom_operator("Meanwhile", lambda task: None)
+        device = Reference()
+        device.name = "meanwhile"
+        discovery.register(device)
+        assert OPS[first.name].doc == "meanwhile" and "Meanwhile" in CUSTOM_OPERATORS
+    assert OPS[first.name] is first and "Meanwhile" not in CUSTOM_OPERATORS
+    assert "meanwhile" not in discovery._registered and "ADD" in OPS
