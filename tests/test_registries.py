@@ -13,18 +13,19 @@ F32 = OperandType.TENSOR_FLOAT32
 
 
 def test_what_is_registered_meanwhile_is_gone_and_what_was_replaced_is_back() -> None:
-    def record(doc: str) -> Op:
+    def record(name: str) -> Op:
         tensor = arg("input", T, "n")
-        return Op("com.example.kept.TWICE", {F32: V1_2}, (Form(tensor),), (tensor,), lambda a, x: x + x, doc=doc)
+        return Op(f"com.example.kept.{name}", {F32: V1_2}, (Form(tensor),), (tensor,), lambda a, x: x + x)
 
-    first = record("before")
+    first = record("TWICE")
     register(first)
     with registries_as_they_were():
-        register(record("meanwhile"))
+        register(record("TWICE"), record("MEANWHILE"))
+        assert OPS[first.name] is not first and "com.example.kept.MEANWHILE" in OPS
         register_custom_operator("Meanwhile", lambda task: None)
         device = Reference()
         device.name = "meanwhile"
         discovery.register(device)
-        assert OPS[first.name].doc == "meanwhile" and "Meanwhile" in CUSTOM_OPERATORS
-    assert OPS[first.name] is first and "Meanwhile" not in CUSTOM_OPERATORS
-    assert "meanwhile" not in discovery._registered and "ADD" in OPS
+        assert "Meanwhile" in CUSTOM_OPERATORS and "meanwhile" in discovery._registered
+    assert OPS[first.name] is first and "com.example.kept.MEANWHILE" not in OPS
+    assert "Meanwhile" not in CUSTOM_OPERATORS and "meanwhile" not in discovery._registered and "ADD" in OPS
