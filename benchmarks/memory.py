@@ -10,11 +10,9 @@ medians over the rounds, to LiteRT on the file by its path. The last line is JSO
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +26,7 @@ import numpy as np
 
 import nnhal
 from nnhal.base.operands import ChannelQuant
+from nnhal.bench.held import held
 from nnhal.bench.peers import LiteRT
 from nnhal.drivers.kit import team
 from nnhal.drivers.litert import engine
@@ -68,22 +67,6 @@ def convolutions() -> Model:
 
 MODELS: dict[str, Callable[[], Model]] = {"dense_float": dense, "conv_int8": convolutions}
 REAL = "mobilenet_v1"  # a file of the model maker, 17 MB
-
-
-def held() -> dict[str, float]:
-    """Mebibytes that this process holds, by how they are counted."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    text = "".join((Path("/proc/self") / name).read_text() for name in ("smaps_rollup", "status"))
-    size = {name: int(value) / 1024 for name, value in re.findall(r"(?m)^(\w+):\s+(\d+) kB", text)}
-    private = size["Private_Clean"] + size["Private_Dirty"]
-    return {
-        "all": size["Pss"],
-        "private": private,
-        "anonymous": size["Anonymous"],
-        "resident": size["VmRSS"],
-        "peak": size["VmHWM"],
-    }
 
 
 def ready(contender: str, name: str, path: Path, threads: int, callers: int) -> list[Run]:

@@ -217,6 +217,50 @@ def test_what_no_output_needs_is_not_in_the_graph() -> None:
     assert b"Floor" in built.model and b"Add" not in built.model
 
 
+def kinds(model: Model) -> list[str]:
+    """Those of the nodes of a model's graph."""
+    import onnx
+
+    return [node.op_type for node in onnx.load_from_string(lowered(model).model).graph.node]
+
+
+def chosen(one: float, other: float, shape: tuple[int, ...] = (2, 3)) -> Model:
+    """`one` where the first input is more than the second, `other` elsewhere."""
+    b = nnhal.Builder()
+    x, y = b.input(shape), b.input(shape)
+    sizes = np.array(shape, np.int32)
+    return b.finish([x, y], [b.select(b.greater(x, y), b.fill(sizes, one), b.fill(sizes, other))])
+
+
+def test_a_tensor_of_one_value_takes_no_room_where_another_has_the_shape() -> None:
+    b = nnhal.Builder()
+    x = b.input((2, 3))
+    filled = b.fill(np.array([2, 3], np.int32), 0.5)
+    assert kinds(b.finish([x], [b.mul(b.maximum(filled, x), filled)])) == ["Max", "Mul", "Identity"]
+    assert kinds(chosen(2, 0)) == ["Greater", "Where", "Identity"]
+    b = nnhal.Builder()
+    x = b.input((1, 3))
+    filled = b.fill(np.array([2, 3], np.int32), 0.5)
+    assert kinds(b.finish([x], [b.add(x, filled)])) == ["Expand", "Add", "Identity"]  # it makes the shape
+
+
+@pytest.mark.parametrize("values", [(1, 0), (1, -0.0), (0, 1), (2, 0), (1, 1), (np.nan, 0)])
+def test_a_choice_between_values_is_that_between_tensors(device: Device, values: tuple[float, float]) -> None:
+    model = chosen(*values)
+    assert ("Cast" in kinds(model)) == (str(values) == "(1, 0)")
+    x, y = np.array([[1, 2, np.nan], [0, 5, -1]], np.float32), np.array([[0, 2, 1], [1, 4, -2]], np.float32)
+    found = run(prepared_by(device, model, Hints()), x, y)
+    expected = np.where(x > y, np.float32(values[0]), np.float32(values[1]))
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_what_is_reshaped_twice_is_reshaped_once() -> None:
+    b = nnhal.Builder()
+    x = b.input((2, 3))
+    y = b.reshape(b.reshape(x, np.array([6], np.int32)), np.array([3, 2], np.int32))
+    assert kinds(b.finish([x], [b.exp(y)])) == ["Reshape", "Exp", "Identity"]
+
+
 @pytest.mark.parametrize("size", [4, session.IN_PLACE])
 def test_inputs_are_read_anew_at_each_execution(device: Device, size: int) -> None:
     prepared = prepared_by(device, doubled(size), Hints())

@@ -3,6 +3,7 @@
 import numpy as np
 
 from nnhal.base.codes import Activation
+from nnhal.base.operands import Array, fixed
 from nnhal.drivers.kit.onnx.graph import FLOATS, MOVED, QUANTS, OnnxTask, engine_dtype, entry
 from nnhal.ops.common import ACTIVATION_RANGE, decode
 from nnhal.ops.schema import B8, F16, I32, Q8PC, Q8SYMM
@@ -16,7 +17,22 @@ COMPARED |= {"GREATER_EQUAL": "GreaterOrEqual"}
 
 @entry(*PLAIN, types=MOVED)
 def plain(t: OnnxTask) -> None:
-    t.give(t.graph.node(PLAIN[t.name], *t.reals()))
+    """Of a tensor of one value, its value does, where another operand has the shape of the result."""
+    given, filled, shape = t.reals(), t.graph.filled, fixed(t.a.shapes[0])
+    values = [t.graph.values[place] for argument, _ in t.a.inputs for place in t.places(argument.name)]
+    whole = [x not in filled and v is not None and fixed(v.shape) == shape for x, v in zip(given, values, strict=True)]
+    if shape is not None and any(whole):
+        chosen = [filled[x][1] for x in given[1:] if x in filled] if t.name == "SELECT" else []
+        if len(chosen) == 2 and alike(chosen[0], 1) and alike(chosen[1], 0):
+            t.put(t.cast(given[0], engine_dtype(t.a.out)))
+            return
+        given = [filled[x][0] if x in filled else x for x in given]
+    t.give(t.graph.node(PLAIN[t.name], *given))
+
+
+def alike(known: Array | None, number: int) -> bool:
+    """Whether a value is known, and is that number: of zeros, the one without a sign."""
+    return known is not None and bool((known == number).all()) and not np.signbit(known).any()
 
 
 @entry("DIV", types=FLOATS | {I32})

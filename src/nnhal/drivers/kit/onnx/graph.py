@@ -56,6 +56,10 @@ class OnnxGraph:
         self._same: dict[Any, str] = {}
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
+        self.reshaped: dict[str, str] = {}  # tensors, and what has the same elements in another shape
+        self.filled: dict[
+            str, tuple[str, Array | None]
+        ] = {}  # tensors of one value: that, and what it is if it is known
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
         """A node; the names of its outputs. Inputs are names, numbers (of float32), lists of whole numbers, or arrays."""
@@ -272,10 +276,13 @@ class OnnxTask(LoweringTask):
         return self.o.Cast(x, to=number_of(dtype))
 
     def reshaped(self, x: str, sizes: Shape | Sequence[int | None]) -> str:
-        """A tensor in another shape, of which one dimension may be open."""
+        """A tensor in another shape, of which one dimension may be open; one that was reshaped before, from what it was."""
         if list(sizes).count(None) > 1:
             sizes = Value(F32, tuple(sizes)).known
-        return self.o.Reshape(x, [-1 if n is None else n for n in sizes], allowzero=int(None not in sizes))
+        x = self.graph.reshaped.get(x, x)
+        y = self.o.Reshape(x, [-1 if n is None else n for n in sizes], allowzero=int(None not in sizes))
+        self.graph.reshaped[y] = x
+        return y
 
     def shape(self, number: int = 0) -> Shape:
         """What the shape of an output turns out to be."""

@@ -143,7 +143,10 @@ def mirror(t: OnnxTask) -> None:
 
 @entry("FILL")
 def fill(t: OnnxTask) -> None:
-    t.put(t.o.Expand(t.x("value"), t.array("shape").tolist()))
+    value = t.x("value")
+    whole = t.o.Expand(value, t.array("shape").tolist())
+    t.graph.filled[whole] = value, t.known("value")
+    t.put(whole)
 
 
 @entry("RANK", types=MOVED | {B8})
