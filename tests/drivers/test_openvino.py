@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("openvino")
 
 import nnhal
+from nnhal.base.codes import Preference
 from nnhal.base.errors import DeviceUnavailable, InvalidArgument, MissedDeadline, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.forms import Refused
@@ -35,6 +36,11 @@ def run(model: Model, *inputs: Array, threads: int = 0) -> list[Array]:
     request = prepared.request(list(inputs))
     request.execute(prepared.run, Control())
     return list(request.results)
+
+
+def compiled(inputs: Sequence[Any], outputs: Sequence[Any], maths: Maths) -> Any:
+    """Nodes, for one thread."""
+    return engine.compiled(inputs, outputs, maths.constants, engine.settings(1, throughput=False))[0]
 
 
 def verdict(model: Model) -> str:
@@ -185,7 +191,7 @@ def test_no_layer_of_a_quantised_model_runs_in_8_bits_behind_ones_back() -> None
     model = b.finish([x], [b.conv_2d(x, weights, bias, padding="same", scale=64.0, zero_point=0)])
     graph = RealGraph(model, Maths())
     TABLE.lower(model, partial(RealTask, graph))
-    runtime = engine.compiled(graph.inputs, graph.outputs(), 1).get_runtime_model()
+    runtime = compiled(graph.inputs, graph.outputs(), graph.engine).get_runtime_model()
     layers = [node.get_rt_info() for node in runtime.get_ops()]
     found = [i["runtimePrecision"].astype(str) for i in layers if i["layerType"].astype(str) == "Convolution"]
     assert found == ["f32"]
@@ -266,7 +272,7 @@ def test_constants_are_folded_or_refused(kind: str) -> None:
     except Refused:
         return
     given = maths.parameter(np.dtype(np.float32), (2, 3, 4, 4))
-    request = engine.compiled([given], [maths.op("add", node, given)], 1).create_infer_request()
+    request = compiled([given], [maths.op("add", node, given)], maths).create_infer_request()
     found = [request.infer([np.full((2, 3, 4, 4), n, np.float32)])[0].copy() for n in (1, 2, 1)]
     assert (found[0] == found[2]).all()
 
@@ -346,6 +352,30 @@ def test_an_index_outside_ends_the_execution() -> None:
     for index in (-1, 4, 2**31 - 1, -(2**31)):
         with pytest.raises(OperationFailed, match="an index lies outside"):
             run(model, given, np.array([0, index, 0], np.int32))
+
+
+def test_what_is_prepared_holds_each_constant_once_in_the_order_that_the_engine_has_it() -> None:
+    weights = np.random.default_rng(0).standard_normal((8, 3, 3, 16)).astype(np.float16)
+    b = nnhal.Builder()
+    x = b.input((1, 5, 5, 16))
+    halved = b.cast(b.constant(weights), out_type="TENSOR_FLOAT32")
+    y = b.conv_2d(x, halved, b.constant(np.zeros(8, np.float32)), padding="same", stride=1)
+    z = b.transpose(b.constant(np.ones((1, 8, 5, 5), np.float32)), np.array([0, 2, 3, 1], np.int32))
+    model = b.finish([x], [b.add(y, z)])
+    prepared: Any = prepared_by(OpenVINO(), model, Hints())
+    held = [array for array in prepared._kept if array.size > 8]
+    assert sorted(array.shape for array in held) == [(1, 5, 5, 8), (8, 16, 3, 3)]
+    assert sum(array.nbytes for array in held) == 4 * (weights.size + 200)
+
+
+@pytest.mark.parametrize(
+    ("preference", "hint"),
+    [("FAST_SINGLE_ANSWER", "LATENCY"), ("SUSTAINED_SPEED", "THROUGHPUT"), ("LOW_POWER", "LATENCY")],
+)
+def test_many_executions_at_once_are_for_sustained_speed(preference: str, hint: str) -> None:
+    hints = Hints(preference=Preference[preference])
+    prepared: Any = prepared_by(OpenVINO(), binary("ADD", np.ones(2, np.float32)), hints)
+    assert prepared.compiled.get_property("PERFORMANCE_HINT") == hint
 
 
 def test_large_arguments_are_used_in_place_whatever_their_memory() -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from nnhal.base.codes import DeviceType, OperandType
+from nnhal.base.codes import DeviceType, OperandType, Preference
 from nnhal.base.cores import usable_cores
 from nnhal.base.errors import InvalidArgument
 from nnhal.base.operands import quantised
@@ -11,7 +12,7 @@ from nnhal.drivers import reference
 from nnhal.drivers.kit import for_each_shape, kept_graph
 from nnhal.drivers.kit.proof import ProvedDevice
 from nnhal.drivers.kit.real import RealGraph, RealTask, table_for
-from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, ov, restored
+from nnhal.drivers.openvino.engine import OpenVINOModel, compiled, core, ov, restored, settings
 from nnhal.drivers.openvino.maths import Maths
 from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Capabilities, Considered, Device, Hints, Performance, Prepared, Verdict
@@ -27,7 +28,8 @@ EXACT = Performance(exec_time=0.1, power_usage=0.1)  # of quantised types, which
 class OpenVINO(ProvedDevice):
     """The CPU by way of OpenVINO. Options: `forms`, as of `ProvedDevice`.
 
-    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most.
+    Threads: as many as the hints say; by default one for each core that the process may use, 4 at most. All of them for one
+    execution, or, for SUSTAINED_SPEED, as many executions at once as is fastest for all of them together.
     """
 
     name = "openvino"
@@ -51,19 +53,20 @@ class OpenVINO(ProvedDevice):
 
     def consider(self, model: Model, hints: Hints) -> Considered:
         forms, own = self.asked(hints)
-        threads_of(own)
+        settings_of(own)
         return TABLE.consider(model, RealGraph(model, Maths()), RealTask, forms)
 
     def prepare(self, model: Model, hints: Hints) -> Prepared:
         forms, own = self.asked(hints)
-        threads = threads_of(own)
+        how = settings_of(own)
 
         def make(known: Model) -> Prepared:
             graph = kept_graph(hints, RealGraph) if known is model else None
             if graph is None:
                 graph = RealGraph(known, Maths())
                 TABLE.lower(known, partial(RealTask, graph), forms)
-            return OpenVINOModel(compiled(graph.inputs, graph.outputs(), threads), graph.engine.kept, len(graph.checks))
+            made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)
+            return OpenVINOModel(made, kept, len(graph.checks))
 
         return for_each_shape(model, make, reference.Interpreter)
 
@@ -71,14 +74,15 @@ class OpenVINO(ProvedDevice):
         return CacheFiles(model=1)
 
     def restore(self, files: CacheContent, token: bytes, hints: Hints) -> Prepared:
-        return restored(files, threads_of(self.asked(hints)[1]))
+        return restored(files, settings_of(self.asked(hints)[1]))
 
 
-def threads_of(hints: Hints) -> int:
-    """How many threads; InvalidArgument for options."""
+def settings_of(hints: Hints) -> dict[str, Any]:
+    """OpenVINO's settings for what the application wants; InvalidArgument for options."""
     if hints.options:
         raise InvalidArgument(f"openvino: option {min(hints.options)!r} is unknown, there are none")
-    return hints.threads or min(MOST_THREADS, usable_cores())
+    threads = hints.threads or min(MOST_THREADS, usable_cores())
+    return settings(threads, throughput=hints.preference is Preference.SUSTAINED_SPEED)
 
 
 def device() -> Device:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -66,8 +66,11 @@ def core() -> Any:
     return ov().Core()
 
 
-def settings(threads: int, *, throughput: bool = False) -> dict[str, Any]:
-    """Float32 computed as float32, integers as they are written: nothing that changes results behind one's back."""
+def settings(threads: int, *, throughput: bool) -> dict[str, Any]:
+    """Float32 computed as float32, integers as they are written: nothing that changes results behind one's back.
+
+    throughput: for several executions at once, each by one thread, instead of one by all.
+    """
     return {
         "INFERENCE_PRECISION_HINT": "f32",
         "EXECUTION_MODE_HINT": "ACCURACY",
@@ -81,7 +84,7 @@ def settings(threads: int, *, throughput: bool = False) -> dict[str, Any]:
 
 
 class Port(NamedTuple):
-    """An input or output of a compiled model. array: memory of an instance, for what is not used in place."""
+    """An input or output of a compiled model."""
 
     number: int
     dtype: Any
@@ -204,23 +207,29 @@ def _keep_for_ever() -> None:
 os.register_at_fork(after_in_child=_keep_for_ever)
 
 
-def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any:
-    """Nodes compiled for the processor; OperationFailed where OpenVINO cannot."""
+def compiled(
+    inputs: Sequence[Any], outputs: Sequence[Any], constants: Mapping[str, Array], how: Mapping[str, Any]
+) -> tuple[Any, list[Array]]:
+    """Nodes compiled for the processor, and what the constants among them lie in; OperationFailed where OpenVINO cannot.
+
+    constants: by name, of these nodes and of others. how: `settings`.
+    """
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
-        return core().compile_model(model, "CPU", settings(threads))
+        names = {node.get_name() for node in model.get_ops()}
+        return core().compile_model(model, "CPU", how), [array for name, array in constants.items() if name in names]
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 
 
-def restored(files: CacheContent, threads: int) -> OpenVINOModel:
+def restored(files: CacheContent, how: Mapping[str, Any]) -> OpenVINOModel:
     """What was saved; OperationFailed where OpenVINO does not take it."""
     blob = np.frombuffer(
         files.model[0]["compiled"], np.uint8
     ).copy()  # constants are read there for as long as it lives
     checks = int.from_bytes(files.model[0]["checks"], "little")
     try:
-        made = core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", settings(threads))
+        made = core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", how)
         return OpenVINOModel(made, [blob], checks)
     except RuntimeError as error:
         raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error

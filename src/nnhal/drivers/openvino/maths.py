@@ -59,20 +59,28 @@ def last_line(error: Exception) -> str:
 
 
 class Maths:
-    """An `ov.Model` in the making. kept: what its constants lie in, for as long as it, or what is compiled of it, lives."""
+    """An `ov.Model` in the making. constants: what they lie in, by name, for as long as it or what is compiled of it lives.
+
+    Constants are turned and reshaped here: OpenVINO would keep them twice, as they were and as they are.
+    """
 
     name = "OpenVINO"
 
     def __init__(self) -> None:
-        self.o, self.ov, self.kept = RefusingOperations(), ov(), list[Array]()
+        self.o, self.ov, self.constants = RefusingOperations(), ov(), dict[str, Array]()
 
     def parameter(self, dtype: np.dtype[Any], shape: Shape | None) -> Node:
         sizes = self.ov.PartialShape.dynamic() if shape is None else [-1 if n is None else n for n in shape]
         return self.o.parameter(sizes, self.ov.Type(dtype))
 
     def constant(self, array: Array) -> Node:
-        self.kept.append(array)
-        return self.ov.op.Constant(shared(array), shared_memory=True)
+        node = self.ov.op.Constant(shared(array), shared_memory=True)
+        self.constants[node.get_name()] = array
+        return node
+
+    def _known(self, x: Node) -> Array | None:
+        """The elements of a constant."""
+        return self.constants.get(out(x).get_node().get_name())
 
     def whole(self, numbers: Any) -> Node:
         """A constant of axes or sizes."""
@@ -102,6 +110,9 @@ class Maths:
         return self.o.elu(x, alpha)
 
     def reshape(self, x: Node, shape: Sequence[int]) -> Node:
+        known = self._known(x)
+        if known is not None:
+            return self.constant(known.reshape(shape))
         return self.o.reshape(x, self.whole(shape), special_zero=False)
 
     def squeeze(self, x: Node, axis: int) -> Node:
@@ -111,6 +122,9 @@ class Maths:
         return self.o.unsqueeze(x, self.whole(axis))
 
     def transpose(self, x: Node, order: Sequence[int]) -> Node:
+        known = self._known(x)
+        if known is not None:
+            return self.constant(np.ascontiguousarray(known.transpose(order)))
         return self.o.transpose(x, self.whole(order))
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
