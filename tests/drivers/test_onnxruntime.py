@@ -217,6 +217,24 @@ def test_what_no_output_needs_is_not_in_the_graph() -> None:
     assert b"Floor" in built.model and b"Add" not in built.model
 
 
+def test_a_constant_is_its_own_whatever_lay_in_its_place_before() -> None:
+    graph, numbers = OnnxGraph(doubled()), EXTERNAL // 8
+    names = [graph.constant([n] * numbers) for n in range(50)]  # lists that are gone when the next one is made
+    assert len(set(names)) == 50
+
+
+def test_nearest_neighbours_are_those_of_their_own_layer(device: Device) -> None:
+    b = nnhal.Builder()
+    x = b.input((1, 70, 70, 1))
+    sizes = [(140, 130), (130, 140), (90, 200), (200, 90)]
+    outputs = [b.resize_nearest_neighbor(x, out_w=width, out_h=height, nchw=False) for height, width in sizes]
+    given = np.arange(4900, dtype=np.float32).reshape(1, 70, 70, 1)
+    found = requests.run(prepared_by(device, b.finish([x], outputs), Hints()), [given]).results
+    for y, (height, width) in zip(found, sizes, strict=True):
+        rows, columns = np.arange(height) * 70 // height, np.arange(width) * 70 // width
+        np.testing.assert_array_equal(y, given[:, rows][:, :, columns])
+
+
 def kinds(model: Model) -> list[str]:
     """Those of the nodes of a model's graph."""
     import onnx

@@ -75,10 +75,10 @@ class OnnxGraph:
         """A constant tensor; equal small ones are one."""
         whole = np.int64 if isinstance(data, list | tuple) else np.float32 if type(data) in (int, float) else None
         array = np.asarray(data, whole)
-        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(data))
+        key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
         if key not in self._same:
             self._same[key] = f"constant {len(self._arrays)}"
-            self._arrays[self._same[key]] = array  # which keeps its identity
+            self._arrays[self._same[key]] = array  # which keeps its identity: of what was given, it may be another's by now
         return self._same[key]
 
     def operand(self, index: int) -> str:
