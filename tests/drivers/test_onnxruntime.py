@@ -217,6 +217,14 @@ def test_what_no_output_needs_is_not_in_the_graph() -> None:
     assert b"Floor" in built.model and b"Add" not in built.model
 
 
+def test_shares_near_0_keep_their_digits(device: Device) -> None:
+    b = nnhal.Builder()
+    x = b.input((6,))
+    given = floats(-80, -30, -18.5, -5, 0, 90)
+    found = run(prepared_by(device, b.finish([x], [b.logistic(x)]), Hints()), given)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-given.astype(np.float64))), rtol=1e-6)
+
+
 def test_a_constant_is_its_own_whatever_lay_in_its_place_before() -> None:
     graph, numbers = OnnxGraph(doubled()), EXTERNAL // 8
     names = [graph.constant([n] * numbers) for n in range(50)]  # lists that are gone when the next one is made
