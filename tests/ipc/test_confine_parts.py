@@ -418,6 +418,32 @@ def test_descriptors_are_raised_as_far_as_may_be_and_never_lowered(
 # --------------------------------------------------------------------------------------------------------------- stdio
 
 
+def test_a_process_keeps_what_it_reads_and_writes_and_closes_what_it_inherited_beside() -> None:
+    code = """
+import os, sys
+from nnhal.ipc.confinement.stdio import close_inherited
+given, kept = map(int, sys.argv[1:])
+close_inherited([kept])
+os.write(1, os.read(0, 4) + b" out")
+os.write(2, b"err")
+os.fstat(kept)
+try:
+    os.fstat(given)
+except OSError:
+    os.write(2, b", closed")
+"""
+    given, kept = os.pipe()
+    try:
+        command = [sys.executable, "-c", code, str(given), str(kept)]
+        done = subprocess.run(
+            command, input=b"read", capture_output=True, pass_fds=(given, kept), check=False, timeout=60
+        )
+        assert (done.stdout, done.stderr, done.returncode) == (b"read out", b"err, closed", 0)
+    finally:
+        os.close(given)
+        os.close(kept)
+
+
 @pytest.fixture
 def held() -> Iterator[list[int]]:
     """Descriptors that are closed afterwards."""
