@@ -8,7 +8,9 @@ import pty
 import resource
 import socket
 import struct
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -142,6 +144,7 @@ def test_import_paths_that_stay_closed_are_said(monkeypatch: pytest.MonkeyPatch,
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine of folders below this one: home, tmp, work (the working folder), site, python (the prefix)."""
+    sysconfig.get_config_vars()  # what it imports is found while Python's own folders are in the path
     for name in ("home", "tmp", "work", "site", "python", "user"):
         (tmp_path / name / "in").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
