@@ -265,6 +265,20 @@ def test_weights_of_a_file_are_hashed_once_until_it_changes(folder, tmp_path, mo
     assert token() != first and len(hashed) == 4
 
 
+def test_a_hash_that_cannot_be_kept_is_the_same(folder, tmp_path, monkeypatch):
+    from nnhal.runtime.cache import tokens
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    file = tmp_path / "m.tflite"
+    file.write_bytes(lower(scaled()).content)
+    expected = token_of(nnhal.load(file), CacheFolder(folder, 1))
+    monkeypatch.setattr(tokens, "SETTLED_NS", 0)
+    monkeypatch.setattr(os, "pwrite", full)
+    assert token_of(nnhal.load(file), CacheFolder(folder, 1)) == expected
+
+
 # -------------------------------------------------------------------------------------------------------------- damage
 
 

@@ -165,6 +165,11 @@ def test_what_is_no_list_of_roles_is_named(compiled, given):
         nnhal.allocate(given(compiled))
 
 
+def test_of_no_roles_the_form_of_one_is_told():
+    with pytest.raises(nnhal.InvalidArgument, match=r"^allocate: no role is given, must be at least one \(compiled,"):
+        nnhal.allocate([])
+
+
 def test_a_role_is_a_list_as_well_and_its_number_one_of_numpys(compiled):
     allocation = nnhal.allocate([[compiled, "input", np.int64(1)]])
     allocation.write(B)
