@@ -238,17 +238,22 @@ def test_a_token_is_the_same_everywhere(folder, tmp_path, place):
     assert bytes.fromhex(told) == token_of(scaled(), CacheFolder(folder, 1))
 
 
+def large(tmp_path: Path) -> Path:
+    """A file with weights beside its operations."""
+    b = nnhal.Builder("large")
+    x = b.input((5000,))
+    file = tmp_path / "m.tflite"
+    file.write_bytes(lower(b.finish([x], [b.mul(x, b.constant(np.ones(5000, np.float32)))])).content)
+    return file
+
+
 def test_weights_of_a_file_are_hashed_once_until_it_changes(folder, tmp_path, monkeypatch):
     from nnhal.runtime.cache import tokens
 
     hashed: list[int] = []
     real = tokens._hashed
     monkeypatch.setattr(tokens, "_hashed", lambda pool: hashed.append(pool.size) or real(pool))
-    file = tmp_path / "m.tflite"
-    b = nnhal.Builder("large")
-    x = b.input((5000,))
-    large = b.finish([x], [b.mul(x, b.constant(np.ones(5000, np.float32)))])
-    file.write_bytes(lower(large).content)
+    file = large(tmp_path)
 
     def token() -> bytes:
         return token_of(nnhal.load(file), CacheFolder(folder, 1))
@@ -271,8 +276,7 @@ def test_a_hash_that_cannot_be_kept_is_the_same(folder, tmp_path, monkeypatch):
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "no space left on device")
 
-    file = tmp_path / "m.tflite"
-    file.write_bytes(lower(scaled()).content)
+    file = large(tmp_path)
     expected = token_of(nnhal.load(file), CacheFolder(folder, 1))
     monkeypatch.setattr(tokens, "SETTLED_NS", 0)
     monkeypatch.setattr(os, "pwrite", full)
