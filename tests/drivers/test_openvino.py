@@ -22,6 +22,7 @@ from nnhal.drivers.kit.real.engine import Sliding
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import Maths
+from nnhal.frontends.tensor import Tensor
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
@@ -428,3 +429,43 @@ def test_a_sum_behind_a_reduction_adds_to_each_its_own() -> None:
     model = b.finish([x], [b.add(b.mean(x, [2], keep_dims=0), b.constant(np.array([10, 20, 30], np.float32)))])
     given = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     assert run(model, given)[0].tolist() == (given.mean(2) + np.array([10, 20, 30])).tolist()
+
+
+def _flat(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.reshape(x, [-1])
+
+
+def _joined(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.softmax(b.concatenation([x, b.sin(x)], 0), 1.0)
+
+
+def _layer(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.fully_connected(x, np.ones((3, 20), np.float32), np.zeros(3, np.float32))
+
+
+def _joined_whole(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.concatenation([x, b.slice(x, [0, 0, 0, 0], [-1, -1, -1, -1])], 0)
+
+
+@pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_FLOAT16"])
+@pytest.mark.parametrize("other", [_flat, _joined, _layer, _joined_whole])
+@pytest.mark.parametrize("same", [False, True], ids=["itself", "by a slice of all"])
+def test_a_convolution_reads_what_another_operation_holds_in_place(
+    kind: str, other: Callable[[nnhal.Builder, Tensor], Tensor], same: bool
+) -> None:
+    """OpenVINO by itself read memory that nobody had written."""
+    b = nnhal.Builder()
+    x = b.input((2, 7, 5, 4), kind)
+    y = b.abs(b.cast(x, out_type="TENSOR_FLOAT32"))
+    ones = np.ones((1, 1, 1, 4), np.float32)
+    z = b.conv_2d(b.slice(y, [0] * 4, [-1] * 4) if same else y, ones, np.zeros(1, np.float32), padding="valid")
+    model = b.finish([x], [z, other(b, y)])
+    prepared = prepared_by(OpenVINO(), model, Hints())
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        given = rng.integers(-9, 10, (2, 7, 5, 4)).astype("float16" if kind == "TENSOR_FLOAT16" else "float32")
+        request = prepared.request([given])
+        request.execute(prepared.run, Control())
+        sums = request.results[0]
+        assert sums is not None
+        assert (sums == np.abs(given.astype(np.float32)).sum(3, keepdims=True)).all()

@@ -14,6 +14,7 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.team import Member, Team
+from nnhal.drivers.openvino.apart import keep_apart
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse
@@ -208,6 +209,7 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any
     """Nodes compiled for the processor; OperationFailed where OpenVINO cannot."""
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
+        keep_apart(model, opset())
         return core().compile_model(model, "CPU", settings(threads))
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
