@@ -469,3 +469,25 @@ def test_a_convolution_reads_what_another_operation_holds_in_place(
         sums = request.results[0]
         assert sums is not None
         assert (sums == np.abs(given.astype(np.float32)).sum(3, keepdims=True)).all()
+
+
+def test_magnitudes_of_joined_rows_leave_these_as_they_are() -> None:
+    """OpenVINO puts the magnitudes of the parts in the place of the parts, for all that read them."""
+    b = nnhal.Builder()
+    x, y = b.input((3,)), b.input((2,))
+    joined = b.concatenation([x, y], 0)
+    model = b.finish([x, y], [joined, b.abs(joined)])
+    found = run(model, np.array([-1, 2, -3], np.float32), np.array([-4, 5], np.float32))
+    assert [each.tolist() for each in found] == [[-1, 2, -3, -4, 5], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_greatest_of_the_first_part_of_a_tensor_are_found(size: int) -> None:
+    """OpenVINO leaves out the part, and finds that shapes do not agree: what it claimed did not compile."""
+    b = nnhal.Builder()
+    x = b.input((2, size))
+    first, _ = b.split(x, 0, 2, outputs=2)
+    model = b.finish([x], list(b.topk_v2(first, 1)))
+    values, places = run(model, np.array([[1, 3, 2], [9, 8, 7]], np.float32)[:, :size])
+    assert values.tolist() == [[1 if size == 1 else 3]]
+    assert places.tolist() == [[0 if size == 1 else 1]]
