@@ -284,3 +284,19 @@ def test_a_model_with_an_open_batch_is_prepared_for_each_size() -> None:
     )
     assert compiled(floats(1, 1).reshape(1, 2)).tolist() == [[13, 27]]
     assert compiled(np.eye(2, dtype=np.float32)).tolist() == [[11, 23], [12, 24]]
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 4), (3, 5, 4)], ids=["alike in all orders", "not alike"])
+def test_a_transpose_reaches_all_readers_of_what_it_turned(device: Device, shape: tuple[int, ...]) -> None:
+    """ONNX Runtime moved it behind the comparison, and left the choice with elements in another order."""
+    b = nnhal.Builder()
+    quant: dict[str, Any] = {"scale": 0.5, "zero_point": 100}
+    x = b.input(shape, "TENSOR_QUANT8_ASYMM", **quant)
+    turned = b.transpose(x, [1, 2, 0])
+    bent = b.relu(turned)
+    chosen = b.select(b.greater_equal(turned, bent), turned, bent, **quant)
+    model = b.finish([x], [b.reshape(turned, [-1]), b.transpose(bent, [2, 0, 1]), chosen])
+    given = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    found = requests.run(prepared_by(device, model, Hints()), [given]).results
+    assert (found[2] == np.maximum(given, 100).transpose(1, 2, 0)).all()
+    assert (found[1] == np.maximum(given, 100)).all()

@@ -448,18 +448,20 @@ def _joined_whole(b: nnhal.Builder, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_FLOAT16"])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "computed twice"])
 @pytest.mark.parametrize("other", [_flat, _joined, _layer, _joined_whole])
 @pytest.mark.parametrize("same", [False, True], ids=["itself", "by a slice of all"])
 def test_a_convolution_reads_what_another_operation_holds_in_place(
-    kind: str, other: Callable[[nnhal.Builder, Tensor], Tensor], same: bool
+    kind: str, twice: bool, other: Callable[[nnhal.Builder, Tensor], Tensor], same: bool
 ) -> None:
     """OpenVINO by itself read memory that nobody had written."""
     b = nnhal.Builder()
     x = b.input((2, 7, 5, 4), kind)
     y = b.abs(b.cast(x, out_type="TENSOR_FLOAT32"))
+    again = b.abs(b.cast(x, out_type="TENSOR_FLOAT32")) if twice else y
     ones = np.ones((1, 1, 1, 4), np.float32)
     z = b.conv_2d(b.slice(y, [0] * 4, [-1] * 4) if same else y, ones, np.zeros(1, np.float32), padding="valid")
-    model = b.finish([x], [z, other(b, y)])
+    model = b.finish([x], [z, other(b, again)])
     prepared = prepared_by(OpenVINO(), model, Hints())
     rng = np.random.default_rng(1)
     for _ in range(3):
@@ -491,3 +493,27 @@ def test_the_greatest_of_the_first_part_of_a_tensor_are_found(size: int) -> None
     values, places = run(model, np.array([[1, 3, 2], [9, 8, 7]], np.float32)[:, :size])
     assert values.tolist() == [[1 if size == 1 else 3]]
     assert places.tolist() == [[0 if size == 1 else 1]]
+
+
+def test_an_lstm_behind_operations_that_the_engine_makes_one_compiles() -> None:
+    """OpenVINO takes the shape of the product for that of the greatest, and refuses to compile."""
+    b, half = nnhal.Builder(), "TENSOR_FLOAT16"
+    s, x, z = b.input((3, 1, 1), half), b.input((3, 3, 2), half), b.input((3, 1, 1), half)
+    gates = ("input", "forget", "cell", "output")
+    w: dict[str, Array] = {}
+    w |= {f"{p}_to_{g}": np.full((3, n), 0.25, np.float16) for g in gates for p, n in (("input", 2), ("state", 3))}
+    w |= {f"bias_{g}": np.zeros(3, np.float16) for g in gates}
+    w |= dict.fromkeys(("state", "cell_state"), np.zeros((3, 3), np.float16))
+    how: dict[str, Any] = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0, "time_major": False}
+    y = b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", input=b.maximum(s, x), **w, **how, outputs=1)
+    model = b.finish([s, x, z], [b.mul(s, z), y])
+    two, ones = np.full((3, 1, 1), 2, np.float16), np.ones((3, 3, 2), np.float16)
+    product, found = run(model, two, ones, two)
+    cell = state = 0.0
+    for step in range(3):  # all of a gate's inputs are the same, and so are all units
+        total = 0.25 * (2 * 2 + 3 * state)
+        gate = 1 / (1 + np.exp(-total))
+        cell = gate * cell + gate * np.tanh(total)
+        state = gate * np.tanh(cell)
+        assert found[:, step] == pytest.approx(state, abs=2e-3)
+    assert (product == 4).all()

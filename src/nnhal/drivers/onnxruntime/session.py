@@ -23,6 +23,9 @@ from nnhal.ops.schema import show
 
 IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind its memory costs more than to copy few
 CPU = "CPUExecutionProvider"
+SHARING = (
+    "CommonSubexpressionElimination"  # would undo that each reader of real values has a DequantizeLinear of its own
+)
 _COLOUR = b"\x1b["  # with which a line of the engine's begins
 
 
@@ -64,6 +67,7 @@ def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
+    found.add_session_config_entry("optimization.disable_specified_optimizers", SHARING)
     found.add_session_config_entry("session.force_spinning_stop", "1")  # after a run: other engines have the cores then
     weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
     if weights:

@@ -16,6 +16,7 @@ LAYERS = frozenset(("Convolution", "ConvolutionBackpropData", "GroupConvolution"
 CURVES = frozenset(("Clamp", "Elu", "Exp", "HSwish", "Relu", "Sigmoid", "Tanh"))
 LEAVING = LAYERS | CURVES | {"Result"}  # the tensor where it lies, whatever OpenVINO makes of the graph
 PAIRS = frozenset(("Add", "Divide", "Maximum", "Minimum", "Multiply", "SquaredDifference", "Subtract"))
+SMALL = 64  # bytes of constants that are compared
 MOVING = ("Broadcast", "Concat", "Convert", "Gather", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze")
 
 
@@ -24,24 +25,52 @@ def keep_apart(model: Any, opset: Any) -> None:
 
     A plain copy would be removed: it is the same numbers, to the bit, those below 0 times 1.
     """
-    for node in model.get_ordered_ops():
+    nodes = Nodes(model)
+    for node in nodes.ordered:
         if node.get_type_name() != "Transpose":
             continue
         source = node.input_value(0)
-        if source.get_element_type().to_string() == "f32" and not all(leaves(other, node) for other in others(node)):
+        if source.get_element_type().to_string() == "f32" and not all(
+            leaves(other, node) for other in nodes.others(node)
+        ):
             node.input(0).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
 
 
-def others(transpose: Any) -> Iterator[Any]:
-    """The other readers of what a Transpose reads, also of what that is where OpenVINO removes what does nothing."""
-    node, source = transpose, transpose.input_value(0)
-    while kind(source) not in GIVEN:
-        yield from (i.get_node() for i in source.get_target_inputs() if i.get_node().get_name() != node.get_name())
-        node = source.get_node()
-        if not (kind(source) in MOVING or does_nothing(node)):
-            return
-        inputs = node.input_values()
-        source = next((x for x in inputs if kind(x) != "Constant"), inputs[0])
+class Nodes:
+    """The nodes of a model, and who reads what each gives. OpenVINO makes one of those that compute the same: here all are
+    taken for the same that have the same type and the same inputs.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.ordered = model.get_ordered_ops()
+        self._same: dict[str, int] = {}  # a number for all that are the same
+        self._readers: dict[tuple[int, int], list[Any]] = {}
+        known: dict[Any, int] = {}
+        for node in self.ordered:
+            inputs = [self._value(x) for x in node.input_values()]
+            self._same[node.get_name()] = known.setdefault(self._key(node, inputs), len(known))
+            for x in inputs:
+                self._readers.setdefault(x, []).append(node)
+
+    def _value(self, source: Any) -> tuple[int, int]:
+        return self._same[source.get_node().get_name()], source.get_index()
+
+    def _key(self, node: Any, inputs: list[tuple[int, int]]) -> Any:
+        name = node.get_type_name()
+        if name == "Constant" and node.get_byte_size() <= SMALL:
+            return name, str(node.get_element_type()), tuple(node.get_output_shape(0)), node.data.tobytes()
+        return (name, *inputs) if inputs else node.get_name()
+
+    def others(self, transpose: Any) -> Iterator[Any]:
+        """The other readers of what a Transpose reads, also of what that is where OpenVINO removes what does nothing."""
+        node, source = transpose, transpose.input_value(0)
+        while kind(source) not in GIVEN:
+            yield from (i for i in self._readers[self._value(source)] if i.get_name() != node.get_name())
+            node = source.get_node()
+            if not (kind(source) in MOVING or does_nothing(node)):
+                return
+            inputs = node.input_values()
+            source = next((x for x in inputs if kind(x) != "Constant"), inputs[0])
 
 
 def leaves(node: Any, transpose: Any) -> bool:

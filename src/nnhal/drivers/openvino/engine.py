@@ -210,7 +210,10 @@ def compiled(inputs: Sequence[Any], outputs: Sequence[Any], threads: int) -> Any
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
         keep_apart(model, opset())
-        return core().compile_model(model, "CPU", settings(threads))
+        try:
+            return core().compile_model(model, "CPU", settings(threads))
+        except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
+            return core().compile_model(model, "CPU", {**settings(threads), "SNIPPETS_MODE": "DISABLE"})
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 
