@@ -517,3 +517,23 @@ def test_an_lstm_behind_operations_that_the_engine_makes_one_compiles() -> None:
         state = gate * np.tanh(cell)
         assert found[:, step] == pytest.approx(state, abs=2e-3)
     assert (product == 4).all()
+
+
+def test_a_quantised_convolution_reads_what_another_layer_holds_in_place() -> None:
+    """Both convert their input to float32, one of them in another order of dimensions."""
+    b = nnhal.Builder()
+    x = b.input((2, 7, 7, 2), "TENSOR_QUANT8_ASYMM", scale=1.0)
+
+    def ones(*shape: int) -> Tensor:
+        return b.constant(np.ones(shape, np.uint8), "TENSOR_QUANT8_ASYMM", scale=1.0)
+
+    def zeros(size: int) -> Tensor:
+        return b.constant(np.zeros(size, np.int32), scale=1.0)
+
+    first = b.fully_connected(x, ones(8, 1), zeros(8), scale=2.0, zero_point=0)
+    second = b.fully_connected(x, ones(3, 4), zeros(3), scale=8.0, zero_point=0)
+    convolved = b.conv_2d(x, ones(3, 1, 1, 2), zeros(3), padding="valid", scale=2.0, zero_point=0)
+    model = b.finish([x], [first, second, convolved])
+    given = 2 * np.random.default_rng(1).integers(0, 128, (2, 7, 7, 2), np.uint8)
+    sums = run(model, given)[2]
+    assert (sums == given.astype(int).sum(3, keepdims=True) / 2).all()

@@ -25,6 +25,7 @@ def keep_apart(model: Any, opset: Any) -> None:
 
     A plain copy would be removed: it is the same numbers, to the bit, those below 0 times 1.
     """
+    lift_conversions(model, opset)
     nodes = Nodes(model)
     for node in nodes.ordered:
         if node.get_type_name() != "Transpose":
@@ -34,6 +35,15 @@ def keep_apart(model: Any, opset: Any) -> None:
             leaves(other, node) for other in nodes.others(node)
         ):
             node.input(0).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
+
+
+def lift_conversions(model: Any, opset: Any) -> None:
+    """Turn numbers that were converted, not numbers that will be: OpenVINO does that too, when it is too late for a copy."""
+    for node in model.get_ordered_ops():
+        turned = node.input_value(0).get_node() if node.get_type_name() == "Convert" else None
+        if turned is not None and turned.get_type_name() == "Transpose":
+            converted = opset.convert(turned.input_value(0), node.get_element_type())
+            node.output(0).replace(opset.transpose(converted, turned.input_value(1)).output(0))
 
 
 class Nodes:
