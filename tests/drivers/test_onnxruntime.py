@@ -354,3 +354,52 @@ def test_a_model_with_an_open_batch_is_prepared_for_each_size() -> None:
     )
     assert compiled(floats(1, 1).reshape(1, 2)).tolist() == [[13, 27]]
     assert compiled(np.eye(2, dtype=np.float32)).tolist() == [[11, 23], [12, 24]]
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 4), (3, 5, 4)], ids=["alike in all orders", "not alike"])
+def test_a_transpose_reaches_all_readers_of_what_it_turned(device: Device, shape: tuple[int, ...]) -> None:
+    """ONNX Runtime moved it behind the comparison, and left the choice with elements in another order."""
+    b = nnhal.Builder()
+    quant: dict[str, Any] = {"scale": 0.5, "zero_point": 100}
+    x = b.input(shape, "TENSOR_QUANT8_ASYMM", **quant)
+    turned = b.transpose(x, [1, 2, 0])
+    bent = b.relu(turned)
+    chosen = b.select(b.greater_equal(turned, bent), turned, bent, **quant)
+    model = b.finish([x], [b.reshape(turned, [-1]), b.transpose(bent, [2, 0, 1]), chosen])
+    given = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    found = requests.run(prepared_by(device, model, Hints()), [given]).results
+    assert (found[2] == np.maximum(given, 100).transpose(1, 2, 0)).all()
+    assert (found[1] == np.maximum(given, 100)).all()
+
+
+def test_what_is_an_output_and_padded_for_a_convolution_is_prepared(device: Device) -> None:
+    """ONNX Runtime's optimiser lost it, and failed on a model that the device had claimed."""
+    b = nnhal.Builder()
+    x = b.input((1, 1, 3, 3))
+    one, zero = np.ones((1, 1, 1, 1), np.float32), np.zeros(1, np.float32)
+    first = b.conv_2d(x, one, zero, padding="valid", activation="relu1", nchw=True)
+    padded = b.pad(first, [[0, 0], [0, 0], [1, 0], [1, 1]])
+    model = b.finish([x], [first, b.conv_2d(padded, one, zero, padding="valid", nchw=True)])
+    found = requests.run(prepared_by(device, model, Hints()), [np.full((1, 1, 3, 3), 2, np.float32)]).results
+    assert (found[0] == 1).all()
+    assert (found[1] == np.pad(np.ones((1, 1, 3, 3)), [(0, 0), (0, 0), (1, 0), (1, 1)])).all()
+
+
+def test_what_the_optimiser_cannot_is_prepared_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that cannot be prepared either, the first reason is told."""
+    ort, levels = session.engine(), []
+    made = ort.InferenceSession
+
+    def failing(model: bytes, how: Any, providers: list[str]) -> Any:
+        levels.append(how.graph_optimization_level)
+        if levels[-1] != ort.GraphOptimizationLevel.ORT_DISABLE_ALL or broken:
+            raise RuntimeError(f"attempt {len(levels)}")
+        return made(model, how, providers)
+
+    monkeypatch.setattr(ort, "InferenceSession", failing)
+    broken = False
+    assert run(prepared_by(onnxruntime.device(), doubled(2), Hints()), floats(1, 2)).tolist() == [2, 4]
+    levels.clear()
+    broken = True
+    with pytest.raises(OperationFailed, match="the model cannot be prepared: attempt 1"):
+        prepared_by(onnxruntime.device(), doubled(), Hints())

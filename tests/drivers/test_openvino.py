@@ -23,6 +23,7 @@ from nnhal.drivers.kit.real.engine import Sliding
 from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import Maths
+from nnhal.frontends.tensor import Tensor
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
@@ -458,3 +459,111 @@ def test_a_sum_behind_a_reduction_adds_to_each_its_own() -> None:
     model = b.finish([x], [b.add(b.mean(x, [2], keep_dims=0), b.constant(np.array([10, 20, 30], np.float32)))])
     given = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     assert run(model, given)[0].tolist() == (given.mean(2) + np.array([10, 20, 30])).tolist()
+
+
+def _flat(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.reshape(x, [-1])
+
+
+def _joined(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.softmax(b.concatenation([x, b.sin(x)], 0), 1.0)
+
+
+def _layer(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.fully_connected(x, np.ones((3, 20), np.float32), np.zeros(3, np.float32))
+
+
+def _joined_whole(b: nnhal.Builder, x: Tensor) -> Tensor:
+    return b.concatenation([x, b.slice(x, [0, 0, 0, 0], [-1, -1, -1, -1])], 0)
+
+
+@pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_FLOAT16"])
+@pytest.mark.parametrize("twice", [False, True], ids=["once", "computed twice"])
+@pytest.mark.parametrize("other", [_flat, _joined, _layer, _joined_whole])
+@pytest.mark.parametrize("same", [False, True], ids=["itself", "by a slice of all"])
+def test_a_convolution_reads_what_another_operation_holds_in_place(
+    kind: str, twice: bool, other: Callable[[nnhal.Builder, Tensor], Tensor], same: bool
+) -> None:
+    """OpenVINO by itself read memory that nobody had written."""
+    b = nnhal.Builder()
+    x = b.input((2, 7, 5, 4), kind)
+    y = b.abs(b.cast(x, out_type="TENSOR_FLOAT32"))
+    again = b.abs(b.cast(x, out_type="TENSOR_FLOAT32")) if twice else y
+    ones = np.ones((1, 1, 1, 4), np.float32)
+    z = b.conv_2d(b.slice(y, [0] * 4, [-1] * 4) if same else y, ones, np.zeros(1, np.float32), padding="valid")
+    model = b.finish([x], [z, other(b, again)])
+    prepared = prepared_by(OpenVINO(), model, Hints())
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        given = rng.integers(-9, 10, (2, 7, 5, 4)).astype("float16" if kind == "TENSOR_FLOAT16" else "float32")
+        request = prepared.request([given])
+        request.execute(prepared.run, Control())
+        sums = request.results[0]
+        assert sums is not None
+        assert (sums == np.abs(given.astype(np.float32)).sum(3, keepdims=True)).all()
+
+
+def test_magnitudes_of_joined_rows_leave_these_as_they_are() -> None:
+    """OpenVINO puts the magnitudes of the parts in the place of the parts, for all that read them."""
+    b = nnhal.Builder()
+    x, y = b.input((3,)), b.input((2,))
+    joined = b.concatenation([x, y], 0)
+    model = b.finish([x, y], [joined, b.abs(joined)])
+    found = run(model, np.array([-1, 2, -3], np.float32), np.array([-4, 5], np.float32))
+    assert [each.tolist() for each in found] == [[-1, 2, -3, -4, 5], [1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_greatest_of_the_first_part_of_a_tensor_are_found(size: int) -> None:
+    """OpenVINO leaves out the part, and finds that shapes do not agree: what it claimed did not compile."""
+    b = nnhal.Builder()
+    x = b.input((2, size))
+    first, _ = b.split(x, 0, 2, outputs=2)
+    model = b.finish([x], list(b.topk_v2(first, 1)))
+    values, places = run(model, np.array([[1, 3, 2], [9, 8, 7]], np.float32)[:, :size])
+    assert values.tolist() == [[1 if size == 1 else 3]]
+    assert places.tolist() == [[0 if size == 1 else 1]]
+
+
+def test_an_lstm_behind_operations_that_the_engine_makes_one_compiles() -> None:
+    """OpenVINO takes the shape of the product for that of the greatest, and refuses to compile."""
+    b, half = nnhal.Builder(), "TENSOR_FLOAT16"
+    s, x, z = b.input((3, 1, 1), half), b.input((3, 3, 2), half), b.input((3, 1, 1), half)
+    gates = ("input", "forget", "cell", "output")
+    w: dict[str, Array] = {}
+    w |= {f"{p}_to_{g}": np.full((3, n), 0.25, np.float16) for g in gates for p, n in (("input", 2), ("state", 3))}
+    w |= {f"bias_{g}": np.zeros(3, np.float16) for g in gates}
+    w |= dict.fromkeys(("state", "cell_state"), np.zeros((3, 3), np.float16))
+    how: dict[str, Any] = {"activation_kind": "tanh", "cell_clip": 0.0, "projection_clip": 0.0, "time_major": False}
+    y = b.operation("UNIDIRECTIONAL_SEQUENCE_LSTM", input=b.maximum(s, x), **w, **how, outputs=1)
+    model = b.finish([s, x, z], [b.mul(s, z), y])
+    two, ones = np.full((3, 1, 1), 2, np.float16), np.ones((3, 3, 2), np.float16)
+    product, found = run(model, two, ones, two)
+    cell = state = 0.0
+    for step in range(3):  # all of a gate's inputs are the same, and so are all units
+        total = 0.25 * (2 * 2 + 3 * state)
+        gate = 1 / (1 + np.exp(-total))
+        cell = gate * cell + gate * np.tanh(total)
+        state = gate * np.tanh(cell)
+        assert found[:, step] == pytest.approx(state, abs=2e-3)
+    assert (product == 4).all()
+
+
+def test_a_quantised_convolution_reads_what_another_layer_holds_in_place() -> None:
+    """Both convert their input to float32, one of them in another order of dimensions."""
+    b = nnhal.Builder()
+    x = b.input((2, 7, 7, 2), "TENSOR_QUANT8_ASYMM", scale=1.0)
+
+    def ones(*shape: int) -> Tensor:
+        return b.constant(np.ones(shape, np.uint8), "TENSOR_QUANT8_ASYMM", scale=1.0)
+
+    def zeros(size: int) -> Tensor:
+        return b.constant(np.zeros(size, np.int32), scale=1.0)
+
+    first = b.fully_connected(x, ones(8, 1), zeros(8), scale=2.0, zero_point=0)
+    second = b.fully_connected(x, ones(3, 4), zeros(3), scale=8.0, zero_point=0)
+    convolved = b.conv_2d(x, ones(3, 1, 1, 2), zeros(3), padding="valid", scale=2.0, zero_point=0)
+    model = b.finish([x], [first, second, convolved])
+    given = 2 * np.random.default_rng(1).integers(0, 128, (2, 7, 7, 2), np.uint8)
+    sums = run(model, given)[2]
+    assert (sums == given.astype(int).sum(3, keepdims=True) / 2).all()

@@ -343,6 +343,19 @@ def test_code_is_known_by_size_and_time_of_change(tmp_path, monkeypatch):
     assert keeper.code_of("no module at all") == ""
 
 
+def test_what_was_kept_is_of_the_code_of_nnhal_too(monkeypatch):
+    """A driver may be on nnhal's kit: what that makes of a model is other when the kit is."""
+    code = {"nnhal": "before", "driver": "driver"}
+    monkeypatch.setattr(keeper, "code_of", code.__getitem__)
+    keeper._code_of_nnhal.cache_clear()
+    known = keeper.identity("driver", "1", "driver", processor=False)
+    code["nnhal"] = "after"
+    assert keeper.identity("driver", "1", "driver", processor=False) == known, "a process has one state of it"
+    keeper._code_of_nnhal.cache_clear()
+    assert keeper.identity("driver", "1", "driver", processor=False) != known
+    keeper._code_of_nnhal.cache_clear()
+
+
 def test_the_processor_is_what_the_kernel_says():
     assert "flags" in keeper.features() or "Features" in keeper.features()
     assert keeper.features() == keeper.features()

@@ -316,6 +316,20 @@ def test_what_is_said_to_be_filled_must_be_there(index, shape, says):
         executed(lambda r: r.filled(index, shape), made([np.zeros(31, np.uint8), None], OPEN))
 
 
+@pytest.mark.parametrize(("given_up", "lines"), [(True, 0), (False, 1)])
+def test_a_driver_is_blamed_for_a_late_write_unless_the_execution_was_given_up(given_up, lines, caplog):
+    """At a deadline nobody waits for the driver, which finds out when it writes: that is no fault of its own."""
+    request = made()
+    if given_up:
+        request.abandon()
+    else:
+        with pytest.raises(ContractBroken, match="was not written"):
+            executed(lambda r: None, request)
+    with caplog.at_level("WARNING"), pytest.raises(Closed):
+        request.write(0, X)
+    assert len(caplog.records) == lines
+
+
 def test_nothing_is_filled_after_the_end():
     bytes_ = np.zeros(16, np.uint8)
     request = executed(lambda r: [r.filled(0, (1, 2)), r.write(1, X)], made([bytes_, None], OPEN))

@@ -504,7 +504,7 @@ class Request:
     def _late(self, index: int) -> NnhalError:
         name = self.signature.outputs[index].name
         error = Closed(f"{self.signature.where}: {name} is written after the execution ended, must be before")
-        _log.warning("%s", error)
+        (_log.debug if self._given_up else _log.warning)("%s", error)  # who was not waited for need not know it yet
         return error
 
     @property

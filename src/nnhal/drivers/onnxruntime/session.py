@@ -23,6 +23,10 @@ from nnhal.ops.schema import show
 
 IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind its memory costs more than to copy few
 CPU = "CPUExecutionProvider"
+SHARING = (
+    "CommonSubexpressionElimination"  # would undo that each reader of real values has a DequantizeLinear of its own
+)
+RULES = "Level1_RuleBasedTransformer"  # which loses tensors that are an output and padded for a convolution, too
 _COLOUR = b"\x1b["  # with which a line of the engine's begins
 
 
@@ -55,7 +59,7 @@ def _imported() -> None:
     import onnxruntime  # noqa: F401, TID251
 
 
-def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
+def options(built: Built, threads: int, *, without: str = SHARING, optimised: bool = True) -> tuple[Any, list[Any]]:
     """How a session is made. What the engine's optimiser would make of quantised operations by itself is switched off: its
     integer kernels saturate on some processors. Also the constants, which are read where they lie for as long as they live.
     """
@@ -64,6 +68,9 @@ def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
     found.log_severity_level = 4
     found.intra_op_num_threads, found.inter_op_num_threads = threads, 1
     found.add_session_config_entry("session.disable_quant_qdq", "1")
+    found.add_session_config_entry("optimization.disable_specified_optimizers", without)
+    if not optimised:
+        found.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     found.add_session_config_entry("session.force_spinning_stop", "1")  # after a run: other engines have the cores then
     weights = [ort.OrtValue.ortvalue_from_numpy(array) for array in built.arrays.values()]
     if weights:
@@ -72,14 +79,19 @@ def options(built: Built, threads: int) -> tuple[Any, list[Any]]:
 
 
 def session(built: Built, threads: int, provider: str) -> Any:
-    """The engine's session."""
-    how, weights = options(built, threads)
-    try:
-        made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
-    except Exception as error:
-        raise OperationFailed(f"onnxruntime: the model cannot be prepared: {error}") from error
-    made.nnhal_weights = weights
-    return made
+    """The engine's session: optimised as far as its optimiser, which fails on some models, lets it be."""
+    why: Exception | None = None
+    less: dict[str, Any]
+    for less in ({}, {"without": f"{SHARING};{RULES}"}, {"optimised": False}):
+        how, weights = options(built, threads, **less)
+        try:
+            made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
+        except Exception as error:
+            why = why or error
+        else:
+            made.nnhal_weights = weights
+            return made
+    raise OperationFailed(f"onnxruntime: the model cannot be prepared: {why}") from why
 
 
 class BoundMemory(Member):

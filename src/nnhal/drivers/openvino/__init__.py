@@ -2,6 +2,7 @@
 
 | file | what lives there |
 | --- | --- |
+| `apart.py` | copies where the engine would read memory that nobody wrote |
 | `device.py` | the device: verdicts, options, capabilities |
 | `engine.py` | the library and its settings; compiled models, executions, what is kept of them |
 | `maths.py` | its operations as the primitives that `kit.real` makes NNAPI's of |

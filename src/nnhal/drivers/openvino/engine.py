@@ -14,6 +14,7 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
 from nnhal.drivers.kit.team import Member, Team
+from nnhal.drivers.openvino.apart import keep_apart
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
 from nnhal.hal.memory_use import MemoryUse
@@ -216,8 +217,13 @@ def compiled(
     """
     try:
         model = ov().Model([opset().result(node) for node in outputs], [node for node in inputs if node is not None])
+        keep_apart(model, opset())
         names = {node.get_name() for node in model.get_ops()}
-        return core().compile_model(model, "CPU", how), [array for name, array in constants.items() if name in names]
+        kept = [array for name, array in constants.items() if name in names]
+        try:
+            return core().compile_model(model, "CPU", how), kept
+        except RuntimeError:  # it may fail on a layer behind operations that it makes one, and takes each by itself
+            return core().compile_model(model, "CPU", {**how, "SNIPPETS_MODE": "DISABLE"}), kept
     except RuntimeError as error:
         raise OperationFailed(f"openvino: the model cannot be compiled: {error}") from error
 

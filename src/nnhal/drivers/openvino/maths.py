@@ -101,6 +101,8 @@ class Maths:
     def op(self, kind: str, *nodes: Node) -> Node:
         if kind == "round":
             return self.o.round(*nodes, "half_away_from_zero")
+        if kind == "abs" and len(self.shape(nodes[0]) or ()) == 1:  # behind parts that are joined it changes these
+            return self.squeeze(self.o.abs(self.unsqueeze(nodes[0], 0)), 0)
         return getattr(self.o, kind)(*nodes)
 
     def clamp(self, x: Node, low: float, high: float) -> Node:

@@ -34,8 +34,10 @@ def _store(driver: str) -> TokenStore:
 
 
 def identity(driver: str, its_version: str, module: str, *, processor: bool) -> bytes:
-    """What wrote a cache file, or may read it: driver, version and code, nnhal's version, the processor where it matters."""
-    facts = [driver, its_version, code_of(module), __version__, features() if processor else ""]
+    """What wrote a cache file, or may read it: driver, version and code, those of nnhal, on whose kit the driver may be, and
+    the processor where it matters.
+    """
+    facts = [driver, its_version, code_of(module), __version__, _code_of_nnhal(), features() if processor else ""]
     return blake2b("\0".join(facts).encode(), digest_size=32).digest()
 
 
@@ -52,6 +54,11 @@ def code_of(module: str) -> str:
         return _stamp(file, file)
     folder = os.path.dirname(file)
     return "\n".join(sorted(islice((_stamp(each, each[len(folder) :]) for each in _below(folder)), MOST_FILES)))
+
+
+@cache
+def _code_of_nnhal() -> str:
+    return code_of("nnhal")
 
 
 def _stamp(path: str, name: str) -> str:

@@ -177,4 +177,4 @@ def _key(*facts: Any) -> bytes:
 
 @cache
 def _identity() -> bytes:
-    return identity(OWN, __version__, "nnhal", processor=False)
+    return identity(OWN, __version__, "", processor=False)

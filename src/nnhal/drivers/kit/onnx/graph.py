@@ -172,7 +172,24 @@ class OnnxGraph:
             if not needed.isdisjoint(node[2]):
                 needed.update(node[1], node[2])
                 nodes.append(node)
-        return nodes[::-1], needed
+        return self._alone(nodes[::-1]), needed
+
+    def _alone(self, nodes: list[NodeFacts]) -> list[NodeFacts]:
+        """Each reader of real values with a DequantizeLinear of its own: where it moves a Transpose for one of several that
+        share it, ONNX Runtime forgets the others.
+        """
+        decoding = {n[2][0]: n for n in nodes if n[0] == "DequantizeLinear" and n[1][0] not in self._arrays}
+        read: set[str] = set()
+        found: list[NodeFacts] = []
+        for kind, inputs, outputs, how in nodes:
+            names = list(inputs)
+            for place, name in enumerate(inputs):
+                if name in read and name in decoding:
+                    names[place] = f"{name} for {outputs[0]} {place}"
+                    found.append((*decoding[name][:2], [names[place]], decoding[name][3]))
+                read.add(name)
+            found.append((kind, names, outputs, how))
+        return found
 
 
 def external(array: Array) -> bool:

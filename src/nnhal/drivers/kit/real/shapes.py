@@ -205,7 +205,7 @@ def arg_extreme(t: RealTask) -> None:
 def top(t: RealTask) -> None:
     """Among equals NNAPI takes the last first: the engine is given the elements in reverse. NaN counts as the least."""
     x, last, size = t.stored("input"), t.a.input.rank - 1, t.a.input.known[-1]
-    _, found = t.o.top(comparable(t, t.part(x, last, -1, -1, -1), -np.inf), t.a.k, last, True)
-    places = t.op("subtract", t.constant(size - 1, np.int32), found)
-    t.hold(t.o.gather_each(x, places, last), 0)
-    t.hold(places, 1)
+    turned = t.part(x, last, -1, -1, -1)
+    _, found = t.o.top(comparable(t, turned, -np.inf), t.a.k, last, True)
+    t.hold(x if size == 1 else t.o.gather_each(turned, found, last), 0)
+    t.hold(t.op("subtract", t.constant(size - 1, np.int32), found), 1)

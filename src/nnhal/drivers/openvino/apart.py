@@ -1,0 +1,105 @@
+"""Keeps OpenVINO from reading memory that nobody has written.
+
+OpenVINO makes no copy for a Transpose before a layer of pictures: the layer reads the tensor where it lies, in another
+order. Nor does it copy where that tensor is joined with others, or has another shape elsewhere: it lies in their memory
+then. Where both are true, the layer reads memory that was never written. So a Transpose gets a tensor of its own wherever
+another reader is not known to leave the tensor where it lies.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+GIVEN = frozenset(("Parameter", "Constant"))
+LAYERS = frozenset(("Convolution", "ConvolutionBackpropData", "GroupConvolution", "MatMul", "SoftMax", "LogSoftmax"))
+CURVES = frozenset(("Clamp", "Elu", "Exp", "HSwish", "Relu", "Sigmoid", "Tanh"))
+LEAVING = LAYERS | CURVES | {"Result"}  # the tensor where it lies, whatever OpenVINO makes of the graph
+PAIRS = frozenset(("Add", "Divide", "Maximum", "Minimum", "Multiply", "SquaredDifference", "Subtract"))
+SMALL = 64  # bytes of constants that are compared
+MOVING = ("Broadcast", "Concat", "Convert", "Gather", "Pad", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze")
+
+
+def keep_apart(model: Any, opset: Any) -> None:
+    """Give a Transpose a copy of what it reads where others may hold that in place.
+
+    A plain copy would be removed: it is the same numbers, to the bit, those below 0 times 1.
+    """
+    lift_conversions(model, opset)
+    nodes = Nodes(model)
+    for node in nodes.ordered:
+        if node.get_type_name() != "Transpose":
+            continue
+        source = node.input_value(0)
+        if source.get_element_type().to_string() == "f32" and not all(
+            leaves(other, node) for other in nodes.others(node)
+        ):
+            node.input(0).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
+
+
+def lift_conversions(model: Any, opset: Any) -> None:
+    """Turn numbers that were converted, not numbers that will be: OpenVINO does that too, when it is too late for a copy."""
+    for node in model.get_ordered_ops():
+        turned = node.input_value(0).get_node() if node.get_type_name() == "Convert" else None
+        if turned is not None and turned.get_type_name() == "Transpose":
+            converted = opset.convert(turned.input_value(0), node.get_element_type())
+            node.output(0).replace(opset.transpose(converted, turned.input_value(1)).output(0))
+
+
+class Nodes:
+    """The nodes of a model, and who reads what each gives. OpenVINO makes one of those that compute the same: here all are
+    taken for the same that have the same type and the same inputs.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.ordered = model.get_ordered_ops()
+        self._same: dict[str, int] = {}  # a number for all that are the same
+        self._readers: dict[tuple[int, int], list[Any]] = {}
+        known: dict[Any, int] = {}
+        for node in self.ordered:
+            inputs = [self._value(x) for x in node.input_values()]
+            self._same[node.get_name()] = known.setdefault(self._key(node, inputs), len(known))
+            for x in inputs:
+                self._readers.setdefault(x, []).append(node)
+
+    def _value(self, source: Any) -> tuple[int, int]:
+        return self._same[source.get_node().get_name()], source.get_index()
+
+    def _key(self, node: Any, inputs: list[tuple[int, int]]) -> Any:
+        name = node.get_type_name()
+        if name == "Constant" and node.get_byte_size() <= SMALL:
+            return name, str(node.get_element_type()), tuple(node.get_output_shape(0)), node.data.tobytes()
+        return (name, *inputs) if inputs else node.get_name()
+
+    def others(self, transpose: Any) -> Iterator[Any]:
+        """The other readers of what a Transpose reads, also of what that is where OpenVINO removes what does nothing."""
+        node, source = transpose, transpose.input_value(0)
+        while kind(source) not in GIVEN:
+            yield from (i for i in self._readers[self._value(source)] if i.get_name() != node.get_name())
+            node = source.get_node()
+            if not (kind(source) in MOVING or does_nothing(node)):
+                return
+            inputs = node.input_values()
+            source = next((x for x in inputs if kind(x) != "Constant"), inputs[0])
+
+
+def leaves(node: Any, transpose: Any) -> bool:
+    """Whether a reader leaves a tensor where it lies."""
+    name = node.get_type_name()
+    if name in PAIRS:
+        return not does_nothing(node)
+    return name in LEAVING or (name == "Transpose" and order(node) == order(transpose))  # OpenVINO makes one of both
+
+
+def does_nothing(node: Any) -> bool:
+    """Whether a node may be a sum or product that OpenVINO removes: with a constant 0 or 1."""
+    constants = [x.get_node().data for x in node.input_values() if kind(x) == "Constant"]
+    return node.get_type_name() in PAIRS and any(data.flat[0] in (0, 1) for data in constants)
+
+
+def order(transpose: Any) -> list[int]:
+    return [int(n) for n in transpose.input_value(1).get_node().data]
+
+
+def kind(source: Any) -> str:
+    return str(source.get_node().get_type_name())
