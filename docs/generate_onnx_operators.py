@@ -48,6 +48,8 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
   in NNAPI and are copied, those of 1x1 excepted.
 - uint8 and int8 weights beside inputs of the other type are moved by 128 with their zero point, which changes no real
   value. uint8 weights with a scale for each channel are taken where their zero points are 128.
+- Nodes that read the stored numbers themselves (MaxPool, Max, Concat, Where, ... behind QuantizeLinear) take tensors of
+  one scale and zero point, and constants as such numbers.
 - LSTM and RNN take one activation for cell and output, sequences of equal length, and no clip. GRU is written step by
   step, up to 1,024. Loop is written step by step where its count is known, up to 256, else WHILE, which keeps no list
   of results.

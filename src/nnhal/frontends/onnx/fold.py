@@ -367,6 +367,18 @@ def _cumulative(t: NodeTask, x: Array, axis: Array) -> Any:
     return np.cumsum(x, int(axis.reshape(())))
 
 
+def _quantised(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
+    number = t.attr("output_dtype", 0)
+    kind = t.raw(2).kind if zero else KINDS.get(number, "") if number else "UINT8"
+    must(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
+    limits = np.iinfo(DTYPES[kind])
+    sizes = [1] * x.ndim
+    if scale.size > 1:
+        sizes[t.attr("axis", 1)] = scale.size
+    steps, first = (each.reshape(sizes) for each in (scale, zero[0] if zero else np.zeros(scale.shape, DTYPES[kind])))
+    return np.clip(np.rint(x / steps).astype(np.float64) + first, limits.min, limits.max), kind
+
+
 SUMS: dict[str, Fold] = {
     "Abs": plain(np.abs),
     "Add": plain(exact(np.add)),
@@ -400,6 +412,7 @@ SUMS: dict[str, Fold] = {
     "Pow": plain(
         lambda x, y: np.power(x.astype(np.float64), y).astype(x.dtype) if x.dtype.kind == "f" else np.power(x, y)
     ),
+    "QuantizeLinear": _quantised,
     "Range": _range,
     "Reciprocal": plain(lambda x: 1 / x),
     "ReduceMax": reduced(np.max),

@@ -10,8 +10,8 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.places import transposed
 from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import MOST_DIMENSIONS, viewed
-from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, viewed
+from nnhal.frontends.onnx.elementwise import FLOATS, floats
 from nnhal.frontends.onnx.movement import filled_around, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 
@@ -244,7 +244,9 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
 @node("AveragePool", "MaxPool", "LpPool", outputs=(1, 2), becomes="AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D, told NCHW")
 def pool(t: NodeTask) -> None:
     """Where padding counts in a mean, it is an operation of its own."""
-    x, rank = spatial(t, floats(t))
+    x = t.x(0) if t.name == "MaxPool" else floats(t)
+    t.require(x.value.type in (*FLOATS, *ASYMMETRIC), f"of {x.kind} has no operation in NNAPI")
+    x, rank = spatial(t, x)
     kernel = t.attr_ints("kernel_shape")
     t.require(len(kernel) == rank - 2, f"kernel_shape = {kernel}, must have {rank - 2} numbers")
     sizes = t.shape(x)[-len(kernel) :]
@@ -258,7 +260,9 @@ def pool(t: NodeTask) -> None:
         x, w = filled_around(t, x, [(0, 0), (0, 0), *w.pads], 0.0), w._replace(pads=[(0, 0), (0, 0)])
     if t.name == "LpPool":
         t.require(t.attr("p", 2) == 2 and not padded, "NNAPI has p = 2 only, without padding")
-    x, w = narrowed(t, x, w, -math.inf) if t.name == "MaxPool" else (x, w)
+    if t.name == "MaxPool":
+        lowest = float(np.iinfo(x.value.dtype).min) if x.value.type in ASYMMETRIC else -math.inf
+        x, w = narrowed(t, x, w, lowest)
     name = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_POOL_2D", "LpPool": "L2_POOL_2D"}[t.name]
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     made = t.make(name, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
