@@ -90,7 +90,7 @@ def _unsqueeze(t: NodeTask, x: Array, *given: Array) -> Any:
 
 def _squeeze(t: NodeTask, x: Array, *given: Array) -> Any:
     axes = axes_of(t, given)
-    return x.squeeze(None if axes is None else tuple(axes))
+    return x.squeeze(tuple(axes) if axes else None)
 
 
 def _gather(t: NodeTask, x: Array, indices: Array) -> Any:
@@ -350,7 +350,7 @@ def _where(_: NodeTask, condition: Array, x: Array, y: Array) -> Any:
 def _one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
     axis, count = t.attr("axis", -1), int(depth.reshape(()))
     must(count > 0 and indices.size * count <= MOST)
-    hits = np.mod(indices, count)[..., None] == np.arange(count)
+    hits = np.where(indices < 0, indices + count, indices)[..., None] == np.arange(count)
     return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis)
 
 

@@ -11,7 +11,7 @@ from nnhal.frontends.common.places import transposed
 from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, viewed
-from nnhal.frontends.onnx.elementwise import FLOATS, floats
+from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own, in_single
 from nnhal.frontends.onnx.movement import filled_around, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 
@@ -223,12 +223,12 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
     mode, wanted = t.attr("auto_pad", "NOTSET"), t.attr_ints("output_shape")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     if mode in ("SAME_UPPER", "SAME_LOWER") or wanted:
-        pads = []
+        pads, said = [], bool(wanted)
         wanted = wanted[-count:] if wanted else [s * n for s, n in zip(sizes, stride, strict=True)]
         for n in range(count):
             total = (sizes[n] - 1) * stride[n] + extra[n] + reach[n] - wanted[n]
-            small = total // 2
-            before = total - small if mode != "SAME_UPPER" else small
+            total = total if said else max(total, 0)  # strides farther than filters reach leave a smaller picture
+            before = int(total / 2) if mode == "SAME_UPPER" else total - total // 2
             pads.append((before, total - before - extra[n]))
     elif mode == "VALID":
         pads = [(0, -extra[n]) for n in range(count)]
@@ -252,7 +252,7 @@ def pool(t: NodeTask) -> None:
     sizes = t.shape(x)[-len(kernel) :]
     w = window(t, kernel, sizes)
     t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
-    if t.attr("ceil_mode", 0) and t.attr("auto_pad", "NOTSET") == "NOTSET":
+    if t.attr("ceil_mode", 0) and not t.attr("auto_pad", "NOTSET").startswith("SAME"):
         w = rounded_up(t, w, t.known(x)[2:])
     padded = any(map(sum, w.pads))
     if t.name == "AveragePool" and padded and t.attr("count_include_pad", 0):
@@ -309,7 +309,8 @@ def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
 @node("BatchNormalization", inputs=5, outputs=(1, 5), becomes="the weights and bias of the layer before; else MUL, ADD")
 def batch_normalisation(t: NodeTask) -> None:
     """With the statistics of the training."""
-    t.require(not t.attr("training_mode", 0), "is in training mode, which NNAPI does not have")
+    trained = t.attr("training_mode", 0) if t.opset >= 14 else sum(map(bool, t.node.outputs)) > 1
+    t.require(not trained, "is in training mode, which NNAPI does not have")
     x = floats(t)
     names = ("scale", "bias", "mean", "variance")
     scale, bias, mean, variance = (np.asarray(t.data(n, name), np.float64) for n, name in enumerate(names, 1))
@@ -340,7 +341,7 @@ def instance_normalisation(t: NodeTask) -> None:
 @node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
     """Over the dimensions from an axis on."""
-    x, r = floats(t), Reals(t)
+    x, r = in_single(t, floats(t)), Reals(t)
     shape = t.known(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
     rows = t.reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
@@ -348,7 +349,7 @@ def layer_normalisation(t: NodeTask) -> None:
     centred = r("SUB", rows, mean)
     variance = t.make("MEAN", r("MUL", centred, centred), t.integers([1]), True)
     deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
-    normal = t.reshaped(r("DIV", centred, deviation), shape)
+    normal = in_own(t, t.reshaped(r("DIV", centred, deviation), shape))
     normal = r("MUL", normal, t.x(1))
     t.result(0, r("ADD", normal, t.x(2)) if t.given(2) else normal)
 
@@ -374,13 +375,13 @@ def group_normalisation(t: NodeTask) -> None:
 @node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
 def lp_normalisation(t: NodeTask) -> None:
     """Divided by the length of the vector along an axis; a vector of length 0 stays."""
-    x, r = floats(t), Reals(t)
+    x, r = in_single(t, floats(t)), Reals(t)
     axis, p = t.axis(t.attr("axis", -1), t.rank(x)), t.attr("p", 2)
     t.require(p in (1, 2), f"p is {p}, must be 1 or 2")
     terms = t.make("ABS", x) if p == 1 else r("MUL", x, x)
     length = t.make("REDUCE_SUM", terms, t.integers([axis]), True)
     length = length if p == 1 else t.make("SQRT", length)
-    t.result(0, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny))))
+    t.result(0, in_own(t, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny)))))
 
 
 @node("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
@@ -395,11 +396,11 @@ def local_response(t: NodeTask) -> None:
 @node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
 def mean_variance(t: NodeTask) -> None:
     """Over axes."""
-    x, r = floats(t), Reals(t)
+    x, r = in_single(t, floats(t)), Reals(t)
     axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
     centred = r("SUB", x, t.make("MEAN", x, axes, True))
     deviation = t.make("SQRT", t.make("MEAN", r("MUL", centred, centred), axes, True))
-    t.result(0, r("DIV", centred, r("ADD", deviation, 1e-9)))
+    t.result(0, in_own(t, r("DIV", centred, r("ADD", deviation, 1e-9))))
 
 
 @node("Softmax", "LogSoftmax", becomes="SOFTMAX, LOG_SOFTMAX; before version 13 of rows")

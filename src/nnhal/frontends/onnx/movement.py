@@ -92,7 +92,7 @@ def squeeze(t: NodeTask) -> None:
     """All dimensions of 1, or those named."""
     x, named = t.x(0), axes_in(t)
     shape = t.shape(x)[: t.rank(x)]
-    if named is None:
+    if not named:
         named = [i for i, d in enumerate(t.known(x)[: t.rank(x)]) if d == 1]
     axes = {t.axis(n, len(shape)) for n in named}
     t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {sorted(axes)} of {list(shape)} must be 1")
