@@ -237,3 +237,43 @@ def test_all_nodes_that_cannot_be_expressed_are_listed_at_once():
     assert [(name, place) for name, place, _ in caught.value.refused] == [
         ("NonZero", "#0"), ("Det", "#1"), ("elsewhere.Unknown", "#2"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [2**31, 2**63 - 1])
+def test_a_loop_whose_limit_nobody_reaches_ends_when_its_condition_does(limit):
+    inputs = {"x": np.full(3, 100, np.float32), "k": np.full(3, 10, np.float32)}
+    constants = {"n": np.array(limit), "go": np.array(True)}
+    (found,) = check(model([node("Loop", "n go x", body=loop_body())], inputs, constants), inputs)
+    assert found[0] == 1e6
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.BOOL])
+def test_a_loop_lists_integers_and_booleans_too(kind):
+    compared = node("Add", "i x", "each") if kind == TensorProto.INT64 else node("Less", "i x", "each")
+    given = [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, [])]
+    body = graph(
+        [node("Identity", "go_in", "goes"), compared], [info("goes", TensorProto.BOOL, []), info("each", kind)], given
+    )
+    nodes = [node("ArgMax", "z", "x", axis=1, keepdims=0), node("Loop", "n go", body=body)]
+    inputs = {"z": real(3, 5)}
+    check(model(nodes, inputs, {"n": np.array(4), "go": np.array(True)}), inputs)
+
+
+def two_outputs(overload="", op="Relu"):
+    opsets = [helper.make_opsetid("", 17)]
+    nodes = [node(op, "a", "b"), node("Add", "b a", "c")]
+    return helper.make_function("own", "Two", ["a"], ["b", "c"], nodes, opsets, overload=overload)
+
+
+def test_an_output_of_a_function_that_nobody_asks_for_is_there_within():
+    inputs = {"x": real(2, 3)}
+    check(model([node("Two", "x", "- y", "own")], inputs, functions=[two_outputs()]), inputs)
+
+
+def test_of_functions_of_one_name_a_node_says_which():
+    inputs = {"x": real(2, 3)}
+    calls = [node("Two", "x", "a b", "own"), node("Two", "x", "c d", "own")]
+    calls[0].overload, calls[1].overload = "one", "other"
+    made = model(calls, inputs, outputs="b d", functions=[two_outputs("one"), two_outputs("other", "Neg")])
+    made.ir_version = 10
+    check(made, inputs)

@@ -215,3 +215,51 @@ def test_positions_counted_from_a_mask_fit_into_32_bits():
     nodes = [node("Cast", "m", "n", to=TensorProto.INT64), node("CumSum", "n a", "c"), node("Sub", "c k")]
     inputs = {"m": RNG.integers(0, 2, (2, 6)) > 0}
     check(model(nodes, inputs, {"a": np.array(1), "k": np.array(1)}), inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+
+WHOLE = np.array([-1, -128, -129, 127, 128, 255, 256, 300, -300, 2**31 - 1, -(2**31), 0, 5])
+OF_TYPES = [WHOLE.astype(kind) for kind in (np.int32, np.int64)]
+OF_TYPES += [np.array([0, 127, 128, 255], np.uint8), np.array([0, 127, -128, -1], np.int8), np.array([True, False])]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])
+@pytest.mark.parametrize("values", OF_TYPES, ids=lambda values: str(values.dtype))
+def test_a_cast_to_8_bits_keeps_the_last_bits(kind, values):
+    check(model([node("Cast", "x", to=kind)], {"x": values}), {"x": values})
+
+
+def test_a_cast_to_the_same_type_keeps_all_dimensions():
+    inputs = {"x": real(1, 2, 1, 3, 2)}
+    check(model([node("Cast", "x", "t", to=TensorProto.FLOAT), node("Relu", "t")], inputs), inputs)
+
+
+# ------------------------------------------------------------------------------------------------------------- products
+
+
+EQUATIONS = [
+    ("ij,jk", (2, 3), (3, 4)),
+    ("ba,bc", (2, 3), (2, 4)),
+    ("ji", (2, 3)),
+    ("Ab,bA", (2, 3), (3, 2)),
+    ("...ij,...jk->...ik", (2, 2, 3), (2, 3, 4)),
+    ("...ij,jk", (5, 2, 2, 3), (3, 4)),
+    ("b...i,b...j->b...ij", (2, 3, 4), (2, 3, 5)),
+    ("a...->...a", (2, 3, 4)),
+    ("bij,bjk->bik", (1, 2, 3), (4, 3, 4)),
+    ("ij,jk->ik", (2, 1), (3, 4)),
+    ("ijk,ilm,kln->jm", (2, 3, 4), (2, 5, 6), (4, 5, 7)),
+    ("a,b,c->cab", (2,), (3,), (4,)),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(each[0], each[1:]) for each in EQUATIONS], ids=str)
+def test_an_equation_may_leave_letters_out(equation, shapes):
+    inputs = {name: real(*shape) for name, shape in zip("xyz", shapes, strict=False)}
+    check(model([node("Einsum", " ".join(inputs), "out", equation=equation)], inputs, outputs="out"), inputs)
+
+
+def test_a_letter_that_is_twice_in_one_tensor_is_refused_by_name():
+    refused(model([node("Einsum", "x", equation="ii->i")], {"x": real(3, 3)}), "Einsum #0: equation 'ii->i'")

@@ -9,6 +9,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.common.places import broadcast
 from nnhal.frontends.common.reals import Reals, floor_remainder
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.whole import modulo as remainder
 from nnhal.frontends.common.whole import plain, power, truncated_quotient
 from nnhal.frontends.common.writing import number
 from nnhal.frontends.onnx.file import KINDS
@@ -347,17 +348,36 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
             (x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI"
         )
         real = t.make("DEQUANTIZE", x, like=Value(F32))
+        if wanted in (Q8, Q8S):
+            real = in_range(t, real, wanted)
+            t.result(0, t.make("QUANTIZE", real, like=Value(wanted, None, 1.0)), to, scalar=scalar)
+            return
         t.result(0, real if wanted == F32 else t.make("CAST", real, like=Value(wanted)), to, scalar=scalar)
     elif wanted in (Q8, Q8S):
-        t.require(kind in FLOATS, f"of {x.kind} to {to} keeps the last bits, which no operation of NNAPI does")
-        whole = t.make("FLOOR", t.make("ABS", x))  # towards 0
-        r = Reals(t)
-        signs = r.choose(r.test("LESS", x, 0.0), t.make("NEG", whole), whole)
-        t.result(0, t.make("QUANTIZE", signs, like=Value(wanted, None, 1.0)), to, scalar=scalar)
+        t.result(0, t.make("QUANTIZE", bytes_as_reals(t, x, wanted), like=Value(wanted, None, 1.0)), to, scalar=scalar)
     elif wanted == kind:
         t.result(0, t.copied(x), to, scalar=scalar)
     else:
         t.result(0, t.make("CAST", x, like=Value(wanted)), to, scalar=scalar)
+
+
+def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
+    """What a number becomes in 8 bits, as a float: of an integer the last bits, of a float what is left of its dot."""
+    r = Reals(t)
+    if x.value.type == B8:
+        return r.choose(x, *(t.filled(t.known(x), n, OperandType(F32)) for n in (1, 0)))
+    if x.value.type == I32:
+        return in_range(t, t.make("CAST", remainder(t, x, 256), like=Value(F32)), wanted)
+    whole = t.make("FLOOR", t.make("ABS", x))
+    return r.choose(r.test("LESS", x, 0.0), t.make("NEG", whole), whole)
+
+
+def in_range(t: NodeTask, x: Term, wanted: OperandType) -> Term:
+    """Whole numbers from -128 to 255 as those of a type of 8 bits that have the same last bits."""
+    r = Reals(t)
+    if wanted == Q8:
+        return r.choose(r.test("LESS", x, 0.0), r("ADD", x, 256.0), x)
+    return r.choose(r.test("GREATER", x, 127.0), r("SUB", x, 256.0), x)
 
 
 def numbers(t: NodeTask, x: Term) -> Term:

@@ -413,6 +413,10 @@ class FlatNode(NodeTask):
         """Output `number`, with the dimensions it has."""
         super().result(number, self.reshaped(term, self.whole or (1,)), kind, scalar=scalar)
 
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is a term that is there, with the dimensions it has."""
+        self.result(number, term, term.kind, scalar=all_scalars(self))
+
 
 class RowNode(NodeTask):
     """A node on single elements whose inputs are rows that were made of pictures: it works on those."""
