@@ -277,3 +277,32 @@ def test_of_functions_of_one_name_a_node_says_which():
     made = model(calls, inputs, outputs="b d", functions=[two_outputs("one"), two_outputs("other", "Neg")])
     made.ir_version = 10
     check(made, inputs)
+
+
+OPEN = [
+    ("TopK", "x two", "y i", {}),
+    ("LayerNormalization", "x six", "y", {}),
+    ("InstanceNormalization", "x four four", "y", {}),
+    ("Softmax", "x", "y", {"axis": 1}),
+    ("MaxPool", "x", "y", {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
+    ("ConvTranspose", "x w", "y", {"strides": [2, 2]}),
+    ("MatMul", "x t", "y", {}),
+    ("Resize", "x - scales", "y", {"mode": "linear"}),
+    ("Resize", "x - scales", "y", {"mode": "cubic"}),
+]
+
+
+@pytest.mark.parametrize(("op", "names", "outputs", "how"), OPEN, ids=[f"{each[0]} {each[3]}" for each in OPEN])
+def test_a_node_that_works_on_each_of_a_batch_leaves_the_batch_open(op, names, outputs, how):
+    constants = {"two": np.array([2]), "six": real(6), "four": real(4), "w": real(4, 2, 2, 2)}
+    constants["scales"] = np.array((1, 1, 2, 2), np.float32)
+    nodes = [node("Transpose", "x", "t", perm=[0, 1, 3, 2]), node(op, names, outputs, **how)]
+    opset = 11 if op == "Softmax" else 17
+    made = model(nodes, {"x": real(1, 4, 5, 6)}, constants, outputs, opset, shapes={"x": ["N", 4, 5, 6]})
+    imported = nnhal.load(made.SerializeToString(), shapes={"x": (0, 4, 5, 6)})
+    compiled = nnhal.compile(imported, devices="reference")
+    for batch in (1, 3):
+        x = real(batch, 4, 5, 6)
+        found, expected = compiled(x), by_onnxruntime(made, {"x": x})
+        for mine, theirs in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
+            assert np.abs(mine - theirs).max() < 1e-4

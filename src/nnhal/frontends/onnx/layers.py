@@ -177,8 +177,9 @@ def transposed_convolution(t: NodeTask) -> None:
     weights = floats(t, 1)
     shape = list(t.known(weights))
     t.require(len(shape) == rank, f"has a filter of {len(shape)} dimensions, must have {rank}")
-    kernel, sizes = shape[2:], t.known(x)[-(rank - 2) :]
-    w = transposed_window(t, kernel, sizes)
+    kernel, sizes = shape[2:], t.shape(x)[-(rank - 2) :]
+    t.require(None not in sizes, "is of a size that is known only at execution")
+    w = transposed_window(t, kernel, [size or 0 for size in sizes])
     groups, inner = t.attr("group", 1), shape[1]
     t.require(groups >= 1 and shape[0] % groups == 0, f"has {shape[0]} channels in {groups} groups")
     if len(shape) == 3:
@@ -253,7 +254,8 @@ def pool(t: NodeTask) -> None:
     w = window(t, kernel, sizes)
     t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
     if t.attr("ceil_mode", 0) and not t.attr("auto_pad", "NOTSET").startswith("SAME"):
-        w = rounded_up(t, w, t.known(x)[2:])
+        t.require(None not in sizes, "rounds up a size that is known only at execution")
+        w = rounded_up(t, w, [size or 0 for size in sizes])
     padded = any(map(sum, w.pads))
     if t.name == "AveragePool" and padded and t.attr("count_include_pad", 0):
         t.require(not t.attr("ceil_mode", 0), "counts padding and rounds sizes up, which NNAPI does not")
@@ -329,9 +331,11 @@ def batch_normalisation(t: NodeTask) -> None:
 def instance_normalisation(t: NodeTask) -> None:
     """NNAPI's has one gamma and beta for all channels."""
     x = floats(t)
-    shape, rank = t.known(x), t.rank(x)
+    shape, rank, flat = t.shape(x), t.rank(x), x
     t.require(rank >= 3, f"of {rank} dimensions has none to go over")
-    flat = t.reshaped(x, (*shape[:2], math.prod(shape[2:-1]), shape[-1]))
+    if rank != MOST_DIMENSIONS:
+        sizes = t.known(x)
+        flat = t.reshaped(x, (*sizes[:2], math.prod(sizes[2:-1]), sizes[-1]))
     normal = t.make("INSTANCE_NORMALIZATION", flat, 1.0, 0.0, t.attr("epsilon", 1e-5), True)
     scale, bias = (np.asarray(t.data(n, name)) for n, name in ((1, "scale"), (2, "bias")))
     scaled = t.make("MUL", normal, per_channel(t, normal, scale), activation=0)
@@ -342,12 +346,15 @@ def instance_normalisation(t: NodeTask) -> None:
 def layer_normalisation(t: NodeTask) -> None:
     """Over the dimensions from an axis on."""
     x, r = in_single(t, floats(t)), Reals(t)
-    shape = t.known(x)
+    shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
-    rows = t.reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
-    mean = t.make("MEAN", rows, t.integers([1]), True)
+    axes, rows = list(range(axis, len(shape))), x
+    if len(shape) > MOST_DIMENSIONS:
+        sizes = t.known(x)
+        axes, rows = [1], t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
+    mean = t.make("MEAN", rows, t.integers(axes), True)
     centred = r("SUB", rows, mean)
-    variance = t.make("MEAN", r("MUL", centred, centred), t.integers([1]), True)
+    variance = t.make("MEAN", r("MUL", centred, centred), t.integers(axes), True)
     deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
     normal = in_own(t, t.reshaped(r("DIV", centred, deviation), shape))
     normal = r("MUL", normal, t.x(1))
@@ -412,9 +419,9 @@ def softmax(t: NodeTask) -> None:
     name = "SOFTMAX" if t.name == "Softmax" else "LOG_SOFTMAX"
     last = axis == len(shape) - 1
     if old and not last:
-        sizes = t.known(x)
-        flat = t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
-        t.result(0, t.reshaped(t.make(name, flat, 1.0, -1), sizes))
+        halves = shape[:axis], shape[axis:]
+        flat = t.reshaped(x, [None if None in half else math.prod(d or 0 for d in half) for half in halves])
+        t.result(0, t.reshaped(t.make(name, flat, 1.0, -1), shape))
     elif len(shape) > MOST_DIMENSIONS:
         sizes = t.known(x)
         parts = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))

@@ -21,13 +21,13 @@ def matmul(t: NodeTask) -> None:
     if y.data is not None and ranks[1] == 2:
         t.result(0, rows_times(t, x, np.asarray(y.data).T, None), scalar=ranks[0] == 1 and t.known(y)[1] == 0)
         return
-    left, right = t.known(x), t.known(y)
+    left, right = t.shape(x), t.shape(y)
     if ranks[0] == 1:
         x, left = t.reshaped(x, (1, *left)), (1, *left)
     if ranks[1] == 1:
         y, right = t.reshaped(y, (*right, 1)), (*right, 1)
     product = multiplied(t, x, y, left, right)
-    whole = t.known(product)
+    whole = t.shape(product)
     shape = whole[: -2 if ranks[0] == 1 else -1] + (() if ranks[1] == 1 else whole[-1:])
     t.result(0, t.reshaped(product, shape or (1,)), scalar=not shape)
 
@@ -50,9 +50,9 @@ def rows_times(t: NodeTask, x: Term, weights: Array, bias: Array | None, like: T
 
 def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term:
     """Matrices whose leading dimensions broadcast."""
-    lefts, rights = t.known(x), t.known(y)
-    if lefts[:-2] == rights[:-2] and len(left) <= 4:
+    if left[:-2] == right[:-2] and len(left) <= 4:
         return t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
+    lefts, rights = t.known(x), t.known(y)
     batch = t.together(lefts[:-2], rights[:-2])
     count = math.prod(batch)
     if math.prod(rights[:-2]) == 1 and math.prod(lefts[:-2]) == count:  # one matrix for all rows

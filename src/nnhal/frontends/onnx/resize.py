@@ -85,7 +85,9 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
     t.require(bool(scales) != bool(sizes), "must have either scales or sizes")
     t.require(len(scales or sizes) == len(axes), f"has {len(scales or sizes)} scales or sizes, must have {len(axes)}")
     t.require(len(roi) in (0, 2 * len(axes)), f"roi has {len(roi)} numbers, must have {2 * len(axes)}")
-    shape = t.known(x)
+    open_axes = [axis for axis, size in enumerate(t.shape(x)) if size is None]
+    left = all(axis not in axes or (scales and scales[axes.index(axis)] == 1) for axis in open_axes)
+    shape = [size or 1 for size in t.shape(x)] if left else list(t.known(x))  # of those as good as any, as they stay
     policy = t.attr("keep_aspect_ratio_policy", "stretch")
     if sizes and policy != "stretch":
         ratios = [new / shape[axis] for new, axis in zip(sizes, axes, strict=True)]
@@ -169,14 +171,15 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
 
 def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found: dict[int, Taps]) -> Term | None:
     """NNAPI's own operation, where it takes the same elements."""
-    if mode == "cubic" or t.rank(x) != 4 or x.value.type == I32 or min(grids) < 2:
+    sizes = t.shape(x)
+    if mode == "cubic" or len(sizes) != 4 or x.value.type == I32 or min(grids) < 2 or None in sizes[2:]:
         return None
     for align, half in ((False, False), (False, True), (True, False)):
         if all(agrees(mode, grid, found[axis], align=align, half=half) for axis, grid in grids.items()):
-            h, w = (grids[axis].new if axis in grids else t.known(x)[axis] for axis in (2, 3))
+            h, w = (grids[axis].new if axis in grids else sizes[axis] for axis in (2, 3))
             rest = [axis for axis in (2, 3) if axis not in grids]
             if any(
-                not agrees(mode, Grid(s, s, 1.0), None, align=align, half=half) for s in (t.known(x)[a] for a in rest)
+                not agrees(mode, Grid(s, s, 1.0), None, align=align, half=half) for s in (sizes[a] or 0 for a in rest)
             ):
                 continue
             more = {name: True for name, there in (("align_corners", align), ("half_pixel_centers", half)) if there}
@@ -205,8 +208,8 @@ def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: boo
 
 def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
     """Elements along an axis, each the sum of shares of others."""
-    shape = t.known(x)
-    if len(shape) > MOST_DIMENSIONS:
+    if t.rank(x) > MOST_DIMENSIONS:
+        shape = t.known(x)
         before, size, behind = shape[:axis], shape[axis], shape[axis + 1 :]
         found = along(t, t.reshaped(x, (math.prod(before), size, math.prod(behind))), 1, tap)
         return t.reshaped(found, (*before, tap.places.shape[1], *behind))
