@@ -39,8 +39,8 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
 - BatchNormalization, and Mul, Add and Sub with a constant for each channel, go into the weights of the layer before
   them; Relu and Clip into its activation.
 - Integers of 64 bits are 32 bits in NNAPI: what is known is computed at import, inputs are checked at each call, and
-  of sums and products the range is computed. Where 32 bits may not do, the node is refused by name. DOUBLE is taken
-  where it is known.
+  of sums and products the range is computed. Where 32 bits may not do, the node is refused by name; a float beyond
+  them becomes the nearest of them. DOUBLE is taken where it is known.
 - A dimension that the file leaves open is taken as 1 and said, or asked for where 1 cannot be right; 0 leaves it open
   until execution. Dimensions of one name are of one size.
 - Weights stay where they lie in the file, or in files beside it in the model's folder or below (no links, no `..`),
@@ -48,6 +48,8 @@ between DequantizeLinear and QuantizeLinear it works on the stored values, with 
   in NNAPI and are copied, those of 1x1 excepted.
 - uint8 and int8 weights beside inputs of the other type are moved by 128 with their zero point, which changes no real
   value. uint8 weights with a scale for each channel are taken where their zero points are 128.
+- Nodes that read the stored numbers themselves (MaxPool, Max, Concat, Where, ... behind QuantizeLinear) take tensors of
+  one scale and zero point, and constants as such numbers.
 - LSTM and RNN take one activation for cell and output, sequences of equal length, and no clip. GRU is written step by
   step, up to 1,024. Loop is written step by step where its count is known, up to 256, else WHILE, which keeps no list
   of results.

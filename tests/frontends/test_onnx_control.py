@@ -237,3 +237,72 @@ def test_all_nodes_that_cannot_be_expressed_are_listed_at_once():
     assert [(name, place) for name, place, _ in caught.value.refused] == [
         ("NonZero", "#0"), ("Det", "#1"), ("elsewhere.Unknown", "#2"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", [2**31, 2**63 - 1])
+def test_a_loop_whose_limit_nobody_reaches_ends_when_its_condition_does(limit):
+    inputs = {"x": np.full(3, 100, np.float32), "k": np.full(3, 10, np.float32)}
+    constants = {"n": np.array(limit), "go": np.array(True)}
+    (found,) = check(model([node("Loop", "n go x", body=loop_body())], inputs, constants), inputs)
+    assert found[0] == 1e6
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT64, TensorProto.BOOL])
+def test_a_loop_lists_integers_and_booleans_too(kind):
+    compared = node("Add", "i x", "each") if kind == TensorProto.INT64 else node("Less", "i x", "each")
+    given = [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, [])]
+    body = graph(
+        [node("Identity", "go_in", "goes"), compared], [info("goes", TensorProto.BOOL, []), info("each", kind)], given
+    )
+    nodes = [node("ArgMax", "z", "x", axis=1, keepdims=0), node("Loop", "n go", body=body)]
+    inputs = {"z": real(3, 5)}
+    check(model(nodes, inputs, {"n": np.array(4), "go": np.array(True)}), inputs)
+
+
+def two_outputs(overload="", op="Relu"):
+    opsets = [helper.make_opsetid("", 17)]
+    nodes = [node(op, "a", "b"), node("Add", "b a", "c")]
+    return helper.make_function("own", "Two", ["a"], ["b", "c"], nodes, opsets, overload=overload)
+
+
+def test_an_output_of_a_function_that_nobody_asks_for_is_there_within():
+    inputs = {"x": real(2, 3)}
+    check(model([node("Two", "x", "- y", "own")], inputs, functions=[two_outputs()]), inputs)
+
+
+def test_of_functions_of_one_name_a_node_says_which():
+    inputs = {"x": real(2, 3)}
+    calls = [node("Two", "x", "a b", "own"), node("Two", "x", "c d", "own")]
+    calls[0].overload, calls[1].overload = "one", "other"
+    made = model(calls, inputs, outputs="b d", functions=[two_outputs("one"), two_outputs("other", "Neg")])
+    made.ir_version = 10
+    check(made, inputs)
+
+
+OPEN = [
+    ("TopK", "x two", "y i", {}),
+    ("LayerNormalization", "x six", "y", {}),
+    ("InstanceNormalization", "x four four", "y", {}),
+    ("Softmax", "x", "y", {"axis": 1}),
+    ("MaxPool", "x", "y", {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1}),
+    ("ConvTranspose", "x w", "y", {"strides": [2, 2]}),
+    ("MatMul", "x t", "y", {}),
+    ("Resize", "x - scales", "y", {"mode": "linear"}),
+    ("Resize", "x - scales", "y", {"mode": "cubic"}),
+]
+
+
+@pytest.mark.parametrize(("op", "names", "outputs", "how"), OPEN, ids=[f"{each[0]} {each[3]}" for each in OPEN])
+def test_a_node_that_works_on_each_of_a_batch_leaves_the_batch_open(op, names, outputs, how):
+    constants = {"two": np.array([2]), "six": real(6), "four": real(4), "w": real(4, 2, 2, 2)}
+    constants["scales"] = np.array((1, 1, 2, 2), np.float32)
+    nodes = [node("Transpose", "x", "t", perm=[0, 1, 3, 2]), node(op, names, outputs, **how)]
+    opset = 11 if op == "Softmax" else 17
+    made = model(nodes, {"x": real(1, 4, 5, 6)}, constants, outputs, opset, shapes={"x": ["N", 4, 5, 6]})
+    imported = nnhal.load(made.SerializeToString(), shapes={"x": (0, 4, 5, 6)})
+    compiled = nnhal.compile(imported, devices="reference")
+    for batch in (1, 3):
+        x = real(batch, 4, 5, 6)
+        found, expected = compiled(x), by_onnxruntime(made, {"x": x})
+        for mine, theirs in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
+            assert np.abs(mine - theirs).max() < 1e-4

@@ -1,10 +1,11 @@
 """Quantised `.onnx` files: nodes with scales, and plain nodes between DequantizeLinear and QuantizeLinear."""
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 
-from nnhal import load
+from nnhal import UnsupportedModel, load
 from nnhal.base.codes import OperandType
 from tests.frontends.onnx_models import check, model, node, operations
 
@@ -203,3 +204,99 @@ def test_plain_bytes_that_are_dequantised_twice_in_two_ways_keep_both_meanings()
     nodes = [node("DequantizeLinear", "x s z", "a"), node("DequantizeLinear", "x s2 z", "b"), node("Add", "a b")]
     inputs = {"x": bytes_of(np.uint8, 3, 4)}
     check(model(nodes, inputs, constants), inputs)
+
+
+NUMBERS = [  # nodes that read the stored numbers of `a` as they are, beside a constant
+    ("Max", "a k", {"k": np.array([20], np.uint8)}),
+    ("Equal", "a k", {"k": np.array([5], np.uint8)}),
+    ("Concat", "a k", {"k": np.array([20], np.uint8)}),
+    ("Where", "c a k", {"k": np.array([20], np.uint8), "c": np.arange(9) < 4}),
+    ("Clip", "a k l", {"k": np.array(4, np.uint8), "l": np.array(8, np.uint8)}),
+    ("ScatterND", "a i k", {"k": np.array([77], np.uint8), "i": np.array([[3]])}),
+    ("Pad", "a p", {"p": np.array([1, 2])}),
+    ("Pad", "a p k", {"p": np.array([1, 2]), "k": np.array(9, np.uint8)}),
+]
+
+
+@pytest.mark.parametrize(("op", "names", "constants"), NUMBERS, ids=lambda value: value if type(value) is str else "")
+def test_a_node_that_reads_stored_numbers_takes_a_constant_beside_them_as_numbers_too(op, names, constants):
+    given = dict(zip(("s", "z"), steps(0.5, 5, np.uint8), strict=True))
+    how = {"axis": 0} if op == "Concat" else {}
+    inputs = {"x": (RNG.standard_normal(9) * 2).astype(np.float32)}
+    made = model([node("QuantizeLinear", "x s z", "a"), node(op, names, **how)], inputs, {**given, **constants})
+    check(made, inputs)
+
+
+@pytest.mark.parametrize("op", ["Max", "Less", "Concat"])
+def test_numbers_that_are_stored_in_two_ways_are_not_compared_or_joined(op):
+    constants = dict(zip(("s", "z", "s2", "z2"), (*steps(X, 3, np.uint8), *steps(Y, 9, np.uint8)), strict=True))
+    nodes = [node("QuantizeLinear", "x s z", "a"), node("QuantizeLinear", "x s2 z2", "b")]
+    nodes.append(node(op, "a b", **({"axis": 0} if op == "Concat" else {})))
+    made = model(nodes, {"x": np.zeros(4, np.float32)}, constants)
+    with pytest.raises(UnsupportedModel, match="stored in steps of their own"):
+        load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+@pytest.mark.parametrize("how", [{"pads": [1, 1, 1, 1]}, {"pads": [2, 2, 2, 2]}, {"strides": [2, 2], "ceil_mode": 1}])
+def test_a_pool_of_stored_numbers_takes_the_greatest(kind, how):
+    inputs = {"x": bytes_of(kind, 1, 2, 5, 5)}
+    size = 3 if how.get("pads") == [2, 2, 2, 2] else 2
+    check(model([node("MaxPool", "x", kernel_shape=[size, size], **how)], inputs), inputs)
+
+
+def test_a_pool_between_linear_convolutions_keeps_their_steps():
+    constants = {"w": bytes_of(np.int8, 4, 4, 1, 1)}
+    constants |= dict(zip(("sx", "zx", "sw", "zw"), (*steps(X, 3, np.uint8), *steps(W, 0, np.int8)), strict=True))
+    nodes = [
+        node("QLinearConv", "x sx zx w sw zw sx zx", "a"),
+        node("MaxPool", "a", "b", kernel_shape=[2, 2], strides=[2, 2]),
+        node("QLinearConv", "b sx zx w sw zw sx zx"),
+    ]
+    inputs = {"x": bytes_of(np.uint8, 1, 4, 6, 6)}
+    made = model(nodes, inputs, constants)
+    assert operations(made) == ["CONV_2D", "MAX_POOL_2D", "CONV_2D"]
+
+
+@pytest.mark.parametrize("columns", [6, 7])
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+def test_a_linear_product_takes_a_scale_for_each_column(columns, kind):
+    x, scales = bytes_of(np.uint8, 3, 6), RNG.uniform(0.001, 0.01, columns).astype(np.float32)
+    constants = {"w": bytes_of(kind, 6, columns), "sw": scales, "zw": np.full(columns, 128 * (kind is np.uint8), kind)}
+    constants |= dict(zip(("sx", "zx", "sy", "zy"), (*steps(X, 3, np.uint8), *steps(0.03, 9, np.uint8)), strict=True))
+    check(*linear("QLinearMatMul", {"x": x}, constants, "x sx zx w sw zw sy zy"), steps=1)
+
+
+def test_the_type_that_a_quantiser_without_zero_point_names_is_the_one_it_stores():
+    nodes = [node("QuantizeLinear", "x s", "a", output_dtype=TensorProto.INT8), node("DequantizeLinear", "a s")]
+    inputs = {"x": np.array([-30.2, -1.1, 0.3, 20.4], np.float32)}
+    check(model(nodes, inputs, {"s": np.array(0.5, np.float32)}, opset=21), inputs)
+
+
+def test_weights_that_the_file_quantises_itself_are_quantised_at_import():
+    w = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    constants = {"w": w, "sw": np.array([0.02, 0.03, 0.04, 0.05], np.float32), "zw": np.zeros(4, np.int8)}
+    constants |= dict(zip(("sx", "zx", "sy", "zy"), (*steps(X, 3, np.uint8), *steps(Y, 7, np.uint8)), strict=True))
+    nodes = [
+        node("DequantizeLinear", "x sx zx", "xr"),
+        node("QuantizeLinear", "w sw zw", "wq", axis=0),
+        node("DequantizeLinear", "wq sw zw", "wr", axis=0),
+        node("Conv", "xr wr", "t"),
+        node("QuantizeLinear", "t sy zy"),
+    ]
+    inputs = {"x": bytes_of(np.uint8, 1, 3, 6, 5)}
+    made = model(nodes, inputs, constants)
+    assert operations(made) == ["CONV_2D"]
+    check(made, inputs, steps=1)
+
+
+def test_a_function_of_the_files_own_that_is_called_relu_is_no_relu():
+    function = onnx.helper.make_function(
+        "mine", "Relu", ["a"], ["b"], [node("Neg", "a", "b")], [onnx.helper.make_opsetid("", 17)]
+    )
+    nodes = [node("DequantizeLinear", "x s z", "r"), node("Add", "r r", "a"), node("Relu", "a", "b", "mine")]
+    nodes.append(node("QuantizeLinear", "b s z"))
+    inputs = {"x": bytes_of(np.uint8, 3, 4)}
+    constants = dict(zip(("s", "z"), steps(X, 128, np.uint8), strict=True))
+    made = model(nodes, inputs, constants, functions=[function], otherwise=TensorProto.UINT8)
+    check(made, inputs, steps=1)

@@ -1,5 +1,6 @@
 """Entries of nodes that call graphs."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,7 +9,10 @@ from nnhal.base.codes import OperandType
 from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
+from nnhal.frontends.common.places import moved
 from nnhal.frontends.common.terms import Inexpressible, Term, constant
+from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
+from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.task import NodeTask, node
@@ -147,15 +151,27 @@ def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned
             continue
         t.require(parts, "gives a list of no steps, which NNAPI has no tensor for")
         rows = [t.reshaped(t.usable(p, "a step's result"), (1, *t.known(p)[: t.rank(p)])) for p in parts]
-        whole = rows[0] if len(rows) == 1 else t.make("CONCATENATION", *rows, 0, like=rows[0])
-        t.result(carried + place, whole, parts[0].kind)
+        t.result(carried + place, listed(t, rows), parts[0].kind)
     return True
+
+
+def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
+    """What steps gave, one behind the other."""
+    if len(rows) == 1:
+        return rows[0]
+    if rows[0].value.type in (*FLOATS, *ASYMMETRIC):
+        return t.make("CONCATENATION", *rows, 0, like=rows[0])
+    shape = t.known(rows[0])[1:]
+    t.check_count(len(rows) * math.prod(shape))
+    return moved(t, rows, np.arange(len(rows) * math.prod(shape)).reshape(len(rows), *shape))
 
 
 def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
     """A WHILE whose values are the number of the step, whether it goes on, and what is carried."""
     limit = None
-    if t.given(0):
+    known = t.raw(0).data if t.given(0) else None
+    endless = known is not None and known.size == 1 and int(known.reshape(-1)[0]) > INT32_RANGE.max
+    if t.given(0) and not endless:  # more steps than that nobody sees the end of
         limit = t.index(0, "the trip count")
     number = constant(Value(I32), np.zeros(1, np.int32), "INT64")
     goes_on = t.x(1) if t.given(1) else constant(Value(B8), np.ones(1, bool), "BOOL")

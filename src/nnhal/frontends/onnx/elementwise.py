@@ -9,6 +9,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.common.places import broadcast
 from nnhal.frontends.common.reals import Reals, floor_remainder
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.whole import modulo as remainder
 from nnhal.frontends.common.whole import plain, power, truncated_quotient
 from nnhal.frontends.common.writing import number
 from nnhal.frontends.onnx.file import KINDS
@@ -32,6 +33,17 @@ def floats(t: NodeTask, place: int = 0) -> Term:
     stored = t.eight and x.value.type in (Q8, Q8S)
     t.require(x.value.type in FLOATS or stored, f"of {x.kind} has no operation in NNAPI, must be FLOAT")
     return x
+
+
+def in_single(t: NodeTask, x: Term) -> Term:
+    """FLOAT16 as FLOAT, for what squares or sums up: that soon is more than the 65,504 of FLOAT16."""
+    return t.make("CAST", x, like=Value(F32)) if x.value.type == F16 else x
+
+
+def in_own(t: NodeTask, made: Term) -> Term:
+    """A result in the type of the first input."""
+    kind = t.raw(0).value.type
+    return made if made.value.type == kind else t.make("CAST", made, like=Value(kind))
 
 
 @node("Add", "Sub", "Mul", inputs=2, single=True, becomes="ADD, SUB, MUL")
@@ -91,9 +103,12 @@ def modulo(t: NodeTask) -> None:
 def raised(t: NodeTask) -> None:
     """The type is that of the base."""
     x, y, scalar = t.x(0), t.x(1), all_scalars(t)
-    exponent = None if y.data is None or y.data.size != 1 else float(y.data.reshape(-1)[0])
+    one = y.data is not None and y.data.size == 1 and y.data.ndim <= t.rank(x)
+    exponent = float(np.asarray(y.data).reshape(-1)[0]) if one else None
     if x.value.type == I32:
         t.require(y.value.type == I32, "of integers must have integers as exponents")
+        if y.data is None or (np.asarray(y.data) < 0).any():
+            x, y = no_fraction(t, x, y), t.make("ABS", y)
         t.result(0, power(t, x, y), x.kind, scalar=scalar)
     elif exponent == 2:
         t.give("MUL", x, x, activation=0, scalar=scalar)
@@ -105,6 +120,15 @@ def raised(t: NodeTask) -> None:
         elif y.value.type == I32:
             y = t.make("CAST", y, like=Value(x.value.type))
         t.give("POW", x, y, scalar=scalar)
+
+
+def no_fraction(t: NodeTask, x: Term, y: Term) -> Term:
+    """Bases: 0 for those whose power of y below 0 is less than a whole number."""
+    shape = t.together(t.known(x), t.known(y))
+    x, y = broadcast(t, x, shape), broadcast(t, y, shape)
+    r = Reals(t)
+    small = t.make("LOGICAL_AND", r.test("LESS", y, 0), r.test("GREATER", t.make("ABS", x), 1))
+    return r.choose(small, t.filled(shape, 0, OperandType(I32)), x)
 
 
 @node(
@@ -231,15 +255,22 @@ def prelu(t: NodeTask) -> None:
 @node("Elu", single=True, becomes="ELU")
 def elu(t: NodeTask) -> None:
     """alpha (e^x - 1) below 0."""
-    t.give("ELU", floats(t), t.attr("alpha", 1.0), scalar=all_scalars(t))
+    t.result(0, elu_of(t, floats(t), t.attr("alpha", 1.0)), scalar=all_scalars(t))
+
+
+def elu_of(t: NodeTask, x: Term, alpha: float) -> Term:
+    """ELU, which NNAPI has as max(0, x) + min(0, alpha (e^x - 1)): the same only where alpha is not below 0."""
+    if alpha >= 0:
+        return t.make("ELU", x, alpha)
+    r = Reals(t)
+    return r("ADD", t.make("RELU", x), r("MUL", t.make("ELU", r("MINIMUM", x, 0.0), 1.0), alpha))
 
 
 @node("Selu", single=True, becomes="ELU, MUL")
 def selu(t: NodeTask) -> None:
     """gamma times the ELU."""
     alpha, gamma = t.attr("alpha", 1.6732632423543772), t.attr("gamma", 1.0507009873554805)
-    r = Reals(t)
-    t.result(0, r("MUL", t.make("ELU", floats(t), alpha), gamma), scalar=all_scalars(t))
+    t.result(0, Reals(t)("MUL", elu_of(t, floats(t), alpha), gamma), scalar=all_scalars(t))
 
 
 @node("Celu", single=True, becomes="MUL, ELU, MUL")
@@ -317,17 +348,36 @@ def converted(t: NodeTask, x: Term, to: str) -> None:
             (x.value.scale, x.value.zero_point) == (1.0, 0), "of stored values as numbers has no operation in NNAPI"
         )
         real = t.make("DEQUANTIZE", x, like=Value(F32))
+        if wanted in (Q8, Q8S):
+            real = in_range(t, real, wanted)
+            t.result(0, t.make("QUANTIZE", real, like=Value(wanted, None, 1.0)), to, scalar=scalar)
+            return
         t.result(0, real if wanted == F32 else t.make("CAST", real, like=Value(wanted)), to, scalar=scalar)
     elif wanted in (Q8, Q8S):
-        t.require(kind in FLOATS, f"of {x.kind} to {to} keeps the last bits, which no operation of NNAPI does")
-        whole = t.make("FLOOR", t.make("ABS", x))  # towards 0
-        r = Reals(t)
-        signs = r.choose(r.test("LESS", x, 0.0), t.make("NEG", whole), whole)
-        t.result(0, t.make("QUANTIZE", signs, like=Value(wanted, None, 1.0)), to, scalar=scalar)
+        t.result(0, t.make("QUANTIZE", bytes_as_reals(t, x, wanted), like=Value(wanted, None, 1.0)), to, scalar=scalar)
     elif wanted == kind:
         t.result(0, t.copied(x), to, scalar=scalar)
     else:
         t.result(0, t.make("CAST", x, like=Value(wanted)), to, scalar=scalar)
+
+
+def bytes_as_reals(t: NodeTask, x: Term, wanted: OperandType) -> Term:
+    """What a number becomes in 8 bits, as a float: of an integer the last bits, of a float what is left of its dot."""
+    r = Reals(t)
+    if x.value.type == B8:
+        return r.choose(x, *(t.filled(t.known(x), n, OperandType(F32)) for n in (1, 0)))
+    if x.value.type == I32:
+        return in_range(t, t.make("CAST", remainder(t, x, 256), like=Value(F32)), wanted)
+    whole = t.make("FLOOR", t.make("ABS", x))
+    return r.choose(r.test("LESS", x, 0.0), t.make("NEG", whole), whole)
+
+
+def in_range(t: NodeTask, x: Term, wanted: OperandType) -> Term:
+    """Whole numbers from -128 to 255 as those of a type of 8 bits that have the same last bits."""
+    r = Reals(t)
+    if wanted == Q8:
+        return r.choose(r.test("LESS", x, 0.0), r("ADD", x, 256.0), x)
+    return r.choose(r.test("GREATER", x, 127.0), r("SUB", x, 256.0), x)
 
 
 def numbers(t: NodeTask, x: Term) -> Term:
@@ -340,7 +390,11 @@ def numbers(t: NodeTask, x: Term) -> Term:
 
 @node("Identity", "Dropout", inputs=(1, 3), outputs=(1, 2), becomes="nothing, or a copy")
 def identity(t: NodeTask) -> None:
-    """The very same."""
+    """The very same. A Dropout drops elements in training only."""
+    if t.given(2):
+        ratio = t.raw(1).data if t.given(1) else None
+        kept = ratio is not None and ratio.size == 1 and not ratio.reshape(-1)[0]
+        t.require(kept or not t.number(2, "training_mode"), "is in training mode, which NNAPI does not have")
     t.same(t.raw(0))
     stored = t.graph.context.stored.get(id(t.raw(0)))
     if stored is not None:

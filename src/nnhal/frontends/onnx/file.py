@@ -43,8 +43,9 @@ class OnnxEdge(NamedTuple):
 
 
 class OnnxNode(Record, frozen=True):
-    """A node. place: its number in its graph, for messages. Attributes are numbers, texts, tensors, graphs, or tuples of one
-    of these; a AttributeReference stands for an attribute of the function that the node is in.
+    """A node. place: its number in its graph, for messages. overload: which of the functions of that name. Attributes are
+    numbers, texts, tensors, graphs, or tuples of one of these; a AttributeReference stands for an attribute of the function
+    that the node is in.
     """
 
     place: str
@@ -54,6 +55,7 @@ class OnnxNode(Record, frozen=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
+    overload: str = ""
 
     @property
     def label(self) -> str:
@@ -95,7 +97,7 @@ class OnnxFile(Record, frozen=True):
     label: str
     graph: OnnxFileGraph
     opsets: Mapping[str, int]
-    functions: Mapping[tuple[str, str], OnnxFunction]
+    functions: Mapping[tuple[str, str, str], OnnxFunction]
     producer: str
     properties: Mapping[str, str]
     memories: tuple[Memory, ...]

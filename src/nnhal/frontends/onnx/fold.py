@@ -90,7 +90,7 @@ def _unsqueeze(t: NodeTask, x: Array, *given: Array) -> Any:
 
 def _squeeze(t: NodeTask, x: Array, *given: Array) -> Any:
     axes = axes_of(t, given)
-    return x.squeeze(None if axes is None else tuple(axes))
+    return x.squeeze(tuple(axes) if axes else None)
 
 
 def _gather(t: NodeTask, x: Array, indices: Array) -> Any:
@@ -350,7 +350,7 @@ def _where(_: NodeTask, condition: Array, x: Array, y: Array) -> Any:
 def _one_hot(t: NodeTask, indices: Array, depth: Array, values: Array) -> Any:
     axis, count = t.attr("axis", -1), int(depth.reshape(()))
     must(count > 0 and indices.size * count <= MOST)
-    hits = np.mod(indices, count)[..., None] == np.arange(count)
+    hits = np.where(indices < 0, indices + count, indices)[..., None] == np.arange(count)
     return np.moveaxis(np.where(hits, values[1], values[0]), -1, axis)
 
 
@@ -365,6 +365,18 @@ def _arg(function: Callable[..., Any]) -> Fold:
 def _cumulative(t: NodeTask, x: Array, axis: Array) -> Any:
     must(not t.attr("exclusive", 0) and not t.attr("reverse", 0) and x.size <= MOST)
     return np.cumsum(x, int(axis.reshape(())))
+
+
+def _quantised(t: NodeTask, x: Array, scale: Array, *zero: Array) -> Any:
+    number = t.attr("output_dtype", 0)
+    kind = t.raw(2).kind if zero else KINDS.get(number, "") if number else "UINT8"
+    must(x.dtype == scale.dtype == np.float32 and kind in DTYPES and not t.attr("block_size", 0))
+    limits = np.iinfo(DTYPES[kind])
+    sizes = [1] * x.ndim
+    if scale.size > 1:
+        sizes[t.attr("axis", 1)] = scale.size
+    steps, first = (each.reshape(sizes) for each in (scale, zero[0] if zero else np.zeros(scale.shape, DTYPES[kind])))
+    return np.clip(np.rint(x / steps).astype(np.float64) + first, limits.min, limits.max), kind
 
 
 SUMS: dict[str, Fold] = {
@@ -400,6 +412,7 @@ SUMS: dict[str, Fold] = {
     "Pow": plain(
         lambda x, y: np.power(x.astype(np.float64), y).astype(x.dtype) if x.dtype.kind == "f" else np.power(x, y)
     ),
+    "QuantizeLinear": _quantised,
     "Range": _range,
     "Reciprocal": plain(lambda x: 1 / x),
     "ReduceMax": reduced(np.max),

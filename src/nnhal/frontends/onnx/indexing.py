@@ -188,5 +188,7 @@ def reverse_sequence(t: NodeTask) -> None:
 
 def reversed_along(t: NodeTask, x: Term, axis: int) -> Term:
     """A term whose elements stand in the other order along a dimension."""
-    size = t.known(x)[axis]
+    size = t.shape(x)[axis]
+    if size is None:
+        t.refuse("has a dimension to reverse that is known only at execution")
     return t.make("GATHER", x, axis, constant(Value(I32), np.arange(size, dtype=np.int32)[::-1].copy()))

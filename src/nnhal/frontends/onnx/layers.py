@@ -10,8 +10,8 @@ from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.places import transposed
 from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import MOST_DIMENSIONS, viewed
-from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, viewed
+from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own, in_single
 from nnhal.frontends.onnx.movement import filled_around, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 
@@ -177,8 +177,9 @@ def transposed_convolution(t: NodeTask) -> None:
     weights = floats(t, 1)
     shape = list(t.known(weights))
     t.require(len(shape) == rank, f"has a filter of {len(shape)} dimensions, must have {rank}")
-    kernel, sizes = shape[2:], t.known(x)[-(rank - 2) :]
-    w = transposed_window(t, kernel, sizes)
+    kernel, sizes = shape[2:], t.shape(x)[-(rank - 2) :]
+    t.require(None not in sizes, "is of a size that is known only at execution")
+    w = transposed_window(t, kernel, [size or 0 for size in sizes])
     groups, inner = t.attr("group", 1), shape[1]
     t.require(groups >= 1 and shape[0] % groups == 0, f"has {shape[0]} channels in {groups} groups")
     if len(shape) == 3:
@@ -223,12 +224,12 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
     mode, wanted = t.attr("auto_pad", "NOTSET"), t.attr_ints("output_shape")
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
     if mode in ("SAME_UPPER", "SAME_LOWER") or wanted:
-        pads = []
+        pads, said = [], bool(wanted)
         wanted = wanted[-count:] if wanted else [s * n for s, n in zip(sizes, stride, strict=True)]
         for n in range(count):
             total = (sizes[n] - 1) * stride[n] + extra[n] + reach[n] - wanted[n]
-            small = total // 2
-            before = total - small if mode != "SAME_UPPER" else small
+            total = total if said else max(total, 0)  # strides farther than filters reach leave a smaller picture
+            before = int(total / 2) if mode == "SAME_UPPER" else total - total // 2
             pads.append((before, total - before - extra[n]))
     elif mode == "VALID":
         pads = [(0, -extra[n]) for n in range(count)]
@@ -244,21 +245,26 @@ def transposed_window(t: NodeTask, kernel: Sequence[int], sizes: Sequence[int]) 
 @node("AveragePool", "MaxPool", "LpPool", outputs=(1, 2), becomes="AVERAGE_POOL_2D, MAX_POOL_2D, L2_POOL_2D, told NCHW")
 def pool(t: NodeTask) -> None:
     """Where padding counts in a mean, it is an operation of its own."""
-    x, rank = spatial(t, floats(t))
+    x = t.x(0) if t.name == "MaxPool" else floats(t)
+    t.require(x.value.type in (*FLOATS, *ASYMMETRIC), f"of {x.kind} has no operation in NNAPI")
+    x, rank = spatial(t, x)
     kernel = t.attr_ints("kernel_shape")
     t.require(len(kernel) == rank - 2, f"kernel_shape = {kernel}, must have {rank - 2} numbers")
     sizes = t.shape(x)[-len(kernel) :]
     w = window(t, kernel, sizes)
     t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
-    if t.attr("ceil_mode", 0) and t.attr("auto_pad", "NOTSET") == "NOTSET":
-        w = rounded_up(t, w, t.known(x)[2:])
+    if t.attr("ceil_mode", 0) and not t.attr("auto_pad", "NOTSET").startswith("SAME"):
+        t.require(None not in sizes, "rounds up a size that is known only at execution")
+        w = rounded_up(t, w, [size or 0 for size in sizes])
     padded = any(map(sum, w.pads))
     if t.name == "AveragePool" and padded and t.attr("count_include_pad", 0):
         t.require(not t.attr("ceil_mode", 0), "counts padding and rounds sizes up, which NNAPI does not")
         x, w = filled_around(t, x, [(0, 0), (0, 0), *w.pads], 0.0), w._replace(pads=[(0, 0), (0, 0)])
     if t.name == "LpPool":
         t.require(t.attr("p", 2) == 2 and not padded, "NNAPI has p = 2 only, without padding")
-    x, w = narrowed(t, x, w, -math.inf) if t.name == "MaxPool" else (x, w)
+    if t.name == "MaxPool":
+        lowest = float(np.iinfo(x.value.dtype).min) if x.value.type in ASYMMETRIC else -math.inf
+        x, w = narrowed(t, x, w, lowest)
     name = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_POOL_2D", "LpPool": "L2_POOL_2D"}[t.name]
     size = {"filter_w": w.size[1], "filter_h": w.size[0]}
     made = t.make(name, x, **w.padding(), **w.strides(), **size, activation=0, nchw=True)
@@ -305,7 +311,8 @@ def per_channel(t: NodeTask, x: Term, values: Array) -> Term:
 @node("BatchNormalization", inputs=5, outputs=(1, 5), becomes="the weights and bias of the layer before; else MUL, ADD")
 def batch_normalisation(t: NodeTask) -> None:
     """With the statistics of the training."""
-    t.require(not t.attr("training_mode", 0), "is in training mode, which NNAPI does not have")
+    trained = t.attr("training_mode", 0) if t.opset >= 14 else sum(map(bool, t.node.outputs)) > 1
+    t.require(not trained, "is in training mode, which NNAPI does not have")
     x = floats(t)
     names = ("scale", "bias", "mean", "variance")
     scale, bias, mean, variance = (np.asarray(t.data(n, name), np.float64) for n, name in enumerate(names, 1))
@@ -324,9 +331,11 @@ def batch_normalisation(t: NodeTask) -> None:
 def instance_normalisation(t: NodeTask) -> None:
     """NNAPI's has one gamma and beta for all channels."""
     x = floats(t)
-    shape, rank = t.known(x), t.rank(x)
+    shape, rank, flat = t.shape(x), t.rank(x), x
     t.require(rank >= 3, f"of {rank} dimensions has none to go over")
-    flat = t.reshaped(x, (*shape[:2], math.prod(shape[2:-1]), shape[-1]))
+    if rank != MOST_DIMENSIONS:
+        sizes = t.known(x)
+        flat = t.reshaped(x, (*sizes[:2], math.prod(sizes[2:-1]), sizes[-1]))
     normal = t.make("INSTANCE_NORMALIZATION", flat, 1.0, 0.0, t.attr("epsilon", 1e-5), True)
     scale, bias = (np.asarray(t.data(n, name)) for n, name in ((1, "scale"), (2, "bias")))
     scaled = t.make("MUL", normal, per_channel(t, normal, scale), activation=0)
@@ -336,15 +345,18 @@ def instance_normalisation(t: NodeTask) -> None:
 @node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
     """Over the dimensions from an axis on."""
-    x, r = floats(t), Reals(t)
-    shape = t.known(x)
+    x, r = in_single(t, floats(t)), Reals(t)
+    shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
-    rows = t.reshaped(x, (math.prod(shape[:axis]), math.prod(shape[axis:])))
-    mean = t.make("MEAN", rows, t.integers([1]), True)
+    axes, rows = list(range(axis, len(shape))), x
+    if len(shape) > MOST_DIMENSIONS:
+        sizes = t.known(x)
+        axes, rows = [1], t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
+    mean = t.make("MEAN", rows, t.integers(axes), True)
     centred = r("SUB", rows, mean)
-    variance = t.make("MEAN", r("MUL", centred, centred), t.integers([1]), True)
+    variance = t.make("MEAN", r("MUL", centred, centred), t.integers(axes), True)
     deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
-    normal = t.reshaped(r("DIV", centred, deviation), shape)
+    normal = in_own(t, t.reshaped(r("DIV", centred, deviation), shape))
     normal = r("MUL", normal, t.x(1))
     t.result(0, r("ADD", normal, t.x(2)) if t.given(2) else normal)
 
@@ -370,13 +382,13 @@ def group_normalisation(t: NodeTask) -> None:
 @node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
 def lp_normalisation(t: NodeTask) -> None:
     """Divided by the length of the vector along an axis; a vector of length 0 stays."""
-    x, r = floats(t), Reals(t)
+    x, r = in_single(t, floats(t)), Reals(t)
     axis, p = t.axis(t.attr("axis", -1), t.rank(x)), t.attr("p", 2)
     t.require(p in (1, 2), f"p is {p}, must be 1 or 2")
     terms = t.make("ABS", x) if p == 1 else r("MUL", x, x)
     length = t.make("REDUCE_SUM", terms, t.integers([axis]), True)
     length = length if p == 1 else t.make("SQRT", length)
-    t.result(0, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny))))
+    t.result(0, in_own(t, r("DIV", x, r("MAXIMUM", length, float(np.finfo(np.float32).tiny)))))
 
 
 @node("LRN", becomes="LOCAL_RESPONSE_NORMALIZATION along the channels")
@@ -391,11 +403,11 @@ def local_response(t: NodeTask) -> None:
 @node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
 def mean_variance(t: NodeTask) -> None:
     """Over axes."""
-    x, r = floats(t), Reals(t)
+    x, r = in_single(t, floats(t)), Reals(t)
     axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
     centred = r("SUB", x, t.make("MEAN", x, axes, True))
     deviation = t.make("SQRT", t.make("MEAN", r("MUL", centred, centred), axes, True))
-    t.result(0, r("DIV", centred, r("ADD", deviation, 1e-9)))
+    t.result(0, in_own(t, r("DIV", centred, r("ADD", deviation, 1e-9))))
 
 
 @node("Softmax", "LogSoftmax", becomes="SOFTMAX, LOG_SOFTMAX; before version 13 of rows")
@@ -407,9 +419,9 @@ def softmax(t: NodeTask) -> None:
     name = "SOFTMAX" if t.name == "Softmax" else "LOG_SOFTMAX"
     last = axis == len(shape) - 1
     if old and not last:
-        sizes = t.known(x)
-        flat = t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
-        t.result(0, t.reshaped(t.make(name, flat, 1.0, -1), sizes))
+        halves = shape[:axis], shape[axis:]
+        flat = t.reshaped(x, [None if None in half else math.prod(d or 0 for d in half) for half in halves])
+        t.result(0, t.reshaped(t.make(name, flat, 1.0, -1), shape))
     elif len(shape) > MOST_DIMENSIONS:
         sizes = t.known(x)
         parts = (math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :]))

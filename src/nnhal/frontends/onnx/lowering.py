@@ -51,7 +51,7 @@ def _lower_all(graph: NodeGraph, nodes: tuple[OnnxNode, ...], opsets: Mapping[st
     version = max((opsets.get(domain, 0) for domain in OWN_DOMAINS), default=0)
     for node in nodes:
         graph.file.budget.spend(Cost.ELEMENTS, len(node.inputs) + len(node.outputs), node.place)
-        function = graph.file.functions.get((node.domain, node.op))
+        function = graph.file.functions.get((node.domain, node.op, node.overload))
         if function is not None:
             _expand(graph, node, function, depth)
         elif not _constant(graph, node) and not _folded(graph, node, version):
@@ -71,7 +71,7 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
     graph.file.budget.spend(Cost.OPERATIONS, 1 + len(function.nodes), node.place)
     names = dict(zip(function.inputs, node.inputs, strict=False))
     names |= dict.fromkeys(function.inputs[len(node.inputs) :], "")
-    names |= dict(zip(function.outputs, node.outputs, strict=False))
+    names |= {inner: outer for inner, outer in zip(function.outputs, node.outputs, strict=False) if outer}
 
     def renamed(name: str) -> str:
         return names.setdefault(name, f"{node.place}/{name}") if name else ""
@@ -87,7 +87,7 @@ def _expand(graph: NodeGraph, node: OnnxNode, function: OnnxFunction, depth: int
                 found[key] = value
         inputs, outputs = tuple(map(renamed, each.inputs)), tuple(map(renamed, each.outputs))
         place = f"{node.place}/{each.place.split(' ')[0]}"
-        made.append(OnnxNode(place, each.name, each.op, each.domain, inputs, outputs, found))
+        made.append(OnnxNode(place, each.name, each.op, each.domain, inputs, outputs, found, each.overload))
         graph.uses.update(filter(None, inputs))
         graph.written.update(outputs)
     _lower_all(graph, tuple(made), function.opsets, depth + 1)

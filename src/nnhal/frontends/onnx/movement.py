@@ -7,7 +7,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import NOWHERE, moved, transposed
-from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.terms import Term, constant, stored
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import Unfolded, sliced
 from nnhal.frontends.onnx.positions import lower_by_places
@@ -92,7 +92,7 @@ def squeeze(t: NodeTask) -> None:
     """All dimensions of 1, or those named."""
     x, named = t.x(0), axes_in(t)
     shape = t.shape(x)[: t.rank(x)]
-    if named is None:
+    if not named:
         named = [i for i, d in enumerate(t.known(x)[: t.rank(x)]) if d == 1]
     axes = {t.axis(n, len(shape)) for n in named}
     t.require(all(shape[i] in (1, None) for i in axes), f"dimensions {sorted(axes)} of {list(shape)} must be 1")
@@ -323,7 +323,7 @@ def rows(t: NodeTask, widths: Sequence[tuple[int, int]]) -> Term:
 
 
 def filled_around(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value: float) -> Term:
-    """A term with elements of one value around it."""
+    """A term with elements of one value around it; of stored numbers the value is one of those."""
     shape = t.shape(x)
     t.require(
         all(0 <= n <= INT32_RANGE.max for pair in widths for n in pair), f"pads = {widths}, must fit into 32 bits"
@@ -335,7 +335,7 @@ def filled_around(t: NodeTask, x: Term, widths: Sequence[tuple[int, int]], value
         return moved(t, [x], places, int(value))
     if len(shape) > MOST_DIMENSIONS:
         return deep_padded(t, x, widths, value)
-    if value == 0:
+    if value == stored(x.value):
         return t.make("PAD", x, rows(t, widths))
     return t.make("PAD_V2", x, rows(t, widths), float(value) if x.value.type in (F32, F16) else int(value))
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from nnhal.base.errors import BadFile
 from nnhal.base.names import short
+from nnhal.base.records import replace
 from nnhal.frontends.onnx.file import OnnxFileGraph, OnnxNode
 
 
@@ -102,4 +103,4 @@ def _inside(node: OnnxNode, names: Collection[str], where: str) -> OnnxNode:
         return OnnxFileGraph(value.name, tuple(nodes), value.constants, value.inputs, value.outputs, value.known)
 
     attributes = {name: ordered(value) for name, value in node.attributes.items()}
-    return OnnxNode(node.place, node.name, node.op, node.domain, node.inputs, node.outputs, attributes)
+    return replace(node, attributes=attributes)

@@ -1,7 +1,7 @@
 """Entries of matrix products."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,13 +21,13 @@ def matmul(t: NodeTask) -> None:
     if y.data is not None and ranks[1] == 2:
         t.result(0, rows_times(t, x, np.asarray(y.data).T, None), scalar=ranks[0] == 1 and t.known(y)[1] == 0)
         return
-    left, right = t.known(x), t.known(y)
+    left, right = t.shape(x), t.shape(y)
     if ranks[0] == 1:
         x, left = t.reshaped(x, (1, *left)), (1, *left)
     if ranks[1] == 1:
         y, right = t.reshaped(y, (*right, 1)), (*right, 1)
     product = multiplied(t, x, y, left, right)
-    whole = t.known(product)
+    whole = t.shape(product)
     shape = whole[: -2 if ranks[0] == 1 else -1] + (() if ranks[1] == 1 else whole[-1:])
     t.result(0, t.reshaped(product, shape or (1,)), scalar=not shape)
 
@@ -50,9 +50,9 @@ def rows_times(t: NodeTask, x: Term, weights: Array, bias: Array | None, like: T
 
 def multiplied(t: NodeTask, x: Term, y: Term, left: Shape, right: Shape) -> Term:
     """Matrices whose leading dimensions broadcast."""
-    lefts, rights = t.known(x), t.known(y)
-    if lefts[:-2] == rights[:-2] and len(left) <= 4:
+    if left[:-2] == right[:-2] and len(left) <= 4:
         return t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
+    lefts, rights = t.known(x), t.known(y)
     batch = t.together(lefts[:-2], rights[:-2])
     count = math.prod(batch)
     if math.prod(rights[:-2]) == 1 and math.prod(lefts[:-2]) == count:  # one matrix for all rows
@@ -101,41 +101,76 @@ def gemm(t: NodeTask) -> None:
     t.result(0, product)
 
 
-@node("Einsum", inputs=(1, 2), becomes="TRANSPOSE, BATCH_MATMUL, RESHAPE; REDUCE_SUM of one")
+LONGEST = 32  # characters of an equation for each tensor
+Lettered = tuple[Term, str]  # a tensor, and a letter for each of its dimensions
+
+
+@node("Einsum", inputs=(1, None), becomes="TRANSPOSE, BATCH_MATMUL, RESHAPE; REDUCE_SUM of one")
 def einsum(t: NodeTask) -> None:
-    """Of one or two tensors, without a letter that is twice in one of them."""
+    """Of tensors from the first to the last, without a letter that is twice in one of them."""
     text = t.attr("equation", "").replace(" ", "")
-    given, arrow, out = text.partition("->")
-    parts = given.split(",")
-    plain = arrow and "." not in text and len(parts) == len(t.node.inputs)
-    t.require(plain and all(len(set(p)) == len(p) for p in (*parts, out)), f"equation {text!r} has no form in NNAPI")
-    terms = [floats(t, place) for place in range(len(parts))]
+    terms = [floats(t, place) for place in range(len(t.node.inputs))]
+    parts, out = spelled(t, text, [t.rank(term) for term in terms])
     sizes: dict[str, int] = {}
     for part, term in zip(parts, terms, strict=True):
-        t.require(len(part) == t.rank(term), f"equation {text!r} does not fit a tensor of {t.rank(term)} dimensions")
-        for letter, size in zip(part, t.known(term), strict=True):
+        for letter, size in zip(part, t.known(term), strict=False):
+            whole = max(sizes.get(letter, 1), size)
             t.require(
-                sizes.setdefault(letter, size) == size, f"equation {text!r}: {letter} is {sizes[letter]} and {size}"
+                size in (1, whole) and sizes.get(letter, 1) in (1, whole),
+                f"equation {text!r} has two sizes of {letter}",
             )
+            sizes[letter] = whole
     t.require(set(out) <= sizes.keys(), f"equation {text!r} gives a letter that no input has")
-    reduced = [
-        summed(t, term, part, out + "".join(parts[:n] + parts[n + 1 :]))
-        for n, (part, term) in enumerate(zip(parts, terms, strict=True))
-    ]
-    if len(reduced) == 1:
-        term, letters = reduced[0]
-    else:
-        (x, a), (y, b) = reduced
-        batch = [c for c in a if c in b and c in out]
-        inner = [c for c in a if c in b and c not in out]
-        rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
-        count = [math.prod(sizes[c] for c in letters) for letters in (batch, rows, inner, columns)]
-        x = t.reshaped(ordered(t, x, a, [*batch, *rows, *inner]), (count[0], count[1], count[2]))
-        y = t.reshaped(ordered(t, y, b, [*batch, *inner, *columns]), (count[0], count[2], count[3]))
-        product = t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
-        letters = "".join([*batch, *rows, *columns])
-        term = t.reshaped(product, [sizes[c] for c in letters] or [1])
+    left = [without_ones(t, term, part, sizes) for part, term in zip(parts, terms, strict=True)]
+    while len(left) > 1:
+        (x, a), (y, b), *others = left
+        kept = out + "".join(letters for _, letters in others)
+        left = [contracted(t, summed(t, x, a, kept + b), summed(t, y, b, kept + a), kept, sizes), *others]
+    term, letters = summed(t, *left[0], out)
     t.result(0, ordered(t, term, letters, list(out)), scalar=not out)
+
+
+def spelled(t: NodeTask, text: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each input and of the output. Those of an ellipsis are characters that an equation has not."""
+    given, arrow, out = text.partition("->")
+    parts = given.split(",")
+    t.require(
+        len(text) <= LONGEST * (1 + len(ranks)), "has an equation of more letters than its tensors have dimensions"
+    )
+    t.require(len(parts) == len(ranks), f"equation {text!r} is of {len(parts)} tensors, must be of {len(ranks)}")
+    wide = [rank - len(part) + 3 if "..." in part else 0 for part, rank in zip(parts, ranks, strict=True)]
+    t.require(min(wide) >= 0, f"equation {text!r} does not fit tensors of {list(ranks)} dimensions")
+    rest = "".join(chr(0x100 + n) for n in range(max(wide)))
+    parts = [part.replace("...", rest[len(rest) - n :]) for part, n in zip(parts, wide, strict=True)]
+    letters = "".join(parts)
+    once = sorted(c for c in set(letters) - set(rest) if letters.count(c) == 1)
+    out = out.replace("...", rest) if arrow else rest + "".join(once)
+    plain = all(len(set(part)) == len(part) and "." not in part for part in (*parts, out))
+    t.require(plain, f"equation {text!r} has no form in NNAPI")
+    fit = all(len(part) == rank for part, rank in zip(parts, ranks, strict=True))
+    t.require(fit, f"equation {text!r} does not fit tensors of {list(ranks)} dimensions")
+    return parts, out
+
+
+def without_ones(t: NodeTask, x: Term, letters: str, sizes: Mapping[str, int]) -> Lettered:
+    """A tensor without the dimensions of 1 that others have more of."""
+    shape = t.known(x)[: len(letters)]
+    kept = [i for i, letter in enumerate(letters) if shape[i] == sizes[letter]]
+    return t.reshaped(x, [shape[i] for i in kept] or [1]), "".join(letters[i] for i in kept)
+
+
+def contracted(t: NodeTask, left: Lettered, right: Lettered, kept: str, sizes: Mapping[str, int]) -> Lettered:
+    """The product of two tensors, summed over the letters of both that are not kept."""
+    (x, a), (y, b) = left, right
+    batch = [c for c in a if c in b and c in kept]
+    inner = [c for c in a if c in b and c not in kept]
+    rows, columns = [c for c in a if c not in b], [c for c in b if c not in a]
+    count = [math.prod(sizes[c] for c in letters) for letters in (batch, rows, inner, columns)]
+    x = t.reshaped(ordered(t, x, a, [*batch, *rows, *inner]), (count[0], count[1], count[2]))
+    y = t.reshaped(ordered(t, y, b, [*batch, *inner, *columns]), (count[0], count[2], count[3]))
+    product = t.make("BATCH_MATMUL", x, y, like=x, adj_x=False, adj_y=False)
+    letters = "".join([*batch, *rows, *columns])
+    return t.reshaped(product, [sizes[c] for c in letters] or [1]), letters
 
 
 def summed(t: NodeTask, x: Term, letters: str, kept: str) -> tuple[Term, str]:

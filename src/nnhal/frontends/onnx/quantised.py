@@ -17,6 +17,7 @@ from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import PLAIN_SCALE, Inexpressible, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import narrowed, ordered, spread, window
@@ -63,10 +64,18 @@ def steps_at(t: NodeTask, scale: int, zero: int, kind: str = "") -> Steps:
 # ---------------------------------------------------------------------------------------------------- QuantizeLinear & co.
 
 
+def steps_behind(t: NodeTask) -> Steps:
+    """The steps that a QuantizeLinear stores in. Without a zero point, `output_dtype` says the type."""
+    number = t.attr("output_dtype", 0)
+    kind = FILE_KINDS.get(number, f"type {number}") if number else "UINT8"
+    t.require(kind in KINDS, f"stores values as {kind}, must be UINT8 or INT8")
+    return steps_at(t, 1, 2, kind)
+
+
 @node("QuantizeLinear", inputs=(2, 3), becomes="QUANTIZE; nothing where the operation before stores its result so")
 def quantise(t: NodeTask) -> None:
     """Real values to stored ones."""
-    steps, x = steps_at(t, 1, 2), t.x(0)
+    steps, x = steps_behind(t), t.x(0)
     stored = t.graph.context.stored.get(id(x))
     if stored is not None and steps_of(stored.value) == steps and stored.value.data is None:
         t.same(stored)
@@ -219,10 +228,10 @@ def wanted(t: NodeTask) -> WantedSteps | None:
             return None
         if reader.op == "QuantizeLinear" and reader.inputs[0] == name and not reader.domain:
             try:
-                return WantedSteps(steps_at(NodeTask(graph, reader, t.opset), 1, 2), activation)
+                return WantedSteps(steps_behind(NodeTask(graph, reader, t.opset)), activation)
             except Inexpressible:
                 return None
-        if reader.op != "Relu" or activation:
+        if reader.op != "Relu" or reader.domain or activation:
             return None
         activation, name = Activation.RELU, reader.outputs[0]
     return None
@@ -472,8 +481,8 @@ def product(t: NodeTask, out: WantedSteps) -> None:
 # -------------------------------------------------------------------------------- nodes with scales among their inputs
 
 
-def stored_input(t: NodeTask, place: int, scale: int, zero: int) -> Term:
-    """An input of 8 bits in the steps that others say."""
+def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) -> Term:
+    """An input of 8 bits in the steps that others say. axis: of which each place has its own, where there are several."""
     raw = t.raw(place)
     if raw.data is not None:
         data, scales = np.asarray(raw.data), np.asarray(t.data(scale, "the scale")).reshape(-1)
@@ -482,7 +491,7 @@ def stored_input(t: NodeTask, place: int, scale: int, zero: int) -> Term:
             if t.given(zero)
             else np.zeros(scales.size, data.dtype)
         )
-        found = kept_as(data, scales, np.broadcast_to(zeros, scales.shape), 0, raw)
+        found = kept_as(data, scales, np.broadcast_to(zeros, scales.shape), axis % max(1, data.ndim), raw)
         if found is None:
             t.refuse(f"input {place} is {raw.kind} with scales and zero points that NNAPI has no type for")
         return found
@@ -511,8 +520,8 @@ def linear_convolution(t: NodeTask) -> None:
 
 @node("QLinearMatMul", inputs=8, becomes="FULLY_CONNECTED, quantised; of real values BATCH_MATMUL")
 def linear_product(t: NodeTask) -> None:
-    """With the steps of both inputs and of the output."""
-    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
+    """With the steps of both inputs, of the second perhaps for each column, and of the output."""
+    x, w, out = stored_input(t, 0, 1, 2, -2), stored_input(t, 3, 4, 5, -1), steps_at(t, 6, 7)
     try:
         finish(t, multiplied(t, usable(StoredLayer(x, w, None, False, out, Activation.NONE)), turned=False), out)
         return
@@ -528,12 +537,13 @@ def linear_product(t: NodeTask) -> None:
 def linear_gemm(t: NodeTask) -> None:
     """With an output that is stored."""
     t.require(t.given(7) and t.given(8), "gives real values, must give stored ones")
-    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 7, 8)
+    turned = bool(t.attr("transB", 0))
+    x, w, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5, 0 if turned else 1), steps_at(t, 7, 8)
     t.require(t.attr("alpha", 1.0) == 1 and not t.attr("transA", 0), "has alpha or transA, which has no form here")
     bias = np.asarray(t.data(6, "the bias")) if t.given(6) else None
     try:
         layer = usable(StoredLayer(x, w, bias, False, out, Activation.NONE))
-        finish(t, multiplied(t, layer, turned=bool(t.attr("transB", 0))), out)
+        finish(t, multiplied(t, layer, turned=turned), out)
     except Inexpressible as error:
         t.refuse(str(error) or "has types that NNAPI's quantised layers do not take")
 

@@ -172,10 +172,10 @@ class _OnnxReader:
 
     def function(
         self, at: tuple[int, int], number: int, opsets: Mapping[str, int]
-    ) -> tuple[tuple[str, str], OnnxFunction]:
+    ) -> tuple[tuple[str, str, str], OnnxFunction]:
         """A FunctionProto."""
         place = f"function {number}"
-        name, domain = [""], [""]
+        name, domain, overload = [""], [""], [""]
         inputs: list[str] = []
         outputs: list[str] = []
         nodes: list[tuple[int, int]] = []
@@ -194,11 +194,13 @@ class _OnnxReader:
                 9: lambda a: own.update([self.opset(a)]),
                 10: lambda a: domain.append(self.text(a, place)),
                 11: lambda a: defaults.update([self.attribute(a, place)]),
+                13: lambda a: overload.append(self.text(a, place)),
             },
         )
         made = [self.node(a, n, f" of {short(name[-1])}") for n, a in enumerate(nodes)]
         placed = arranged(made, inputs, {}, outputs, (), self.where(place))
-        return (domain[-1], name[-1]), OnnxFunction(tuple(inputs), tuple(outputs), tuple(placed), defaults, own)
+        key = domain[-1], name[-1], overload[-1]
+        return key, OnnxFunction(tuple(inputs), tuple(outputs), tuple(placed), defaults, own)
 
     def where(self, place: str) -> str:
         """The file and a place in it."""
@@ -320,7 +322,7 @@ class _OnnxReader:
         def text(n: int) -> Callable[[tuple[int, int]], None]:
             return lambda a: texts.__setitem__(n, self.text(a, place))
 
-        takes: dict[int, Callable[[Any], None]] = {n: text(n) for n in (3, 4, 7)}
+        takes: dict[int, Callable[[Any], None]] = {n: text(n) for n in (3, 4, 7, 8)}
         takes |= {1: lambda a: inputs.append(self.text(a, place)), 2: lambda a: outputs.append(self.text(a, place))}
         self.message(at, place, {**takes, 5: attribute})
         if not texts.get(4):
@@ -334,6 +336,7 @@ class _OnnxReader:
             tuple(inputs),
             tuple(outputs),
             attributes,
+            short(texts.get(8, "")),
         )
 
     def attribute(self, at: tuple[int, int], place: str) -> tuple[str, Any]:

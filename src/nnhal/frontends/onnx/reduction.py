@@ -9,11 +9,12 @@ import numpy as np
 
 from nnhal.base.codes import OperandType
 from nnhal.base.operands import Value
-from nnhal.frontends.common.places import axis_moved
+from nnhal.frontends.common.places import NOWHERE, axis_moved, broadcast, merged, moved
 from nnhal.frontends.common.reals import Reals
-from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
-from nnhal.frontends.onnx.elementwise import floats
+from nnhal.frontends.onnx.elementwise import floats, in_own, in_single
+from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.movement import axes_in, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import F16, F32, I32
@@ -52,22 +53,33 @@ def length(t: NodeTask) -> None:
 @node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
 def log_sum(t: NodeTask) -> None:
     """Logarithm of the sum."""
-    finish(t, floats(t), "REDUCE_SUM", "LOG")
+    finish(t, in_single(t, floats(t)), "REDUCE_SUM", "LOG")
 
 
 @node("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
 def log_sum_exp(t: NodeTask) -> None:
     """From the greatest, so that no power overflows."""
-    x, r = floats(t), Reals(t)
+    x, r = in_single(t, floats(t)), Reals(t)
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
-    most = reduced(t, x, "REDUCE_MAX", axes)
-    total = reduced(t, t.make("EXP", r("SUB", x, most)), "REDUCE_SUM", axes)
-    left(t, r("ADD", t.make("LOG", total), most), x, axes, keep=keep)
+    if not axes:
+        left(t, t.copied(x), x, axes, keep=keep)
+        return
+    shape = t.known(x)
+    parts, greatest = reduced(t, x, "REDUCE_MAX", axes), float(np.finfo(np.float32).max)
+    few = (math.prod(t.known(parts)),)
+    limited = most = r("MINIMUM", r("MAXIMUM", t.reshaped(parts, few), -greatest), greatest)  # inf - inf would be NaN
+    together = merged((shape, t.known(parts)), shape)
+    if len(together[0]) > MOST_DIMENSIONS:
+        most, together = broadcast(t, t.reshaped(most, t.known(parts)), shape), [[math.prod(shape)]] * 2
+    rest = r("SUB", t.reshaped(x, together[0]), t.reshaped(most, together[1]))
+    total = reduced(t, t.reshaped(t.make("EXP", rest), shape), "REDUCE_SUM", axes)
+    made = r("ADD", t.make("LOG", t.reshaped(total, few)), limited)
+    left(t, t.reshaped(made, t.known(parts)), x, axes, keep=keep)
 
 
 def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
     """A function of each element of the input, whose dimensions may be more than NNAPI takes."""
-    x = floats(t)
+    x = in_single(t, floats(t))
     if len(t.shape(x)) <= MOST_DIMENSIONS:
         return function(x)
     shape = t.known(x)
@@ -76,7 +88,7 @@ def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
 
 def over(t: NodeTask, x: Term) -> list[int]:
     """The axes, all where none are said."""
-    named, rank = axes_in(t), t.rank(x)
+    named, rank = axes_in(t), t.rank(t.raw(0))
     if not named:
         return [] if t.attr("noop_with_empty_axes", 0) else list(range(rank))
     return sorted({t.axis(n, rank) for n in named})
@@ -93,9 +105,9 @@ def finish(t: NodeTask, x: Term, name: str, *after: str) -> None:
 
 def left(t: NodeTask, made: Term, x: Term, axes: Sequence[int], *, keep: bool) -> None:
     """The node's output, with or without the dimensions of 1."""
-    shape = t.shape(x)[: t.rank(x)]
+    shape = t.shape(x)[: t.rank(t.raw(0))]
     dims = [1 if i in axes else d for i, d in enumerate(shape) if keep or i not in axes]
-    t.result(0, t.reshaped(made, dims or [1]), t.raw(0).kind, scalar=not dims)
+    t.result(0, t.reshaped(in_own(t, made), dims or [1]), t.raw(0).kind, scalar=not dims)
 
 
 def reduced(t: NodeTask, x: Term, name: str, axes: Sequence[int]) -> Term:
@@ -153,6 +165,10 @@ def cumulative(t: NodeTask) -> None:
 def shifted(t: NodeTask, x: Term, step: int, *, back: bool) -> Term:
     """The second of three dimensions moved on (back) by some places; zeros come in."""
     outer, size, inner = t.known(x)
+    if x.value.type == I32:  # which NNAPI does not concatenate
+        places = np.full((outer, size + step, inner), NOWHERE)
+        places[:, step if not back else 0 :][:, :size] = np.arange(outer * size * inner).reshape(outer, size, inner)
+        return moved(t, [x], places[:, step:] if back else places[:, :size])
     zeros = t.filled((outer, min(step, size), inner), 0, OperandType(x.value.type))
     if step >= size:
         return zeros
@@ -167,20 +183,19 @@ def arg_most(t: NodeTask) -> None:
     shape = t.shape(x)[: t.rank(x)]
     axis = t.axis(t.attr("axis", 0), len(shape))
     if t.attr("select_last_index", 0):
-        size = t.known(x)[axis]
-        turned = constant(Value(I32), np.arange(size, dtype=np.int32)[::-1].copy())
-        x = t.make("GATHER", x, axis, turned)
+        x = reversed_along(t, x, axis)
     made = t.make(t.name.upper(), x, axis, like=Value(I32))
     if t.attr("select_last_index", 0):
-        made = t.make("SUB", t.scalar(t.known(x)[axis] - 1, made), made, like=made, activation=0)
+        made = t.make("SUB", t.scalar((shape[axis] or 0) - 1, made), made, like=made, activation=0)
     keep = bool(t.attr("keepdims", 1))
     dims = [1 if i == axis else d for i, d in enumerate(shape) if keep or i != axis]
     t.result(0, t.reshaped(made, dims or [1]), "INT64", scalar=not dims)
 
 
-@node("TopK", inputs=2, outputs=2, becomes="TOPK_V2 along the last dimension; of the least, of the negated")
+@node("TopK", inputs=2, outputs=2,
+      becomes="TOPK_V2 along the last dimension, reversed where indices count; of the least, of the negated")  # fmt: skip
 def top(t: NodeTask) -> None:
-    """The k greatest or least, sorted."""
+    """The k greatest or least, sorted. Among equals ONNX has the lower index first, NNAPI the higher."""
     x, k = t.x(0), t.integer_of(1, "k")
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), t.rank(x))
@@ -188,15 +203,24 @@ def top(t: NodeTask) -> None:
     t.require(size is None or 0 < k <= size, f"k = {k}, must be 1 to {size}")
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     turned = axis_moved(t, x, order)
-    least = not t.attr("largest", 1)
-    found, places = t.run(
-        "TOPK_V2", t.make("NEG", turned) if least else turned, k, outs=[bare(turned), Value(I32, None)]
-    )
+    counted, least = t.wants(1), not t.attr("largest", 1)
+    if counted:
+        turned = reversed_along(t, turned, len(order) - 1)
+    found, places = t.run("TOPK_V2", negated(t, turned) if least else turned, k, outs=[bare(turned), Value(I32, None)])
     if least:
-        found = t.make("NEG", found)
+        found = negated(t, found)
+    if counted:
+        places = t.make("SUB", t.scalar((size or 0) - 1, places), places, like=places, activation=0)
     back = np.argsort(order).tolist()
     t.result(0, axis_moved(t, found, back), x.kind)
     t.result(1, axis_moved(t, places, back), "INT64")
+
+
+def negated(t: NodeTask, x: Term) -> Term:
+    """Numbers in the other order; of integers -1 - x, which all of them have."""
+    if x.value.type != I32:
+        return t.make("NEG", x)
+    return t.make("SUB", t.scalar(-1, x), x, like=x, activation=0)
 
 
 def bare(x: Term) -> Value:

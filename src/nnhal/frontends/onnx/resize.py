@@ -1,5 +1,6 @@
 """Entries that resize: by NNAPI's own operation where that takes the same elements, else by GATHER along each axis."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from nnhal.base.operands import Array, Value
 from nnhal.frontends.common.terms import Term, constant
+from nnhal.frontends.common.writing import MOST_DIMENSIONS
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import F16, F32, I32
 
@@ -46,7 +48,7 @@ def resize(t: NodeTask) -> None:
     t.require(mode in ("nearest", "linear", "cubic"), f"mode is {mode}, must be nearest, linear or cubic")
     t.require(mode == "nearest" or x.value.type in (F32, F16), f"of {x.kind} is interpolated, must be FLOAT")
     t.require(not t.attr("antialias", 0), "smooths (antialias), which NNAPI does not")
-    grids = {axis: grid for axis, grid in enumerate(grids_of(t, x)) if not same(t, grid)}
+    grids = {axis: grid for axis, grid in enumerate(grids_of(t, x)) if not same(grid)}
     found = {axis: taps(t, mode, grid) for axis, grid in grids.items()}
     outside = [
         axis for axis, tap in found.items() if tap.at.min() < -CLOSE or tap.at.max() > grids[axis].size - 1 + CLOSE
@@ -69,7 +71,7 @@ def coordinates(t: NodeTask) -> str:
     """The name of the way in which positions are counted."""
     default = "asymmetric" if t.opset < 11 or t.name == "Upsample" else "half_pixel"
     mode: str = t.attr("coordinate_transformation_mode", default)
-    return "half_pixel" if mode == "tf_half_pixel_for_nn" else mode
+    return mode
 
 
 def grids_of(t: NodeTask, x: Term) -> list[Grid]:
@@ -83,7 +85,9 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
     t.require(bool(scales) != bool(sizes), "must have either scales or sizes")
     t.require(len(scales or sizes) == len(axes), f"has {len(scales or sizes)} scales or sizes, must have {len(axes)}")
     t.require(len(roi) in (0, 2 * len(axes)), f"roi has {len(roi)} numbers, must have {2 * len(axes)}")
-    shape = t.known(x)
+    open_axes = [axis for axis, size in enumerate(t.shape(x)) if size is None]
+    left = all(axis not in axes or (scales and scales[axes.index(axis)] == 1) for axis in open_axes)
+    shape = [size or 1 for size in t.shape(x)] if left else list(t.known(x))  # of those as good as any, as they stay
     policy = t.attr("keep_aspect_ratio_policy", "stretch")
     if sizes and policy != "stretch":
         ratios = [new / shape[axis] for new, axis in zip(sizes, axes, strict=True)]
@@ -95,16 +99,15 @@ def grids_of(t: NodeTask, x: Term) -> list[Grid]:
         part = (roi[n], roi[n + len(axes)]) if roi else (0.0, 1.0)
         scale = scales[n] if scales else sizes[n] / size
         t.require(np.isfinite(scale) and scale > 0, f"has a scale of {scale:g}, must be above 0")
-        whole = size * (part[1] - part[0]) * scale if roi else size * scale
-        new = sizes[n] if sizes else int(np.floor(whole))
+        new = sizes[n] if sizes else int(np.floor(size * scale))
         t.require(0 < new <= MOST_SIZE, f"makes a dimension of {new}, must be 1 to {MOST_SIZE}")
         grids[axis] = Grid(size, new, scale, *part)
     return grids
 
 
-def same(t: NodeTask, grid: Grid) -> bool:
-    """Whether an axis stays as it is."""
-    return grid.size == grid.new and grid.scale == 1 and (grid.start, grid.end) == (0.0, 1.0)
+def same(grid: Grid) -> bool:
+    """Whether an axis stays as it is; as with ONNX Runtime, whatever part of it is named."""
+    return grid.size == grid.new and grid.scale == 1
 
 
 def positions(t: NodeTask, grid: Grid) -> Array:
@@ -119,6 +122,8 @@ def positions(t: NodeTask, grid: Grid) -> Array:
     if mode == "half_pixel_symmetric":
         adjusted = single(grid.new) / (scale * single(grid.size))
         return single(grid.size / 2) * (1 - adjusted) + (at + half) / scale - half
+    if mode == "tf_half_pixel_for_nn":
+        return (at + half) / scale
     if mode == "align_corners":
         return at * last / single(grid.new - 1) if grid.new > 1 else np.zeros(1, single)
     if mode == "asymmetric":
@@ -134,7 +139,8 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
     """What the elements of an axis are made of."""
     at, last = positions(t, grid), grid.size - 1
     if mode == "nearest":
-        how = t.attr("nearest_mode", "floor" if t.opset < 11 or t.name == "Upsample" else "round_prefer_floor")
+        before = t.opset < 11 or t.name == "Upsample"  # ONNX Runtime then takes the next one where it makes smaller
+        how = t.attr("nearest_mode", ("ceil" if grid.scale < 1 else "floor") if before else "round_prefer_floor")
         single = at.astype(np.float64)
         rounds: dict[str, Callable[[Array], Array]] = {
             "round_prefer_floor": lambda x: np.ceil(x - 0.5),
@@ -165,16 +171,15 @@ def taps(t: NodeTask, mode: str, grid: Grid) -> Taps:
 
 def own_operation(t: NodeTask, x: Term, mode: str, grids: dict[int, Grid], found: dict[int, Taps]) -> Term | None:
     """NNAPI's own operation, where it takes the same elements."""
-    if mode == "cubic" or t.rank(x) not in (3, 4) or not all(axis >= 2 for axis in grids):
-        return None
-    if t.rank(x) == 3:
+    sizes = t.shape(x)
+    if mode == "cubic" or len(sizes) != 4 or x.value.type == I32 or min(grids) < 2 or None in sizes[2:]:
         return None
     for align, half in ((False, False), (False, True), (True, False)):
         if all(agrees(mode, grid, found[axis], align=align, half=half) for axis, grid in grids.items()):
-            h, w = (grids[axis].new if axis in grids else t.known(x)[axis] for axis in (2, 3))
+            h, w = (grids[axis].new if axis in grids else sizes[axis] for axis in (2, 3))
             rest = [axis for axis in (2, 3) if axis not in grids]
             if any(
-                not agrees(mode, Grid(s, s, 1.0), None, align=align, half=half) for s in (t.known(x)[a] for a in rest)
+                not agrees(mode, Grid(s, s, 1.0), None, align=align, half=half) for s in (sizes[a] or 0 for a in rest)
             ):
                 continue
             more = {name: True for name, there in (("align_corners", align), ("half_pixel_centers", half)) if there}
@@ -203,6 +208,11 @@ def agrees(mode: str, grid: Grid, wanted: Taps | None, *, align: bool, half: boo
 
 def along(t: NodeTask, x: Term, axis: int, tap: Taps) -> Term:
     """Elements along an axis, each the sum of shares of others."""
+    if t.rank(x) > MOST_DIMENSIONS:
+        shape = t.known(x)
+        before, size, behind = shape[:axis], shape[axis], shape[axis + 1 :]
+        found = along(t, t.reshaped(x, (math.prod(before), size, math.prod(behind))), 1, tap)
+        return t.reshaped(found, (*before, tap.places.shape[1], *behind))
     total: Term | None = None
     for places, shares in zip(tap.places, tap.shares, strict=True):
         if not shares.any():

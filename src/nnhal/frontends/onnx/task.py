@@ -21,6 +21,10 @@ from nnhal.ops.schema import F32, I32, bind
 
 FUSABLE = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED", "ADD", "SUB", "MUL", "DIV",
            "TRANSPOSE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D")  # fmt: skip
+APART = frozenset((
+    "QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul",  # which are told the steps of each input
+    "If", "Loop",  # whose inputs have nothing to do with one another
+))  # fmt: skip
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "GROUPED_CONV_2D", "FULLY_CONNECTED")
 
 
@@ -67,6 +71,7 @@ class NodeTask(OperationWriter):
         self.results: dict[int, Term] = {}
         self.later: list[Callable[[], None]] = []
         self.own: list[Term] = []  # results that are this node's alone
+        self._steps = self._common_steps()
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
@@ -114,7 +119,24 @@ class NodeTask(OperationWriter):
     def raw(self, place: int) -> Term:
         """Input `place`, of whatever type."""
         self.require(self.given(place), f"input {place} is left out, must be given")
-        return self.graph.term(self.node.inputs[place])
+        term = self.graph.term(self.node.inputs[place])
+        if self._steps is None or term.data is None or term.value.type != self._steps.type:
+            return term
+        value = replace(term.value, scale=self._steps.scale, zero_point=self._steps.zero_point)
+        return Term(value, term.kind, term.data, term.blob, term.scalar, made=term.made)
+
+    def _common_steps(self) -> Value | None:
+        """The type of stored numbers that the node reads as they are, None where there are none.
+
+        Scale and zero point are nothing to ONNX there, but NNAPI goes by them: all that the node reads has to have the same.
+        """
+        if self.node.domain or self.node.op in APART:
+            return None
+        terms = [self.graph.term(name) for name in self.node.inputs if name]
+        found = [term.value for term in terms if term.value.type in ASYMMETRIC and term.data is None]
+        kinds = {(value.type, value.scale, value.zero_point) for value in found}
+        self.require(len(kinds) < 2, "reads numbers that are stored in steps of their own")
+        return found[0] if found else None
 
     def maybe(self, place: int) -> Term | None:
         """Input `place`, None where it is left out."""
@@ -390,6 +412,10 @@ class FlatNode(NodeTask):
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
         """Output `number`, with the dimensions it has."""
         super().result(number, self.reshaped(term, self.whole or (1,)), kind, scalar=scalar)
+
+    def same(self, term: Term, number: int = 0) -> None:
+        """Output `number` is a term that is there, with the dimensions it has."""
+        self.result(number, term, term.kind, scalar=all_scalars(self))
 
 
 class RowNode(NodeTask):

@@ -5,9 +5,11 @@ make no greater ones. Of sums and products the least and greatest value is compu
 is refused.
 """
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
+from nnhal.base.operands import Shape
 from nnhal.frontends.common.spans import ANY, Span, corners, hull, magnitude, total, within
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.file import OnnxNode
@@ -40,6 +42,25 @@ def _kept(x: Span, y: Span) -> Span:
     return -most, most
 
 
+def _power(x: Span, y: Span) -> Span:
+    """Of a power. Exponents below 0 leave nothing greater than 1."""
+    most = _raised(max(abs(x[0]), abs(x[1])), max(0, y[1]))
+    even = y[0] == y[1] and y[0] % 2 == 0
+    return (0 if even or x[0] >= 0 else -max(1, most)), max(1, most)
+
+
+def _raised(most: int, exponent: int) -> int:
+    """A power that is no longer than it takes to see that 32 bits do not hold it."""
+    return int(most ** min(exponent, 32)) if most > 1 else most
+
+
+def _product(shape: Shape | None, x: Span) -> Span:
+    """Of a product of any elements of a tensor."""
+    count = 32 if shape is None or None in shape else math.prod(d or 0 for d in shape)
+    most = max(1, _raised(max(abs(x[0]), abs(x[1])), count))
+    return (0 if x[0] >= 0 else -most), most
+
+
 SUMS: dict[str, Callable[..., Span]] = {
     "Add": corners(lambda a, b: a + b),
     "Sub": corners(lambda a, b: a - b),
@@ -48,6 +69,7 @@ SUMS: dict[str, Callable[..., Span]] = {
     "Abs": magnitude,
     "Sign": lambda x: (-1, 1),
     "Div": _kept,
+    "Pow": _power,
     "Mod": lambda x, y: (-max(abs(y[0]), abs(y[1])), max(abs(y[0]), abs(y[1]))),
 }
 CARRIES = MOVES | SUMS.keys()
@@ -62,10 +84,14 @@ def span_of(t: LoweredNode, number: int, result: Term) -> Span:
         or (t.name == "TopK" and number)
         or t.name in ("NonMaxSuppression", "Size", "Shape")
     ):
-        found: Span = (0, ANY[1])
+        shape = terms[0].value.shape
+        known = t.name in ("ArgMax", "ArgMin", "TopK") and shape is not None and None not in shape
+        found: Span = (0, max(d or 0 for d in shape or (1,)) - 1 if known else ANY[1])
     elif t.name == "Cast":
         found = spans[0] if spans else ANY
-    elif t.name == "ReduceSum":
+    elif t.name == "ReduceProd":
+        found = _product(terms[0].value.shape, spans[0])
+    elif t.name in ("ReduceSum", "CumSum"):
         found = total(terms[0].value.shape, spans[0])
     elif t.name in SUMS and len(spans) in (1, 2):
         found = SUMS[t.name](*spans)

@@ -1,0 +1,265 @@
+"""What nodes mean where that is easily missed: as ONNX Runtime computes it, or refused by name."""
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from nnhal import UnsupportedModel, load
+from tests.frontends.onnx_models import check, model, node, operations
+
+RNG = np.random.default_rng(11)
+
+
+def real(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def ints(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def refused(made, match):
+    with pytest.raises(UnsupportedModel, match=match):
+        load(made.SerializeToString())
+
+
+# --------------------------------------------------------------------------------------------------- the greatest, indices
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("kind", [np.float32, np.int32, np.int64])
+def test_of_equal_elements_the_one_with_the_lower_index_is_first(largest, axis, kind):
+    inputs = {"x": RNG.integers(-2, 3, (4, 6, 5)).astype(kind)}
+    check(model([node("TopK", "x k", "y i", axis=axis, largest=largest)], inputs, {"k": ints(3)}, "y i"), inputs)
+
+
+def test_where_no_index_is_read_the_greatest_need_no_other_order():
+    inputs = {"x": real(3, 6)}
+    made = model([node("TopK", "x k", "y i")], inputs, {"k": ints(3)})
+    assert operations(made) == ["TOPK_V2"]
+    check(made, inputs)
+
+
+def test_the_least_integer_is_among_the_least():
+    inputs = {"x": np.array([5, -(2**31), 3, 2**31 - 1], np.int32)}
+    check(model([node("TopK", "x k", "y i", largest=0)], inputs, {"k": ints(2)}, "y i"), inputs)
+
+
+def test_an_index_beyond_the_depth_hits_nothing_also_where_all_is_known():
+    constants = {"i": np.array([0, 2, -1, 4, 7, -4, -5]), "d": np.array(4), "v": np.array([3, 8], np.float32)}
+    inputs = {"x": real(7, 4)}
+    check(model([node("OneHot", "i d v", "h"), node("Add", "x h")], inputs, constants), inputs)
+
+
+# ------------------------------------------------------------------------------------------------------------ resizing
+
+
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("scales", [(1, 1, 2, 2), (1, 1, 0.6, 1.7), (1, 1, 3, 0.5)])
+def test_tf_half_pixel_for_nn_takes_half_an_element_off_no_position(rounding, scales):
+    how = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": rounding}
+    inputs, constants = {"x": real(1, 2, 4, 5)}, {"s": np.array(scales, np.float32), "roi": np.zeros(0, np.float32)}
+    check(model([node("Resize", "x roi s", mode="nearest", **how)], inputs, constants, opset=11), inputs)
+
+
+def test_scales_count_from_the_whole_picture_whatever_part_of_it_is_taken():
+    constants = {"roi": np.array((0, 0, 0.2, 0.1, 1, 1, 0.8, 0.9), np.float32), "s": np.array((1, 1, 2, 2), np.float32)}
+    inputs, how = {"x": real(1, 2, 4, 5)}, {"coordinate_transformation_mode": "tf_crop_and_resize"}
+    check(model([node("Resize", "x roi s", mode="linear", **how)], inputs, constants), inputs)
+
+
+def test_before_version_11_a_smaller_picture_takes_the_next_element():
+    inputs, constants = {"x": real(1, 2, 8, 9)}, {"s": np.array((1, 1, 0.5, 0.7), np.float32)}
+    check(model([node("Resize", "x s", mode="nearest")], inputs, constants, opset=10), inputs)
+
+
+def test_integers_are_resized_to_the_nearest():
+    inputs, constants = {"x": RNG.integers(-99, 99, (1, 2, 4, 5)).astype(np.int32)}, {"s": np.array((1, 1, 2, 3), "f4")}
+    check(model([node("Resize", "x - s", mode="nearest")], inputs, constants), inputs)
+
+
+def test_volumes_are_interpolated_along_each_dimension():
+    inputs, constants = {"x": real(1, 2, 3, 4, 2)}, {"s": np.array((1, 1, 2, 1.5, 2), np.float32)}
+    check(model([node("Resize", "x - s", mode="linear")], inputs, constants), inputs)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_sizes_of_a_pool_are_rounded_up_also_without_padding(op, size):
+    how = {"kernel_shape": [size, size], "strides": [2, 3], "auto_pad": "VALID", "ceil_mode": 1}
+    inputs = {"x": real(1, 2, 9, 8)}
+    check(model([node(op, "x", **how)], inputs), inputs)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_transposed_convolution_with_strides_beyond_its_filter_has_no_padding(mode):
+    inputs, constants = {"x": real(1, 3, 4, 5)}, {"w": real(3, 2, 1, 4)}
+    check(model([node("ConvTranspose", "x w", auto_pad=mode, strides=[3, 2])], inputs, constants), inputs)
+
+
+def test_a_normalisation_with_the_statistics_of_the_batch_is_refused():
+    constants = {n: real(4) for n in "sbm"} | {"v": np.abs(real(4))}
+    old = model([node("BatchNormalization", "x s b m v", "y m2 v2 m3 v3")], {"x": real(2, 4, 3)}, constants, opset=9)
+    refused(old, "training mode")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_dropout_that_drops_is_refused(known):
+    ratio, training = {"r": np.array(0.5, np.float32)}, {"t": np.array(True)}
+    given = {"x": real(2, 3)} if known else {"x": real(2, 3), **training}
+    made = model([node("Dropout", "x r t")], given, {**ratio, **(training if known else {})})
+    refused(made, "training")
+
+
+@pytest.mark.parametrize(("ratio", "training"), [(0.5, False), (0.0, True)])
+def test_a_dropout_that_drops_nothing_is_nothing(ratio, training):
+    inputs = {"x": real(2, 3)}
+    check(model([node("Dropout", "x r t")], inputs, {"r": np.array(ratio, "f4"), "t": np.array(training)}), inputs)
+
+
+HALF = [
+    ("LayerNormalization", "x s b", {"axis": -1}),
+    ("LpNormalization", "x", {"axis": -1}),
+    ("MeanVarianceNormalization", "x", {"axes": [1, 2]}),
+    ("ReduceL2", "x", {"axes": [1]}),
+    ("ReduceLogSum", "x", {"axes": [1, 2]}),
+]
+
+
+@pytest.mark.parametrize(("op", "names", "how"), HALF, ids=[each[0] for each in HALF])
+def test_squares_and_sums_of_float16_have_room(op, names, how):
+    inputs = {"x": (np.abs(real(2, 8, 40)) * 300).astype(np.float16)}
+    constants = {"s": real(40).astype(np.float16), "b": real(40).astype(np.float16)} if "s" in names else {}
+    (found,) = check(model([node(op, names, **how)], inputs, constants), inputs)
+    assert np.isfinite(found).all()
+    assert found.any()
+
+
+# -------------------------------------------------------------------------------------------------------- single elements
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 2.5])
+@pytest.mark.parametrize("op", ["Elu", "Selu"])
+def test_what_is_above_0_is_left_as_it_is_whatever_the_slope_below(op, alpha):
+    inputs = {"x": real(3, 5) * 3}
+    check(model([node(op, "x", alpha=alpha)], inputs), inputs)
+
+
+def test_an_exponent_of_more_dimensions_than_the_base_gives_the_result_those():
+    inputs = {"x": real(3, 4)}
+    check(model([node("Pow", "x k")], inputs, {"k": np.full((1, 1, 1), 2, np.float32)}), inputs)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_exponent_below_0_leaves_whole_numbers_of_1_only(known):
+    x, y = np.array([2, 1, -1, -1, 7, 3], np.int32), np.array([-1, -5, -3, -2, -31, 3], np.int32)
+    inputs = {"x": x} if known else {"x": x, "k": y}
+    check(model([node("Pow", "x k")], inputs, {"k": y} if known else {}), inputs)
+
+
+@pytest.mark.parametrize(("op", "names"), [("Pow", "x k"), ("ReduceProd", "x"), ("CumSum", "x a")])
+def test_powers_and_products_that_may_need_64_bits_are_refused_by_name(op, names):
+    constants = {"k": np.array(2), "a": np.array(0)}
+    read = {name: value for name, value in constants.items() if name in names}
+    refused(model([node(op, names)], {"x": ints(1, 2)}, read), f"{op} #0: .*32 bits")
+
+
+def test_a_power_of_what_is_known_to_be_small_is_taken():
+    inputs = {"x": RNG.integers(-(2**31), 2**31, (3, 7)).astype(np.int32)}
+    nodes = [node("ArgMax", "x", "i", axis=1), node("Pow", "i k")]
+    check(model(nodes, inputs, {"k": np.array(3)}), inputs)
+
+
+# ----------------------------------------------------------------------------------------------------------- reductions
+
+
+@pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "ReduceSum", "ReduceMax"])
+def test_a_reduction_of_a_number_is_a_number(op):
+    inputs = {"x": np.array(2.5, np.float32)}
+    check(model([node(op, "x")], inputs, opset=18), inputs)
+
+
+def test_the_sum_of_no_axes_of_exponentials_is_what_it_was():
+    inputs = {"x": real(2, 3)}
+    check(model([node("ReduceLogSumExp", "x", noop_with_empty_axes=1)], inputs, opset=18), inputs)
+
+
+def test_the_sum_of_exponentials_of_masked_elements_is_none():
+    inputs = {"x": np.array([[np.inf, 1], [-np.inf, 2], [-np.inf, -np.inf]], np.float32)}
+    check(model([node("ReduceLogSumExp", "x", axes=[1])], inputs), inputs)
+
+
+@pytest.mark.parametrize("axes", [[0, 2, 4], [1], [3, 4]])
+def test_exponentials_of_many_dimensions_are_summed(axes):
+    inputs = {"x": real(2, 2, 3, 2, 2)}
+    check(model([node("ReduceLogSumExp", "x", axes=axes)], inputs), inputs)
+
+
+def test_no_axes_to_squeeze_are_all_of_1():
+    inputs = {"x": real(1, 3, 1)}
+    check(model([node("Squeeze", "x a")], inputs, {"a": ints()}), inputs)
+
+
+@pytest.mark.parametrize("how", [{}, {"reverse": 1}, {"exclusive": 1}, {"exclusive": 1, "reverse": 1}])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_integers_are_summed_up_along_an_axis(how, axis):
+    inputs = {"x": RNG.integers(-9, 9, (3, 7)).astype(np.int32)}
+    check(model([node("CumSum", "x a", **how)], inputs, {"a": np.array(axis)}), inputs)
+
+
+def test_positions_counted_from_a_mask_fit_into_32_bits():
+    nodes = [node("Cast", "m", "n", to=TensorProto.INT64), node("CumSum", "n a", "c"), node("Sub", "c k")]
+    inputs = {"m": RNG.integers(0, 2, (2, 6)) > 0}
+    check(model(nodes, inputs, {"a": np.array(1), "k": np.array(1)}), inputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+
+WHOLE = np.array([-1, -128, -129, 127, 128, 255, 256, 300, -300, 2**31 - 1, -(2**31), 0, 5])
+OF_TYPES = [WHOLE.astype(kind) for kind in (np.int32, np.int64)]
+OF_TYPES += [np.array([0, 127, 128, 255], np.uint8), np.array([0, 127, -128, -1], np.int8), np.array([True, False])]
+
+
+@pytest.mark.parametrize("kind", [TensorProto.UINT8, TensorProto.INT8])
+@pytest.mark.parametrize("values", OF_TYPES, ids=lambda values: str(values.dtype))
+def test_a_cast_to_8_bits_keeps_the_last_bits(kind, values):
+    check(model([node("Cast", "x", to=kind)], {"x": values}), {"x": values})
+
+
+def test_a_cast_to_the_same_type_keeps_all_dimensions():
+    inputs = {"x": real(1, 2, 1, 3, 2)}
+    check(model([node("Cast", "x", "t", to=TensorProto.FLOAT), node("Relu", "t")], inputs), inputs)
+
+
+# ------------------------------------------------------------------------------------------------------------- products
+
+
+EQUATIONS = [
+    ("ij,jk", (2, 3), (3, 4)),
+    ("ba,bc", (2, 3), (2, 4)),
+    ("ji", (2, 3)),
+    ("Ab,bA", (2, 3), (3, 2)),
+    ("...ij,...jk->...ik", (2, 2, 3), (2, 3, 4)),
+    ("...ij,jk", (5, 2, 2, 3), (3, 4)),
+    ("b...i,b...j->b...ij", (2, 3, 4), (2, 3, 5)),
+    ("a...->...a", (2, 3, 4)),
+    ("bij,bjk->bik", (1, 2, 3), (4, 3, 4)),
+    ("ij,jk->ik", (2, 1), (3, 4)),
+    ("ijk,ilm,kln->jm", (2, 3, 4), (2, 5, 6), (4, 5, 7)),
+    ("a,b,c->cab", (2,), (3,), (4,)),
+]
+
+
+@pytest.mark.parametrize(("equation", "shapes"), [(each[0], each[1:]) for each in EQUATIONS], ids=str)
+def test_an_equation_may_leave_letters_out(equation, shapes):
+    inputs = {name: real(*shape) for name, shape in zip("xyz", shapes, strict=False)}
+    check(model([node("Einsum", " ".join(inputs), "out", equation=equation)], inputs, outputs="out"), inputs)
+
+
+def test_a_letter_that_is_twice_in_one_tensor_is_refused_by_name():
+    refused(model([node("Einsum", "x", equation="ii->i")], {"x": real(3, 3)}), "Einsum #0: equation 'ii->i'")
