@@ -78,7 +78,9 @@ class OnnxGraph:
         key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
         if key not in self._same:
             self._same[key] = f"constant {len(self._arrays)}"
-            self._arrays[self._same[key]] = array  # which keeps its identity: of what was given, it may be another's by now
+            self._arrays[self._same[key]] = (
+                array  # which keeps its identity: of what was given, it may be another's by now
+            )
         return self._same[key]
 
     def operand(self, index: int) -> str:
