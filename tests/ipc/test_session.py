@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ from nnhal.hal.request import Control, Timing
 from nnhal.ipc.client.device import RemoteDevice
 from nnhal.ipc.client.prepared import RemotePrepared
 from nnhal.ipc.client.process import start
+from nnhal.ipc.client.session import Session
 from nnhal.ipc.protocol import wire
 from nnhal.ipc.transport.channel import Channel
 from nnhal.model.graph import Model, Operation, Subgraph
@@ -988,3 +990,13 @@ def test_a_first_call_that_fails_is_an_error_of_its_own_and_the_next_one_works(d
         with pytest.raises(InvalidArgument, match="is not held"):
             made(device.session, wire.Bind, 999, wire.WireRequest((), (), ()))
     assert device.status() == DeviceStatus.AVAILABLE
+
+
+def test_a_channel_that_ended_is_not_waited_for_nor_is_a_session_that_lives() -> None:
+    ended = SimpleNamespace(socket=SimpleNamespace(fileno=lambda: -1))
+    thread = SimpleNamespace(join=lambda seconds: waited.append(seconds))
+    waited: list[float] = []
+    for dead, process in ((None, "own"), (DeadObject("gone"), None), (DeadObject("gone"), "own")):
+        session: Any = SimpleNamespace(dead=dead, process=process, _thread=thread, where="here")
+        Session._settle(session, ended)  # type: ignore[arg-type]
+    assert waited == [5]  # once: its own process is ended by the thread
