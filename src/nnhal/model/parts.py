@@ -7,7 +7,7 @@ from nnhal.base.codes import Lifetime
 from nnhal.base.operands import Value
 from nnhal.base.records import Record, replace
 from nnhal.model.graph import Location, Model, Operand, Operation, Subgraph, consumers
-from nnhal.model.validate import validate, validate_outline
+from nnhal.model.validate import validate, validate_outline, values_of
 
 INSIDE = frozenset((Lifetime.TEMPORARY_VARIABLE, Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT))
 
@@ -56,10 +56,11 @@ def cut(model: Model, operations: Sequence[int], also: Collection[int] = ()) -> 
 
 def outline(model: Model) -> Model:
     """A model as it is seen from outside: inputs and outputs with the shapes that are known, its pools, no operations."""
-    main, values = model.main, validate(model).subgraphs[0].values
+    main = model.main
     roles = dict.fromkeys(main.inputs, Lifetime.SUBGRAPH_INPUT) | dict.fromkeys(main.outputs, Lifetime.SUBGRAPH_OUTPUT)
     place = {old: new for new, old in enumerate(roles)}
-    operands = tuple(_operand(main.operands[i], values[i], role) for i, role in roles.items())
+    known = zip(roles.items(), values_of(model, roles), strict=True)
+    operands = tuple(_operand(main.operands[i], value, role) for (i, role), value in known)
     graph = Subgraph(operands, (), tuple(place[i] for i in main.inputs), tuple(place[i] for i in main.outputs))
     return validate_outline(Model(graph, (), b"", model.pools, model.relaxed, model.extensions, name=model.name))
 

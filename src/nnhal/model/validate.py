@@ -4,7 +4,7 @@ Source of the rules: the NN HAL `types.hal` and the definition of `ANeuralNetwor
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +30,7 @@ from nnhal.base.extensions import canonical, extension_name
 from nnhal.base.levels import FL7, V1_0, V1_1, V1_2, V1_3, Level
 from nnhal.base.log import logger
 from nnhal.base.memory import address
-from nnhal.base.operands import Shape, SubgraphFacts, Value
+from nnhal.base.operands import Shape, SubgraphFacts, Value, fixed
 from nnhal.base.records import Record, replace
 from nnhal.model.graph import CONSTANTS, Model, Operand, Operation, Subgraph, describe, gone, operation_label
 from nnhal.ops import OPS
@@ -70,6 +70,18 @@ def validate(model: Model) -> Facts:
         memo["facts"] = _validate(model)
     facts: Facts = memo["facts"]
     return facts
+
+
+def values_of(model: Model, indices: Iterable[int]) -> list[Value | None]:
+    """What is known of these operands of the main subgraph of a valid model: by what they declare, if that is all there is.
+
+    So no operation of a model that was made of a valid one is bound for the sake of its ends.
+    """
+    operands = [model.main.operands[i] for i in indices]
+    if "facts" not in model._memo and all(fixed(shape_of(operand)) is not None for operand in operands):
+        return [_value(model, operand, {}) for operand in operands]
+    values = validate(model).subgraphs[0].values
+    return [values[i] for i in indices]
 
 
 def validate_outline(model: Model) -> Model:

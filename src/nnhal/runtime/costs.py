@@ -16,7 +16,7 @@ from nnhal.model.graph import Model
 from nnhal.model.layouts import LaidOut
 from nnhal.model.outline import outline
 from nnhal.model.parts import live
-from nnhal.model.validate import validate
+from nnhal.model.validate import validate, values_of
 from nnhal.runtime.schedule import Schedule, Standing, StepPlan, Together
 
 OPERATION, ELEMENT, MAC = 50e-6, 1e-9, 0.2e-9  # seconds of the reference, of which only the size counts
@@ -38,11 +38,10 @@ def seconds(model: Model) -> list[float]:
 def transposing(laid: LaidOut) -> dict[int, float]:
     """What the TRANSPOSEs that a layout needs may take the reference, by operation of the original that they serve."""
     found: dict[int, float] = {}
-    values = validate(laid.model).subgraphs[0].values
-    for n in laid.inserted:
-        (made,) = laid.model.main.operations[n].outputs
+    made = [laid.model.main.operations[n].outputs[0] for n in laid.inserted]
+    for n, value in zip(laid.inserted, values_of(laid.model, made), strict=True):
         served = laid.serves[n]
-        found[served] = found.get(served, 0) + _transpose(values[made])
+        found[served] = found.get(served, 0) + _transpose(value)
     return found
 
 
