@@ -24,7 +24,8 @@ from nnhal.model.builder import ModelBuilder
 from nnhal.model.graph import Model
 from nnhal.model.layouts import LAYOUTS, LaidOut, laid_out
 from nnhal.model.orders import Layout
-from nnhal.model.validate import validate
+from nnhal.model.parts import outline
+from nnhal.model.validate import validate, values_of
 from nnhal.ops import OPS
 from nnhal.ops.schema import F32, Form, Op, T, arg, register
 from tests import requests
@@ -755,3 +756,23 @@ def test_new_constants_lie_behind_the_others_at_multiples_of_eight() -> None:
     new = sorted(at.offset for at in places if at.offset >= len(model.values))
     assert len(new) >= 4 and all(offset % 8 == 0 for offset in new)
     assert new[0] == -(-len(model.values) // 8) * 8 and found.model.values.startswith(model.values)
+
+
+def test_the_ends_and_transposes_of_what_was_laid_out_are_known_without_binding_its_operations() -> None:
+    b = Builder()
+    x = b.input((1, 4, 4, 3))
+    y = pooled(b, b.add(pooled(b, x), b.constant(np.ones((3,), np.float32))))
+    found = laid(b.finish([x], [y])).model
+    fresh = replace(found)  # without what is known of it
+    indices = [i for i, o in enumerate(fresh.main.operands) if 0 not in o.dimensions]
+    values = values_of(fresh, indices)
+    outlined = outline(fresh)
+    assert "facts" not in fresh._memo
+    known = validate(found).subgraphs[0].values
+    for i, value in zip(indices, values, strict=True):
+        expected = known[i]
+        assert value is not None and expected is not None
+        assert replace(value, data=None) == replace(expected, data=None)
+        assert value.data is None or np.array_equal(value.data, expected.data)
+    ends = validate(outlined).subgraphs[0].values
+    assert [v.shape for v in ends if v is not None] == [(1, 4, 4, 3), tuple(known[found.main.outputs[0]].known)]
