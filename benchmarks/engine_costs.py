@@ -49,7 +49,7 @@ CALLS = 10
 LONG_S = 0.1  # of a preparation that is worth keeping
 SLOW_MS = 8.0  # of an execution in which messages between processes should not be felt
 PAIRS = 40
-SMALL = {".tflite": "tiny_conv", ".onnx": "ocr_orientation"}
+SMALL = {".tflite": "face_detection_short_range", ".onnx": "dnsmos_signal"}
 
 Found = dict[str, float]
 DIRECT = """import sys

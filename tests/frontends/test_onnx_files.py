@@ -1,8 +1,10 @@
 """Files that lie, and files that tensors lie in beside the model."""
 
+import gc
 import os
 import struct
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -70,6 +72,26 @@ def test_large_weights_that_need_no_other_order_stay_where_they_lie(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------- what lies
+
+
+def mapped_files():
+    """Lines of this process's map that are copies of files."""
+    gc.collect()
+    return sum("memfd:nnhal-model" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_a_file_whose_weights_all_need_another_order_is_let_go(tmp_path):
+    filters, short = np.ones((64, 32, 3, 3), np.float32), np.float32([2])
+    constants = {"w": filters, "v": np.ones((2, 64, 1, 1), np.float32), "s": short}
+    nodes = [node("Conv", "x w", "a"), node("Conv", "a v", "b"), node("Mul", "b s", "y")]
+    made = model(nodes, {"x": real(1, 32, 8, 8)}, constants)
+    made.producer_name = "somebody"
+    path = saved(made, tmp_path)
+    before = mapped_files()
+    for _ in range(3):  # the last ones are what was kept of it
+        imported = nnhal.load(path, cache_dir=tmp_path / "cache")
+        assert mapped_files() == before
+    assert [pool.size for pool in imported.pools] == [pytest.approx(filters.nbytes, rel=0.1)]
 
 
 def test_every_cut_of_a_file_is_an_error_and_never_a_part_of_a_model():

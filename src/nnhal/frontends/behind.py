@@ -11,23 +11,18 @@ class Behind(Mapping[str, bytes]):
     """The zip file behind a model, opened when it is first looked into; none is an empty one."""
 
     def __init__(self, data: Array, label: str) -> None:
-        self._data, self._label = data, label
-        self._archive: Mapping[str, bytes] | None = None
+        there = END in data[-MOST_BEHIND:].tobytes()
+        self._data, self._label = data if there else data[:0].copy(), label  # the memory of a file without one may go
+        self._archive: Mapping[str, bytes] | None = None if there else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Behind, (self._data if self._there() else self._data[:0], self._label)
-
-    def _there(self) -> bool:
-        return END in self._data[-MOST_BEHIND:].tobytes()
+        return Behind, (self._data, self._label)
 
     def _opened(self) -> Mapping[str, bytes]:
         if self._archive is None:
-            if self._there():
-                from nnhal.frontends.archive import Archive
+            from nnhal.frontends.archive import Archive
 
-                self._archive = Archive(self._data, self._label)
-            else:
-                self._archive = {}
+            self._archive = Archive(self._data, self._label)
         return self._archive
 
     def __getitem__(self, name: str) -> bytes:

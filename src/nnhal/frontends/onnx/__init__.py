@@ -13,8 +13,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import force_setattr
 
 from nnhal.base.answers import shown
+from nnhal.base.codes import MAX_COPIED_CONSTANT
 from nnhal.base.errors import BadFile, InvalidArgument, InvalidModel, ShapeNeeded, clipped
 from nnhal.base.memory import Memory
 from nnhal.base.names import short
@@ -100,9 +102,16 @@ def let_go(graph: NodeGraph, file: OnnxFile) -> None:
     for term in placed:
         if term.blob is not None and np.asarray(term.value.data).flags.aligned:
             stays[term.blob.file] += term.blob.length
+    gone = [memory for memory, stay in zip(file.memories, stays, strict=True) if 2 * stay < memory.size]
     for term in placed:
-        if term.blob is not None and 2 * stays[term.blob.file] < file.memories[term.blob.file].size:
+        if term.blob is not None and file.memories[term.blob.file] in gone:
             term.blob = None
+    for term in terms.values():  # operations that are bound by now keep short values, and the memory that those lie in
+        data = term.value.data
+        if isinstance(data, np.ndarray) and data.nbytes <= MAX_COPIED_CONSTANT:
+            home = Memory.of(data)
+            if home is not None and home[0] in gone:
+                force_setattr(term.value, "data", data.copy())
 
 
 def metadata_of(file: OnnxFile) -> Metadata | None:
