@@ -1,5 +1,7 @@
 """What `onnxruntime` keeps of a compilation: the graph, and of the constants those that the model does not have."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +74,10 @@ def test_another_memory_than_then_is_refused() -> None:
     files.pools = ()
     with pytest.raises(OperationFailed, match="memory is another than when this was kept"):
         onnxruntime.device().restore(files, b"", Hints())
+
+
+def test_what_is_restored_is_given_the_memories_of_the_layout_that_it_was_prepared_in() -> None:
+    """By the judge, too: a filter that was turned for the device lies in a memory beside the model's own."""
+    command = [sys.executable, "-m", "nnhal.cli.main", "validate", "onnxruntime", "--only", "cache-restored/CONV_2D"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

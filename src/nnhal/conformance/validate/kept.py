@@ -13,8 +13,9 @@ from nnhal.conformance.validate.check import check
 from nnhal.conformance.validate.state import data_sets
 from nnhal.conformance.validate.trial import PLAIN, NotAsked, NotTaken, Trial, copies
 from nnhal.hal.cache.files import TOKEN_SIZE, Cache, CacheFiles
-from nnhal.hal.device import Prepared, cache_files_by, restored_by
+from nnhal.hal.device import Prepared, cache_files_by, layout_of, restored_by
 from nnhal.model.graph import Model
+from nnhal.model.layouts import laid_out
 from nnhal.model.parts import outline
 
 TOKEN, OTHER = bytes(range(TOKEN_SIZE)), bytes(range(1, TOKEN_SIZE + 1))
@@ -103,8 +104,9 @@ def _written(cache: Cache) -> bool:
 def _restored(trial: Trial, model: Model, cache: Cache) -> Prepared:
     for fd in cache.files:
         os.lseek(fd, 0, os.SEEK_SET)
+    seen = outline(laid_out(model, layout_of(trial.device)).model)
     with trial.asking("prepare_from_cache"):
-        return trial.opened(restored_by(trial.device, outline(model), replace(PLAIN, cache=cache)))
+        return trial.opened(restored_by(trial.device, seen, replace(PLAIN, cache=cache)))
 
 
 def _computes(trial: Trial, call: Call, model: Model, prepared: Prepared, what: str) -> None:
