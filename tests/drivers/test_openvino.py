@@ -537,3 +537,22 @@ def test_a_quantised_convolution_reads_what_another_layer_holds_in_place() -> No
     given = 2 * np.random.default_rng(1).integers(0, 128, (2, 7, 7, 2), np.uint8)
     sums = run(model, given)[2]
     assert (sums == given.astype(int).sum(3, keepdims=True) / 2).all()
+
+
+def test_a_convolution_reads_what_is_reshaped_by_another_order_of_dimensions() -> None:
+    """Where only dimensions of 1 element move, OpenVINO makes another shape of it."""
+    b = nnhal.Builder()
+    x = b.input((1, 3, 6, 4))
+    y = b.abs(x)
+    z = b.transpose_conv_2d(
+        y, np.ones((1, 1, 1, 4), np.float32), np.zeros(1, np.float32), padding=((0, 0), (0, 0)), stride=1, nchw=False
+    )
+    model = b.finish([x], [b.transpose(y, [1, 0, 2, 3]), z])
+    prepared = prepared_by(OpenVINO(), model, Hints())
+    for seed in range(3):
+        given = np.random.default_rng(seed).integers(-9, 10, (1, 3, 6, 4)).astype(np.float32)
+        request = prepared.request([given])
+        request.execute(prepared.run, Control())
+        sums = request.results[1]
+        assert sums is not None
+        assert (sums == np.abs(given).sum(3, keepdims=True)).all()
