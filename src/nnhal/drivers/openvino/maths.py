@@ -133,7 +133,14 @@ class Maths:
         return self.o.gather_elements(x, indices, axis)
 
     def tile(self, x: Node, multiples: Sequence[int]) -> Node:
-        return self.o.tile(x, self.whole(multiples))
+        """By places: its own Tile mixes up elements where channels lie innermost and what it reads is one pixel."""
+        sizes = self.shape(x)
+        if sizes is None or None in sizes:  # asked about only: what is compiled has sizes
+            return self.o.tile(x, self.whole(multiples))
+        for axis, (size, times) in enumerate(zip(sizes, multiples, strict=True)):
+            if times != 1:
+                x = self.gather(x, self.whole(np.tile(np.arange(size or 0), times)), axis)
+        return x
 
     def broadcast(self, x: Node, shape: Sequence[int]) -> Node:
         return self.o.broadcast(x, self.whole(shape))
