@@ -558,11 +558,13 @@ def test_a_convolution_reads_what_is_reshaped_by_another_order_of_dimensions() -
         assert (sums == np.abs(given).sum(3, keepdims=True)).all()
 
 
-def test_a_pixel_that_is_tiled_keeps_its_channels_in_order() -> None:
+@pytest.mark.parametrize("how", ["tiled", "joined with itself"])
+def test_a_pixel_that_is_repeated_keeps_its_channels_in_order(how: str) -> None:
     """OpenVINO's Tile took the pixel of a pooling, which another operation reads too, for one that lies otherwise."""
     b = nnhal.Builder()
     x = b.input((2, 7, 3, 3))
     pixel = b.max_pool_2d(x, padding="valid", filter_size=3, stride=(3, 2), nchw=True)
-    model = b.finish([x], [b.tile(pixel, [1, 2, 2, 1]), b.mul(pixel, np.full((2, 7, 1, 1), 2, np.float32))])
+    repeated = b.tile(pixel, [1, 1, 2, 1]) if how == "tiled" else b.concatenation([pixel, pixel], 2)
+    model = b.finish([x], [repeated, b.mul(pixel, np.full((2, 7, 1, 1), 2, np.float32))])
     given = np.random.default_rng(1).integers(-99, 100, (2, 7, 3, 3)).astype(np.float32)
-    assert (run(model, given)[0] == np.tile(given.max((2, 3), keepdims=True), [1, 2, 2, 1])).all()
+    assert (run(model, given)[0] == given.max((2, 3), keepdims=True).repeat(2, 2)).all()
