@@ -567,3 +567,34 @@ def test_a_quantised_convolution_reads_what_another_layer_holds_in_place() -> No
     given = 2 * np.random.default_rng(1).integers(0, 128, (2, 7, 7, 2), np.uint8)
     sums = run(model, given)[2]
     assert (sums == given.astype(int).sum(3, keepdims=True) / 2).all()
+
+
+def test_a_convolution_reads_what_is_reshaped_by_another_order_of_dimensions() -> None:
+    """Where only dimensions of 1 element move, OpenVINO makes another shape of it."""
+    b = nnhal.Builder()
+    x = b.input((1, 3, 6, 4))
+    y = b.abs(x)
+    z = b.transpose_conv_2d(
+        y, np.ones((1, 1, 1, 4), np.float32), np.zeros(1, np.float32), padding=((0, 0), (0, 0)), stride=1, nchw=False
+    )
+    model = b.finish([x], [b.transpose(y, [1, 0, 2, 3]), z])
+    prepared = prepared_by(OpenVINO(), model, Hints())
+    for seed in range(3):
+        given = np.random.default_rng(seed).integers(-9, 10, (1, 3, 6, 4)).astype(np.float32)
+        request = prepared.request([given])
+        request.execute(prepared.run, Control())
+        sums = request.results[1]
+        assert sums is not None
+        assert (sums == np.abs(given).sum(3, keepdims=True)).all()
+
+
+@pytest.mark.parametrize("how", ["tiled", "joined with itself"])
+def test_a_pixel_that_is_repeated_keeps_its_channels_in_order(how: str) -> None:
+    """OpenVINO's Tile took the pixel of a pooling, which another operation reads too, for one that lies otherwise."""
+    b = nnhal.Builder()
+    x = b.input((2, 7, 3, 3))
+    pixel = b.max_pool_2d(x, padding="valid", filter_size=3, stride=(3, 2), nchw=True)
+    repeated = b.tile(pixel, [1, 1, 2, 1]) if how == "tiled" else b.concatenation([pixel, pixel], 2)
+    model = b.finish([x], [repeated, b.mul(pixel, np.full((2, 7, 1, 1), 2, np.float32))])
+    given = np.random.default_rng(1).integers(-99, 100, (2, 7, 3, 3)).astype(np.float32)
+    assert (run(model, given)[0] == given.max((2, 3), keepdims=True).repeat(2, 2)).all()

@@ -27,21 +27,26 @@ def keep_apart(model: Any, opset: Any) -> None:
     """
     lift_conversions(model, opset)
     nodes = Nodes(model)
+    known: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # the orders that a tensor is copied for
     for node in nodes.ordered:
-        if node.get_type_name() != "Transpose":
+        source = node.input_value(0) if node.get_type_name() == "Transpose" else None
+        if source is None or not of_float32(source) or all(leaves(other, node) for other in nodes.others(node)):
             continue
-        source = node.input_value(0)
-        if source.get_element_type().to_string() == "f32" and not all(
-            leaves(other, node) for other in nodes.others(node)
-        ):
-            node.input(0).replace_source_output(opset.prelu(source, np.ones(1, np.float32)).output(0))
+        orders = known.setdefault(nodes.value(nodes.root(source)), [])
+        if order(node) not in orders:
+            orders.append(order(node))
+        for _ in range(orders.index(order(node)) + 1):  # a copy of a copy is another than that
+            source = opset.prelu(source, np.ones(1, np.float32)).output(0)
+        node.input(0).replace_source_output(source)
 
 
 def lift_conversions(model: Any, opset: Any) -> None:
     """Turn numbers that were converted, not numbers that will be: OpenVINO does that too, when it is too late for a copy."""
     for node in model.get_ordered_ops():
         turned = node.input_value(0).get_node() if node.get_type_name() == "Convert" else None
-        if turned is not None and turned.get_type_name() == "Transpose":
+        if turned is None or turned.get_type_name() != "Transpose":
+            continue
+        if of_float32(node.output(0)) and not of_float32(turned.output(0)):
             converted = opset.convert(turned.input_value(0), node.get_element_type())
             node.output(0).replace(opset.transpose(converted, turned.input_value(1)).output(0))
 
@@ -57,12 +62,13 @@ class Nodes:
         self._readers: dict[tuple[int, int], list[Any]] = {}
         known: dict[Any, int] = {}
         for node in self.ordered:
-            inputs = [self._value(x) for x in node.input_values()]
+            inputs = [self.value(x) for x in node.input_values()]
             self._same[node.get_name()] = known.setdefault(self._key(node, inputs), len(known))
             for x in inputs:
                 self._readers.setdefault(x, []).append(node)
 
-    def _value(self, source: Any) -> tuple[int, int]:
+    def value(self, source: Any) -> tuple[int, int]:
+        """What stands for a tensor, and for all that are the same."""
         return self._same[source.get_node().get_name()], source.get_index()
 
     def _key(self, node: Any, inputs: list[tuple[int, int]]) -> Any:
@@ -73,9 +79,20 @@ class Nodes:
 
     def others(self, transpose: Any) -> Iterator[Any]:
         """The other readers of what a Transpose reads, also of what that is where OpenVINO removes what does nothing."""
-        node, source = transpose, transpose.input_value(0)
+        node = transpose
+        for source in self._upwards(transpose.input_value(0)):
+            yield from (i for i in self._readers[self.value(source)] if i.get_name() != node.get_name())
+            node = source.get_node()
+
+    def root(self, source: Any) -> Any:
+        """What a tensor is at first, where what may do nothing is removed."""
+        *_, root = source, *self._upwards(source)
+        return root
+
+    def _upwards(self, source: Any) -> Iterator[Any]:
+        """A tensor that is computed, and what it is made of by what may do nothing."""
         while kind(source) not in GIVEN:
-            yield from (i for i in self._readers[self._value(source)] if i.get_name() != node.get_name())
+            yield source
             node = source.get_node()
             if not (kind(source) in MOVING or does_nothing(node)):
                 return
@@ -97,8 +114,12 @@ def does_nothing(node: Any) -> bool:
     return node.get_type_name() in PAIRS and any(data.flat[0] in (0, 1) for data in constants)
 
 
-def order(transpose: Any) -> list[int]:
-    return [int(n) for n in transpose.input_value(1).get_node().data]
+def order(transpose: Any) -> tuple[int, ...]:
+    return tuple(int(n) for n in transpose.input_value(1).get_node().data)
+
+
+def of_float32(source: Any) -> bool:
+    return str(source.get_element_type().to_string()) == "f32"
 
 
 def kind(source: Any) -> str:

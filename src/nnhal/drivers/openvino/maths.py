@@ -130,6 +130,10 @@ class Maths:
         return self.o.transpose(x, self.whole(order))
 
     def concat(self, parts: Sequence[Node], axis: int) -> Node:
+        first, *more = parts
+        sizes = self.shape(first)
+        if more and all(part is first for part in more) and sizes is not None and sizes[axis] == 1:
+            return self.gather(first, self.whole([0] * len(parts)), axis)  # as `tile`, which it would become
         return self.o.concat(list(parts), axis)
 
     def slice(
@@ -147,7 +151,14 @@ class Maths:
         return self.o.gather_elements(x, indices, axis)
 
     def tile(self, x: Node, multiples: Sequence[int]) -> Node:
-        return self.o.tile(x, self.whole(multiples))
+        """By places: its own Tile mixes up elements where channels lie innermost and what it reads is one pixel."""
+        sizes = self.shape(x)
+        if sizes is None or None in sizes:  # asked about only: what is compiled has sizes
+            return self.o.tile(x, self.whole(multiples))
+        for axis, (size, times) in enumerate(zip(sizes, multiples, strict=True)):
+            if times != 1:
+                x = self.gather(x, self.whole(np.tile(np.arange(size or 0), times)), axis)
+        return x
 
     def broadcast(self, x: Node, shape: Sequence[int]) -> Node:
         return self.o.broadcast(x, self.whole(shape))
