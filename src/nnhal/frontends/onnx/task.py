@@ -284,7 +284,7 @@ class NodeTask(OperationWriter):
     def as_four(self, x: Term) -> Term:
         """Rows of elements [n, c, w] as pictures [n, c, 1, w]: those they were made of, where they were."""
         found = self.graph.context.pictures.get(id(x))
-        if found is not None and self.graph.has(found):
+        if found is not None and self.graph.operations.gives(found):
             return found
         n, c, w = self.shape(x)
         return self.reshaped(x, (n, c, 1, w))
@@ -319,7 +319,7 @@ class NodeTask(OperationWriter):
         again = with_argument(made, "activation", code)
         if again is None:
             return None
-        self.graph.operations[n] = again
+        self.graph.operations.change(n, again)
         return again.outputs[0]
 
     def merged_into(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
@@ -358,10 +358,10 @@ class NodeTask(OperationWriter):
         if shift is not None:
             values = values + shift.reshape(-1)
         inputs[2] = constant(bias.value, values.astype(np.float32))
-        operations[n] = again_with(made, inputs)
+        operations.change(n, again_with(made, inputs))
         if last != n:
             reshaped = operations[last]
-            operations[last] = again_with(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]])
+            operations.change(last, again_with(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]]))
         return operations[last].outputs[0]
 
 
@@ -430,7 +430,7 @@ class RowNode(NodeTask):
                 continue
             term = super().raw(place)
             four = pictures.get(id(term))
-            if four is not None and graph.has(four):
+            if four is not None and graph.operations.gives(four):
                 self._four[place] = four
                 found += 1
             elif term.data is not None and term.data.ndim == 3 and term.value.type != UNTYPED:
