@@ -320,3 +320,13 @@ def test_a_loop_whose_steps_are_more_than_a_file_may_have_is_no_list_of_them():
     made = model([node("Loop", "n go x", body=body)], inputs, {"n": np.array(200), "go": np.array(True)})
     assert operations(made) == ["WHILE"]
     check(made, inputs)
+
+
+def test_a_loop_lists_what_has_more_than_four_dimensions():
+    body = graph(
+        [node("Identity", "go_in", "goes"), node("Relu", "x", "each")],
+        [info("goes", TensorProto.BOOL, []), info("each")],
+        [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, [])],
+    )
+    inputs = {"x": real(2, 1, 3, 2)}
+    check(model([node("Loop", "n go", body=body)], inputs, {"n": np.array(3), "go": np.array(True)}), inputs)

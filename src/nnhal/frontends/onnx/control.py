@@ -15,6 +15,7 @@ from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
 from nnhal.frontends.onnx.graph import NodeGraph, Operations
+from nnhal.frontends.onnx.movement import joined
 from nnhal.frontends.onnx.order import inner_graphs
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import B8, I32
@@ -169,7 +170,7 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
     if len(rows) == 1:
         return rows[0]
     if rows[0].value.type in (*FLOATS, *ASYMMETRIC):
-        return t.make("CONCATENATION", *rows, 0, like=rows[0])
+        return joined(t, rows, 0)
     shape = t.known(rows[0])[1:]
     t.check_count(len(rows) * math.prod(shape))
     return moved(t, rows, np.arange(len(rows) * math.prod(shape)).reshape(len(rows), *shape))

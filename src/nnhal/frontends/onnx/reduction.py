@@ -204,14 +204,18 @@ def top(t: NodeTask) -> None:
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     turned = axis_moved(t, x, order)
     counted, least = t.wants(1), not t.attr("largest", 1)
+    lead = t.shape(turned)[:-1]
+    if len(order) > MOST_DIMENSIONS:
+        turned = t.reshaped(turned, (math.prod(t.known(turned)[:-1]), size))
     if counted:
-        turned = reversed_along(t, turned, len(order) - 1)
+        turned = reversed_along(t, turned, len(t.shape(turned)) - 1)
     found, places = t.run("TOPK_V2", negated(t, turned) if least else turned, k, outs=[bare(turned), Value(I32, None)])
     if least:
         found = negated(t, found)
     if counted:
         places = t.make("SUB", t.scalar((size or 0) - 1, places), places, like=places, activation=0)
     back = np.argsort(order).tolist()
+    found, places = (t.reshaped(each, (*lead, k)) for each in (found, places))
     t.result(0, axis_moved(t, found, back), x.kind)
     t.result(1, axis_moved(t, places, back), "INT64")
 

@@ -446,20 +446,20 @@ class RowNode(NodeTask):
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
         """Output `number`, as rows."""
-        self.rows_of(number, term)
+        self.rows_of(number, term, kind)
 
     def same(self, term: Term, number: int = 0) -> None:
         """Output `number` is a term that is there."""
-        self.rows_of(number, term)
+        self.rows_of(number, term, term.kind)
 
     def fresh(self, term: Term) -> None:
         """The output is that of an operation before this one, which nothing else reads."""
         self.rows_of(0, term)
 
-    def rows_of(self, number: int, made: Term) -> None:
+    def rows_of(self, number: int, made: Term, kind: str = "") -> None:
         """Output `number`, of pictures."""
         n, c, _, w = self.shape(made)
-        super().result(number, self.reshaped(made, (n, c, w)))
+        super().result(number, self.reshaped(made, (n, c, w)), kind)
         self.later.append(lambda: self.graph.context.seen_as(self.results[number], made))
 
 
