@@ -296,3 +296,21 @@ def test_more_than_four_dimensions_are_seen_as_fewer(nodes, outputs):
     read = {name: value for name, value in constants.items() if name in nodes.input}
     inputs = {"x": np.round(real(*DEEP))}
     check(model([nodes], inputs, read, outputs), inputs)
+
+
+@pytest.mark.parametrize(("pads", "opset"), [([1, 1, 1, 1], 17), ([0, 1, 1, 0], 19), ([1, 0, 0, 1], 22)])
+@pytest.mark.parametrize("strides", [[2, 2], [3, 2], [2, 3]])
+def test_a_mean_that_counts_padding_counts_that_of_the_file_alone(pads, opset, strides):
+    how = {"kernel_shape": [3, 2], "strides": strides, "pads": pads, "ceil_mode": 1, "count_include_pad": 1}
+    inputs = {"x": real(2, 3, 9, 8)}
+    check(model([node("AveragePool", "x", **how)], inputs, opset=opset), inputs)
+
+
+def test_indices_of_many_dimensions_count_from_the_end_too():
+    inputs = {"x": real(5, 2), "i": RNG.integers(-5, 5, (1, 2, 1, 2, 2))}
+    check(model([node("Gather", "x i")], inputs), inputs)
+
+
+def test_of_many_dimensions_the_last_of_the_greatest_is_found():
+    inputs = {"x": np.round(real(*DEEP))}
+    check(model([node("ArgMax", "x", axis=2, select_last_index=1)], inputs), inputs)

@@ -318,3 +318,15 @@ def test_values_of_many_dimensions_are_quantised_and_back(shared):
         nodes += [node("DequantizeLinear", "x s2 z", "q"), node("Neg", "q", "u")]
     inputs = {"x": bytes_of(np.uint8, 2, 1, 3, 2, 4)}
     check(model(nodes, inputs, constants, "y u" if shared else "y"), inputs, steps=1)
+
+
+def test_the_sum_of_two_stored_numbers_is_a_number():
+    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    nodes = [node("DequantizeLinear", "x s z", "r"), node("Add", "r r", "t"), node("QuantizeLinear", "t s z")]
+    inputs = {"x": np.array(40, np.uint8)}
+    check(model(nodes, inputs, constants, otherwise=TensorProto.UINT8), inputs, steps=1)
+
+
+def test_the_linear_sum_of_two_numbers_is_a_number():
+    inputs = {"a": np.array(40, np.uint8), "b": np.array(50, np.uint8)}
+    check(*linear("QLinearAdd", inputs, three_steps(), "a sa za b sb zb sy zy", domain="com.microsoft"), steps=1)

@@ -253,13 +253,14 @@ def pool(t: NodeTask) -> None:
     sizes = t.shape(x)[-len(kernel) :]
     w = window(t, kernel, sizes)
     t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
+    inner = w.pads
     if t.attr("ceil_mode", 0) and not t.attr("auto_pad", "NOTSET").startswith("SAME"):
         t.require(None not in sizes, "rounds up a size that is known only at execution")
         w = rounded_up(t, w, [size or 0 for size in t.shape(x)[2:]])
     padded = any(map(sum, w.pads))
-    if t.name == "AveragePool" and padded and t.attr("count_include_pad", 0):
-        t.require(not t.attr("ceil_mode", 0), "counts padding and rounds sizes up, which NNAPI does not")
-        x, w = filled_around(t, x, [(0, 0), (0, 0), *w.pads], 0.0), w._replace(pads=[(0, 0), (0, 0)])
+    if t.name == "AveragePool" and any(map(sum, inner)) and t.attr("count_include_pad", 0):
+        x = filled_around(t, x, [(0, 0), (0, 0), *inner], 0.0)
+        w = w._replace(pads=[(0, all_[1] - own[1]) for all_, own in zip(w.pads, inner, strict=True)])
     if t.name == "LpPool":
         t.require(t.attr("p", 2) == 2 and not padded, "NNAPI has p = 2 only, without padding")
     if t.name == "MaxPool":

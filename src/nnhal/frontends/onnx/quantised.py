@@ -21,7 +21,7 @@ from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import narrowed, ordered, spread, window
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
@@ -251,8 +251,8 @@ def wanted(t: NodeTask) -> WantedSteps | None:
 
 def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
     """The node's output: the real values of a stored term."""
-    made.kind = kind_of(out.steps)
-    t.result(0, converted(t, made, Value(F32)), "FLOAT")
+    made.kind, made.scalar = kind_of(out.steps), all_scalars(t)
+    t.result(0, converted(t, made, Value(F32)), "FLOAT", scalar=made.scalar)
     if out.activation:
         t.graph.context.rectified.add(id(t.results[0]))
     t.later.append(lambda: t.graph.context.stands_for(t.results[0], made))
@@ -513,9 +513,9 @@ def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) 
     return seen
 
 
-def finish(t: NodeTask, made: Term, steps: Steps) -> None:
+def finish(t: NodeTask, made: Term, steps: Steps, *, scalar: bool = False) -> None:
     """The node's output, stored."""
-    t.result(0, made, kind_of(steps))
+    t.result(0, made, kind_of(steps), scalar=scalar)
 
 
 @node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, told NCHW")
@@ -566,7 +566,7 @@ def linear_arithmetic(t: NodeTask) -> None:
     x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
     t.require(x.value.type == y.value.type == out.type, "has inputs and output of several types, must have one")
     name = t.name.removeprefix("com.microsoft.QLinear").upper()
-    finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out)
+    finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out, scalar=x.scalar and y.scalar)
 
 
 @node(
@@ -580,7 +580,7 @@ def linear_function(t: NodeTask) -> None:
         made = t.make("LOGISTIC", real)
     else:
         made = t.make("PRELU", real, t.scalar(t.attr("alpha", 0.01), real))
-    finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out)
+    finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out, scalar=x.scalar)
 
 
 @node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")

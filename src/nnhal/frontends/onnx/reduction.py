@@ -186,6 +186,8 @@ def arg_most(t: NodeTask) -> None:
         x = reversed_along(t, x, axis)
     made = t.make(t.name.upper(), x, axis, like=Value(I32))
     if t.attr("select_last_index", 0):
+        sizes = t.shape(made)
+        made = made if len(sizes) <= MOST_DIMENSIONS else t.reshaped(made, (math.prod(t.known(made)),))
         made = t.make("SUB", t.scalar((shape[axis] or 0) - 1, made), made, like=made, activation=0)
     keep = bool(t.attr("keepdims", 1))
     dims = [1 if i == axis else d for i, d in enumerate(shape) if keep or i != axis]
