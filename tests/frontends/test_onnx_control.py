@@ -1,5 +1,7 @@
 """If and Loop, functions of the file's own, open dimensions, 64-bit integers."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -306,3 +308,25 @@ def test_a_node_that_works_on_each_of_a_batch_leaves_the_batch_open(op, names, o
         found, expected = compiled(x), by_onnxruntime(made, {"x": x})
         for mine, theirs in zip(found if isinstance(found, tuple) else (found,), expected, strict=True):
             assert np.abs(mine - theirs).max() < 1e-4
+
+
+def test_a_loop_whose_steps_are_more_than_a_file_may_have_is_no_list_of_them():
+    names = ["v_in", *(f"t{n}" for n in range(99)), "v_out"]
+    nodes = [node("Relu", before, after) for before, after in pairwise(names)]
+    given = [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, []), info("v_in", shape=[3])]
+    nodes.append(node("Identity", "go_in", "goes"))
+    body = graph(nodes, [info("goes", TensorProto.BOOL, []), info("v_out")], given)
+    inputs = {"x": real(3)}
+    made = model([node("Loop", "n go x", body=body)], inputs, {"n": np.array(200), "go": np.array(True)})
+    assert operations(made) == ["WHILE"]
+    check(made, inputs)
+
+
+def test_a_loop_lists_what_has_more_than_four_dimensions():
+    body = graph(
+        [node("Identity", "go_in", "goes"), node("Relu", "x", "each")],
+        [info("goes", TensorProto.BOOL, []), info("each")],
+        [info("i", TensorProto.INT64, []), info("go_in", TensorProto.BOOL, [])],
+    )
+    inputs = {"x": real(2, 1, 3, 2)}
+    check(model([node("Loop", "n go", body=body)], inputs, {"n": np.array(3), "go": np.array(True)}), inputs)

@@ -4,6 +4,7 @@ import gc
 import os
 import struct
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import nnhal
+from nnhal.frontends.onnx.reader import read
 from nnhal.frontends.onnx.wire import numbers
+from nnhal.frontends.source import opened
 from tests.frontends.onnx_models import by_onnxruntime, check, model, node, saved
 
 RNG = np.random.default_rng(3)
@@ -376,3 +379,44 @@ def test_a_file_of_which_hardly_anything_is_used_is_not_read(tmp_path):
 
 def test_a_truncated_header_is_no_onnx_file():
     refused(struct.pack("<I", 8) * 2, "must be")
+
+
+def seconds_for(work):
+    """Of the processor, the less of two."""
+    found = []
+    for _ in range(2):
+        start = time.process_time()
+        work()
+        found.append(time.process_time() - start)
+    return min(found)
+
+
+def chain(count):
+    nodes = [node("Relu", f"t{n}", f"t{n + 1}") for n in range(count)]
+    return model(nodes, {"t0": real(2, 3)}, outputs=f"t{count}", infer=False)
+
+
+def branches(count):
+    def branch(op, n):
+        return helper.make_graph([node(op, f"t{n}", "r")], "b", [], [helper.make_tensor_value_info("r", 1, None)])
+
+    nodes = [node("If", "c", f"t{n + 1}", then_branch=branch("Relu", n), else_branch=branch("Neg", n))
+             for n in range(count)]  # fmt: skip
+    return model(nodes, {"t0": real(2, 3)}, {"c": np.array(True)}, f"t{count}", infer=False)
+
+
+@pytest.mark.parametrize(("kind", "few"), [(chain, 1000), (branches, 600)])
+def test_reading_eight_times_the_nodes_takes_about_eight_times_as_long(kind, few):
+    labels = [opened(kind(count).SerializeToString()) for count in (few, 8 * few)]
+    times = [seconds_for(partial(read, memory, label, None)) for label, memory in labels]
+    assert times[1] < 16 * times[0]
+
+
+def test_adding_one_row_eight_times_as_often_takes_about_eight_times_as_long():
+    times = []
+    for count in (600, 4800):
+        nodes = [node("Conv", "x w", "t0"), *(node("Add", f"t{n} t0", f"t{n + 1}") for n in range(count))]
+        made = model(nodes, {"x": real(1, 2, 5)}, {"w": real(2, 2, 1)}, f"t{count}", infer=False)
+        made.doc_string = "-" * 800_000  # so that it may have as many operations
+        times.append(seconds_for(partial(nnhal.load, made.SerializeToString())))
+    assert times[1] < 14 * times[0]

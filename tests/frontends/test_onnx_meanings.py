@@ -263,3 +263,54 @@ def test_an_equation_may_leave_letters_out(equation, shapes):
 
 def test_a_letter_that_is_twice_in_one_tensor_is_refused_by_name():
     refused(model([node("Einsum", "x", equation="ii->i")], {"x": real(3, 3)}), "Einsum #0: equation 'ii->i'")
+
+
+# ------------------------------------------------------------------------------------------------- rows, many dimensions
+
+
+@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("pads", [[0, 0], [1, 1]])
+def test_sizes_of_a_pool_of_rows_are_rounded_up(op, pads):
+    inputs = {"x": real(2, 3, 8)}
+    check(model([node(op, "x", kernel_shape=[3], strides=[2], pads=pads, ceil_mode=1)], inputs), inputs)
+
+
+def test_rows_of_a_layer_become_integers_of_the_type_that_a_cast_names():
+    inputs, constants = {"x": real(1, 2, 5) * 9}, {"w": real(3, 2, 2)}
+    nodes = [node("Conv", "x w", "c"), node("Cast", "c", to=TensorProto.INT64)]
+    check(model(nodes, inputs, constants), inputs)
+
+
+DEEP = (2, 1, 3, 2, 4)
+MANY = [
+    (node("TopK", "x two", "y i"), "y i"),
+    (node("TopK", "x two", "y i", axis=2, largest=0), "y i"),
+    (node("LayerNormalization", "x four four"), "y"),
+    (node("LayerNormalization", "x eight eight", axis=-2), "y"),
+]
+
+
+@pytest.mark.parametrize(("nodes", "outputs"), MANY)
+def test_more_than_four_dimensions_are_seen_as_fewer(nodes, outputs):
+    constants = {"two": ints(2), "four": real(4), "eight": real(2, 4)}
+    read = {name: value for name, value in constants.items() if name in nodes.input}
+    inputs = {"x": np.round(real(*DEEP))}
+    check(model([nodes], inputs, read, outputs), inputs)
+
+
+@pytest.mark.parametrize(("pads", "opset"), [([1, 1, 1, 1], 17), ([0, 1, 1, 0], 19), ([1, 0, 0, 1], 22)])
+@pytest.mark.parametrize("strides", [[2, 2], [3, 2], [2, 3]])
+def test_a_mean_that_counts_padding_counts_that_of_the_file_alone(pads, opset, strides):
+    how = {"kernel_shape": [3, 2], "strides": strides, "pads": pads, "ceil_mode": 1, "count_include_pad": 1}
+    inputs = {"x": real(2, 3, 9, 8)}
+    check(model([node("AveragePool", "x", **how)], inputs, opset=opset), inputs)
+
+
+def test_indices_of_many_dimensions_count_from_the_end_too():
+    inputs = {"x": real(5, 2), "i": RNG.integers(-5, 5, (1, 2, 1, 2, 2))}
+    check(model([node("Gather", "x i")], inputs), inputs)
+
+
+def test_of_many_dimensions_the_last_of_the_greatest_is_found():
+    inputs = {"x": np.round(real(*DEEP))}
+    check(model([node("ArgMax", "x", axis=2, select_last_index=1)], inputs), inputs)

@@ -300,3 +300,33 @@ def test_a_function_of_the_files_own_that_is_called_relu_is_no_relu():
     constants = dict(zip(("s", "z"), steps(X, 128, np.uint8), strict=True))
     made = model(nodes, inputs, constants, functions=[function], otherwise=TensorProto.UINT8)
     check(made, inputs, steps=1)
+
+
+def test_bytes_that_another_node_reads_under_another_name_are_not_taken_as_stored_in_steps():
+    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    constants |= {"shape": np.array([3, 4]), "k": np.array([99], np.uint8)}
+    nodes = [node("Reshape", "x shape", "t"), node("Less", "t k", "l"), node("DequantizeLinear", "t s z", "r")]
+    inputs = {"x": bytes_of(np.uint8, 3, 4)}
+    check(model(nodes, inputs, constants, "l r"), inputs)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_values_of_many_dimensions_are_quantised_and_back(shared):
+    constants = dict(zip(("s", "z", "s2"), (*steps(X, 3, np.uint8), np.array(Y, np.float32)), strict=True))
+    nodes = [node("DequantizeLinear", "x s z", "r"), node("Abs", "r", "t"), node("QuantizeLinear", "t s2 z")]
+    if shared:
+        nodes += [node("DequantizeLinear", "x s2 z", "q"), node("Neg", "q", "u")]
+    inputs = {"x": bytes_of(np.uint8, 2, 1, 3, 2, 4)}
+    check(model(nodes, inputs, constants, "y u" if shared else "y"), inputs, steps=1)
+
+
+def test_the_sum_of_two_stored_numbers_is_a_number():
+    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True))
+    nodes = [node("DequantizeLinear", "x s z", "r"), node("Add", "r r", "t"), node("QuantizeLinear", "t s z")]
+    inputs = {"x": np.array(40, np.uint8)}
+    check(model(nodes, inputs, constants, otherwise=TensorProto.UINT8), inputs, steps=1)
+
+
+def test_the_linear_sum_of_two_numbers_is_a_number():
+    inputs = {"a": np.array(40, np.uint8), "b": np.array(50, np.uint8)}
+    check(*linear("QLinearAdd", inputs, three_steps(), "a sa za b sb zb sy zy", domain="com.microsoft"), steps=1)

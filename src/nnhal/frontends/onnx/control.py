@@ -14,11 +14,14 @@ from nnhal.frontends.common.terms import Inexpressible, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
-from nnhal.frontends.onnx.graph import NodeGraph
+from nnhal.frontends.onnx.graph import NodeGraph, Operations
+from nnhal.frontends.onnx.movement import joined
+from nnhal.frontends.onnx.order import inner_graphs
 from nnhal.frontends.onnx.task import NodeTask, node
 from nnhal.ops.schema import B8, I32
 
 MOST_UNROLLED = 256  # steps of a loop that are written one behind the other
+SHARE = 1 / 16  # of the operations that a file may have yet, which are two a node or more
 MOST_NESTED = 64
 
 
@@ -115,12 +118,19 @@ def loop(t: NodeTask) -> None:
     t.require(scanned >= 0 and len(t.node.outputs) <= carried + scanned, "the body has too few outputs")
     count = t.raw(0).data if t.given(0) else None
     steps = None if count is None or count.size != 1 else int(count.reshape(-1)[0])
-    if steps is not None and 0 <= steps <= MOST_UNROLLED and unrolled(t, body, steps, carried, scanned):
-        return
+    if steps is not None and 0 <= steps <= MOST_UNROLLED:
+        few = steps * nodes_in(body) <= t.budget.left[Cost.OPERATIONS] * SHARE
+        if (few or scanned) and unrolled(t, body, steps, carried, scanned):
+            return
     t.require(
         not scanned, "gives a list of what each step gives, and its steps are not known: NNAPI's WHILE keeps none"
     )
     looped(t, body, carried)
+
+
+def nodes_in(graph: OnnxFileGraph) -> int:
+    """Of a graph and those within."""
+    return sum(1 + sum(map(nodes_in, inner_graphs(node))) for node in graph.nodes)
 
 
 def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned: int) -> bool:
@@ -139,7 +149,7 @@ def unrolled(t: NodeTask, body: OnnxFileGraph, steps: int, carried: int, scanned
         truth = constant(Value(B8), np.array(True), "BOOL")
         goes_on, *made = inline(t, body, list(zip(names, [number, truth, *values], strict=True)))
         if goes_on.data is None:
-            del t.graph.operations[before:]
+            t.graph.operations.cut(before)
             return False
         condition, values = goes_on.data, made[:carried]
         for list_, term in zip(lists, made[carried:], strict=True):
@@ -160,7 +170,7 @@ def listed(t: NodeTask, rows: Sequence[Term]) -> Term:
     if len(rows) == 1:
         return rows[0]
     if rows[0].value.type in (*FLOATS, *ASYMMETRIC):
-        return t.make("CONCATENATION", *rows, 0, like=rows[0])
+        return joined(t, rows, 0)
     shape = t.known(rows[0])[1:]
     t.check_count(len(rows) * math.prod(shape))
     return moved(t, rows, np.arange(len(rows) * math.prod(shape)).reshape(len(rows), *shape))
@@ -202,7 +212,7 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
         going = writer.make("LOGICAL_AND", less, going)
     else:
         going = writer.make("LOGICAL_AND", going, going)
-    condition.operations = writer.emitted
+    condition.operations = Operations(writer.emitted)
     condition.outputs = [going]
     advance = NodeTask(graph, t.node, t.opset)
     after = advance.make("ADD", graph.inputs[0], advance.scalar(1, graph.inputs[0]), activation=0)

@@ -60,12 +60,43 @@ class FileContext(Struct, eq=False):
         self.kept.append(real)
 
 
+class Operations(list[Emitted]):
+    """Operations in order, which know the terms that they give."""
+
+    def __init__(self, given: Sequence[Emitted] = ()) -> None:
+        super().__init__(given)
+        self._places: dict[int, int] = {}
+        self._seen = 0
+
+    def gives(self, term: Term) -> bool:
+        """Whether one of them gives a term."""
+        for n in range(self._seen, len(self)):
+            self._note(n)
+        self._seen = len(self)
+        place = self._places.get(id(term))
+        return place is not None and place < len(self) and any(out is term for out in self[place].outputs)
+
+    def change(self, place: int, operation: Emitted) -> None:
+        """Another in the place of one of them."""
+        self[place] = operation
+        self._note(place)
+
+    def cut(self, count: int) -> None:
+        """The first ones stay."""
+        del self[count:]
+        self._seen = min(self._seen, count)
+
+    def _note(self, place: int) -> None:
+        for out in self[place].outputs:
+            self._places[id(out)] = place
+
+
 class NodeGraph(WrittenGraph):
     """One graph: terms by name, and the operations in order. outer: the graph around it."""
 
     def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
-        self.operations: list[Emitted] = []
+        self.operations: Operations = Operations()
         self.terms: dict[str, Term] = {}
         self.inputs: list[Term] = []
         self.outputs: list[Term] = []
@@ -195,10 +226,6 @@ class NodeGraph(WrittenGraph):
             self._readers = {name: node for node in self.source.nodes for name in node.inputs}
         return self._readers.get(name)
 
-    def has(self, term: Term) -> bool:
-        """Whether an operation of this graph gives a term."""
-        return any(out is term for operation in reversed(self.operations) for out in operation.outputs)
-
     def prune(self) -> None:
         """Leave out the operations that nothing needs."""
         needed = {id(term) for term in self.outputs}
@@ -207,7 +234,7 @@ class NodeGraph(WrittenGraph):
             if any(id(out) in needed for out in operation.outputs):
                 kept.append(operation)
                 needed.update(id(term) for term in operation.inputs if isinstance(term, Term))
-        self.operations = kept[::-1]
+        self.operations = Operations(kept[::-1])
 
 
 WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers have"

@@ -8,7 +8,7 @@ from nnhal.base.operands import Value
 from nnhal.frontends.common.places import moved
 from nnhal.frontends.common.rows import row_numbers
 from nnhal.frontends.common.terms import Term, constant
-from nnhal.frontends.common.writing import INT32_RANGE
+from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import FAILURES
 from nnhal.frontends.onnx.movement import part_of
 from nnhal.frontends.onnx.task import NodeTask, node
@@ -61,9 +61,11 @@ def from_begin(t: NodeTask, indices: Term, size: int | None) -> Term:
     if indices.span is not None and indices.span[0] >= 0:
         return indices
     t.require(size is not None, "may count from an end that is known only at execution")
-    below = t.make("LESS", indices, t.scalar(0, indices), like=Value(B8))
-    from_end = t.make("ADD", indices, t.scalar(size, indices), activation=0)
-    return t.make("SELECT", below, from_end, indices, like=indices)
+    shape = t.shape(indices)
+    flat = indices if len(shape) <= MOST_DIMENSIONS else t.reshaped(indices, (math.prod(t.known(indices)),))
+    below = t.make("LESS", flat, t.scalar(0, flat), like=Value(B8))
+    from_end = t.make("ADD", flat, t.scalar(size, flat), activation=0)
+    return t.reshaped(t.make("SELECT", below, from_end, flat, like=flat), shape)
 
 
 @node("GatherElements", inputs=2, becomes="GATHER of elements counted through")

@@ -253,13 +253,14 @@ def pool(t: NodeTask) -> None:
     sizes = t.shape(x)[-len(kernel) :]
     w = window(t, kernel, sizes)
     t.require(w.dilation == [1, 1], "with dilation is not in NNAPI")
+    inner = w.pads
     if t.attr("ceil_mode", 0) and not t.attr("auto_pad", "NOTSET").startswith("SAME"):
         t.require(None not in sizes, "rounds up a size that is known only at execution")
-        w = rounded_up(t, w, [size or 0 for size in sizes])
+        w = rounded_up(t, w, [size or 0 for size in t.shape(x)[2:]])
     padded = any(map(sum, w.pads))
-    if t.name == "AveragePool" and padded and t.attr("count_include_pad", 0):
-        t.require(not t.attr("ceil_mode", 0), "counts padding and rounds sizes up, which NNAPI does not")
-        x, w = filled_around(t, x, [(0, 0), (0, 0), *w.pads], 0.0), w._replace(pads=[(0, 0), (0, 0)])
+    if t.name == "AveragePool" and any(map(sum, inner)) and t.attr("count_include_pad", 0):
+        x = filled_around(t, x, [(0, 0), (0, 0), *inner], 0.0)
+        w = w._replace(pads=[(0, all_[1] - own[1]) for all_, own in zip(w.pads, inner, strict=True)])
     if t.name == "LpPool":
         t.require(t.attr("p", 2) == 2 and not padded, "NNAPI has p = 2 only, without padding")
     if t.name == "MaxPool":
@@ -348,17 +349,19 @@ def layer_normalisation(t: NodeTask) -> None:
     x, r = in_single(t, floats(t)), Reals(t)
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
-    axes, rows = list(range(axis, len(shape))), x
+    axes, rows, others = list(range(axis, len(shape))), x, [t.x(n) for n in (1, 2) if t.given(n)]
     if len(shape) > MOST_DIMENSIONS:
         sizes = t.known(x)
+        whole = all(t.known(other) == sizes[axis:] for other in others)
+        t.require(whole, f"of {len(shape)} dimensions must have a scale and bias for each element")
         axes, rows = [1], t.reshaped(x, (math.prod(sizes[:axis]), math.prod(sizes[axis:])))
+        others = [t.reshaped(other, (1, math.prod(sizes[axis:]))) for other in others]
     mean = t.make("MEAN", rows, t.integers(axes), True)
     centred = r("SUB", rows, mean)
     variance = t.make("MEAN", r("MUL", centred, centred), t.integers(axes), True)
     deviation = t.make("SQRT", r("ADD", variance, t.attr("epsilon", 1e-5)))
-    normal = in_own(t, t.reshaped(r("DIV", centred, deviation), shape))
-    normal = r("MUL", normal, t.x(1))
-    t.result(0, r("ADD", normal, t.x(2)) if t.given(2) else normal)
+    normal = r("MUL", in_own(t, r("DIV", centred, deviation)), others[0])
+    t.result(0, t.reshaped(r("ADD", normal, others[1]) if len(others) > 1 else normal, shape))
 
 
 @node("GroupNormalization", inputs=3, becomes="INSTANCE_NORMALIZATION, told NCHW, of groups; MUL, ADD")

@@ -36,10 +36,12 @@ def arranged(
     inputs: Iterable[str],
     constants: Collection[str],
     outputs: Iterable[str],
-    outer: Collection[str],
+    outer: Sequence[Collection[str]],
     where: str,
 ) -> list[OnnxNode]:
-    """The nodes of a graph, those of the graphs within them as well, each behind what it reads."""
+    """The nodes of a graph, those of the graphs within them as well, each behind what it reads. outer: the names that each
+    graph around it has.
+    """
     own = set(constants)
     for name in inputs:
         if name in own:
@@ -51,16 +53,16 @@ def arranged(
             if name in writers or name in own:
                 raise BadFile(f"{where}: {node.label} writes {short(name)!r}, which is defined before, must be once")
             writers[name] = n
-    ready = own | set(outer)
+    names = [{*own, *writers}, *outer]
     waiting = [{writers[name] for name in reads(node) if name in writers} for node in nodes]
     for node in nodes:
         for name in reads(node):
-            if name not in ready and name not in writers:
+            if not any(name in scope for scope in names):
                 raise BadFile(f"{where}: {node.label} reads {short(name)!r}, which nothing writes")
     for name in outputs:
-        if name not in ready and name not in writers:
+        if not any(name in scope for scope in names):
             raise BadFile(f"{where}: output {short(name)!r} is written by nothing")
-    return [_inside(nodes[n], {*ready, *writers}, where) for n in _sorted(waiting, nodes, where)]
+    return [_inside(nodes[n], names, where) for n in _sorted(waiting, nodes, where)]
 
 
 def _sorted(waiting: Sequence[set[int]], nodes: Sequence[OnnxNode], where: str) -> list[int]:
@@ -87,7 +89,7 @@ def _sorted(waiting: Sequence[set[int]], nodes: Sequence[OnnxNode], where: str) 
     return found
 
 
-def _inside(node: OnnxNode, names: Collection[str], where: str) -> OnnxNode:
+def _inside(node: OnnxNode, names: Sequence[Collection[str]], where: str) -> OnnxNode:
     """The node, with the graphs in it in order."""
     if not any(True for _ in inner_graphs(node)):
         return node

@@ -16,12 +16,12 @@ from nnhal.base.operands import Array, ChannelQuant, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.terms import PLAIN_SCALE, Inexpressible, Term, constant
-from nnhal.frontends.common.writing import ASYMMETRIC
+from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS
 from nnhal.frontends.onnx.file import KINDS as FILE_KINDS
 from nnhal.frontends.onnx.file import OnnxNode
 from nnhal.frontends.onnx.graph import NodeGraph
 from nnhal.frontends.onnx.layers import narrowed, ordered, spread, window
-from nnhal.frontends.onnx.task import NodeTask, node
+from nnhal.frontends.onnx.task import NodeTask, all_scalars, node
 from nnhal.ops.schema import F32, I32, Q8, Q8PC, Q8S
 
 KINDS = {"UINT8": Q8, "INT8": Q8S}
@@ -81,8 +81,16 @@ def quantise(t: NodeTask) -> None:
         t.same(stored)
         return
     t.require(x.value.type == F32, f"of {x.kind}, must be FLOAT")
-    (made,) = t.run("QUANTIZE", x, outs=[steps.value()])
-    t.result(0, made, scalar=x.scalar)
+    t.result(0, converted(t, x, steps.value()), scalar=x.scalar)
+
+
+def converted(t: NodeTask, x: Term, value: Value) -> Term:
+    """A term quantised or dequantised, whatever its rank."""
+    name = "DEQUANTIZE" if value.type == F32 else "QUANTIZE"
+    shape = t.shape(x)
+    if len(shape) <= MOST_DIMENSIONS:
+        return t.make(name, x, like=value)
+    return t.reshaped(t.make(name, t.reshaped(x, (math.prod(t.known(x)),)), like=value), shape)
 
 
 @node(
@@ -91,6 +99,7 @@ def quantise(t: NodeTask) -> None:
 def dequantise(t: NodeTask) -> None:
     """Stored values to real ones."""
     raw = t.raw(0)
+    t.follows(raw)
     t.require(not t.attr("block_size", 0), "has scales for blocks, which NNAPI does not have")
     if raw.data is not None:
         real, stored = dequantised(t, raw)
@@ -102,13 +111,15 @@ def dequantise(t: NodeTask) -> None:
     found = seen_as(t, raw, steps)
     if found is None:
         own = steps_of(raw.value)
-        plain = t.make("DEQUANTIZE", t.x(0), like=Value(F32))
+        x = t.x(0)
+        plain = t.make("DEQUANTIZE", t.reshaped(x, (math.prod(t.known(x)),)), like=Value(F32))
         if own.scale != PLAIN_SCALE:
             plain = t.make("DIV", plain, t.scalar(own.scale, plain), activation=0)
         centred = t.make("SUB", plain, t.scalar(steps.zero_point - own.zero_point, plain), activation=0)
-        t.result(0, t.make("MUL", centred, t.scalar(steps.scale, plain), activation=0), "FLOAT", scalar=raw.scalar)
+        real = t.make("MUL", centred, t.scalar(steps.scale, plain), activation=0)
+        t.result(0, t.reshaped(real, t.known(x)), "FLOAT", scalar=raw.scalar)
         return
-    t.result(0, t.make("DEQUANTIZE", found, like=Value(F32)), "FLOAT", scalar=raw.scalar)
+    t.result(0, converted(t, found, Value(F32)), "FLOAT", scalar=raw.scalar)
     t.later.append(lambda: t.graph.context.stands_for(t.results[0], found))
 
 
@@ -125,6 +136,7 @@ def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
     if (
         plain
         and t.graph.uses[raw.value.name] == 1
+        and id(raw) not in t.graph.context.aliased
         and any(raw is each for each in t.graph.inputs)
         and not t.graph.outer
     ):
@@ -200,7 +212,7 @@ class StoredNode(NodeTask):
         if steps_of(term.value) != steps_of(self._stored[0].value):
             raise Inexpressible
         term.kind, term.scalar = self._stored[0].kind, scalar and term.value.shape == (1,)
-        super().result(number, self.make("DEQUANTIZE", term, like=Value(F32)), "FLOAT", scalar=scalar)
+        super().result(number, converted(self, term, Value(F32)), "FLOAT", scalar=scalar)
         self.later.append(lambda: self.graph.context.stands_for(self.results[number], term))
 
     def same(self, term: Term, number: int = 0) -> None:
@@ -239,8 +251,8 @@ def wanted(t: NodeTask) -> WantedSteps | None:
 
 def give(t: NodeTask, made: Term, out: WantedSteps) -> None:
     """The node's output: the real values of a stored term."""
-    made.kind = kind_of(out.steps)
-    t.result(0, t.make("DEQUANTIZE", made, like=Value(F32)), "FLOAT")
+    made.kind, made.scalar = kind_of(out.steps), all_scalars(t)
+    t.result(0, converted(t, made, Value(F32)), "FLOAT", scalar=made.scalar)
     if out.activation:
         t.graph.context.rectified.add(id(t.results[0]))
     t.later.append(lambda: t.graph.context.stands_for(t.results[0], made))
@@ -501,9 +513,9 @@ def stored_input(t: NodeTask, place: int, scale: int, zero: int, axis: int = 0) 
     return seen
 
 
-def finish(t: NodeTask, made: Term, steps: Steps) -> None:
+def finish(t: NodeTask, made: Term, steps: Steps, *, scalar: bool = False) -> None:
     """The node's output, stored."""
-    t.result(0, made, kind_of(steps))
+    t.result(0, made, kind_of(steps), scalar=scalar)
 
 
 @node("QLinearConv", inputs=(8, 9), becomes="CONV_2D, DEPTHWISE_CONV_2D, GROUPED_CONV_2D, quantised, told NCHW")
@@ -554,7 +566,7 @@ def linear_arithmetic(t: NodeTask) -> None:
     x, y, out = stored_input(t, 0, 1, 2), stored_input(t, 3, 4, 5), steps_at(t, 6, 7)
     t.require(x.value.type == y.value.type == out.type, "has inputs and output of several types, must have one")
     name = t.name.removeprefix("com.microsoft.QLinear").upper()
-    finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out)
+    finish(t, t.run(name, x, y, activation=0, outs=[out.value()])[0], out, scalar=x.scalar and y.scalar)
 
 
 @node(
@@ -568,7 +580,7 @@ def linear_function(t: NodeTask) -> None:
         made = t.make("LOGISTIC", real)
     else:
         made = t.make("PRELU", real, t.scalar(t.attr("alpha", 0.01), real))
-    finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out)
+    finish(t, t.run("QUANTIZE", made, outs=[out.value()])[0], out, scalar=x.scalar)
 
 
 @node("com.microsoft.QLinearGlobalAveragePool", inputs=5, becomes="MEAN of real values")

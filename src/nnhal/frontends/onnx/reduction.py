@@ -186,6 +186,8 @@ def arg_most(t: NodeTask) -> None:
         x = reversed_along(t, x, axis)
     made = t.make(t.name.upper(), x, axis, like=Value(I32))
     if t.attr("select_last_index", 0):
+        sizes = t.shape(made)
+        made = made if len(sizes) <= MOST_DIMENSIONS else t.reshaped(made, (math.prod(t.known(made)),))
         made = t.make("SUB", t.scalar((shape[axis] or 0) - 1, made), made, like=made, activation=0)
     keep = bool(t.attr("keepdims", 1))
     dims = [1 if i == axis else d for i, d in enumerate(shape) if keep or i != axis]
@@ -204,14 +206,18 @@ def top(t: NodeTask) -> None:
     order = [i for i in range(len(shape)) if i != axis] + [axis]
     turned = axis_moved(t, x, order)
     counted, least = t.wants(1), not t.attr("largest", 1)
+    lead = t.shape(turned)[:-1]
+    if len(order) > MOST_DIMENSIONS:
+        turned = t.reshaped(turned, (math.prod(t.known(turned)[:-1]), size))
     if counted:
-        turned = reversed_along(t, turned, len(order) - 1)
+        turned = reversed_along(t, turned, len(t.shape(turned)) - 1)
     found, places = t.run("TOPK_V2", negated(t, turned) if least else turned, k, outs=[bare(turned), Value(I32, None)])
     if least:
         found = negated(t, found)
     if counted:
         places = t.make("SUB", t.scalar((size or 0) - 1, places), places, like=places, activation=0)
     back = np.argsort(order).tolist()
+    found, places = (t.reshaped(each, (*lead, k)) for each in (found, places))
     t.result(0, axis_moved(t, found, back), x.kind)
     t.result(1, axis_moved(t, places, back), "INT64")
 

@@ -284,7 +284,7 @@ class NodeTask(OperationWriter):
     def as_four(self, x: Term) -> Term:
         """Rows of elements [n, c, w] as pictures [n, c, 1, w]: those they were made of, where they were."""
         found = self.graph.context.pictures.get(id(x))
-        if found is not None and self.graph.has(found):
+        if found is not None and self.graph.operations.gives(found):
             return found
         n, c, w = self.shape(x)
         return self.reshaped(x, (n, c, 1, w))
@@ -319,7 +319,7 @@ class NodeTask(OperationWriter):
         again = with_argument(made, "activation", code)
         if again is None:
             return None
-        self.graph.operations[n] = again
+        self.graph.operations.change(n, again)
         return again.outputs[0]
 
     def merged_into(self, place: int, factor: Array | None, shift: Array | None) -> Term | None:
@@ -358,10 +358,10 @@ class NodeTask(OperationWriter):
         if shift is not None:
             values = values + shift.reshape(-1)
         inputs[2] = constant(bias.value, values.astype(np.float32))
-        operations[n] = again_with(made, inputs)
+        operations.change(n, again_with(made, inputs))
         if last != n:
             reshaped = operations[last]
-            operations[last] = again_with(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]])
+            operations.change(last, again_with(reshaped, [operations[n].outputs[0], *reshaped.inputs[1:]]))
         return operations[last].outputs[0]
 
 
@@ -430,7 +430,7 @@ class RowNode(NodeTask):
                 continue
             term = super().raw(place)
             four = pictures.get(id(term))
-            if four is not None and graph.has(four):
+            if four is not None and graph.operations.gives(four):
                 self._four[place] = four
                 found += 1
             elif term.data is not None and term.data.ndim == 3 and term.value.type != UNTYPED:
@@ -446,20 +446,20 @@ class RowNode(NodeTask):
 
     def result(self, number: int, term: Term, kind: str = "", *, scalar: bool = False) -> None:
         """Output `number`, as rows."""
-        self.rows_of(number, term)
+        self.rows_of(number, term, kind)
 
     def same(self, term: Term, number: int = 0) -> None:
         """Output `number` is a term that is there."""
-        self.rows_of(number, term)
+        self.rows_of(number, term, term.kind)
 
     def fresh(self, term: Term) -> None:
         """The output is that of an operation before this one, which nothing else reads."""
         self.rows_of(0, term)
 
-    def rows_of(self, number: int, made: Term) -> None:
+    def rows_of(self, number: int, made: Term, kind: str = "") -> None:
         """Output `number`, of pictures."""
         n, c, _, w = self.shape(made)
-        super().result(number, self.reshaped(made, (n, c, w)))
+        super().result(number, self.reshaped(made, (n, c, w)), kind)
         self.later.append(lambda: self.graph.context.seen_as(self.results[number], made))
 
 
