@@ -48,7 +48,7 @@ from nnhal.hal.host import HostBuffer, Turn, contents_of, fill
 from nnhal.hal.memory import BufferDesc, BufferFacts, BufferRole, check_use
 from nnhal.hal.memory_use import MOST as MOST_BYTES
 from nnhal.hal.memory_use import MemoryUse
-from nnhal.hal.request import Request, Signature
+from nnhal.hal.request import Control, Request, Signature
 from nnhal.model.layouts import LAYOUTS
 from tests.hal.devices import LIMIT, X, adding, asked, descriptors, device_of, prepare
 
@@ -462,6 +462,12 @@ assert came and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 def test_a_process_that_was_forked_has_no_idle_workers_of_its_parents():
     subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=LIMIT)
+
+
+def test_what_is_called_at_the_end_is_asked_for_in_a_block() -> None:
+    control = Control(cancelled=threading.Event())
+    with control.on_cancel(print) as asked:
+        assert asked is not None
 
 
 ENDED = """

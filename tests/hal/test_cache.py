@@ -46,6 +46,17 @@ def cache() -> Iterator[Cache]:
         yield Cache(bytes(range(32)), (model,), (data,))
 
 
+def test_who_saves_later_waits_until_preparing_is_over_however_it_ends(cache: Cache) -> None:
+    class Failing(FullV1_3):
+        def prepare(self, model: Model, hints: Hints) -> Any:
+            assert not cache.settled.is_set()
+            raise OperationFailed("not today")
+
+    with pytest.raises(OperationFailed, match="not today"):
+        prepared_by(Failing(), scaled(), Hints(cache=cache))
+    assert cache.settled.is_set()
+
+
 def scaled(by: float = 2.0) -> Model:
     b = Builder("scaled")
     x = b.input((3,))

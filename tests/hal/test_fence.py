@@ -420,6 +420,14 @@ def test_the_question_to_a_sync_file_is_the_kernels() -> None:
     assert 3 << 30 | len(info(0)) << 16 | ord(">") << 8 | 4 == subject._SYNC_IOC_FILE_INFO  # _IOWR('>', 4, struct)
 
 
+def test_a_descriptor_that_answers_as_a_sync_file_does_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(subject, "_status_of_sync_file", asked.append)
+    fd = select.epoll()  # of no kind of file, as a sync_file is
+    with fd:
+        assert (subject._kind_of(fd.fileno()), asked) == ("sync_file", [fd.fileno()])
+
+
 @pytest.mark.skipif(not SW_SYNC, reason="the kernel offers no sw_sync to make a sync_file with")
 def test_a_sync_file_of_the_kernel_is_a_fence() -> None:
     timeline = os.open(SW_SYNC[0], os.O_RDWR)

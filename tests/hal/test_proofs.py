@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,6 +165,17 @@ def test_a_folder_that_cannot_be_had_is_no_proof_and_says_so_when_it_is_to_be_ke
         remember(ME, FOUND)
 
 
+def test_what_cannot_be_read_for_a_device_that_is_being_made_is_none_of_its_proofs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def denied() -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(proofs, "_to_read", denied)
+    assert proofs.proved_of(Reference(), "1") == {}
+    assert "nothing is proved of device reference: Permission denied" in caplog.text
+
+
 class Choosing(Proofs[Device]):
     @property
     def identity(self) -> bytes:
@@ -186,8 +198,17 @@ def test_a_wrapped_device_has_the_choices_of_the_device_itself() -> None:
     assert choices_of(WithOptions(device, {"a": 1})) == [choice]
 
 
-def test_choices_that_are_none_are_the_drivers_fault() -> None:
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["ADD"],
+        {FormChoice("ADD", 3, ("fast", "exact"), None, "exact")},
+        [FormChoice("ADD", 3, ("a",), None, "a")] * 4097,
+    ],
+    ids=["of another type", "in no order", "too many"],
+)
+def test_choices_that_are_none_are_the_drivers_fault(given: Any) -> None:
     device = Reference()
-    device.proofs = Choosing(["ADD"])  # type: ignore[list-item]
+    device.proofs = Choosing(given)
     with pytest.raises(ContractBroken, match="must be at most 4096 FormChoice"):
         choices_of(device)

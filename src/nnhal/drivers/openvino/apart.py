@@ -26,7 +26,7 @@ def keep_apart(model: Any, opset: Any) -> None:
     A plain copy would be removed: it is the same numbers, to the bit, those below 0 times 1.
     """
     lift_conversions(model, opset)
-    nodes = Nodes(model)
+    nodes = ComputedNodes(model)
     known: dict[tuple[int, int], list[tuple[int, ...]]] = {}  # the orders that a tensor is copied for
     for node in nodes.ordered:
         source = node.input_value(0) if node.get_type_name() == "Transpose" else None
@@ -51,7 +51,7 @@ def lift_conversions(model: Any, opset: Any) -> None:
             node.output(0).replace(opset.transpose(converted, turned.input_value(1)).output(0))
 
 
-class Nodes:
+class ComputedNodes:
     """The nodes of a model, and who reads what each gives. OpenVINO makes one of those that compute the same: here all are
     taken for the same that have the same type and the same inputs.
     """
