@@ -135,7 +135,7 @@ def test_onnx_runtime_runs_in_memory_of_its_own_from_the_second_call_on():
     assert engine.shapes == [[2]] and engine([np.ones(2, np.float32)])[0].tolist() == [2, 2]
 
 
-@pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
+@pytest.mark.parametrize("name", ["litert", "openvino", "onnxruntime"])
 def test_a_file_that_an_engine_cannot_read_is_named(name):
     with pytest.raises(BadFile, match=f"^{name} cannot read the model: "):
         peer(name, b"no model", 1)

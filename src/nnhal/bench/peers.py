@@ -43,7 +43,10 @@ class LiteRT(Peer):
         resolver = litert.OpResolverType.AUTO if xnnpack else litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         where = {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         start = time.perf_counter_ns()
-        self._engine: Any = litert.Interpreter(**where, num_threads=threads, experimental_op_resolver_type=resolver)
+        try:
+            self._engine: Any = litert.Interpreter(**where, num_threads=threads, experimental_op_resolver_type=resolver)
+        except (RuntimeError, ValueError) as error:
+            raise BadFile(f"litert cannot read the model: {str(error).strip().splitlines()[-1]}") from None
         self.load_ns = time.perf_counter_ns() - start  # the file read; what follows prepares it
         start = time.perf_counter_ns()
         self._engine.allocate_tensors()
