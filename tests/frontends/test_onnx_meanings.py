@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from nnhal import UnsupportedModel, load
-from tests.frontends.onnx_models import check, model, node, operations
+from nnhal import OperationFailed, UnsupportedModel, load
+from tests.frontends.onnx_models import by_nnhal, check, model, node, operations
 
 RNG = np.random.default_rng(11)
 
@@ -314,3 +314,14 @@ def test_indices_of_many_dimensions_count_from_the_end_too():
 def test_of_many_dimensions_the_last_of_the_greatest_is_found():
     inputs = {"x": np.round(real(*DEEP))}
     check(model([node("ArgMax", "x", axis=2, select_last_index=1)], inputs), inputs)
+
+
+@pytest.mark.parametrize("index", [4, -5])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_an_index_out_of_its_row_is_an_error_and_no_element_of_another(index, axis):
+    inputs = {"x": real(4, 4), "i": np.array([[0, index], [1, 2]])}
+    made = model([node("GatherElements", "x i", axis=axis)], inputs)
+    with pytest.raises(OperationFailed, match="must be"):
+        by_nnhal(made, inputs)
+    inputs["i"] = np.array([[0, -4], [3, 2]])
+    check(made, inputs)

@@ -330,3 +330,11 @@ def test_the_sum_of_two_stored_numbers_is_a_number():
 def test_the_linear_sum_of_two_numbers_is_a_number():
     inputs = {"a": np.array(40, np.uint8), "b": np.array(50, np.uint8)}
     check(*linear("QLinearAdd", inputs, three_steps(), "a sa za b sb zb sy zy", domain="com.microsoft"), steps=1)
+
+
+def test_an_input_is_added_to_itself_as_it_is_stored():
+    inputs = {"a": bytes_of(np.uint8, 3, 4)}
+    constants = {name: value for name, value in three_steps().items() if "b" not in name}
+    made, inputs = linear("QLinearAdd", inputs, constants, "a sa za a sa za sy zy", domain="com.microsoft")
+    assert operations(made) == ["ADD"]
+    check(made, inputs, steps=1)

@@ -14,7 +14,7 @@ from nnhal.frontends.common.terms import Inexpressible, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
 from nnhal.frontends.onnx.file import OnnxFileGraph
-from nnhal.frontends.onnx.graph import EmittedOperations, NodeGraph
+from nnhal.frontends.onnx.graph import NodeGraph, OperationList
 from nnhal.frontends.onnx.movement import joined
 from nnhal.frontends.onnx.order import inner_graphs
 from nnhal.frontends.onnx.task import NodeTask, node
@@ -212,7 +212,7 @@ def looped(t: NodeTask, body: OnnxFileGraph, carried: int) -> None:
         going = writer.make("LOGICAL_AND", less, going)
     else:
         going = writer.make("LOGICAL_AND", going, going)
-    condition.operations = EmittedOperations(writer.emitted)
+    condition.operations = OperationList(writer.emitted)
     condition.outputs = [going]
     advance = NodeTask(graph, t.node, t.opset)
     after = advance.make("ADD", graph.inputs[0], advance.scalar(1, graph.inputs[0]), activation=0)

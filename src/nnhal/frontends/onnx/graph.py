@@ -60,7 +60,7 @@ class FileContext(Struct, eq=False):
         self.kept.append(real)
 
 
-class EmittedOperations(list[Emitted]):
+class OperationList(list[Emitted]):
     """Operations in order, which know the terms that they give."""
 
     def __init__(self, given: Sequence[Emitted] = ()) -> None:
@@ -96,7 +96,7 @@ class NodeGraph(WrittenGraph):
 
     def __init__(self, context: FileContext, source: OnnxFileGraph, outer: "NodeGraph | None" = None) -> None:
         self.context, self.source, self.outer, self.file = context, source, outer, context.file
-        self.operations: EmittedOperations = EmittedOperations()
+        self.operations: OperationList = OperationList()
         self.terms: dict[str, Term] = {}
         self.inputs: list[Term] = []
         self.outputs: list[Term] = []
@@ -234,7 +234,7 @@ class NodeGraph(WrittenGraph):
             if any(id(out) in needed for out in operation.outputs):
                 kept.append(operation)
                 needed.update(id(term) for term in operation.inputs if isinstance(term, Term))
-        self.operations = EmittedOperations(kept[::-1])
+        self.operations = OperationList(kept[::-1])
 
 
 WIDE = "is of INT64 and may need more than the 32 bits that NNAPI's integers have"

@@ -6,7 +6,7 @@ import numpy as np
 
 from nnhal.base.operands import Value
 from nnhal.frontends.common.places import moved
-from nnhal.frontends.common.rows import row_numbers
+from nnhal.frontends.common.rows import inside, row_numbers
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import INT32_RANGE, MOST_DIMENSIONS
 from nnhal.frontends.onnx.fold import FAILURES
@@ -92,7 +92,7 @@ def gather_elements(t: NodeTask) -> None:
         if i != axis:
             starts += grid[i] * math.prod(shape[i + 1 :])
     flat = t.reshaped(from_begin(t, indices, shape[axis]), (math.prod(places),))
-    rows = t.make("MUL", flat, t.scalar(stride, flat), activation=0) if stride != 1 else flat
+    rows = inside(t, flat, shape[axis], stride)
     rows = t.make("ADD", rows, constant(Value(I32), starts.reshape(-1).astype(np.int32)), activation=0)
     made = t.make("GATHER", t.reshaped(x, (math.prod(shape),)), 0, rows)
     t.result(0, t.reshaped(made, places), x.kind)

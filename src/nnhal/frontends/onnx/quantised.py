@@ -135,7 +135,7 @@ def seen_as(t: NodeTask, raw: Term, steps: Steps) -> Term | None:
     plain = (raw.value.scale, raw.value.zero_point) == (PLAIN_SCALE, 0)
     if (
         plain
-        and t.graph.uses[raw.value.name] == 1
+        and t.graph.uses[raw.value.name] == t.node.inputs.count(raw.value.name)
         and id(raw) not in t.graph.context.aliased
         and any(raw is each for each in t.graph.inputs)
         and not t.graph.outer
