@@ -105,7 +105,7 @@ def test_what_a_device_says_is_asked_again_where_an_extension_was_registered(mon
     first = identity_of(device)
     assert identity_of(device) is first
     monkeypatch.setitem(nnhal.hal.device.EXTENSIONS, "com.example.of_a_test", None)
-    assert identity_of(device).extensions == ("com.example.of_a_test",) and not first.extensions
+    assert identity_of(device).extensions == (*first.extensions, "com.example.of_a_test")
 
 
 def test_performance_may_be_stated_of_any_code_of_32_bits_and_of_4096():
