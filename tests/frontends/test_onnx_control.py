@@ -330,3 +330,24 @@ def test_a_loop_lists_what_has_more_than_four_dimensions():
     )
     inputs = {"x": real(2, 1, 3, 2)}
     check(model([node("Loop", "n go", body=body)], inputs, {"n": np.array(3), "go": np.array(True)}), inputs)
+
+
+def choice(*nodes):
+    """An If of two branches, and nodes behind it."""
+    kinds = [info(name, TensorProto.INT64) for name in "te"]
+    branches = {"then_branch": graph([node("Identity", "x", "t")], kinds[:1])}
+    branches["else_branch"] = graph([node("Neg", "z", "e")], kinds[1:])
+    return [node("ArgMax", "p", "z", axis=1), node("If", "c", "r", **branches), *nodes]
+
+
+def test_what_an_if_gives_of_64_bits_has_the_range_of_both_branches():
+    inputs = {"x": np.array([[10**6]]), "p": real(1, 5), "c": np.array(True)}
+    made = model(choice(node("Mul", "r k")), inputs, {"k": np.array(10**4)})
+    with pytest.raises(nnhal.UnsupportedModel, match=r"Mul #2: .*32 bits"):
+        nnhal.load(made.SerializeToString())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_index_that_an_if_gives_may_count_from_the_end(taken):
+    inputs = {"x": np.array([[-2]]), "p": real(1, 3), "c": np.array(taken), "d": real(4, 2)}
+    check(model(choice(node("Gather", "d r")), inputs), inputs)

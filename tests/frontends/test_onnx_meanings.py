@@ -325,3 +325,10 @@ def test_an_index_out_of_its_row_is_an_error_and_no_element_of_another(index, ax
         by_nnhal(made, inputs)
     inputs["i"] = np.array([[0, -4], [3, 2]])
     check(made, inputs)
+
+
+@pytest.mark.parametrize("op", ["Gather", "GatherElements"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_booleans_are_gathered_by_indices_that_are_computed(op, axis):
+    inputs = {"x": RNG.integers(0, 2, (4, 5)) > 0, "i": RNG.integers(-4, 4, (2, 3))}
+    check(model([node(op, "x i", axis=axis)], inputs), inputs)

@@ -338,3 +338,15 @@ def test_an_input_is_added_to_itself_as_it_is_stored():
     made, inputs = linear("QLinearAdd", inputs, constants, "a sa za a sa za sy zy", domain="com.microsoft")
     assert operations(made) == ["ADD"]
     check(made, inputs, steps=1)
+
+
+@pytest.mark.parametrize("kept", ["input", "output"])
+def test_a_stored_number_that_is_seen_as_a_row_of_one_stays_a_number(kept):
+    constants = dict(zip(("s", "z"), steps(X, 3, np.uint8), strict=True)) | {"one": np.array([1])}
+    nodes = [node("DequantizeLinear", "q s z", "r"), node("Reshape", "r one"), node("Neg", "r", "n")]
+    inputs = {"q": np.array(40, np.uint8)}
+    if kept == "output":
+        nodes.insert(0, node("QuantizeLinear", "x s z", "q"))
+        inputs = {"x": np.array(1.5, np.float32)}
+    made = model(nodes, inputs, constants, "y q" if kept == "output" else "y n")
+    check(made, inputs, steps=1)

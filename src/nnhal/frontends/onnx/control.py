@@ -10,6 +10,7 @@ from nnhal.base.operands import Shape, Value
 from nnhal.base.records import replace
 from nnhal.frontends.common.budget import Cost
 from nnhal.frontends.common.places import moved
+from nnhal.frontends.common.spans import ANY, hull
 from nnhal.frontends.common.terms import Inexpressible, Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, INT32_RANGE
 from nnhal.frontends.onnx.elementwise import FLOATS
@@ -91,7 +92,9 @@ def branch(t: NodeTask) -> None:
     t.require(kinds[0] == kinds[1], f"branches give {kinds[0]} and {kinds[1]}, must give the same types")
     outs = [bare(term.value) for term in graphs[0].outputs]
     results = t.run("IF", condition, *map(reference, graphs), *given, outs=outs)
-    for number, (term, same) in enumerate(zip(results, graphs[0].outputs, strict=True)):
+    for number, (term, same, other) in enumerate(zip(results, *(graph.outputs for graph in graphs), strict=True)):
+        if same.kind == "INT64":
+            term.span = hull([each.span or ANY for each in (same, other)])
         t.result(number, term, same.kind, scalar=same.scalar)
 
 

@@ -39,9 +39,9 @@ def gather(t: NodeTask) -> None:
             return
         chosen = constant(Value(I32), numbers.astype(np.int32))
     else:
-        t.require(x.value.type != B8, "of booleans by indices that are computed has no operation in NNAPI")
         chosen = from_begin(t, indices, size)
-    made = t.make("GATHER", x, axis, chosen)
+    made = t.make("GATHER", t.ones(x) if x.value.type == B8 else x, axis, chosen)
+    made = t.truths(made) if x.value.type == B8 else made
     if indices.scalar:
         dims = [*shape[:axis], *shape[axis + 1 :]]
         t.result(0, t.reshaped(made, dims or [1]), x.kind, scalar=not dims)
@@ -84,7 +84,6 @@ def gather_elements(t: NodeTask) -> None:
             t.refuse(f"indices do not fit a tensor of shape {list(shape)}")
         t.result(0, moved(t, [x], found), x.kind)
         return
-    t.require(x.value.type != B8, "of booleans by indices that are computed has no operation in NNAPI")
     grid = np.indices(places)
     stride = math.prod(shape[axis + 1 :])
     starts = np.zeros(places, np.int64)
@@ -94,8 +93,9 @@ def gather_elements(t: NodeTask) -> None:
     flat = t.reshaped(from_begin(t, indices, shape[axis]), (math.prod(places),))
     rows = inside(t, flat, shape[axis], stride)
     rows = t.make("ADD", rows, constant(Value(I32), starts.reshape(-1).astype(np.int32)), activation=0)
-    made = t.make("GATHER", t.reshaped(x, (math.prod(shape),)), 0, rows)
-    t.result(0, t.reshaped(made, places), x.kind)
+    bare = t.ones(x) if x.value.type == B8 else x
+    made = t.reshaped(t.make("GATHER", t.reshaped(bare, (math.prod(shape),)), 0, rows), places)
+    t.result(0, t.truths(made) if x.value.type == B8 else made, x.kind)
 
 
 @node("GatherND", inputs=2, becomes="GATHER of rows counted through")

@@ -211,7 +211,10 @@ class StoredNode(NodeTask):
         """Output `number`: the real values of a term that is stored as the input is."""
         if steps_of(term.value) != steps_of(self._stored[0].value):
             raise Inexpressible
-        term.kind, term.scalar = self._stored[0].kind, scalar and term.value.shape == (1,)
+        one = scalar and term.value.shape == (1,)
+        if term.scalar != one and not any(term is out for made in self.emitted for out in made.outputs):
+            term = self._view(term)
+        term.kind, term.scalar = self._stored[0].kind, one
         super().result(number, converted(self, term, Value(F32)), "FLOAT", scalar=scalar)
         self.later.append(lambda: self.graph.context.stands_for(self.results[number], term))
 

@@ -15,7 +15,7 @@ from nnhal.frontends.common.terms import Term
 from nnhal.frontends.onnx.file import OnnxNode
 
 MOVES = frozenset((
-    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "If", "Max",
+    "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Max",
     "Min", "OneHot", "Pad", "ReduceMax", "ReduceMin", "Reshape", "ReverseSequence", "ScatterElements", "ScatterND", "Slice",
     "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Clip", "Relu",
 ))  # fmt: skip
