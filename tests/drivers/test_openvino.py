@@ -162,6 +162,25 @@ def test_a_filter_that_meets_one_column_only_is_summed_up_in_each_row(padding: A
     assert found.shape[1] > 1 and found.shape[2] == 1 and found.tolist() == request.results[0].tolist()
 
 
+@pytest.mark.parametrize("kind", ["add", "relu", "given"])
+def test_a_layer_of_one_pixel_with_a_stride_begins_in_the_padding_before_it(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    given, w = rng.standard_normal((1, 7, 7, 4), np.float32), rng.standard_normal((3, 1, 1, 4), np.float32)
+    b = nnhal.Builder()
+    x = b.input(given.shape)
+    y = {"add": lambda: b.add(x, b.constant(np.ones(4, np.float32))), "relu": lambda: b.relu(x), "given": lambda: x}[
+        kind
+    ]()
+    padded = b.pad(y, np.int32([[0, 0], [1, 1], [1, 1], [0, 0]]))
+    z = b.conv_2d(padded, b.constant(w), b.constant(np.zeros(3, np.float32)), padding="valid", stride=2)
+    model = b.finish([x], [z, b.mean(z, np.int32([1, 2]), keep_dims=False)])
+    before = {"add": given + 1, "relu": np.maximum(given, 0), "given": given}[kind]
+    expected = np.pad(before, ((0, 0), (1, 1), (1, 1), (0, 0)))[:, ::2, ::2] @ w[:, 0, 0].T
+    found = run(model, given)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[1], expected.mean((1, 2)), rtol=1e-4, atol=1e-5)
+
+
 def test_a_layer_of_one_weight_behind_one_of_one_output_compiles() -> None:
     """For one thread OpenVINO fuses the two matrix products, and fails to compile what comes of it."""
     b = nnhal.Builder()

@@ -21,6 +21,7 @@ NOT_FOLDED = frozenset(
         "lstm_sequence",
     }
 )
+MOVING = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def out(node: Node) -> Node:
@@ -190,8 +191,18 @@ class Maths:
         strides, after = (how.strides[0], 1), (bottom, reach - left - used)
         return x, how._replace(strides=strides, before=(top, left), after=after, same=False)
 
+    def picked(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
+        """The same by the pixels that one of a single pixel needs, behind a Pad: its stride would be moved before that."""
+        node, kernel = out(x).get_node(), self.shape(weights)
+        while node.get_type_name() in MOVING:
+            node = node.input_value(0).get_node()
+        if max(how.strides) == 1 or not kernel or kernel[-2:] != (1, 1) or node.get_type_name() != "Pad":
+            return x, how
+        return self.slice(x, [0, 0], [2**31 - 1] * 2, how.strides, [2, 3]), how._replace(strides=(1, 1), same=False)
+
     def convolution(self, x: Node, weights: Node, groups: int, how: Sliding) -> Node:
         x, how = self.one_column(x, weights, how)
+        x, how = self.picked(x, weights, how)
         told = list(how.strides), list(how.before), list(how.after), list(how.dilations), padding(how)
         if groups == 1:
             return self.o.convolution(x, weights, *told)
