@@ -5,6 +5,7 @@
 | `forms.py` | which of the forms of an operation runs: the fast one where it was proved, the exact one otherwise |
 | `lowering.py` | a table of entries that lower operations; a whole model once for verdicts and preparation |
 | `movement.py` | where elements go: orders of dimensions, places, parts, shares |
+| `native.py` | arrays over an engine's memory; objects of an engine in forked children |
 | `numbers.py` | windows with their padding, bounds of activations, scales of products: whatever the form of the call |
 | `proof.py` | a device that runs what was proved on this processor, or the forms that it is told to |
 | `onnx/` | a model as ONNX, for engines that take that |

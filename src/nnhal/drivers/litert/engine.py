@@ -5,10 +5,7 @@ written through arrays over the interpreter's own memory, made once after alloca
 That the memory stays where it is, is looked at once, after the first execution.
 """
 
-import ctypes
-import os
 import time
-import weakref
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -18,6 +15,7 @@ import numpy as np
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.log import logger
 from nnhal.base.operands import Array
+from nnhal.drivers.kit.native import left_alone_in_forks, unowned
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.litert.flatbuffer import FlatbufferWriter
 from nnhal.drivers.litert.greeting import without_greeting
@@ -79,7 +77,7 @@ class EngineInstance(Member):
         # over the interpreter's memory, is this module's business.
         self._call: Callable[[], object] = self._litert._interpreter.Invoke
         self._settled = False
-        _alive.add(self)
+        left_alone_in_forks(self, lambda own: own._litert)
         self._recipe = recipe  # after `_call`, so that the model's bytes are given back after what reads them
         self._look()
         self._narrows = any(dtype == np.float16 for _, _, dtype in self._outputs)
@@ -106,8 +104,7 @@ class EngineInstance(Member):
             known = self._litert.tensor(tensor)()
         except (RuntimeError, ValueError) as error:
             raise OperationFailed(f"litert: tensor {tensor} has no memory: {error}") from error
-        memory = (ctypes.c_char * known.nbytes).from_address(known.ctypes.data)
-        return np.frombuffer(memory, known.dtype).reshape(known.shape)
+        return unowned(known)
 
     def _first(self) -> None:
         """Invoke, and look whether all memory stayed where it was: then never look again."""
@@ -154,18 +151,6 @@ class EngineInstance(Member):
             for number, (view, _, dtype) in enumerate(self._outputs):
                 request.write(number, view if view.dtype == dtype else view.astype(dtype))
         return spent
-
-
-_alive: "weakref.WeakSet[EngineInstance]" = weakref.WeakSet()
-
-
-def _keep_for_ever() -> None:
-    """In a forked child: LiteRT waits for threads that are not there when it destroys an interpreter."""
-    for interpreter in list(_alive):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(interpreter._litert))
-
-
-os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 def _team(recipe: Recipe) -> Interpreters:

@@ -1,18 +1,17 @@
 """OpenVINO's library and its settings; compiled models and their executions."""
 
-import ctypes
-import os
 import sys
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nnhal.base.errors import Closed, DeviceUnavailable, InvalidRequest, OperationFailed
 from nnhal.base.operands import Array
+from nnhal.drivers.kit.native import left_alone_in_forks, unowned
 from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.openvino.apart import keep_apart
 from nnhal.hal.cache.files import CacheContent
@@ -23,13 +22,6 @@ from nnhal.ops.schema import show
 
 TELEMETRY = "openvino_telemetry"
 IN_PLACE = 1 << 22  # bytes of an argument from which its address is told; to copy less is 0.1 ms cheaper than that
-
-
-def shared(array: Array) -> Array:
-    """An array over the same memory that says it may be written to, as OpenVINO wants it; the memory has to stay."""
-    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-    whole: Array = np.frombuffer(memory, array.dtype)
-    return whole.reshape(array.shape)
 
 
 @cache
@@ -55,16 +47,15 @@ def ov() -> Any:
 @cache
 def opset() -> Any:
     """Its operations."""
-    ov()
-    from openvino import opset15  # noqa: TID251
-
-    return opset15
+    return import_module(f"{ov().__name__}.opset15")
 
 
 @cache
 def core() -> Any:
     """Its devices."""
-    return ov().Core()
+    made = ov().Core()
+    left_alone_in_forks(made)
+    return made
 
 
 def settings(threads: int, *, throughput: bool) -> dict[str, Any]:
@@ -105,9 +96,7 @@ class InferRequest(Member):
 
     def __init__(self, compiled: Any, inputs: Sequence[Port], outputs: Sequence[Port], checks: int) -> None:
         self._request, self._tensor = compiled.create_infer_request(), ov().Tensor
-        plain: Any = super(
-            type(self._request), self._request
-        )  # what the public `infer` does besides costs a third more
+        plain: Any = super(type(self._request), self._request)  # what its `infer` does besides costs a third more
         self._infer = partial(plain.infer, {}, True, False)
         self._inputs = [(a, self._own(a, self._request.set_input_tensor)) for a in inputs]
         self._outputs = [(a, self._own(a, self._request.set_output_tensor)) for a in outputs]
@@ -133,12 +122,12 @@ class InferRequest(Member):
                 own[...] = x
                 continue
             kept.append(x if x.flags.c_contiguous and x.flags.aligned else x.copy())
-            self._request.set_input_tensor(a.number, self._tensor(shared(kept[-1]), shared_memory=True))
+            self._request.set_input_tensor(a.number, self._tensor(unowned(kept[-1]), shared_memory=True))
         for a, own in self._outputs:
             if own is None:
                 kept.append(request.outputs[a.number])
                 room = kept[-1] if kept[-1] is not None else np.empty(a.shape, a.dtype)
-                self._request.set_output_tensor(a.number, self._tensor(shared(room), shared_memory=True))
+                self._request.set_output_tensor(a.number, self._tensor(unowned(room), shared_memory=True))
         start = time.monotonic_ns()
         try:
             if control.bounded:
@@ -164,7 +153,7 @@ class OpenVINOModel(Prepared):
 
     def __init__(self, compiled: Any, kept: Sequence[Array], checks: int) -> None:
         self.compiled, self._kept, self._checks = compiled, kept, checks
-        _alive.add(self)
+        left_alone_in_forks(self)
         ends = arguments(compiled.inputs), arguments(compiled.outputs), checks
         self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
 
@@ -196,18 +185,6 @@ class OpenVINOModel(Prepared):
         self._team = None
 
 
-_alive: "weakref.WeakSet[OpenVINOModel]" = weakref.WeakSet()
-
-
-def _keep_for_ever() -> None:
-    """In a forked child: OpenVINO waits for threads that are not there when it destroys anything."""
-    for made in [*_alive, *([core()] if core.cache_info().currsize else [])]:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
-
-
-os.register_at_fork(after_in_child=_keep_for_ever)
-
-
 def compiled(
     inputs: Sequence[Any], outputs: Sequence[Any], constants: Mapping[str, Array], how: Mapping[str, Any]
 ) -> tuple[Any, list[Array]]:
@@ -230,9 +207,7 @@ def compiled(
 
 def restored(files: CacheContent, how: Mapping[str, Any]) -> OpenVINOModel:
     """What was saved; OperationFailed where OpenVINO does not take it."""
-    blob = np.frombuffer(
-        files.model[0]["compiled"], np.uint8
-    ).copy()  # constants are read there for as long as it lives
+    blob = np.frombuffer(files.model[0]["compiled"], np.uint8).copy()  # constants are read there as long as it lives
     checks = int.from_bytes(files.model[0]["checks"], "little")
     try:
         made = core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", how)

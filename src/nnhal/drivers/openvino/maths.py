@@ -7,8 +7,9 @@ import numpy as np
 
 from nnhal.base.operands import Array, Shape
 from nnhal.drivers.kit.forms import Refused
+from nnhal.drivers.kit.native import unowned
 from nnhal.drivers.kit.real.engine import Node, Sliding
-from nnhal.drivers.openvino.engine import opset, ov, shared
+from nnhal.drivers.openvino.engine import opset, ov
 
 NOT_FOLDED = frozenset(
     {
@@ -75,7 +76,7 @@ class Maths:
         return self.o.parameter(sizes, self.ov.Type(dtype))
 
     def constant(self, array: Array) -> Node:
-        node = self.ov.op.Constant(shared(array), shared_memory=True)
+        node = self.ov.op.Constant(unowned(array), shared_memory=True)
         self.constants[node.get_name()] = array
         return node
 
@@ -181,7 +182,7 @@ class Maths:
         shape, kernel = self.shape(x), self.shape(weights)
         if how.strides[1] == 1 or not shape or not kernel or None in (*shape, *kernel):
             return x, how
-        pads = [around(n, k, how, axis) for axis, (n, k) in enumerate(zip(shape[2:], kernel[-2:], strict=True))]
+        pads = [how.around(n, k, axis) for axis, (n, k) in enumerate(zip(shape[2:], kernel[-2:], strict=True))]
         width, reach = shape[3] or 0, ((kernel[-1] or 0) - 1) * how.dilations[1] + 1
         (top, bottom), (left, right) = pads
         if (width + left + right - reach) // how.strides[1] > 0:
@@ -248,12 +249,3 @@ class Maths:
 def padding(how: Sliding) -> str:
     """OpenVINO's own words."""
     return "same_upper" if how.same else "explicit"
-
-
-def around(size: Any, kernel: Any, how: Sliding, axis: int) -> tuple[int, int]:
-    """Padding before and after an axis whose size is known."""
-    if not how.same:
-        return how.before[axis], how.after[axis]
-    stride, reach = how.strides[axis], (kernel - 1) * how.dilations[axis] + 1
-    total = max(0, (-(-size // stride) - 1) * stride + reach - size)
-    return total // 2, total - total // 2

@@ -24,6 +24,14 @@ class Sliding(NamedTuple):
     dilations: tuple[int, int] = (1, 1)
     same: bool = False
 
+    def around(self, size: Any, window: Any, axis: int) -> tuple[int, int]:
+        """Padding before and after an axis of a size that is known, for a window of a size."""
+        if not self.same:
+            return self.before[axis], self.after[axis]
+        stride, reach = self.strides[axis], (window - 1) * self.dilations[axis] + 1
+        total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+        return total // 2, total - total // 2
+
 
 class Primitives(Protocol):
     """A graph in the making. Pictures are NCHW, axes count from 0, sizes are numbers."""

@@ -1,0 +1,37 @@
+"""What the memory and the objects of a native engine ask for."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from nnhal.base.operands import Array
+
+T = TypeVar("T")
+_alive: "WeakKeyDictionary[Any, Callable[[Any], object]]" = WeakKeyDictionary()
+
+
+def unowned(array: Array) -> Array:
+    """An array over the same memory that may be written to and does not keep it: the memory has to stay."""
+    memory: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    whole: Array = np.frombuffer(memory, array.dtype)
+    return whole.reshape(array.shape)
+
+
+def left_alone_in_forks(holder: T, part: Callable[[T], object] = lambda holder: holder) -> None:
+    """Have an engine's object never be destroyed in a forked child: engines wait there for threads that only the parent has.
+
+    holder: what lives as long as that. part: the object in it.
+    """
+    _alive[holder] = part
+
+
+def _keep_for_ever() -> None:
+    for holder, part in list(_alive.items()):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part(holder)))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
