@@ -12,10 +12,12 @@ import nnhal
 from nnhal.base.codes import OperandType
 from nnhal.base.errors import Cancelled, Closed, DeviceUnavailable, InvalidArgument, InvalidRequest, OperationFailed
 from nnhal.base.memory import Memory
+from nnhal.base.operands import dtype_of
 from nnhal.drivers import onnxruntime
 from nnhal.drivers.kit.onnx import TABLE, Built, OnnxGraph, OnnxTask
 from nnhal.drivers.kit.onnx.graph import EXTERNAL
 from nnhal.drivers.onnxruntime import session
+from nnhal.drivers.reference import Reference
 from nnhal.hal.device import Device, Hints, Prepared, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
@@ -241,6 +243,29 @@ def test_nearest_neighbours_are_those_of_their_own_layer(device: Device) -> None
     for y, (height, width) in zip(found, sizes, strict=True):
         rows, columns = np.arange(height) * 70 // height, np.arange(width) * 70 // width
         np.testing.assert_array_equal(y, given[:, rows][:, :, columns])
+
+
+@pytest.mark.parametrize("kind", ["TENSOR_FLOAT32", "TENSOR_QUANT8_ASYMM", "TENSOR_QUANT8_ASYMM_SIGNED"])
+@pytest.mark.parametrize(
+    ("height", "width", "corners", "node"),
+    [(6, 15, False, "Resize"), (3, 5, False, "Resize"), (7, 15, False, "Gather"), (6, 15, True, "Gather")],
+)
+def test_pixels_that_are_repeated_as_often_are_resized_by_the_engine(
+    height: int, width: int, corners: bool, node: str, kind: str, device: Device
+) -> None:
+    b = nnhal.Builder()
+    scale = {} if kind == "TENSOR_FLOAT32" else {"scale": 0.5, "zero_point": 3}
+    x = b.input((2, 4, 3, 5), kind, **scale)
+    y = b.resize_nearest_neighbor(x, out_w=width, out_h=height, nchw=True, align_corners=corners)
+    model = b.finish([x], [y])
+    assert node in kinds(model)
+    given = np.arange(120).reshape(2, 4, 3, 5).astype(model_dtype(model))
+    expected = run(prepared_by(Reference(), model, Hints()), given)
+    np.testing.assert_array_equal(run(prepared_by(device, model, Hints()), given), expected)
+
+
+def model_dtype(model: Model) -> Any:
+    return dtype_of(model.main.operands[model.main.inputs[0]].type)
 
 
 def kinds(model: Model) -> list[str]:

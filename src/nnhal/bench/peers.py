@@ -150,6 +150,7 @@ class ONNXRuntimePeer(Peer):
         self._in = [each.name for each in self._session.get_inputs()]
         self._out = [each.name for each in self._session.get_outputs()]
         self._bound: Any = None
+        self._binds = True
 
     @property
     def shapes(self) -> list[list[int]]:
@@ -160,8 +161,12 @@ class ONNXRuntimePeer(Peer):
         """As of `Peer`: a session takes what its open dimensions allow."""
         self._shapes, self._bound = [list(shape) for shape in shapes], None
 
-    def _bind(self, inputs: Sequence[Array]) -> list[Array]:
+    def _run(self, inputs: Sequence[Array]) -> list[Array]:
         found: list[Array] = self._session.run(self._out, dict(zip(self._in, inputs, strict=True)))
+        return found
+
+    def _bind(self, inputs: Sequence[Array]) -> list[Array]:
+        found = self._run(inputs)
         self._bound = self._session.io_binding()
         self._ins = [np.array(x) for x in inputs]  # its own memory, bound once
         self._outs = [np.empty_like(y) for y in found]
@@ -169,12 +174,16 @@ class ONNXRuntimePeer(Peer):
             self._bound.bind_input(name, "cpu", 0, x.dtype, x.shape, x.ctypes.data)
         for name, y in zip(self._out, self._outs, strict=True):
             self._bound.bind_output(name, "cpu", 0, y.dtype, y.shape, y.ctypes.data)
+        try:
+            self._session.run_with_iobinding(self._bound)
+        except RuntimeError:  # its outputs have another rank than the file says, which binding does not allow
+            self._bound, self._binds = None, False
         return found
 
     def __call__(self, inputs: Sequence[Array]) -> list[Array]:
         """As of `Peer`. What the first run gave says how large outputs are: models whose outputs differ are not for this."""
         if self._bound is None:
-            return self._bind(inputs)
+            return self._bind(inputs) if self._binds else self._run(inputs)
         for mine, array in zip(self._ins, inputs, strict=True):
             mine[...] = array
         self._session.run_with_iobinding(self._bound)
