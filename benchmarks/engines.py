@@ -28,7 +28,7 @@ from nnhal import zoo
 from nnhal.base.operands import quantised
 from nnhal.base.records import Struct, field
 from nnhal.bench.latency import interleaved, ratio, timed
-from nnhal.bench.peers import PEERS, peer
+from nnhal.bench.peers import PEERS, LiteRT, peer
 from nnhal.cli.common import progress
 from nnhal.cli.inputs import PictureOptions, read_inputs
 from nnhal.runtime import discovery
@@ -122,6 +122,8 @@ def directly(device: str, path: Path, inputs: Sequence[np.ndarray], threads: int
         if engine.shapes != shapes:
             engine.resize(shapes)
         engine(inputs)
+        if isinstance(engine, LiteRT):
+            engine.reset()  # states are as at first for who looks at the results
     except nnhal.NnhalError:
         return None
     except Exception:  # whatever an engine raises of a file that is not for it

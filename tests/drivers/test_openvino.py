@@ -24,6 +24,7 @@ from nnhal.drivers.openvino import engine
 from nnhal.drivers.openvino.device import TABLE, OpenVINO
 from nnhal.drivers.openvino.maths import Maths
 from nnhal.frontends.tensor import Tensor
+from nnhal.hal.cache.files import CacheContent, CacheFiles
 from nnhal.hal.device import Hints, prepared_by
 from nnhal.hal.request import Control
 from nnhal.model.graph import Model
@@ -469,6 +470,16 @@ def test_what_is_restored_computes_the_same_to_the_bit(tmp_path: Path, monkeypat
             assert str(compiled.cache[0]) == wanted
             results.append([compiled(given) for _ in range(2)])
     assert all((y == results[0][0]).all() for pair in results for y in pair)
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.001, True), (0.0001, False)])
+def test_what_takes_longer_to_read_than_to_compile_is_not_kept(seconds: float, kept: bool) -> None:
+    """100 KB of constants, of which 200 MB are restored in a second."""
+    x = np.ones(25_000, np.float32)
+    prepared: Any = prepared_by(OpenVINO(), binary("ADD", x, x), Hints())
+    prepared._seconds = seconds
+    files = CacheContent.empty(CacheFiles(model=1))
+    assert prepared.save(files) is kept and bool(files.model[0]) is kept
 
 
 def test_a_sum_behind_a_reduction_adds_to_each_its_own() -> None:

@@ -105,8 +105,7 @@ def leaves(node: Any, transpose: Any) -> bool:
     name = node.get_type_name()
     if name in PAIRS:
         return not does_nothing(node)
-    orders = [x.input_value(1).get_node().data for x in (node, transpose)] if name == "Transpose" else []
-    return name in LEAVING or (name == "Transpose" and np.array_equal(*orders))  # OpenVINO makes one of both
+    return name in LEAVING or (name == "Transpose" and order(node) == order(transpose))  # OpenVINO makes one of both
 
 
 def does_nothing(node: Any) -> bool:

@@ -1,5 +1,6 @@
 """The device: what it can run, how it is prepared, what it says of its speed."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -65,8 +66,9 @@ class OpenVINO(ProvedDevice):
             if graph is None:
                 graph = RealGraph(known, Maths())
                 TABLE.lower(known, partial(RealTask, graph), forms)
+            start = time.monotonic()
             made, kept = compiled(graph.inputs, graph.outputs(), graph.engine.constants, how)
-            return OpenVINOModel(made, kept, len(graph.checks))
+            return OpenVINOModel(made, kept, len(graph.checks), time.monotonic() - start)
 
         return for_each_shape(model, make, reference.Interpreter)
 

@@ -16,11 +16,11 @@ from nnhal.drivers.kit.team import Member, Team
 from nnhal.drivers.openvino.apart import keep_apart
 from nnhal.hal.cache.files import CacheContent
 from nnhal.hal.device import Prepared
-from nnhal.hal.memory_use import MemoryUse
 from nnhal.hal.request import UNLIMITED, Control, Request, Timing
 from nnhal.ops.schema import show
 
 TELEMETRY = "openvino_telemetry"
+RESTORED = 200e6  # bytes of constants that are read, looked at and unpacked in a second
 IN_PLACE = 1 << 22  # bytes of an argument from which its address is told; to copy less is 0.1 ms cheaper than that
 
 
@@ -149,10 +149,13 @@ class InferRequest(Member):
 
 
 class OpenVINOModel(Prepared):
-    """A model whose input shapes are known, compiled. kept: what its constants lie in. checks: as of `InferRequest`."""
+    """A model whose input shapes are known, compiled. kept: what its constants lie in. checks: as of `InferRequest`.
 
-    def __init__(self, compiled: Any, kept: Sequence[Array], checks: int) -> None:
-        self.compiled, self._kept, self._checks = compiled, kept, checks
+    seconds: that compiling took.
+    """
+
+    def __init__(self, compiled: Any, kept: Sequence[Array], checks: int, seconds: float = 0.0) -> None:
+        self.compiled, self._kept, self._checks, self._seconds = compiled, kept, checks, seconds
         left_alone_in_forks(self)
         ends = arguments(compiled.inputs), arguments(compiled.outputs), checks
         self._team: Team[InferRequest] | None = Team(partial(InferRequest, compiled, *ends), "openvino: infer requests")
@@ -171,12 +174,10 @@ class OpenVINOModel(Prepared):
             team.give(instance)
         return Timing(spent, time.monotonic_ns() - start) if control.measure else None
 
-    def memory(self) -> MemoryUse:
-        """What OpenVINO packs, and how large its arenas are, it does not tell."""
-        return MemoryUse()
-
     def save(self, files: CacheContent) -> bool:
-        """OpenVINO's own blob, which has the constants in it."""
+        """OpenVINO's own blob, which has the constants in it; nothing where reading them takes longer than compiling did."""
+        if sum(array.nbytes for array in self._kept) > self._seconds * RESTORED:
+            return False
         files.model[0]["compiled"] = self.compiled.export_model().getbuffer()
         files.model[0]["checks"] = self._checks.to_bytes(4, "little")
         return True
@@ -207,10 +208,9 @@ def compiled(
 
 def restored(files: CacheContent, how: Mapping[str, Any]) -> OpenVINOModel:
     """What was saved; OperationFailed where OpenVINO does not take it."""
-    blob = np.frombuffer(files.model[0]["compiled"], np.uint8).copy()  # constants are read there as long as it lives
-    checks = int.from_bytes(files.model[0]["checks"], "little")
+    blob = np.frombuffer(files.model[0]["compiled"], np.uint8)  # constants are read there as long as it lives
     try:
-        made = core().import_model(ov().Tensor(blob, shared_memory=True), "CPU", how)
-        return OpenVINOModel(made, [blob], checks)
+        made = core().import_model(ov().Tensor(unowned(blob), shared_memory=True), "CPU", how)
+        return OpenVINOModel(made, [blob], int.from_bytes(files.model[0]["checks"], "little"))
     except RuntimeError as error:
         raise OperationFailed(f"openvino: what was kept cannot be restored: {error}") from error
