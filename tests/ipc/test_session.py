@@ -993,10 +993,10 @@ def test_a_first_call_that_fails_is_an_error_of_its_own_and_the_next_one_works(d
 
 
 def test_a_channel_that_ended_is_not_waited_for_nor_is_a_session_that_lives() -> None:
-    ended = SimpleNamespace(socket=SimpleNamespace(fileno=lambda: -1))
+    ended: Any = SimpleNamespace(socket=SimpleNamespace(fileno=lambda: -1))
     waited: list[float] = []
     thread = SimpleNamespace(join=waited.append)
     for dead, process in ((None, "own"), (DeadObject("gone"), None), (DeadObject("gone"), "own")):
         session: Any = SimpleNamespace(dead=dead, process=process, _thread=thread, where="here")
-        Session._settle(session, ended)  # type: ignore[arg-type]
+        Session._settle(session, ended)
     assert waited == [5]  # once: its own process is ended by the thread

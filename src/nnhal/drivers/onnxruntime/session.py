@@ -23,9 +23,7 @@ from nnhal.ops.schema import show
 
 IN_PLACE = 1 << 16  # bytes from which an input is read where it lies: to bind its memory costs more than to copy few
 CPU = "CPUExecutionProvider"
-SHARING = (
-    "CommonSubexpressionElimination"  # would undo that each reader of real values has a DequantizeLinear of its own
-)
+SHARING = "CommonSubexpressionElimination"  # which would have readers of real values share a DequantizeLinear again
 RULES = "Level1_RuleBasedTransformer"  # which loses tensors that are an output and padded for a convolution, too
 _COLOUR = b"\x1b["  # with which a line of the engine's begins
 
@@ -86,7 +84,7 @@ def session(built: Built, threads: int, provider: str) -> Any:
         how, weights = options(built, threads, **less)
         try:
             made = engine().InferenceSession(built.model, how, list(dict.fromkeys([provider, CPU])))
-        except Exception as error:
+        except Exception as error:  # the engine's own types have no common base but this
             why = why or error
         else:
             made.nnhal_weights = weights

@@ -22,7 +22,7 @@ NOT_FOLDED = frozenset(
         "lstm_sequence",
     }
 )
-MOVING = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+PASSED_ON = frozenset({"Convert", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def out(node: Node) -> Node:
@@ -195,7 +195,7 @@ class Maths:
     def picked(self, x: Node, weights: Node, how: Sliding) -> tuple[Node, Sliding]:
         """The same by the pixels that one of a single pixel needs, behind a Pad: its stride would be moved before that."""
         node, kernel = out(x).get_node(), self.shape(weights)
-        while node.get_type_name() in MOVING:
+        while node.get_type_name() in PASSED_ON:
             node = node.input_value(0).get_node()
         if max(how.strides) == 1 or not kernel or kernel[-2:] != (1, 1) or node.get_type_name() != "Pad":
             return x, how

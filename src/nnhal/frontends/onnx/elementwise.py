@@ -35,9 +35,10 @@ def floats(t: NodeTask, place: int = 0) -> Term:
     return x
 
 
-def in_single(t: NodeTask, x: Term) -> Term:
-    """FLOAT16 as FLOAT, for what squares or sums up: that soon is more than the 65,504 of FLOAT16."""
-    return t.make("CAST", x, like=Value(F32)) if x.value.type == F16 else x
+def single_floats(t: NodeTask) -> Term:
+    """The first input, of FLOAT16 as FLOAT, for what squares or sums up: that soon is more than the 65,504 of FLOAT16."""
+    x = floats(t)
+    return t.real(x) if x.value.type == F16 else x
 
 
 def in_own(t: NodeTask, made: Term) -> Term:

@@ -11,7 +11,7 @@ from nnhal.frontends.common.places import transposed
 from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Term, constant
 from nnhal.frontends.common.writing import ASYMMETRIC, MOST_DIMENSIONS, viewed
-from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own, in_single
+from nnhal.frontends.onnx.elementwise import FLOATS, floats, in_own, single_floats
 from nnhal.frontends.onnx.movement import filled_around, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
 
@@ -346,7 +346,7 @@ def instance_normalisation(t: NodeTask) -> None:
 @node("LayerNormalization", inputs=(2, 3), outputs=(1, 3), becomes="MEAN, SUB, MUL, SQRT, DIV, ADD")
 def layer_normalisation(t: NodeTask) -> None:
     """Over the dimensions from an axis on."""
-    x, r = in_single(t, floats(t)), Reals(t)
+    x, r = single_floats(t), Reals(t)
     shape = t.shape(x)
     axis = t.axis(t.attr("axis", -1), len(shape))
     axes, rows, others = list(range(axis, len(shape))), x, [t.x(n) for n in (1, 2) if t.given(n)]
@@ -385,7 +385,7 @@ def group_normalisation(t: NodeTask) -> None:
 @node("LpNormalization", becomes="REDUCE_SUM, SQRT, MAXIMUM, DIV")
 def lp_normalisation(t: NodeTask) -> None:
     """Divided by the length of the vector along an axis; a vector of length 0 stays."""
-    x, r = in_single(t, floats(t)), Reals(t)
+    x, r = single_floats(t), Reals(t)
     axis, p = t.axis(t.attr("axis", -1), t.rank(x)), t.attr("p", 2)
     t.require(p in (1, 2), f"p is {p}, must be 1 or 2")
     terms = t.make("ABS", x) if p == 1 else r("MUL", x, x)
@@ -406,7 +406,7 @@ def local_response(t: NodeTask) -> None:
 @node("MeanVarianceNormalization", becomes="MEAN, SUB, MUL, SQRT, DIV")
 def mean_variance(t: NodeTask) -> None:
     """Over axes."""
-    x, r = in_single(t, floats(t)), Reals(t)
+    x, r = single_floats(t), Reals(t)
     axes = t.integers(t.attr_ints("axes") or [0, 2, 3])
     centred = r("SUB", x, t.make("MEAN", x, axes, True))
     deviation = t.make("SQRT", t.make("MEAN", r("MUL", centred, centred), axes, True))

@@ -13,7 +13,7 @@ from nnhal.frontends.common.places import NOWHERE, axis_moved, broadcast, merged
 from nnhal.frontends.common.reals import Reals
 from nnhal.frontends.common.terms import Term
 from nnhal.frontends.common.writing import MOST_DIMENSIONS
-from nnhal.frontends.onnx.elementwise import floats, in_own, in_single
+from nnhal.frontends.onnx.elementwise import in_own, single_floats
 from nnhal.frontends.onnx.indexing import reversed_along
 from nnhal.frontends.onnx.movement import axes_in, part_of
 from nnhal.frontends.onnx.task import NodeTask, node
@@ -53,13 +53,13 @@ def length(t: NodeTask) -> None:
 @node("ReduceLogSum", inputs=(1, 2), becomes="REDUCE_SUM, LOG")
 def log_sum(t: NodeTask) -> None:
     """Logarithm of the sum."""
-    finish(t, in_single(t, floats(t)), "REDUCE_SUM", "LOG")
+    finish(t, single_floats(t), "REDUCE_SUM", "LOG")
 
 
 @node("ReduceLogSumExp", inputs=(1, 2), becomes="REDUCE_MAX, SUB, EXP, REDUCE_SUM, LOG, ADD")
 def log_sum_exp(t: NodeTask) -> None:
     """From the greatest, so that no power overflows."""
-    x, r = in_single(t, floats(t)), Reals(t)
+    x, r = single_floats(t), Reals(t)
     axes, keep = over(t, x), bool(t.attr("keepdims", 1))
     if not axes:
         left(t, t.copied(x), x, axes, keep=keep)
@@ -79,7 +79,7 @@ def log_sum_exp(t: NodeTask) -> None:
 
 def flat(t: NodeTask, function: Callable[[Term], Term]) -> Term:
     """A function of each element of the input, whose dimensions may be more than NNAPI takes."""
-    x = in_single(t, floats(t))
+    x = single_floats(t)
     if len(t.shape(x)) <= MOST_DIMENSIONS:
         return function(x)
     shape = t.known(x)

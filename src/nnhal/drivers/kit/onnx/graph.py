@@ -57,9 +57,7 @@ class OnnxGraph:
         self._inputs: dict[int, str] = {}
         self._folded: dict[int, Array] = {}
         self.reshaped: dict[str, str] = {}  # tensors, and what has the same elements in another shape
-        self.filled: dict[
-            str, tuple[str, Array | None]
-        ] = {}  # tensors of one value: that, and what it is if it is known
+        self.filled: dict[str, tuple[str, Array | None]] = {}  # tensors of one value: that, and what it is, if known
 
     def nodes(self, kind: str, inputs: Sequence[Any], count: int, **attributes: Any) -> list[str]:
         """A node; the names of its outputs. Inputs are names, numbers (of float32), lists of whole numbers, or arrays."""
@@ -78,9 +76,7 @@ class OnnxGraph:
         key = (array.dtype.str, array.shape, array.tobytes() if array.nbytes < EXTERNAL else id(array))
         if key not in self._same:
             self._same[key] = f"constant {len(self._arrays)}"
-            self._arrays[self._same[key]] = (
-                array  # which keeps its identity: of what was given, it may be another's by now
-            )
+            self._arrays[self._same[key]] = array  # which keeps its identity; that of what was given may be another's
         return self._same[key]
 
     def operand(self, index: int) -> str:
