@@ -21,8 +21,9 @@ from nnhal.cli import common
 FEATURES = "sse4_1 avx avx2 fma f16c avx512f avx512_vnni avx_vnni amx_int8 asimd asimddp i8mm sve"
 PACKAGES = {
     "numpy": "the reference kernels",
-    "tflite": "reading .tflite files",
     "ai-edge-litert": "the litert device: pip install 'nnhal[litert]'",
+    "onnxruntime": "the onnxruntime device: pip install 'nnhal[onnxruntime]'",
+    "openvino": "the openvino device: pip install 'nnhal[openvino]'",
     "pillow": "pictures as inputs: pip install 'nnhal[pictures]'",
 }
 EXTENSIONS = {  # a C compiler and `pip install --force-reinstall --no-deps`, or a wheel, brings what is missing
